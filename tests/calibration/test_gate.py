@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from assay.analyses.calibration import gate as gates
-from assay.analyses.calibration.gate import gate_stream, paired, positive, undefined
+from assay.analyses.calibration.gate import gate_stream, positive, undefined
+from assay.analyses.calibration.samples import sample
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 
 
 def test_a_prompt_that_is_not_finite_in_one_run_is_dropped_from_all() -> None:
     left = np.array([1.0, np.nan, 3.0, 4.0])
     right = np.array([[1.0, 2.0], [3.0, 4.0], [np.inf, 1.0], [5.0, 6.0]])
-    found = paired(y_full=left, y_keep=right)
+    found = sample(y_full=left, y_keep=right)
     np.testing.assert_array_equal(found.vectors[0], [1, 4])
     np.testing.assert_array_equal(found.vectors[1], [[1, 2], [5, 6]])
     assert (found.n, found.n_dropped) == (2, 2)
@@ -19,7 +20,7 @@ def test_a_prompt_that_is_not_finite_in_one_run_is_dropped_from_all() -> None:
 
 def test_arrays_of_other_lengths_are_named() -> None:
     with pytest.raises(ShapeError, match=r"y_full \(3,\), y_keep \(2,\)"):
-        paired(y_full=np.zeros(3), y_keep=np.zeros(2))
+        sample(y_full=np.zeros(3), y_keep=np.zeros(2))
 
 
 def test_streams_depend_on_gate_task_and_seed_alone() -> None:

@@ -14,7 +14,6 @@ from assay.analyses.calibration._rows import rows_of_things
 from assay.analyses.calibration._things import (
     Arguments,
     Things,
-    agree,
     array,
     describe,
     flags,
@@ -49,12 +48,14 @@ class Adapter:
     Attributes:
         takes: What it takes, for messages.
         read: From things to the arguments of its function.
+        same: Facts in which all that it is given has to agree.
         options: Options that it understands and its function does not.
         plain: Whether arrays alone are what its function takes.
     """
 
     takes: str
     read: Callable[[Things], Arguments]
+    same: tuple[str, ...] = ()
     options: frozenset[str] = frozenset()
     plain: bool = False
 
@@ -72,28 +73,24 @@ def all_arrays(given: Things) -> bool:
     )
 
 
-def _size(code: str, circuit: Any) -> dict[str, Any]:
-    """Sizes by which gates recognise empty and full circuits."""
+def _size(given: Things) -> dict[str, Any]:
+    """Sizes by which gates recognise empty and full circuits, of the circuit if there is one."""
+    circuit = given.circuit()
     if circuit is None:
         return {}
-    members = flags(code, circuit)
+    members = flags(given.code, circuit)
     return {"circuit_size": int(members.sum()), "n_heads": len(members)}
 
 
 def _bootstrap(given: Things) -> Arguments:
     (measurement,) = given.measurements(most=1)
-    circuit = given.circuit()
-    agree(given.code, [measurement, circuit], "circuit")
-    agree(given.code, [measurement, given.task], "prompts")
-    return runs(given.code, measurement), {"inner": measurement.name, **_size(given.code, circuit)}
+    return runs(given.code, measurement), {"inner": measurement.name, **_size(given)}
 
 
 def _seeds(given: Things) -> Arguments:
     pool, *others = given.measurements(most=2)
-    circuit = given.circuit()
-    agree(given.code, [pool, circuit], "circuit")
-    agree(given.code, [pool, *others, given.task], "model", "prompts", "ablation", "objective", "metric")
-    more = {"inner": pool.name, **_size(given.code, circuit)}
+    given.agree(["circuit"], [pool, *given.items])
+    more = {"inner": pool.name, **_size(given)}
     if others:
         more["y_other"] = runs(given.code, others[0])[1]
     return runs(given.code, pool), more
@@ -118,9 +115,6 @@ def _suite(given: Things) -> Arguments:
     if len(tables) != 1 or circuit is None:
         raise given.wrong(f"there are {len(tables)} tables of drop effects and {_count(circuit)}")
     (table,) = tables
-    agree(given.code, [*samples, circuit], "circuit")
-    agree(given.code, samples, "ablation", "objective", "metric")
-    agree(given.code, [*samples, table], "model", "task")
     found = [runs(given.code, each) for each in samples]
     y_full, y_circuit = (np.concatenate([each[at] for each in found]) for at in (0, 1))
     more: dict[str, Any] = {"inner": samples[0].name}
@@ -133,7 +127,6 @@ def _suite(given: Things) -> Arguments:
 
 def _methods(given: Things) -> Arguments:
     """Both gates on ablations."""
-    circuit = given.circuit()
     by_method = _by_key(given)
     for each in given.take(Measurement):
         method = each.provenance.get("ablation")
@@ -152,11 +145,9 @@ def _methods(given: Things) -> Arguments:
                 f"{given.code}: {len(draws)} measurements are under {method!r} with seeds {seeds}; draws of "
                 "one method need different seeds, and methods different names"
             )
-    agree(given.code, [*measured, circuit], "circuit")
-    agree(given.code, [*measured, given.task], "model", "prompts", "objective", "metric")
     y_circuit = {method: _circuit_runs(given, draws) for method, draws in by_method.items()}
     y_full, _ = runs(given.code, measured[0])
-    return (y_full, y_circuit), {"inner": measured[0].name, **_size(given.code, circuit)}
+    return (y_full, y_circuit), {"inner": measured[0].name, **_size(given)}
 
 
 def _by_key(given: Things) -> dict[str, list[Measurement]]:
@@ -184,11 +175,10 @@ def _incremental(given: Things) -> Arguments:
     groups |= {f"baseline {at}": [each] for at, each in enumerate(further, start=2)}
     measured = [circuit, baseline, *(each for group in groups.values() for each in group)]
     for measurement, members in zip((circuit, baseline), circuits, strict=False):
-        agree(given.code, [measurement, members], "circuit")
+        given.agree(["circuit"], [measurement, members])
     for each in measured:
         if each.name != "faithfulness":
             raise given.wrong(f"faithfulness is compared, not {each.name!r}")
-    agree(given.code, [*measured, given.task], "model", "prompts", "ablation", "objective")
     y_full, y_keep = runs(given.code, circuit)
     more: dict[str, Any] = {
         name: flags(given.code, each)
@@ -216,9 +206,6 @@ def _by_name(given: Things) -> Arguments:
         if not isinstance(each, HeadScores | np.ndarray):
             raise given.wrong(f"{name!r} is a {describe(each)}")
     scores = [each for each in named.values() if isinstance(each, HeadScores)]
-    agree(given.code, scores, "model", "task")
-    per_prompt = [each for each in scores if each.per_example is not None]
-    agree(given.code, [*per_prompt, given.task] if per_prompt else [], "prompts")
     more = {}
     if circuit is not None:
         more["members"] = flags(given.code, circuit, scores[0] if scores else None)
@@ -236,7 +223,6 @@ def _heads_and_circuit(given: Things, kind: Kind) -> tuple[Any, ...]:
     if len(tables) != 1 or circuit is None:
         raise given.wrong(f"there are {len(tables)} tables of head scores and {_count(circuit)}")
     (scores,) = tables
-    agree(given.code, [scores, given.task], "prompts")
     table = table_of(given.code, scores, *kind)
     members = flags(given.code, circuit, scores if isinstance(scores, HeadScores) else None)
     if table.ndim != 2 or table.shape[1] != len(members):
@@ -247,7 +233,6 @@ def _heads_and_circuit(given: Things, kind: Kind) -> tuple[Any, ...]:
 def _characterization(given: Things) -> Arguments:
     outputs = given.take(HeadOutputs)
     table, members, scores, circuit = _heads_and_circuit(given, _DIRECT)
-    agree(given.code, [scores, *outputs], "model", "prompts")
     more: dict[str, Any] = {}
     if isinstance(scores, HeadScores):
         more["n_heads"] = scores.n_heads
@@ -276,7 +261,6 @@ def _discriminant(given: Things) -> Arguments:
             f"{given.code}: head scores are of tasks {sorted(scores)}, circuits of {sorted(circuits)}; "
             "give the same"
         )
-    agree(given.code, scores.values(), "model")
     effects, members, gaps = {}, {}, {}
     for name, held in scores.items():
         each = array(held)
@@ -331,60 +315,78 @@ def _many(given: Things) -> Arguments:
 
 
 _RUNS = "a measurement of faithfulness or completeness, or arrays (y_full, y_circuit)"
-_METHODS = (
-    "measurements under two or more ablations, {method: measurement}, or arrays (y_full, {method: y_circuit})"
+_AGREEMENT = Adapter(
+    takes="two or more head scores, or a mapping {name: head scores or array}",
+    read=_by_name,
+    same=("model", "task", "prompts"),
 )
-_SCORES = "two or more head scores, or a mapping {name: head scores or array}"
+_ABLATIONS = Adapter(
+    takes="measurements under two or more ablations, {method: measurement}, or arrays (y_full, {method: "
+    "y_circuit})",
+    read=_methods,
+    same=("circuit", "model", "prompts", "objective", "metric"),
+    plain=True,
+)
 ADAPTERS: dict[str, Adapter] = {
-    "bootstrap-stability": Adapter(takes=_RUNS, read=_bootstrap, plain=True),
-    "convergent-validity": Adapter(takes=_SCORES, read=_by_name),
+    "bootstrap-stability": Adapter(takes=_RUNS, read=_bootstrap, same=("circuit", "prompts"), plain=True),
+    "convergent-validity": _AGREEMENT,
     "measurement-invariance": Adapter(
         takes="a measurement of faithfulness or completeness, or arrays (y_full, y_circuit, groups)",
         read=_bootstrap,
+        same=("circuit", "prompts"),
         plain=True,
     ),
     "derived-metrics": Adapter(
         takes="a circuit, and head scores, compositions, measurements or a weight prediction",
         read=rows_of_things,
+        same=("model", "task", "circuit"),
     ),
     "reliability-suite": Adapter(
         takes="one or more measurements, drop effects per prompt and a circuit, or arrays (y_full, "
         "y_circuit, effects, members)",
         read=_suite,
+        same=("circuit", "ablation", "objective", "metric", "model", "task"),
         plain=True,
     ),
     "discriminant-validity": Adapter(
         takes="two mappings, {task: activation-patching scores per prompt} and {task: circuit}",
         read=_discriminant,
+        same=("model",),
     ),
     "nomological-validity": Adapter(
         takes="one head circuit: a HeadCircuit, the name of a shipped one, or a JSON file", read=_nomological
     ),
-    "seed-variance": Adapter(takes=_RUNS, read=_seeds, plain=True),
+    "seed-variance": Adapter(
+        takes=_RUNS, read=_seeds, same=("model", "prompts", "ablation", "objective", "metric"), plain=True
+    ),
     "incremental-validity": Adapter(
         takes="measurements of the faithfulness of the circuit, of a baseline and of any others, with their "
         "circuits beside them, or arrays (y_full, y_keep, y_baseline)",
         read=_incremental,
+        same=("model", "prompts", "ablation", "objective"),
         plain=True,
     ),
-    "inter-rater": Adapter(takes=_SCORES, read=_by_name),
+    "inter-rater": _AGREEMENT,
     "distributional-characterization": Adapter(
         takes="direct attributions per prompt and a circuit, or arrays (attributions, members)",
         read=_characterization,
+        same=("model", "prompts"),
     ),
     "distributional-stability": Adapter(
         takes="direct attributions per prompt and a circuit, or one array of its heads",
         read=partial(_member_columns, kind=_DIRECT),
+        same=("prompts",),
     ),
     "multiple-comparisons": Adapter(
         takes="verdicts by gate, measurements, pooled results and p-values",
         read=_many,
         options=frozenset({"p_kind"}),
     ),
-    "ablation-invariance": Adapter(takes=_METHODS, read=_methods, plain=True),
-    "method-invariance": Adapter(takes=_METHODS, read=_methods, plain=True),
+    "ablation-invariance": _ABLATIONS,
+    "method-invariance": _ABLATIONS,
     "certified-stability": Adapter(
         takes="drop effects per prompt and a circuit, or one array of its heads",
         read=partial(_member_columns, kind=_DROP_EFFECT),
+        same=("prompts",),
     ),
 }

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -84,20 +84,6 @@ def _mean_correlation(
 # -------------------------------------------------------------------------------------------- over prompts
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverPrompts:
-    """The mean correlation of the heads' expected scores.
-
-    Attributes:
-        interval: Its bounds; undefined below 20 units (`too_few`) and where a reliability is below 0.5
-            (`unreliable_scores`).
-        reliabilities: `[m]` of each method's scores, 1 for those without a score per prompt.
-    """
-
-    interval: Interval
-    reliabilities: Float64[np.ndarray, " m"]
-
-
 def over_prompts(
     averaged: Averaged,
     sampled: Bool[np.ndarray, " m"],
@@ -106,7 +92,7 @@ def over_prompts(
     *,
     n_boot: int,
     rng: np.random.Generator,
-) -> OverPrompts:
+) -> tuple[Interval, Float64[np.ndarray, " m"]]:
     """Bounds of the mean correlation of what the scores would be with ever more prompts.
 
     Noise in the prompts pulls correlations towards 0. Reliabilities r_a are correlations of a method's scores
@@ -124,11 +110,16 @@ def over_prompts(
         matrix: Correlations of every pair of methods.
         n_boot: Resamples of the units.
         rng: Source of the splits and resamples.
+
+    Returns:
+        The bounds, undefined below 20 units (`too_few`) and where a reliability is below 0.5
+        (`unreliable_scores`); and the reliability of each method's scores, 1 for those without a score per
+        prompt.
     """
     reliabilities = np.where(sampled, np.nan, 1.0)
     if n_units < FEWEST_PROMPTS:
         undefined = undefined_interval(ONE_SIDED_95, "percentile", "too_few")
-        return OverPrompts(interval=undefined, reliabilities=reliabilities)
+        return undefined, reliabilities
     m = len(sampled)
     rows, columns = np.triu_indices(m, k=1)
     correlations = upper(matrix(averaged(np.full((1, n_units), 1 / n_units))))[0]
@@ -138,7 +129,7 @@ def over_prompts(
     reliabilities = np.divide(2 * half, 1 + half, out=np.full(m, np.nan), where=half > -1)
     if not (reliabilities >= RELIABLE).all():
         undefined = undefined_interval(ONE_SIDED_95, "percentile", "unreliable_scores")
-        return OverPrompts(interval=undefined, reliabilities=reliabilities)
+        return undefined, reliabilities
     crossed = (across + across.T)[rows, columns] / 2 / np.sqrt(half[rows] * half[columns])
     shared = max(0.0, float(correlations.mean() - crossed.mean()))
     replicates = upper(matrix(averaged(draw_counts(n_units, n_boot, rng) / n_units)))
@@ -152,7 +143,7 @@ def over_prompts(
         interval = replace(
             interval, low=max(interval.low, -1.0), high=min(interval.high, 1.0), reason=plain.reason
         )
-    return OverPrompts(interval=interval, reliabilities=reliabilities)
+    return interval, reliabilities
 
 
 def cautious(point: float, replicates: Float64[np.ndarray, " draws"]) -> Interval:

@@ -10,11 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
 from assay.analyses.calibration._correlations import FEWEST_PROMPTS, Matrix, over_heads, over_prompts
-from assay.analyses.calibration._tables import (
-    Profiles,
-    profiles,
-    scored_heads,
-)
+from assay.analyses.calibration._tables import Profiles, profiles, scored_heads
+from assay.analyses.calibration.samples import judged
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import Interval, Rule, Verdict
 
@@ -120,9 +117,8 @@ class _Bounds:
         interval = self.interval
         if scale is not None and interval.defined:
             interval = replace(interval, low=scale(interval.low), high=scale(interval.high))
-        verdict = rule.judge(value, interval, self.n)
-        needed = FEWEST_PROMPTS if interval.reason == "too_few" else verdict.n_needed
-        return replace(verdict, n_needed=needed if self.resampled == "prompts" else None)
+        verdict = judged(rule, value, value, interval, self.n, fewest=FEWEST_PROMPTS)
+        return verdict if self.resampled == "prompts" else replace(verdict, n_needed=None)
 
 
 def correlation_bounds(
@@ -133,13 +129,9 @@ def correlation_bounds(
         interval = over_heads(common.scores, ranked=ranked, n_boot=n_boot, rng=rng)
         return _Bounds(interval=interval, n=common.scores.shape[1], resampled="heads", reliabilities={})
     sampled = np.array([name in common.tables for name in common.names])
-    found = over_prompts(common.averaged, sampled, common.n_units, matrix, n_boot=n_boot, rng=rng)
-    return _Bounds(
-        interval=found.interval,
-        n=common.n_units,
-        resampled="prompts",
-        reliabilities=dict(zip(common.names, found.reliabilities.tolist(), strict=True)),
-    )
+    interval, found = over_prompts(common.averaged, sampled, common.n_units, matrix, n_boot=n_boot, rng=rng)
+    reliabilities = dict(zip(common.names, found.tolist(), strict=True))
+    return _Bounds(interval=interval, n=common.n_units, resampled="prompts", reliabilities=reliabilities)
 
 
 def pair_names(pairs: list[tuple[str, str]], values: Float64[np.ndarray, " _"]) -> dict[str, float]:

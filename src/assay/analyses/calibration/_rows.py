@@ -5,12 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from assay.analyses.calibration._things import (
-    Arguments,
-    Things,
-    agree,
-    flags,
-)
+from assay.analyses.calibration._things import Arguments, Things, flags
 from assay.circuits import HeadCircuit
 from assay.core.errors import InputError
 from assay.core.measurement import ONE_SIDED_95, Measurement, Verdict
@@ -26,9 +21,6 @@ def rows_of_things(given: Things) -> Arguments:
     if circuit is None:
         raise given.wrong("there is no circuit")
     compositions, predictions = given.take(Composition), given.take(WeightPrediction)
-    agree(given.code, [*scores, *measured, *compositions], "model")
-    agree(given.code, [*scores, *measured], "task")
-    agree(given.code, [*measured, circuit], "circuit")
     members = flags(given.code, circuit, scores[0] if scores else None)
     more: dict[str, Any] = {}
     for each in scores:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Real, Shaped
 
-from assay.analyses.calibration._samples import Sample, sample
 from assay.analyses.calibration.gate import ALPHA
+from assay.analyses.calibration.samples import Sample, sample
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
 

@@ -16,6 +16,7 @@ from assay.circuits import Circuit, HeadCircuit
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.measurement import Measurement, Verdict
 from assay.discovery.heads import Composition, HeadOutputs, HeadScores, WeightPrediction
+from assay.discovery.heads.scores import member_flags
 from assay.tasks import PairTask
 
 
@@ -151,6 +152,24 @@ class Things:
         circuits = self.circuits()
         return circuits[0] if circuits else None
 
+    def agree(self, facts: Iterable[str], things: Iterable[Any] | None = None) -> None:
+        """Refuse things that differ in one of these facts; both are named.
+
+        Args:
+            facts: Keys of `_TOGETHER`.
+            things: Those compared, of which some may not tell a fact; default: all that is
+                left, and the task.
+        """
+        held = list(_one_by_one([*self.items, self.task] if things is None else things))
+        for name in facts:
+            known = [(each, told) for each in held if (told := fact(each, name)) is not None]
+            for each, told in known[1:]:
+                if told != known[0][1]:
+                    raise InputError(
+                        f"{self.code} judges things of the same {name}, but one ({describe(known[0][0])}) is "
+                        f"of {known[0][1]}, another ({describe(each)}) of {told}; {_TOGETHER[name]}"
+                    )
+
     def none_left(self) -> None:
         """Refuse arguments that nothing used."""
         if self.items:
@@ -184,13 +203,28 @@ def describe(thing: Any) -> str:
 # ---- what goes together -----------------------------------------------------------------------------
 
 
+# What each kind of thing tells of how it came to be; what is discovered elsewhere may be measured here.
+_TELLS: Mapping[type, tuple[str, ...]] = {
+    Measurement: tuple(_TOGETHER),
+    HeadScores: ("model", "task", "prompts"),
+    HeadOutputs: ("model", "task", "prompts"),
+    Composition: ("model",),
+    Circuit: ("circuit",),
+    PairTask: ("prompts",),
+}
+
+
 def fact(thing: Any, name: str) -> str | None:
     """A fact of how a thing came to be, as messages say it; None where its record does not tell."""
-    if isinstance(thing, Circuit) and name == "circuit":
+    if name not in _TELLS.get(type(thing), ()) or (
+        isinstance(thing, HeadScores) and name == "prompts" and thing.per_example is None
+    ):
+        return None
+    if isinstance(thing, Circuit):
         return thing.hash
-    if isinstance(thing, Measurement) and name == "metric":
-        return thing.name
-    record = {"task": thing.describe()} if isinstance(thing, PairTask) else getattr(thing, "provenance", {})
+    if name == "metric":
+        return str(thing.name)
+    record = {"task": thing.describe()} if isinstance(thing, PairTask) else thing.provenance
     told = record.get("task" if name == "prompts" else name)
     if not isinstance(told, Mapping):
         return None if told is None else str(told)
@@ -201,37 +235,18 @@ def fact(thing: Any, name: str) -> str | None:
     return f"{told.get('name')} (n = {told.get('n')}, data {str(told.get('data_hash'))[:12]})"
 
 
-def agree(code: str, things: Iterable[Any], *facts: str) -> None:
-    """Refuse things that differ in one of these facts; both are named.
-
-    Args:
-        code: The gate's, for the message.
-        things: Measurements, head scores, circuits; those that do not tell a fact agree with all.
-        facts: `model`, `task` (its name), `prompts` (its data), `circuit`, `ablation`, `objective`, `metric`.
-    """
-    held = list(things)
-    for name in facts:
-        known = [(each, told) for each in held if (told := fact(each, name)) is not None]
-        for each, told in known[1:]:
-            if told != known[0][1]:
-                raise InputError(
-                    f"{code} judges things of the same {name}, but one ({describe(known[0][0])}) is of "
-                    f"{known[0][1]}, another ({describe(each)}) of {told}; {_TOGETHER[name]}"
-                )
+def _one_by_one(things: Iterable[Any]) -> Iterator[Any]:
+    """All that mappings and lists hold."""
+    for each in things:
+        if isinstance(each, Mapping | list | tuple):
+            yield from _one_by_one(each.values() if isinstance(each, Mapping) else each)
+        else:
+            yield each
 
 
 def task_name(things: Iterable[Any]) -> str:
     """Name of the task of the first thing whose record tells it; else nothing."""
-    for each in things:
-        if isinstance(each, Mapping | list | tuple):
-            held = task_name(each.values() if isinstance(each, Mapping) else each)
-        else:
-            held = (
-                fact(each, "task") or "" if isinstance(each, Measurement | HeadScores | HeadOutputs) else ""
-            )
-        if held:
-            return held
-    return ""
+    return next((told for each in _one_by_one(things) if (told := fact(each, "task"))), "")
 
 
 # ---- as arrays --------------------------------------------------------------------------------------
@@ -307,9 +322,7 @@ def flags(code: str, circuit: Any, like: HeadScores | None = None) -> Bool[np.nd
         )
     if isinstance(circuit, HeadCircuit):
         return circuit.members
-    found = np.zeros(shape.n_layers * shape.n_heads, dtype=np.bool_)
-    found[[layer * shape.n_heads + head for layer, head in circuit.kept_heads()]] = True
-    return found
+    return member_flags(circuit.kept_heads(), shape.n_layers, shape.n_heads)
 
 
 def table_of(

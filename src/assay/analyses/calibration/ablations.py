@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Real, Shaped
 
-from assay.analyses.calibration._samples import (
+from assay.analyses.calibration.gate import Draft, gate
+from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.samples import (
     FEWEST_AT_A_THIRD,
     cautious_alpha,
     circuit_flags,
@@ -17,8 +19,6 @@ from assay.analyses.calibration._samples import (
     limits,
     sample,
 )
-from assay.analyses.calibration.gate import Draft, gate
-from assay.analyses.calibration.quantity import Quantity
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
 from assay.stats import (
     RatioOfSums,
@@ -41,12 +41,11 @@ def _compare_methods(
     code: str,
     y_full: Real[np.ndarray, " n"],
     y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    expected: tuple[str, ...],
     *,
     inner: str,
     unit_id: Shaped[np.ndarray, " n"] | None,
-    circuit_size: int | None,
-    n_heads: int | None,
-    expected: tuple[str, ...],
+    odd: tuple[str, ...],
 ) -> Verdict:
     """Both gates on ablation methods: the value is the divergence, larger is worse."""
     statistic = inner_metric(inner)
@@ -57,7 +56,7 @@ def _compare_methods(
         lost |= set(expected) - set(tables)
     draft = Draft(
         thresholds=limits(_DIVERGENCE),
-        warnings=circuit_flags(circuit_size, n_heads) + (("method_missing",) if lost else ()),
+        warnings=odd + (("method_missing",) if lost else ()),
         details={"metric": code, "methods": sorted(usable), "missing": sorted(lost)},
     )
     if len(usable) < 2:
@@ -248,7 +247,6 @@ def _bounds(
     code="M98",
     name="Ablation invariance",
     criterion="M2 invariance",
-    needs=("y_full", "y_circuit"),
     question="Is the score the same whether the rest is set to zero, to its mean, or to another prompt's?",
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; do not call the circuit sufficient.",
@@ -306,11 +304,10 @@ def ablation_invariance(
         "M98.ablation_invariance",
         y_full,
         y_circuit,
+        ("zero", "mean", "resample-donor"),
         inner=inner,
         unit_id=unit_id,
-        circuit_size=circuit_size,
-        n_heads=n_heads,
-        expected=("zero", "mean", "resample-donor"),
+        odd=circuit_flags(circuit_size, n_heads),
     )
 
 
@@ -319,7 +316,6 @@ def ablation_invariance(
     code="E1b",
     name="Method invariance",
     criterion="E1 sufficiency",
-    needs=("y_full", "y_circuit"),
     question="Is the score the same whether the rest is set to zero, to its mean, or perturbed by noise?",
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; often zero and mean move the model while noise does not.",
@@ -358,11 +354,10 @@ def method_invariance(
         "E1b.method_invariance",
         y_full,
         y_circuit,
+        ("zero", "mean", "noise-additive"),
         inner=inner,
         unit_id=unit_id,
-        circuit_size=circuit_size,
-        n_heads=n_heads,
-        expected=("zero", "mean", "noise-additive"),
+        odd=circuit_flags(circuit_size, n_heads),
     )
     values = dict(found.values)
     if (divergence := values.get("divergence")) is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
-from assay.analyses.calibration._correlations import upper
+from assay.analyses.calibration._correlations import FEWEST_PROMPTS, upper
 from assay.analyses.calibration._raters import (
     InCommon,
     Orient,
@@ -21,13 +21,10 @@ from assay.analyses.calibration._raters import (
     mean_defined,
     pair_names,
 )
-from assay.analyses.calibration._tables import (
-    Profiles,
-    circuit_size,
-    percentile_bounds,
-)
+from assay.analyses.calibration._tables import Profiles, circuit_size, percentile_bounds
 from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive, undefined
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.reasons import below
 from assay.core.errors import InputError
 from assay.core.measurement import Rule, Verdict
 from assay.stats import (
@@ -45,10 +42,7 @@ from assay.stats import (
 
 FEWEST_HEADS = 5
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
-_NOISY_SCORES = (
-    "Below 20 prompts the noise in the scores is not known well enough to be allowed for.",
-    "Measure at least 20 prompts.",
-)
+_NOISY_SCORES = below(FEWEST_PROMPTS, "the noise in the scores is not known well enough to be allowed for")
 _CONCORDANCE = Quantity(
     label="concordance of the raters (W)", value="w", published="w", limit="w", least=0.0, most=1.0
 )
@@ -62,7 +56,6 @@ _CONCORDANCE = Quantity(
     code="C12",
     name="Convergent validity",
     criterion="C5 convergent validity",
-    needs=("scores",),
     question="Do different methods order the heads alike?",
     on_pass="head ranking is a property of the model rather than of one method",
     on_fail="the circuit is method-dependent; name the dissenting method before interpreting",
@@ -83,7 +76,7 @@ _CONCORDANCE = Quantity(
             "It needs two or more methods that score the same five or more heads.",
             "Measure another family of scores.",
         ),
-        "too_few": _NOISY_SCORES,
+        **_NOISY_SCORES,
     },
     when_open="The correlation lies too near its limit; scores per prompt for more methods would narrow the "
     "bounds.",
@@ -250,7 +243,6 @@ def _disattenuated(
     code="F59",
     name="Inter-rater agreement",
     criterion="M1 reliability",
-    needs=("scores",),
     question="Do raters of heads agree on their order and on the best of them?",
     on_pass="these raters order the heads alike",
     on_fail="the order of heads depends on the rater; name the dissenting one before interpreting",
@@ -267,7 +259,7 @@ def _disattenuated(
             "It needs two or more raters that tell heads apart.",
             "Measure another family of scores.",
         ),
-        "too_few": _NOISY_SCORES,
+        **_NOISY_SCORES,
     },
     parts_share_reasons=False,
     when_open="The correlation lies too near its limit; scores per prompt for more raters would narrow the "

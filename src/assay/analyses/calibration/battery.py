@@ -114,33 +114,20 @@ class CalibrationReport(display.Shown, Mapping[str, Verdict]):
         """One row per gate: code, key, status, published, reason, n_needed."""
         import pandas as pd
 
+        judged = ("status", "published", "reason", "n_needed")
         rows = [
-            {
-                "code": GATES[key].code,
-                "gate": key,
-                "status": verdict.status,
-                "published": verdict.published,
-                "reason": verdict.reason,
-                "n_needed": verdict.n_needed,
-            }
+            {"code": GATES[key].code, "gate": key} | {name: getattr(verdict, name) for name in judged}
             for key, verdict in self.verdicts.items()
         ]
         return pd.DataFrame(rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON: what pages, files and stores hold."""
-        gates = []
-        for key, verdict in self.verdicts.items():
-            gate = GATES[key]
-            facts = {name: getattr(gate, name) for name in _GATE_FACTS}
-            gates.append(
-                {
-                    **facts,
-                    "task": self.table.task.name,
-                    "verdict": verdict.to_dict(),
-                    "seconds": self.seconds.get(key),
-                }
-            )
+        gates = [
+            {name: getattr(GATES[key], name) for name in _GATE_FACTS}
+            | {"task": self.table.task.name, "verdict": verdict, "seconds": self.seconds.get(key)}
+            for key, verdict in self.verdicts.items()
+        ]
         document: dict[str, Any] = plain(
             {
                 "schema": SCHEMA,
@@ -231,30 +218,15 @@ def calibrate_all(
     References:
         The mechanistic-validity framework's calibrations; each gate names its own sources.
     """
+    settings = {
+        name: value
+        for name, value in locals().items()
+        if name not in ("circuit", "model", "task", "progress")
+    }
     model.check_text("calibrate_all")
     if isinstance(task, str | Path):
         task = load_task(task, model, n=None if Path(task).suffix == ".jsonl" else USUAL_PROMPTS)
-    battery = prepare(
-        circuit,
-        model,
-        task,
-        pool=pool,
-        against=against,
-        published=published,
-        gates=gates,
-        groups=groups,
-        unit_id=unit_id,
-        signs=signs,
-        profile=profile,
-        random_sets=random_sets,
-        objective=objective,
-        ablation=ablation,
-        folder=folder,
-        batch_size=batch_size,
-        seed=seed,
-        max_passes=max_passes,
-    )
-    return run(battery, progress)
+    return run(prepare(circuit, model, task, **settings), progress)
 
 
 def prepare(

@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int, Real, Shaped
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration._samples import limits
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open, positive
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.reasons import below
+from assay.analyses.calibration.samples import limits
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import Verdict
 from assay.stats import (
@@ -42,7 +43,6 @@ _SHARE_CERTIFIED = Quantity(label="", value="share_certified", strict=False, lea
     code="M3b",
     name="Certified stability",
     criterion="M3 minimality",
-    needs=("effects",),
     question="Do the heads of the circuit contribute, whichever prompts are looked at?",
     on_pass="At least half of the members contribute individually.",
     on_fail="More than half of the members contribute less than the smallest effect that counts. Prune the "
@@ -64,10 +64,7 @@ _SHARE_CERTIFIED = Quantity(label="", value="share_certified", strict=False, lea
     },
     reasons={
         "not_applicable": ("The circuit has no heads.", "Give a circuit with at least one head."),
-        "too_few": (
-            "Below 20 prompts the test of a mean does not hold for skewed effects.",
-            "Measure at least 20 prompts.",
-        ),
+        **below(FEWEST_FOR_MEANS, "the test of a mean does not hold for skewed effects"),
     },
     when_open="Neither is proven: that half of the heads have an effect above 0, or that more than half have "
     "a negligible one. Heads that this hinges on lie too close to a limit to say how many prompts it takes.",

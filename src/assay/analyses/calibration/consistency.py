@@ -3,15 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Real, Shaped
+from jaxtyping import Bool, Float64, Real, Shaped
 
-from assay.analyses.calibration._samples import (
-    Sample,
-    judged,
-    limits,
-    sample,
-)
+from assay.analyses.calibration._tables import finite_heads
 from assay.analyses.calibration.gate import SEED, gate_stream, positive, undefined
+from assay.analyses.calibration.samples import judged, limits, sample
 from assay.core.errors import ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.stats import (
@@ -65,9 +61,16 @@ def split_half(
         Spearman (1910); Brown (1910); Shrout and Fleiss (1979), doi:10.1037/0033-2909.86.2.420.
     """
     positive("n_halves", n_halves)
-    data, _, warnings = _effect_table(effects, heads, unit_id)
-    (x,) = data.vectors
-    draft = data.draft(_RELIABLE, "C16.split_half", *warnings, n_heads=x.shape[1])
+    table = np.asarray(effects, dtype=np.float64)
+    if heads is not None and heads.shape != table.shape[1:]:
+        raise ShapeError(
+            f"effects have shape {table.shape}, heads {heads.shape}; prompts by heads and one flag per head "
+            "are needed"
+        )
+    data, finite = finite_heads(table if heads is None else table[:, heads], unit_id)
+    x = np.ascontiguousarray(data.vectors[0][:, finite])
+    draft = data.draft(_RELIABLE, "C16.split_half", n_heads=x.shape[1])
+    draft.warn("head_dropped", not finite.all())
     reason = data.missing(6) or ("too_few" if x.shape[1] < 2 else None)
     profile = intraclass_correlation(x.T, level=level).consistency_mean
     reason = reason or ("zero_variance" if not (x.max(axis=0) > x.min(axis=0)).any() else profile.reason)
@@ -177,9 +180,10 @@ def cronbach_items(
     References:
         Cronbach (1951), doi:10.1007/BF02310555; Feldt (1965), doi:10.1007/BF02289499.
     """
-    data, columns, warnings = _effect_table(effects, None, unit_id)
-    (x,) = data.vectors
-    draft = data.draft(_RELIABLE, "C16.cronbach_alpha", *warnings, n_items=x.shape[1])
+    data, finite = finite_heads(effects, unit_id)
+    x, columns = np.ascontiguousarray(data.vectors[0][:, finite]), np.flatnonzero(finite)
+    draft = data.draft(_RELIABLE, "C16.cronbach_alpha", n_items=x.shape[1])
+    draft.warn("head_dropped", not finite.all())
     reason = data.missing() or ("too_few" if x.shape[1] < 2 else None)
     found = cronbach_alpha(x, level=level) if reason is None else None
     reason = reason or (found.alpha.reason if found else None)
@@ -234,21 +238,3 @@ def _alpha_verdict(
         fewest=SMALLEST_FOR_ALPHA,
         values={"alpha": alpha.value},
     )
-
-
-def _effect_table(
-    effects: Real[np.ndarray, "n H"],
-    heads: Bool[np.ndarray, " H"] | None,
-    unit_id: Shaped[np.ndarray, " n"] | None,
-) -> tuple[Sample, Int64[np.ndarray, " kept"], tuple[str, ...]]:
-    """Heads chosen and finite somewhere, prompts finite at all of them, and whether heads were dropped."""
-    table = np.asarray(effects, dtype=np.float64)
-    if table.ndim != 2 or (heads is not None and heads.shape != table.shape[1:]):
-        raise ShapeError(
-            f"effects have shape {table.shape}, heads {None if heads is None else heads.shape}; prompts by "
-            "heads and one flag per head are needed"
-        )
-    chosen = np.flatnonzero(np.ones(table.shape[1], dtype=np.bool_) if heads is None else heads)
-    columns = chosen[np.isfinite(table[:, chosen]).any(axis=0)] if len(table) else chosen
-    data = sample(unit_id, effects=table[:, columns])
-    return data, columns, ("head_dropped",) if len(columns) < len(chosen) else ()

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration._samples import FEWEST, FEWEST_AT_A_THIRD, cautious_alpha, sample
 from assay.analyses.calibration._tables import scored_heads
 from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, Draft, gate, gate_stream, positive
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.samples import FEWEST, FEWEST_AT_A_THIRD, cautious_alpha, sample
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle, undefined_interval
 from assay.stats import draw_counts, outermost, resampled_ratios, studentized_interval
@@ -57,7 +57,6 @@ def _own_ratio(
     code="C17",
     name="Discriminant validity",
     criterion="M3 discriminant validity",
-    needs=("effects", "circuits"),
     question="Do the heads of a circuit matter more for their own task than for others?",
     on_pass="the heads matter for their task more than for others",
     on_fail="shared computation or too broad a circuit (expected for overlapping tasks)",
@@ -65,7 +64,6 @@ def _own_ratio(
         "the published value is the mean ratio over all circuits, so that another task's circuit can decide; "
         "the mean over other tasks lets effects of opposite sign cancel"
     ),
-    source="mechanistic-validity framework",
     number=Quantity(label="effect on the own task less three times that on others", published=None),
     reasons={
         "not_applicable": (

@@ -9,14 +9,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration._samples import Sample, sample
-from assay.analyses.calibration._tables import (
-    halves,
-    percentile_bounds,
-    scored_heads,
-)
+from assay.analyses.calibration._tables import halves, percentile_bounds, scored_heads
 from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.reasons import below
+from assay.analyses.calibration.samples import Sample, judged, sample
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads import EffectiveRank, effective_rank
@@ -81,20 +78,13 @@ def _ratio_of(inside: Bool[np.ndarray, " H"], outside: Bool[np.ndarray, " H"]) -
     code="S1",
     name="Distributional characterization",
     criterion="M4 sensitivity",
-    needs=("attributions", "members"),
     question="Do the circuit's heads stand out in direct effect?",
     on_pass="members stand out in direct effect",
     on_fail="members act indirectly, or the circuit is noise: check patching and mediation before concluding",
     weakness="direct effects grow with depth, and magnitudes of noisy means are biased upwards",
-    source="mechanistic-validity framework",
     number=_RATIO,
     parts={"difference": replace(_RATIO, label="the same of effects on right less wrong answer")},
-    reasons={
-        "too_few": (
-            "Below 5 prompts nothing is known of the spread of the effects.",
-            "Measure at least 5 prompts.",
-        )
-    },
+    reasons=below(FEWEST_FOR_BOUNDS, "nothing is known of the spread of the effects"),
 )
 def distributional_characterization(
     attributions: Any,
@@ -169,9 +159,8 @@ def distributional_characterization(
         return draft.undefined("zero_denominator")
     interval = _bounds(units, inside, n_boot, rng)
     draft.warn("zero_variance", interval.reason == "degenerate")
-    verdict = Rule(pass_at=2.0).judge(value, interval, kept.n)
-    needed = FEWEST_FOR_BOUNDS if interval.reason == "too_few" else verdict.n_needed
-    return draft.verdict(verdict, n_needed=needed)
+    rule = Rule(pass_at=2.0)
+    return draft.verdict(judged(rule, value, value, interval, kept.n, fewest=FEWEST_FOR_BOUNDS))
 
 
 def _checked(

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64
 
 from assay.analyses.calibration.names import compared, named, sentence
 from assay.analyses.calibration.quantity import Quantity, deciding
 from assay.analyses.calibration.reasons import Explanation, explained
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import Verdict
 from assay.core.registry import Registry
 
@@ -135,10 +134,12 @@ GATES: Registry[Gate] = Registry("gate", holds=Gate)
 
 
 def gate(*, key: str, code: str, **facts: Any) -> Callable[[GateFunction], GateFunction]:
-    """Register the function below as a gate."""
+    """Register the function below as a gate; it needs its positional arguments unless `facts` say more."""
 
     def register(function: GateFunction) -> GateFunction:
-        made = Gate(key=key, code=code, function=function, **facts)
+        parameters = inspect.signature(function).parameters.values()
+        arrays = tuple(each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD)
+        made = Gate(key=key, code=code, function=function, **{"needs": arrays, **facts})
         GATES.add(key, made)
 
         @functools.wraps(function)
@@ -234,47 +235,6 @@ def gate_stream(code: str, task: str = "", *, seed: int = SEED) -> np.random.Gen
     """
     words = [seed, zlib.crc32(code.encode()), zlib.crc32(task.encode())]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paired:
-    """Per-prompt vectors with the same prompts left in each.
-
-    Attributes:
-        vectors: `[n, ...]` float64 each, in the order given.
-        used: Which prompts were left in, `[n_given]`.
-    """
-
-    vectors: tuple[Float64[np.ndarray, "..."], ...]
-    used: Bool[np.ndarray, " n_given"] = field(repr=False)
-
-    @property
-    def n(self) -> int:
-        """Prompts left."""
-        return int(self.used.sum())
-
-    @property
-    def n_dropped(self) -> int:
-        """Prompts dropped because one of the runs is not finite there."""
-        return len(self.used) - self.n
-
-
-def paired(**vectors: Any) -> Paired:
-    """Vectors `[n]` or tables `[n, ...]` without the prompts at which any of them is NaN or infinite.
-
-    Raises:
-        ShapeError: If their numbers of prompts differ; the names given are in the message.
-    """
-    arrays = {name: np.asarray(vector, dtype=np.float64) for name, vector in vectors.items()}
-    lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1 or None in lengths.values():
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise ShapeError(f"arrays to compare differ in their number of prompts: {shapes}")
-    n = next(iter(arrays.values())).shape[0]
-    used = np.ones(n, dtype=np.bool_)
-    for array in arrays.values():
-        used &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-    return Paired(vectors=tuple(array[used] for array in arrays.values()), used=used)
 
 
 def positive(name: str, value: float | int) -> None:

@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
-from assay.analyses.calibration._samples import Sample, circuit_flags, inner_metric, judged, sample, summed
 from assay.analyses.calibration.gate import SEED, gate, gate_stream, left_open, positive
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.reasons import below
+from assay.analyses.calibration.samples import Sample, circuit_flags, inner_metric, judged, sample, summed
 from assay.core.errors import unknown_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
-from assay.stats import (
-    GroupDifferences,
-    RatioOfSums,
-    group_differences,
-)
+from assay.stats import GroupDifferences, RatioOfSums, group_differences
 from assay.stats._checks import varies
 from assay.stats.anova import FEWEST_PER_GROUP
 
@@ -87,7 +84,6 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
     code="C13",
     name="Measurement invariance",
     criterion="M2 invariance",
-    needs=("y_full", "y_circuit", "groups"),
     question="Does the score depend on the group of prompts that it is taken on?",
     on_pass="One number describes all groups of prompts.",
     on_fail="Report a number per group only, and the pair furthest apart; the aggregate misleads.",
@@ -100,10 +96,7 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
             "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD "
             "(groups= in Python).",
         ),
-        "too_few": (
-            "Below 20 prompts in groups no bounds hold for skewed scores.",
-            "Measure at least 20 prompts.",
-        ),
+        **below(_FEWEST, "in groups no bounds hold for skewed scores"),
     },
 )
 def measurement_invariance(

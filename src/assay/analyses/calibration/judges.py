@@ -240,8 +240,7 @@ def _top(scores: Float64[np.ndarray, " H"], table: MeasurementTable) -> Bool[np.
 
 
 def _pairs(flags: Bool[np.ndarray, " H"], table: MeasurementTable) -> list[tuple[int, int]]:
-    width = table.model.n_heads
-    return [(int(place) // width, int(place) % width) for place in np.flatnonzero(flags)]
+    return [divmod(int(place), table.model.n_heads) for place in np.flatnonzero(flags)]
 
 
 def _drawn(rng: np.random.Generator, table: MeasurementTable, kind: str) -> list[tuple[int, int]]:
@@ -249,7 +248,7 @@ def _drawn(rng: np.random.Generator, table: MeasurementTable, kind: str) -> list
     width = table.model.n_heads
     if kind == "random":
         chosen = rng.choice(table.H, size=table.k, replace=False)
-        return [(int(place) // width, int(place) % width) for place in chosen]
+        return [divmod(int(place), width) for place in chosen]
     layers = [layer for layer, _ in table.heads]
     return [
         (layer, int(head))
@@ -259,11 +258,10 @@ def _drawn(rng: np.random.Generator, table: MeasurementTable, kind: str) -> list
 
 
 def _f59(battery: Battery, others: Others) -> Verdict:
-    scores: dict[str, Any] = {"drop-effect": battery.effects}
-    for name, column in (("dla", "dla"), ("ov-norm", "ov_norm")):
-        found = battery.find(column)
-        if found is not None:
-            scores[name] = found
+    further = {name: battery.find(column) for name, column in (("dla", "dla"), ("ov-norm", "ov_norm"))}
+    scores = {"drop-effect": battery.effects} | {
+        name: column for name, column in further.items() if column is not None
+    }
     return battery.ask("F59", scores, members=battery.table.members)
 
 

@@ -4,22 +4,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from assay.analyses.calibration._adapters import (
-    ADAPTERS,
-    Adapter,
-    all_arrays,
-    as_they_came,
-    groups_of_task,
-)
+from assay.analyses.calibration._adapters import ADAPTERS, Adapter, all_arrays, as_they_came, groups_of_task
 from assay.analyses.calibration._rows import estimate
-from assay.analyses.calibration._things import (
-    Things,
-    array,
-    flags,
-    is_heads,
-    labels,
-    task_name,
-)
+from assay.analyses.calibration._things import Things, array, flags, is_heads, labels, task_name
 from assay.analyses.calibration.gate import find_gate
 from assay.circuits import Circuit, HeadCircuit
 from assay.core.errors import InputError, unknown_name
@@ -119,6 +106,7 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     stream = about.name if about else task_name(things) if task is None else str(task)
     given = Things(found.code, adapter.takes, list(things), {}, about, stream)
     given.options = {name: _option(given, name, value) for name, value in options.items()}
+    given.agree(adapter.same)
     arrays, more = as_they_came(given) if adapter.plain and all_arrays(given) else adapter.read(given)
     if found.key == "measurement-invariance" and len(arrays) < 3:
         more |= groups_of_task(given)

@@ -15,19 +15,7 @@ from assay.analyses.calibration.reasons import warning
 from assay.core.errors import InputError
 from assay.core.measurement import Judged
 from assay.core.record import MACHINE, plain
-from assay.page.blocks import (
-    Block,
-    Check,
-    Checks,
-    Code,
-    Details,
-    Facts,
-    Figure,
-    Note,
-    Page,
-    Section,
-    Table,
-)
+from assay.page.blocks import Block, Check, Checks, Code, Details, Facts, Figure, Note, Page, Section, Table
 from assay.page.text import NARROW, Text, bold, code, italic, number, percent, plural, quiet
 
 

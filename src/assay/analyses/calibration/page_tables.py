@@ -1,25 +1,14 @@
 """What is behind a gate: its parts, pairs, heads and claims as tables."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.analyses.calibration.names import circuit_heads, claim_name, head_name, pair_name
 from assay.analyses.calibration.page_words import KINDS, judged_of, number_line
 from assay.analyses.calibration.reasons import warning
 from assay.analyses.calibration.strips import strip
-from assay.page.blocks import (
-    Block,
-    Cell,
-    Column,
-    Facts,
-    Heading,
-    HeatCell,
-    HeatMap,
-    Note,
-    Row,
-    Table,
-)
+from assay.page.blocks import Block, Cell, Column, Facts, Heading, HeatCell, HeatMap, Note, Row, Table
 from assay.page.text import Span, Text, interval, number, percent
 
 
@@ -111,7 +100,7 @@ def _heat(gate: Record) -> Iterator[Block]:
         return
     names = [str(each) for each in tasks][:LISTED_TASKS]
     largest = max((abs(each) for row in matrix for each in row if _known(each)), default=0.0)
-    z = details.get("z") or []
+    z = details.get("z")
     yield Heading(text="Mean effect of each circuit on each task")
     yield HeatMap(
         corner="circuit \\ task",
@@ -120,7 +109,7 @@ def _heat(gate: Record) -> Iterator[Block]:
             (
                 circuit,
                 [
-                    _effect(matrix[row][column], largest, _at(z, row, column), circuit, task)
+                    _effect(matrix[row][column], largest, _at(_at(z, row), column), circuit, task)
                     for column, task in enumerate(names)
                 ],
             )
@@ -135,21 +124,16 @@ def _heat(gate: Record) -> Iterator[Block]:
     )
 
 
-def _effect(value: Any, largest: float, z: float | None, circuit: str, task: str) -> HeatCell:
-    beside = "" if z is None else f"; {number(z, 1)} standard deviations from as many random heads"
+def _effect(value: Any, largest: float, z: Any, circuit: str, task: str) -> HeatCell:
+    beside = f"; {number(float(z), 1)} standard deviations from as many random heads" if _known(z) else ""
     share = abs(value) / largest if _known(value) and largest > 0 else 0.0
     sign = "minus" if _known(value) and value < 0 else "plus"
     return HeatCell(
-        text=_or_blank(value),
+        text=number(value) if _known(value) else "",
         ink=round(6 + 74 * share),
         style=sign + (" deep" if share > 0.7 else "") + (" found" if circuit == task else ""),
         title=f"circuit of {circuit}, effect on {task}: {number(value)}{beside}",
     )
-
-
-def _at(table: Sequence[Sequence[Any]], row: int, column: int) -> float | None:
-    value = table[row][column] if row < len(table) and column < len(table[row]) else None
-    return float(value) if value is not None and _known(value) else None
 
 
 def _known(value: Any) -> bool:
@@ -157,50 +141,74 @@ def _known(value: Any) -> bool:
 
 
 def _table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int, note: str = ""
+    title: str,
+    keys: Iterable[Any],
+    columns: Mapping[str, Callable[[Any], str]],
+    *,
+    most: int = LISTED_PAIRS,
+    note: str = "",
 ) -> list[Block]:
-    """A table under a heading; nothing without rows. Columns whose name begins with `#` hold numbers."""
-    left = max(0, len(rows) - most)
+    """A row for each key under a heading; nothing without keys.
+
+    A column says what stands in it for a key; columns whose name begins with `#` hold numbers.
+    """
+    every = list(keys)
+    left = max(0, len(every) - most)
     more = f"{number(left)} more {'is' if left == 1 else 'are'} in the result. " if left else ""
     table = Table(
         columns=[Column(name=name.removeprefix("#"), numeric=name.startswith("#")) for name in columns],
-        rows=rows[:most],
+        rows=[[show(key) for show in columns.values()] for key in every[:most]],
         note=more + note,
         style="gate-table",
     )
-    return [Heading(text=title), table] if rows else []
+    return [Heading(text=title), table] if every else []
 
 
-def _of_circuit(document: Record, columns: Sequence[int]) -> list[str]:
+def _in(values: Any, show: Callable[[Any], str] = number) -> Callable[[Any], str]:
+    """What stands under a key of a mapping, or at a place of a list; nothing where it is unknown."""
+
+    def cell(key: Any) -> str:
+        found = values.get(key) if isinstance(values, Mapping) else _at(values, key)
+        return show(found) if _known(found) else ""
+
+    return cell
+
+
+def _at(values: Sequence[Any] | None, place: int) -> Any:
+    return values[place] if values and place < len(values) else None
+
+
+def _head_at(document: Record, columns: Sequence[int] | None = None) -> Callable[[int], str]:
+    """Name of a head by its place in a list, of which `columns` tells the places in the circuit."""
     heads = circuit_heads(document)
-    return [head_name(int(at), heads) for at in columns]
-
-
-def _of_model(document: Record, columns: Sequence[int]) -> list[str]:
-    """Names of heads by their place among all, where the model's shape is known."""
-    per_layer = (document.get("model") or {}).get("n_heads")
-    if isinstance(per_layer, int) and per_layer > 0:
-        return [f"a{at // per_layer}.h{at % per_layer}" for at in columns]
-    return [f"head {at + 1}" for at in columns]
+    return lambda at: head_name(at if columns is None else int(columns[at]), heads)
 
 
 def _methods(verdict: Record, details: Record, document: Record) -> list[Block]:
-    rho, p = details.get("pairs") or {}, details.get("p_values") or {}
-    top, jaccard = details.get("rho_top") or {}, details.get("jaccard") or {}
+    rho = details.get("pairs") or {}
     return _table(
         "Pairs of methods",
-        ("pair", "#rank correlation", "#p", "#among the best heads", "#overlap of the best"),
-        [
-            [
-                pair_name(name),
-                number(rho[name]),
-                _p(p.get(name)),
-                _or_blank(top.get(name)),
-                _or_blank(jaccard.get(name)),
-            ]
-            for name in rho
-        ],
-        most=LISTED_PAIRS,
+        rho,
+        {
+            "pair": pair_name,
+            "#rank correlation": lambda name: number(rho[name]),
+            "#p": _in(details.get("p_values"), _p),
+            "#among the best heads": _in(details.get("rho_top")),
+            "#overlap of the best": _in(details.get("jaccard")),
+        },
+    )
+
+
+def _raters(verdict: Record, details: Record, document: Record) -> list[Block]:
+    rho = details.get("pairs") or {}
+    return _table(
+        "Pairs of raters",
+        rho,
+        {
+            "pair": pair_name,
+            "#rank correlation": lambda name: number(rho[name]),
+            "#agreement on the best (κ)": _in(details.get("kappa_pairs")),
+        },
     )
 
 
@@ -213,124 +221,95 @@ def _groups(verdict: Record, details: Record, document: Record) -> list[Block]:
             f"Largest difference {number(found['difference'])} "
             f"{interval(found.get('low'), found.get('high'))}, an interval that holds for all pairs at once."
         )
-    rows = [
-        [str(name), number(score), number(int(sizes[at])) if at < len(sizes) else ""]
-        for at, (name, score) in enumerate(scores.items())
-    ]
-    return _table("Score by group", ("group", "#score", "#prompts"), rows, most=LISTED_PAIRS, note=note)
-
-
-def _roles(verdict: Record, details: Record, document: Record) -> list[Block]:
-    rows = [
-        [str(each["role"]), number(float(each["mean_layer"]), 1), str(each["depth"])]
-        for each in details.get("roles") or ()
-    ]
-    return _table("Roles", ("role", "#mean layer", "#place along the pathways"), rows, most=LISTED_PAIRS)
-
-
-def _raters(verdict: Record, details: Record, document: Record) -> list[Block]:
-    rho, kappa = details.get("pairs") or {}, details.get("kappa_pairs") or {}
     return _table(
-        "Pairs of raters",
-        ("pair", "#rank correlation", "#agreement on the best (κ)"),
-        [[pair_name(name), number(rho[name]), _or_blank(kappa.get(name))] for name in rho],
-        most=LISTED_PAIRS,
-    )
-
-
-def _claims(verdict: Record, details: Record, document: Record) -> list[Block]:
-    found = sorted(details.get("results") or (), key=lambda each: (not each["claimed"], each["p"]))
-    tasks = any(each.get("task") for each in found)
-    without = details.get("without_p") or 0
-    note = (
-        "Adjusted p-values; a claim survives with a Benjamini-Hochberg one of at most 0.05. "
-        "Benjamini-Yekutieli holds however the results depend on each other."
-    )
-    if without:
-        many = "results" if without > 1 else "result"
-        note += f" Not counted: {number(int(without))} {many} without a p-value."
-    return _table(
-        "All that was tested",
-        (
-            "result",
-            *(("task",) if tasks else ()),
-            "claimed",
-            "#p",
-            "#Benjamini-Hochberg",
-            "#Benjamini-Yekutieli",
-            "#Holm",
-            "#Bonferroni",
-            "survives",
-        ),
-        [
-            [
-                claim_name(each["name"]),
-                *((str(each["task"]),) if tasks else ()),
-                "yes" if each["claimed"] else "",
-                *(_p(each.get(name)) for name in ("p", "bh", "by", "holm", "bonferroni")),
-                ("yes" if each["bh"] <= verdict["thresholds"].get("alpha", 0.05) else "no")
-                if each["claimed"]
-                else "",
-            ]
-            for each in found
-        ],
-        most=LISTED_CLAIMS,
+        "Score by group",
+        scores,
+        {
+            "group": str,
+            "#score": lambda name: number(scores[name]),
+            "#prompts": _in(dict(zip(scores, sizes, strict=False)), _whole),
+        },
         note=note,
     )
 
 
+def _roles(verdict: Record, details: Record, document: Record) -> list[Block]:
+    return _table(
+        "Roles",
+        details.get("roles") or (),
+        {
+            "role": lambda each: str(each["role"]),
+            "#mean layer": lambda each: number(float(each["mean_layer"]), 1),
+            "#place along the pathways": lambda each: str(each["depth"]),
+        },
+    )
+
+
+def _claims(verdict: Record, details: Record, document: Record) -> list[Block]:
+    results = details.get("results") or ()
+    alpha = verdict["thresholds"].get("alpha", 0.05)
+    note = (
+        "Adjusted p-values; a claim survives with a Benjamini-Hochberg one of at most 0.05. "
+        "Benjamini-Yekutieli holds however the results depend on each other."
+    )
+    if without := details.get("without_p") or 0:
+        many = "results" if without > 1 else "result"
+        note += f" Not counted: {number(int(without))} {many} without a p-value."
+
+    def adjusted(name: str) -> Callable[[Any], str]:
+        return lambda each: _p(each.get(name))
+
+    def survives(each: Record) -> str:
+        return ("yes" if each["bh"] <= alpha else "no") if each["claimed"] else ""
+
+    columns: dict[str, Callable[[Any], str]] = {"result": lambda each: claim_name(each["name"])}
+    if any(each.get("task") for each in results):
+        columns["task"] = lambda each: str(each["task"])
+    columns["claimed"] = lambda each: "yes" if each["claimed"] else ""
+    columns["#p"] = adjusted("p")
+    columns |= {f"#{_NAMES[f'n_{name}']}": adjusted(name) for name in ("bh", "by", "holm", "bonferroni")}
+    found = sorted(results, key=lambda each: (not each["claimed"], each["p"]))
+    return _table(
+        "All that was tested", found, {**columns, "survives": survives}, most=LISTED_CLAIMS, note=note
+    )
+
+
 def _ablations(verdict: Record, details: Record, document: Record) -> list[Block]:
-    values = verdict.get("values") or {}
-    scores = [[str(name), number(values.get(name))] for name in details.get("methods") or ()]
-    pairs = []
-    for name, each in (details.get("pairs") or {}).items():
-        found = each.get("interval") or {}
-        shown = interval(found.get("low"), found.get("high"))
-        pairs.append([name.replace(" - ", " less "), number(each.get("difference")), shown])
+    values, pairs = verdict.get("values") or {}, details.get("pairs") or {}
     return [
-        *_table("Score by ablation", ("ablation", "#score"), scores, most=LISTED_PAIRS),
+        *_table(
+            "Score by ablation",
+            details.get("methods") or (),
+            {"ablation": str, "#score": lambda name: number(values.get(name))},
+        ),
         *_table(
             "Paired differences",
-            ("pair", "#difference", f"{percent(0.9)} interval"),
             pairs,
-            most=LISTED_PAIRS,
+            {
+                "pair": lambda name: name.replace(" - ", " less "),
+                "#difference": lambda name: number(pairs[name].get("difference")),
+                f"{percent(0.9)} interval": lambda name: _ends(pairs[name].get("interval")),
+            },
             note="Student’s intervals; the verdict also allows for skewness and for the number of pairs.",
         ),
     ]
 
 
 def _certified(verdict: Record, details: Record, document: Record) -> list[Block]:
-    labels = details.get("labels") or []
-    places = range(len(labels))
-    names = _of_circuit(document, places)
-    needed = details.get("n_to_certify") or [None] * len(labels)
-    negligible = details.get("negligible") or [False] * len(labels)
-    rows = [
-        [
-            names[at],
-            str(labels[at]),
-            str((details.get("published_labels") or [""] * len(labels))[at]),
-            number(_of(details, "mean_effects", at), 3),
-            _p(_of(details, "p", at)),
-            _p(_of(details, "adjusted_p", at)),
-            "yes" if negligible[at] else "no",
-            "" if needed[at] is None else number(int(needed[at])),
-        ]
-        for at in places
-    ]
+    labels, negligible = details.get("labels") or [], details.get("negligible")
     return _table(
         "Head by head",
-        (
-            "head",
-            "with confidence",
-            "published",
-            "#mean effect",
-            "#p",
-            "#p, adjusted",
-            "negligible",
-            "#prompts to certify",
-        ),
-        rows,
+        range(len(labels)),
+        {
+            "head": _head_at(document),
+            "with confidence": lambda at: str(labels[at]),
+            "published": lambda at: str(_at(details.get("published_labels"), at) or ""),
+            "#mean effect": lambda at: number(_of(details, "mean_effects", at), 3),
+            "#p": _in(details.get("p"), _p),
+            "#p, adjusted": _in(details.get("adjusted_p"), _p),
+            "negligible": lambda at: _yes(_at(negligible, at)),
+            "#prompts to certify": _in(details.get("n_to_certify"), _whole),
+        },
         most=LISTED_HEADS,
         note="Certified: its effect is above 0, allowing for the number of heads. Contingent: likely, "
         "not proven. Unstable: no effect above 0. Negligible: below the smallest effect that counts. The "
@@ -340,32 +319,19 @@ def _certified(verdict: Record, details: Record, document: Record) -> list[Block
 
 def _stable(verdict: Record, details: Record, document: Record) -> list[Block]:
     columns = details.get("columns") or []
-    names = _of_circuit(document, columns)
     stable, passing = details.get("stable") or [], details.get("passing") or []
-    rows = [
-        [
-            names[at],
-            "yes" if stable[at] else "no",
-            "yes" if passing[at] else "no",
-            _or_infinite(_of(details, "relative_error_mean", at)),
-            _or_infinite(_of(details, "relative_error_variance", at)),
-            number(_of(details, "cv_mean", at)),
-            number(_of(details, "cv_variance", at)),
-        ]
-        for at in range(min(len(names), len(stable), len(passing)))
-    ]
     return _table(
         "Head by head",
-        (
-            "head",
-            "stable",
-            "published",
-            "#error of the mean",
-            "#error of the variance",
-            "#mean over parts",
-            "#variance over parts",
-        ),
-        rows,
+        range(min(len(columns), len(stable), len(passing))),
+        {
+            "head": _head_at(document, columns),
+            "stable": lambda at: _yes(stable[at]),
+            "published": lambda at: _yes(passing[at]),
+            "#error of the mean": lambda at: _or_infinite(_of(details, "relative_error_mean", at)),
+            "#error of the variance": lambda at: _or_infinite(_of(details, "relative_error_variance", at)),
+            "#mean over parts": lambda at: number(_of(details, "cv_mean", at)),
+            "#variance over parts": lambda at: number(_of(details, "cv_variance", at)),
+        },
         most=LISTED_HEADS,
         note="Relative errors on all prompts, upper ends, and relative spreads over random parts of them "
         "as published; both are to be below 0.20.",
@@ -376,82 +342,87 @@ def _direct(verdict: Record, details: Record, document: Record) -> list[Block]:
     found = details.get("per_head") or {}
     means = found.get("mean") or []
     order = sorted((at for at, each in enumerate(means) if _known(each)), key=lambda at: -abs(means[at]))
-    names = _of_model(document, order[:HEADS_SHOWN])
-    rows = [
-        [
-            name,
-            number(means[at], 3),
-            interval(_of(found, "mean_low", at), _of(found, "mean_high", at), 3),
-            number(_of(found, "variance", at), 3),
-            number(_of(found, "skewness", at)),
-            number(_of(found, "kurtosis", at)),
-            percent(_of(found, "sparsity", at)),
-        ]
-        for at, name in zip(order, names, strict=False)
-    ]
     return _table(
         "Heads of the largest direct effect",
-        (
-            "head",
-            "#mean",
-            f"{percent(0.95)} interval",
-            "#variance",
-            "#skewness",
-            "#kurtosis",
-            "#near zero",
-        ),
-        rows,
-        most=HEADS_SHOWN,
+        order[:HEADS_SHOWN],
+        {
+            "head": lambda at: _of_model(document, at),
+            "#mean": lambda at: number(means[at], 3),
+            f"{percent(0.95)} interval": lambda at: interval(
+                _of(found, "mean_low", at), _of(found, "mean_high", at), 3
+            ),
+            "#variance": lambda at: number(_of(found, "variance", at), 3),
+            "#skewness": lambda at: number(_of(found, "skewness", at)),
+            "#kurtosis": lambda at: number(_of(found, "kurtosis", at)),
+            "#near zero": lambda at: percent(_of(found, "sparsity", at)),
+        },
     )
 
 
+def _of_model(document: Record, at: int) -> str:
+    """Name of a head by its place among all, where the model's shape is known."""
+    per_layer = (document.get("model") or {}).get("n_heads")
+    if isinstance(per_layer, int) and per_layer > 0:
+        return f"a{at // per_layer}.h{at % per_layer}"
+    return f"head {at + 1}"
+
+
 def _samples(verdict: Record, details: Record, document: Record) -> list[Block]:
-    seeds, scores = details.get("seeds") or [], details.get("scores") or []
-    rows = [[str(seed), number(score, 3)] for seed, score in zip(seeds, scores, strict=False)]
-    return _table("Score by seed", ("seed", "#score"), rows, most=LISTED_PAIRS)
+    rows = list(zip(details.get("seeds") or [], details.get("scores") or [], strict=False))
+    return _table(
+        "Score by seed",
+        rows,
+        {"seed": lambda row: str(row[0]), "#score": lambda row: number(row[1], 3)},
+    )
 
 
 def _precision(verdict: Record, details: Record, document: Record) -> list[Block]:
-    rows = [
-        [f"\N{PLUS-MINUS SIGN} {width}", number(int(needed))]
-        for width, needed in (details.get("n_for_half_width") or {}).items()
-    ]
-    found = details.get("interval") or {}
-    shown = interval(found.get("low"), found.get("high"))
-    note = f"Interval of the score ({percent(found.get('level') or 0.95)}): {shown}." if shown else ""
-    return _table("Prompts for a precision", ("of the score", "#prompts"), rows, most=LISTED_PAIRS, note=note)
+    needed, found = details.get("n_for_half_width") or {}, details.get("interval") or {}
+    shown = _ends(found)
+    return _table(
+        "Prompts for a precision",
+        needed,
+        {
+            "of the score": lambda width: f"\N{PLUS-MINUS SIGN} {width}",
+            "#prompts": lambda width: _whole(needed[width]),
+        },
+        note=f"Interval of the score ({percent(found.get('level') or 0.95)}): {shown}." if shown else "",
+    )
 
 
 def _items(verdict: Record, details: Record, document: Record) -> list[Block]:
     alpha = ((verdict.get("sub_results") or {}).get("cronbach_alpha") or {}).get("details") or {}
-    columns = [int(each) for each in alpha.get("columns") or ()]
+    columns = alpha.get("columns") or ()
     erratic = set(alpha.get("erratic") or ())
-    names = _of_circuit(document, columns)
-    rows = [
-        [
-            name,
-            number(_of(alpha, "item_rest", at)),
-            "opposing" if _of(alpha, "signs", at) == -1 else "",
-            "goes its own way" if columns[at] in erratic else "",
-        ]
-        for at, name in enumerate(names)
-    ]
     return _table(
         "Each head against the rest",
-        ("head", "#correlation", "sign", "remark"),
-        rows,
+        range(len(columns)),
+        {
+            "head": _head_at(document, columns),
+            "#correlation": lambda at: number(_of(alpha, "item_rest", at)),
+            "sign": lambda at: "opposing" if _of(alpha, "signs", at) == -1 else "",
+            "remark": lambda at: "goes its own way" if columns[at] in erratic else "",
+        },
         most=LISTED_HEADS,
         note="Below 0.2 a head does not move with the others over prompts.",
     )
 
 
 def _of(found: Record, name: str, at: int) -> float | None:
-    values = found.get(name) or []
-    return float(values[at]) if at < len(values) and _known(values[at]) else None
+    value = _at(found.get(name), at)
+    return float(value) if _known(value) else None
 
 
-def _or_blank(value: Any) -> str:
-    return number(value) if _known(value) else ""
+def _ends(found: Record | None) -> str:
+    return interval((found or {}).get("low"), (found or {}).get("high"))
+
+
+def _yes(flag: Any) -> str:
+    return "yes" if flag else "no"
+
+
+def _whole(value: int | float) -> str:
+    return number(int(value))
 
 
 def _p(value: Any) -> str:

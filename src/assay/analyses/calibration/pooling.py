@@ -64,7 +64,7 @@ def pooled_results(
         gate = find_gate(name)
         if gate.key == "multiple-comparisons":
             continue
-        tests = list(_TESTS.get(gate.key, _no_tests)(verdict, heads))
+        tests = [each for each in _TESTS.get(gate.key, _none)(verdict, heads) if each.p is not None]
         found += [replace(each, name=f"{gate.code}: {each.name}", task=task) for each in tests]
         if not tests and verdict.published in ("pass", "moderate", "fail"):
             found.append(PooledResult(name=gate.code, task=task, passed=verdict.published == "pass"))
@@ -159,47 +159,20 @@ def _of_measurement(measurement: Measurement, task: str) -> PooledResult:
 
 
 # ---- the tests of a gate ----------------------------------------------------------------------------
+#
+# Each is a claim with its p, none where the test is undefined; `passed` says whether the gate makes the
+# claim, and is None instead of False where the published code has no such test, so that its rule does not
+# count one that failed. Verdicts that report the same test share its `test_key`.
 
 
-def _test(
-    *,
-    key: str,
-    claim: str,
-    p: float,
-    kind: str,
-    claimed: bool | None,
-    value: float | None = None,
-    baseline: float | None = None,
-    n: int | None = None,
-) -> Iterator[PooledResult]:
-    """One p-value of a gate; nothing where the test is undefined.
-
-    Args:
-        key: What is tested; the same in every verdict that reports this test.
-        claim: The claim, a sentence.
-        p: The p-value; NaN where the test is undefined.
-        kind: How p was found.
-        claimed: Whether the gate makes the claim; None instead of False where the published code has no such
-            test, so that its rule does not count one that failed.
-        value: The number.
-        baseline: What chance would give.
-        n: Examples behind the number.
-    """
-    if math.isfinite(p):
-        yield PooledResult(
-            name=claim,
-            value=value,
-            baseline=baseline,
-            n=n,
-            passed=claimed,
-            p=min(p, 1.0),
-            p_kind=kind,
-            test_key=key,
-        )
-
-
-def _no_tests(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
+def _none(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     yield from ()
+
+
+def _p(value: Any) -> float | None:
+    """A p-value; None where it is undefined."""
+    found = _number(value)
+    return min(found, 1.0) if math.isfinite(found) else None
 
 
 def _number(value: Any) -> float:
@@ -226,12 +199,12 @@ def _pairs(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     n = verdict.details.get("n_heads_common", 0)
     for pair, p in verdict.details.get("p_values", {}).items():
         rho = _number(verdict.details["pairs"][pair])
-        yield from _test(
-            key=f"C12/{pair}",
-            claim=f"{pair} order the heads alike",
-            p=_number(p),
-            kind="exact" if n <= EXACT_RANKS else "permutation",
-            claimed=verdict.status == "pass" and rho > 0,
+        yield PooledResult(
+            name=f"{pair} order the heads alike",
+            test_key=f"C12/{pair}",
+            p=_p(p),
+            p_kind="exact" if n <= EXACT_RANKS else "permutation",
+            passed=verdict.status == "pass" and rho > 0,
             value=rho,
             baseline=0.0,
             n=n,
@@ -239,12 +212,12 @@ def _pairs(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
 
 
 def _raters(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
-    yield from _test(
-        key="F59/w",
-        claim="raters agree more than by chance",
-        p=_number(verdict.values.get("p_permutation")),
-        kind="permutation",
-        claimed=verdict.status == "pass",
+    yield PooledResult(
+        name="raters agree more than by chance",
+        test_key="F59/w",
+        p=_p(verdict.values.get("p_permutation")),
+        p_kind="permutation",
+        passed=verdict.status == "pass",
         value=verdict.values.get("w"),
         baseline=verdict.values.get("chance"),
         n=verdict.details.get("n_heads"),
@@ -252,12 +225,12 @@ def _raters(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
 
 
 def _area(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
-    yield from _test(
-        key="S1/auroc",
-        claim="members rank above the other heads in direct effect",
-        p=_number(verdict.values.get("auroc_p")),
-        kind="permutation",
-        claimed=verdict.status == "pass",
+    yield PooledResult(
+        name="members rank above the other heads in direct effect",
+        test_key="S1/auroc",
+        p=_p(verdict.values.get("auroc_p")),
+        p_kind="permutation",
+        passed=verdict.status == "pass",
         value=verdict.values.get("auroc"),
         baseline=0.5,
         n=verdict.details.get("n"),
@@ -270,12 +243,12 @@ def _head_effects(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResul
     p, means = _numbers(details.get("p", [])), _numbers(details.get("mean_effects", []))
     # A sign-flip p is at least 2^-n: 0 marks a head with the same effect on every prompt, which has no test.
     for at in np.flatnonzero(p > 0).tolist():
-        yield from _test(
-            key=f"M3b/{at}",
-            claim=f"{_named(at, heads)} contributes",
-            p=float(p[at]),
-            kind="exact" if n <= EXACT_SIGNS else "permutation",
-            claimed=str(details["labels"][at]) == "certified",
+        yield PooledResult(
+            name=f"{_named(at, heads)} contributes",
+            test_key=f"M3b/{at}",
+            p=_p(p[at]),
+            p_kind="exact" if n <= EXACT_SIGNS else "permutation",
+            passed=str(details["labels"][at]) == "certified",
             value=float(means[at]),
             baseline=0.0,
             n=n,
@@ -289,22 +262,22 @@ def _head_groups(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult
     columns, unstable = verdict.details["columns"], set(np.asarray(part.details["unstable"]).tolist())
     for kind, row in zip(("mean", "spread"), _numbers(part.details["p"]), strict=True):
         for at, p in enumerate(row.tolist()):
-            yield from _test(
-                key=f"S3/{kind}/{int(columns[at])}",
-                claim=f"the {kind} of {_named(int(columns[at]), heads)} differs between groups",
-                p=p,
-                kind="F",
-                claimed=True if at in unstable else None,
+            yield PooledResult(
+                name=f"the {kind} of {_named(int(columns[at]), heads)} differs between groups",
+                test_key=f"S3/{kind}/{int(columns[at])}",
+                p=_p(p),
+                p_kind="F",
+                passed=True if at in unstable else None,
             )
 
 
 def _groups(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
-    yield from _test(
-        key="C13/welch",
-        claim="the score differs between groups of prompts",
-        p=_number(verdict.values.get("welch_p")),
-        kind="F",
-        claimed=verdict.status == "fail",
+    yield PooledResult(
+        name="the score differs between groups of prompts",
+        test_key="C13/welch",
+        p=_p(verdict.values.get("welch_p")),
+        p_kind="F",
+        passed=verdict.status == "fail",
         value=verdict.values.get("eta_squared"),
         baseline=verdict.values.get("expected_eta_squared"),
         n=verdict.details.get("n_prompts"),
@@ -315,26 +288,25 @@ def _composed(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     rows = verdict.sub_results
     for channel in ("ov", "q", "k"):
         row = rows.get(f"{channel}_composition_pval")
-        if row is not None and row.values.get("value") is not None:
-            statistic = _number(row.values.get("statistic"))
-            yield from _test(
-                key=f"C14/{channel}",
-                claim=f"head edges compose more than other pairs ({channel})",
-                p=_number(row.values["value"]),
-                kind="t",
-                claimed=row.status == "pass" and statistic > 0,
+        if row is not None:
+            yield PooledResult(
+                name=f"head edges compose more than other pairs ({channel})",
+                test_key=f"C14/{channel}",
+                p=_p(row.values.get("value")),
+                p_kind="t",
+                passed=row.status == "pass" and _number(row.values.get("statistic")) > 0,
             )
     if "partial_eta_sq" in rows:
         yield from _groups(rows["partial_eta_sq"], heads)
 
 
 def _roles(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
-    yield from _test(
-        key="C23/roles",
-        claim="roles lie in the order of their pathways",
-        p=_number(verdict.values.get("role_level_p")),
-        kind="exact" if verdict.details.get("exact") else "permutation",
-        claimed=verdict.status == "pass",
+    yield PooledResult(
+        name="roles lie in the order of their pathways",
+        test_key="C23/roles",
+        p=_p(verdict.values.get("role_level_p")),
+        p_kind="exact" if verdict.details.get("exact") else "permutation",
+        passed=verdict.status == "pass",
         value=verdict.values.get("role_level_rho"),
         baseline=0.0,
         n=len(verdict.details.get("roles", ())),
@@ -344,12 +316,12 @@ def _roles(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
 def _random_sets(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
     for name, found in verdict.details.get("others", {}).items():
         if "p" in found:
-            yield from _test(
-                key=f"C36/{name}",
-                claim=f"the circuit is more faithful than {name}",
-                p=_number(found["p"]),
-                kind="permutation",
-                claimed=verdict.status == "pass",
+            yield PooledResult(
+                name=f"the circuit is more faithful than {name}",
+                test_key=f"C36/{name}",
+                p=_p(found["p"]),
+                p_kind="permutation",
+                passed=verdict.status == "pass",
                 value=verdict.values.get("faithfulness"),
                 baseline=_number(found["mean"]),
                 n=verdict.details.get("n"),

@@ -1,7 +1,8 @@
 """What the gates read: columns of measurement tables, measured as they are asked for."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -74,10 +75,15 @@ class Battery:
 
     def get(self, name: str, table: MeasurementTable | None = None) -> Float64[np.ndarray, "..."]:
         """A column, measured now if need be."""
+        with self._filling():
+            return np.array((table or self.table).column(name))
+
+    @contextmanager
+    def _filling(self) -> Iterator[None]:
+        """Count the time of runs."""
         began = time.perf_counter()
         try:
-            column: Float64[np.ndarray, "..."] = np.array((table or self.table).column(name))
-            return column
+            yield
         finally:
             self.filling += time.perf_counter() - began
 
@@ -91,15 +97,12 @@ class Battery:
 
     def run(self, name: str) -> Float64[np.ndarray, " n"]:
         """A column of margins, its draws averaged where the method is random."""
-        column = self.get(name)
-        return np.asarray(column.mean(axis=1) if column.ndim > 1 else column)
+        return _averaged(self.get(name))
 
     def keep(self, heads: Collection[tuple[int, int]]) -> Float64[np.ndarray, " P"]:
         """Margins of another head set alone."""
-        began = time.perf_counter()
-        kept = np.array(self.table.keep(heads))
-        self.filling += time.perf_counter() - began
-        return np.asarray(kept.mean(axis=1) if kept.ndim > 1 else kept)
+        with self._filling():
+            return _averaged(self.table.keep(heads))
 
     @property
     def name(self) -> str:
@@ -188,3 +191,8 @@ class Battery:
                 for name, value in labels.items()
             },
         }
+
+
+def _averaged(runs: Float64[np.ndarray, "n *draws"]) -> Float64[np.ndarray, " n"]:
+    """One number per prompt: the mean over draws, where there are any."""
+    return np.array(runs.mean(axis=1) if runs.ndim > 1 else runs)

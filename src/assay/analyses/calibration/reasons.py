@@ -174,6 +174,11 @@ WARNINGS: Mapping[str, str] = {
 }
 
 
+def below(n: int, why: str) -> Mapping[str, Explanation]:
+    """The reason `too_few` of a gate that says nothing of fewer than `n` prompts."""
+    return {"too_few": (f"Below {n} prompts {why}.", f"Measure at least {n} prompts.")}
+
+
 def explained(reason: str | None, own: Mapping[str, Explanation]) -> Explanation:
     """Why there is no verdict and what to do about it, in a gate's own words where it has some."""
     if not reason:

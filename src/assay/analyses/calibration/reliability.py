@@ -15,21 +15,13 @@ from assay.analyses.calibration._relative import (
     shuffled,
     unit_labels,
 )
-from assay.analyses.calibration._samples import (
-    Sample,
-    circuit_flags,
-    conjunction,
-    inner_metric,
-    sample,
-)
 from assay.analyses.calibration.consistency import cronbach_items, split_half, split_half_published
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.samples import Sample, circuit_flags, conjunction, inner_metric, sample
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
-from assay.stats import (
-    coefficient_of_variation,
-)
+from assay.stats import coefficient_of_variation
 from assay.stats._checks import varies
 
 
@@ -142,7 +134,6 @@ def _repeated(
     code="C16",
     name="Reliability suite",
     criterion="M1 reliability",
-    needs=("y_full", "y_circuit", "effects", "members"),
     question="Do fresh prompts, halves of the prompts and the heads among themselves agree?",
     on_pass="The score is repeatable, the profile of head effects reproducible, the heads one instrument.",
     on_fail="Scores depend on the sample, or some heads contribute erratically; see which part and heads.",

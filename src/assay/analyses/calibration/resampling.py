@@ -16,9 +16,10 @@ from assay.analyses.calibration._relative import (
     shuffled,
     unit_labels,
 )
-from assay.analyses.calibration._samples import circuit_flags, inner_metric, judged, sample
 from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.reasons import below
+from assay.analyses.calibration.samples import circuit_flags, inner_metric, judged, sample
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
 from assay.stats import (
@@ -58,7 +59,6 @@ _ERROR = Quantity(
     code="C11",
     name="Bootstrap stability",
     criterion="M1 reliability",
-    needs=("y_full", "y_circuit"),
     question="Does the score hinge on which prompts were drawn?",
     on_pass="The number would come out about the same on another prompt sample of this size.",
     on_fail="Do not compare the number with anything; enlarge the sample or stratify it.",
@@ -66,12 +66,7 @@ _ERROR = Quantity(
     "prompts alone, so the rule judges the size of the sample rather than the metric.",
     number=_ERROR,
     parts={"completeness": replace(_ERROR, label="standard error of completeness")},
-    reasons={
-        "too_few": (
-            "Below 40 prompts a heavy tail that the sample has not shown could hide most of the spread.",
-            "Measure at least 40 prompts.",
-        )
-    },
+    reasons=below(SMALLEST, "a heavy tail that the sample has not shown could hide most of the spread"),
 )
 def bootstrap_stability(
     y_full: Real[np.ndarray, " n"],
@@ -180,7 +175,6 @@ def _n_bca(given: Int[np.ndarray, "n_boot n_units"] | None) -> int:
     code="C30",
     name="Seed variance",
     criterion="M1 reliability",
-    needs=("y_full", "y_circuit"),
     question="Does the score depend on the seed that drew the prompts?",
     on_pass="The number would come out about the same on another prompt sample of this size.",
     on_fail="Do not compare the number with anything; enlarge the sample or stratify it.",

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
-from assay.analyses.calibration._samples import conjunction, inner_metric, sample
 from assay.analyses.calibration._separation import N_BOOT, Sides, without_input
 from assay.analyses.calibration._tables import exactly
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, positive, undefined
 from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.samples import conjunction, inner_metric, judged, sample
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.discovery.heads import edge_test, member_ratio, set_overlap
@@ -112,9 +112,9 @@ def _rates(
             missing = "no_others" if members.any() else "no_members"
             rows[name] = undefined(missing, values={"value": None})
             continue
-        judged = rule.judge(count / n, clopper_pearson(count, n, level=level), n)
+        row = rule.judge(count / n, clopper_pearson(count, n, level=level), n)
         extra = {"precision": precision} if name == "hit_rate" else {}
-        rows[name] = replace(judged, n_needed=None, values={**judged.values, **extra})
+        rows[name] = replace(row, n_needed=None, values={**row.values, **extra})
     return rows
 
 
@@ -162,9 +162,8 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
     if not found.defined:
         return undefined(found.reason or "undefined", values={"value": None})
     interval = found.interval or undefined_interval(ONE_SIDED_95, "none", "no_interval")
-    judged = rule.judge(found.value, interval, n)
-    needed = FEWEST_FOR_RATIOS if interval.reason == "too_few" else judged.n_needed
-    return replace(judged, n_needed=needed if n else None)
+    verdict = judged(rule, found.value, found.value, interval, n, fewest=FEWEST_FOR_RATIOS)
+    return verdict if n else replace(verdict, n_needed=None)
 
 
 @gate(
@@ -172,7 +171,6 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
     code="C14",
     name="Derived sensitivity metrics",
     criterion="M4 sensitivity",
-    needs=("members", "scores"),
     question="Do scores of heads separate the circuit from the rest?",
     on_pass="the scores at hand can tell members from non-members",
     on_fail="wrong circuit or insensitive scores; no classifier built on them is usable",

@@ -13,10 +13,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int, Real, Shaped
 
 from assay.analyses.calibration._relative import unit_labels
-from assay.analyses.calibration._samples import Sample, limits
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open, undefined
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.reasons import below
+from assay.analyses.calibration.samples import Sample, limits
 from assay.core.errors import InputError
 from assay.core.measurement import Verdict
 from assay.stats import (
@@ -52,7 +53,6 @@ _SHARE = Quantity(
     code="S3",
     name="Distributional stability",
     criterion="M1 reliability",
-    needs=("attributions",),
     question="Are the heads' mean attributions known well enough, and the same in all groups of prompts?",
     on_pass="The mean attributions of at least half of the heads are known well enough and, where groups are "
     "given, not seen to depend on the group.",
@@ -66,12 +66,7 @@ _SHARE = Quantity(
             label="heads that differ between groups", value="n_unstable", higher=False, least=0.0
         ),
     },
-    reasons={
-        "too_few": (
-            "Below 40 prompts no bounds of a relative error hold for skewed attributions.",
-            "Measure at least 40 prompts.",
-        )
-    },
+    reasons=below(FEWEST_FOR_ERRORS, "no bounds of a relative error hold for skewed attributions"),
     parts_share_reasons=False,
 )
 def distributional_stability(

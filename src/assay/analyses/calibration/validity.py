@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import Bool, Float64, Real, Shaped
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration._samples import Sample, sample
 from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, positive
 from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.reasons import below
+from assay.analyses.calibration.samples import Sample, sample
 from assay.circuits import HeadCircuit
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
@@ -32,7 +33,6 @@ _EQUAL = 1e-12  # relative spread below which prompts differ by rounding only
     code="C23",
     name="Nomological validity",
     criterion="C5 convergent validity",
-    needs=("circuit",),
     question="Does the order of roles along the pathways follow their depth in the model?",
     on_pass="functional order follows depth",
     on_fail="not wrong in itself; look for skip paths or mislabelled roles",
@@ -182,7 +182,6 @@ def _circular(layers: Real[np.ndarray, " k"], ordinals: Real[np.ndarray, " k"]) 
     code="C36",
     name="Incremental validity",
     criterion="C5 convergent validity",
-    needs=("y_full", "y_keep", "y_baseline"),
     question="Is the circuit more faithful than as many heads picked by a simple rule?",
     on_pass="discovery adds something over picking active heads",
     on_fail="prefer the simple baseline",
@@ -198,10 +197,7 @@ def _circular(layers: Real[np.ndarray, " k"], ordinals: Real[np.ndarray, " k"]) 
             "The baseline is the circuit itself, or gives the same outputs: there is no difference to judge.",
             "Compare with another baseline.",
         ),
-        "too_few": (
-            "Below 20 prompts no bounds of a difference hold for skewed scores.",
-            "Measure at least 20 prompts.",
-        ),
+        **below(FEWEST_FOR_MEANS, "no bounds of a difference hold for skewed scores"),
     },
 )
 def incremental_validity(

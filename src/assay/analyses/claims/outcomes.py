@@ -16,7 +16,8 @@ from jaxtyping import Float64
 from scipy import stats as scipy_stats
 
 from assay.analyses.calibration import PooledResult, multiple_comparisons
-from assay.analyses.calibration.gate import ALPHA, paired
+from assay.analyses.calibration.gate import ALPHA
+from assay.analyses.calibration.samples import sample
 from assay.analyses.claims.claim import Prediction
 from assay.core.measurement import ONE_SIDED_95, Interval, Verdict, undefined_interval
 from assay.core.record import Record, plain
@@ -99,7 +100,7 @@ def predicted(
         kind: `prediction` or `control`.
         avoided: Test that the run does not reach the size (a control).
     """
-    pairs = paired(full=full, run=run)
+    pairs = sample(full=full, run=run)
     full, run = pairs.vectors
     relation = prediction.relation
     # A head that works against the task is dropped to the opposite effect.
@@ -146,7 +147,7 @@ def rivalled(
     The value is the mean of |other - full| - |own - full|, as a share of the model's mean margin:
     overshooting the model counts as departing from it.
     """
-    pairs = paired(full=full, own=own, other=other)
+    pairs = sample(full=full, own=own, other=other)
     full, own, other = pairs.vectors
     gain = np.abs(other - full) - np.abs(own - full)
     outcome = _test(

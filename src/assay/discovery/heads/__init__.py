@@ -1,8 +1,6 @@
 """Scores of single attention heads: from their weights, their outputs, and small changes to them."""
 
-from assay.discovery.heads.attribution import (
-    attribution_patching,
-)
+from assay.discovery.heads.attribution import attribution_patching
 from assay.discovery.heads.classifier import (
     WeightFeatures,
     WeightPrediction,
@@ -25,11 +23,7 @@ from assay.discovery.heads.effects import (
 )
 from assay.discovery.heads.fisher import fisher_count
 from assay.discovery.heads.head_pairs import Composition, EdgeTest, composition, edge_test
-from assay.discovery.heads.information import (
-    causation_entropy,
-    parent_flags,
-    stability_selection,
-)
+from assay.discovery.heads.information import causation_entropy, parent_flags, stability_selection
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.llc import (
     Langevin,
@@ -37,12 +31,7 @@ from assay.discovery.heads.llc import (
     learning_coefficient,
     learning_coefficients,
 )
-from assay.discovery.heads.membership import (
-    Separation,
-    SetOverlap,
-    separation,
-    set_overlap,
-)
+from assay.discovery.heads.membership import Separation, SetOverlap, separation, set_overlap
 from assay.discovery.heads.methods import HEAD_METHODS, HeadMethod, discover_heads, find_head_method
 from assay.discovery.heads.scores import HeadScores, load_head_scores
 from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation

@@ -1,13 +1,10 @@
 """Attribution patching of heads: a first-order estimate of what corrupting each of them would do."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from assay.core.record import library_version
 from assay.discovery.heads.recording import recording
-from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.execution.forward import choose_batch_size
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
@@ -69,20 +66,13 @@ def attribution_patching(
         ]
         rows.append(torch.cat(layers, 1).cpu())
     table = torch.cat(rows).numpy()
-    provenance: dict[str, Any] = {
-        "library": library_version(),
-        "model": model.describe(),
-        "task": task.describe(),
-        "score": "attribution-patching",
-        "objective": chosen.key,
-    }
     return HeadScores.from_flat(
         "attribution-patching",
         model.n_heads,
         per_example=table,
         sign="negative = helps the margin",
         unit=chosen.unit,
-        provenance=provenance,
+        provenance=provenance_of(model, task, score="attribution-patching", objective=chosen.key),
     )
 
 

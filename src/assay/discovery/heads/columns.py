@@ -1,6 +1,6 @@
 """How each column of a measurement table is made: runs of sets of heads, of edges, of single heads."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +12,6 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.core.errors import InputError
 from assay.discovery.heads.attribution import attribution_patching
 from assay.discovery.heads.direct import (
     HeadOutputs,
@@ -26,22 +25,11 @@ from assay.discovery.heads.fisher import fisher_count
 from assay.discovery.heads.head_pairs import Composition, composition
 from assay.discovery.heads.information import causation_entropy
 from assay.discovery.heads.interventions import INTERVENTIONS, Donor
-from assay.discovery.heads.replacing import (
-    heads_replaced,
-    outside,
-    replaced_outputs,
-    run_with_heads_replaced,
-)
-from assay.discovery.heads.runs import (
-    Reading,
-    base_run,
-    bytes_of_base,
-    one_head_replaced,
-    one_head_replaced_at_read,
-)
+from assay.discovery.heads.replacing import heads_replaced, outside, run_with_heads_replaced
+from assay.discovery.heads.runs import OneByOne, base_run, bytes_of_base
 from assay.discovery.heads.scores import HeadScores
 from assay.discovery.heads.single_heads import margin_reading
-from assay.discovery.heads.weights import answer_directions, ov_norm, weight_scores
+from assay.discovery.heads.weights import answer_norm, weight_scores
 from assay.execution import BaselineShelf, run_model
 from assay.execution.forward import TOKENS_PER_PASS, choose_batch_size
 from assay.execution.sites import Replacement, Setting
@@ -146,19 +134,9 @@ class Columns:
             logits = self._full_logits(prompts)
             return {f"{key}_full": self._read(key, logits, prompts) for key in ("y", "ce")}
 
-        def logits_of(setting: Setting) -> Tensor:
-            if not self.by_heads:
-                return self._edges(which, method, setting)
-            replaced = {
-                "keep": outside(self.heads, self.model),
-                "drop": list(self.heads),
-                "empty": outside((), self.model),
-            }[which]
-            return self._replaced(method, replaced, setting)
-
         draws = []
         for setting in self._draws(method, prompts):
-            logits = logits_of(setting)
+            logits = self._without(which, method, setting)
             draws.append([self._read(key, logits, prompts) for key in QUANTITIES])
         columns = [np.stack(column, axis=1) for column in zip(*draws, strict=True)]
         return {
@@ -166,14 +144,21 @@ class Columns:
             for key, column in zip(QUANTITIES, columns, strict=True)
         }
 
+    def _without(self, which: str, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
+        """Logits of the circuit alone (`keep`), of the model without it (`drop`), of neither (`empty`)."""
+        if self.by_heads:
+            heads = (
+                self.heads if which == "drop" else outside(self.heads if which == "keep" else (), self.model)
+            )
+            return self._replaced(method, heads, setting)
+        circuit = self.circuit
+        if which != "keep":
+            circuit = circuit.dropped() if which == "drop" else circuit.emptied()
+        return self._edges(circuit, method, setting)
+
     def _draws(self, method: str, prompts: PairTask) -> list[Setting]:
         count = count_draws(method, self.donors if prompts is self.task else None)
         return [self._setting(prompts, draw) for draw in range(count)]
-
-    def by_draw(self, method: str, run: Callable[[Setting], Tensor]) -> Float64[np.ndarray, "P *draws"]:
-        """Margins of each draw of a method."""
-        draws = [self._read("y", run(each), self.task) for each in self._draws(method, self.task)]
-        return np.stack(draws, axis=1) if len(draws) > 1 else draws[0]
 
     def _replaced(
         self, method: str, heads: Collection[tuple[int, int]], setting: Setting
@@ -189,15 +174,7 @@ class Columns:
         logits[torch.from_numpy(~INTERVENTIONS[method].served(setting))] = torch.nan
         return logits
 
-    def _edges(self, which: str, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
-        circuit = {
-            "keep": self.circuit,
-            "drop": self.circuit.dropped(),
-            "empty": self.circuit.emptied(),
-        }[which]
-        return self._edge_run(circuit, method, setting)
-
-    def _edge_run(self, circuit: Circuit, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
+    def _edges(self, circuit: Circuit, method: str, setting: Setting) -> Float[Tensor, "n d_vocab"]:
         shelf = None
         if method == self.ablation:  # the only one that several circuits are run under
             shelf = self._baselines.setdefault((id(setting.task), setting.draw), BaselineShelf())
@@ -244,50 +221,37 @@ class Columns:
             batch = replace(batch, indices=batch.indices + rows.start)
             index = batch.indices.cpu()
             base = base_run(self.model, batch.corrupted if name == "y_patch" else batch.clean)
-            common = (batch.positions, self._reading(batch))
-            if name == "y_cross":
-                own = torch.arange(len(index), device=self.model.device)
-                corrupted = setting.outputs(self.task, corrupted=True)
-                at_read = [z[index][own, batch.positions].flatten(1) for z in corrupted]
-                table = one_head_replaced_at_read(self.model, base, at_read, *common, heads=heads)
-            elif name == "y_patch":
-                clean = [z[index].flatten(2) for z in setting.outputs(self.task)]
-                table = one_head_replaced(self.model, base, clean, *common, heads=heads)
+            one = self._one_by_one(batch, heads)
+            if name == "y_drop1":
+                table = torch.stack([one.dropped(base, each) for each in self._dropping]).mean(0)
             else:
-                drawn = [
-                    one_head_replaced(
-                        self.model,
-                        base,
-                        replaced_outputs(self.model, base, replacement, batch),
-                        *common,
-                        heads=heads,
-                    )
-                    for replacement in self._dropping
-                ]
-                table = torch.stack(drawn).mean(0)
+                other = setting.outputs(self.task, corrupted=name == "y_cross")
+                values = [z[index].flatten(2) for z in other]
+                table = (one.everywhere if name == "y_patch" else one.at_read)(base, values)
             parts.append(table.numpy())
         margins = np.concatenate(parts)
         if name == "y_drop1":
             margins[~INTERVENTIONS[self.ablation].served(setting)[rows]] = np.nan
         return margins
 
-    def _reading(self, batch: PairBatch) -> Reading:
-        """From logits of runs of a batch's prompts to their margins."""
+    def _one_by_one(self, batch: PairBatch, heads: Sequence[tuple[int, int]]) -> OneByOne:
+        """Runs of a batch's prompts with one of these heads replaced, read off as margins."""
         full = self._full_logits(self.task)[batch.indices.cpu()].to(self.model.device)
-        return margin_reading(self.objective, batch, full)
+        reading = margin_reading(self.objective, batch, full)
+        return OneByOne(model=self.model, batch=batch, reading=reading, heads=heads)
 
     def corrupted(self) -> Float64[np.ndarray, " P"]:
         """Margins of the corrupted prompts, scored with the clean prompts' answers."""
         logits = self._setting(self.task).logits(self.task, corrupted=True)
         return self._read("y", logits, self.task)
 
-    def of_set(self, kept: Heads, method: str) -> Float64[np.ndarray, "P *draws"]:
-        """Margins with these heads kept and all others replaced."""
-        return self.by_draw(method, lambda each: self._replaced(method, outside(kept, self.model), each))
-
     def without_set(self, dropped: Heads, method: str) -> Float64[np.ndarray, "P *draws"]:
-        """Margins with these heads replaced."""
-        return self.by_draw(method, lambda each: self._replaced(method, dropped, each))
+        """Margins of each draw of a method, with these heads replaced."""
+        draws = [
+            self._read("y", self._replaced(method, dropped, each), self.task)
+            for each in self._draws(method, self.task)
+        ]
+        return np.stack(draws, axis=1) if len(draws) > 1 else draws[0]
 
     def without_each(self) -> Float64[np.ndarray, "P k"]:
         """Margins of the circuit without one of its heads, for each; draws are averaged."""
@@ -301,7 +265,7 @@ class Columns:
         """The same in one draw, of an edge circuit: a run for each head."""
         columns = []
         for layer, head in self.heads:
-            logits = self._edge_run(self.circuit.without_head(layer, head), self.ablation, setting)
+            logits = self._edges(self.circuit.without_head(layer, head), self.ablation, setting)
             columns.append(self._read("y", logits, self.task))
         return np.stack(columns, axis=1)
 
@@ -314,14 +278,7 @@ class Columns:
             batch = batch.to(self.model.device)
             with heads_replaced(self.model, others, replacement, batch):
                 base = base_run(self.model, batch.clean)
-                table = one_head_replaced(
-                    self.model,
-                    base,
-                    replaced_outputs(self.model, base, replacement, batch),
-                    batch.positions,
-                    self._reading(batch),
-                    heads=self.heads,
-                )
+                table = self._one_by_one(batch, self.heads).dropped(base, replacement)
             parts.append(table.numpy())
         margins = np.concatenate(parts)
         margins[~INTERVENTIONS[self.ablation].served(setting)] = np.nan
@@ -367,15 +324,6 @@ class Columns:
         features = direct_attribution(self.model, self.outputs, margin_directions(self.model, self.task))
         return causation_entropy(features, target, seed=self.seed).flat
 
-    def _ov_norm(self) -> Float64[np.ndarray, " H"]:
-        if self.task.wrong is None:
-            raise InputError(
-                "ov_norm compares right with wrong outputs, and "
-                f"task {self.task.name!r} names no wrong ones; give it wrong="
-            )
-        pairs = answer_directions(self.model, self.task.answers[:, 0], self.task.wrong[:, 0])
-        return ov_norm(self.model, pairs).flat
-
     @cached_property
     def _weights(self) -> Mapping[str, HeadScores]:
         return weight_scores(self.model)
@@ -397,7 +345,7 @@ WHOLE: Mapping[str, Callable[[Columns], np.ndarray]] = {
     "magnitude": lambda make: _table_of(activation_magnitude(make.model, make.outputs)),
     "attribution": Columns._attribution,
     "z_last": lambda make: make.outputs.z.double().numpy(),
-    "ov_norm": Columns._ov_norm,
+    "ov_norm": lambda make: answer_norm(make.model, make.task).flat,
     "spectral_norm": lambda make: make._weights["ov-spectral-norm"].flat,
     "sv_entropy": lambda make: make._weights["ov-sv-entropy"].flat,
     "composition/q": lambda make: make._composition.q,

@@ -16,8 +16,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from assay.core.errors import InconsistentRunError, InputError, ShapeError
-from assay.core.record import library_version
-from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.discovery.heads.weights import unembedding_rows
 from assay.execution.forward import choose_batch_size
 from assay.models import Model
@@ -104,11 +103,9 @@ def head_outputs(
         with torch.no_grad():
             normed = model.final_norm.module(pooled.to(model.dtype))
         parts["normed"].append(normed.to(model.result_dtype).cpu())
-    provenance = {"library": library_version(), "model": model.describe(), "task": task.describe()}
-    if positions is not None:
-        provenance["positions"] = positions.tolist()
+    where_read = {} if positions is None else {"positions": positions.tolist()}
     joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
-    return HeadOutputs(**joined, provenance=provenance)
+    return HeadOutputs(**joined, provenance=provenance_of(model, task, **where_read))
 
 
 def _read_positions(task: Task, positions: Tensor | None) -> Int[Tensor, "P n_read"]:

@@ -11,7 +11,8 @@ from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
 from assay.core.random import stream
-from assay.core.record import Record, library_version
+from assay.core.record import Record
+from assay.discovery.heads.scores import provenance_of
 from assay.discovery.heads.weights import layer_weights, product_singular_values, rotary
 from assay.models import Model
 
@@ -85,7 +86,7 @@ def composition(model: Model) -> Composition:
     return Composition(
         n_heads=heads,
         details={"relative_offset": 0} if rotary(model) else {},
-        provenance={"library": library_version(), "model": model.describe(), "score": "composition"},
+        provenance=provenance_of(model, score="composition"),
         **table,
     )
 

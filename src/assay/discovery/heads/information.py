@@ -66,10 +66,8 @@ def causation_entropy(
         raise InputError(
             f"max_parents is {max_parents} and permutations {permutations}; they must be at least 0 and 1"
         )
-    x, y, n_excluded = _observations(features, target)
-    facts: dict[str, Any] = {"n": len(y), "n_excluded": n_excluded}
-    reason = _undefined(y)
-    if reason:
+    x, y, facts = _observations(features, target)
+    if reason := _undefined(y):
         return _result(features, "causation-entropy", np.full(x.shape[1], np.nan), facts, reason=reason)
     threshold = _chance_level(x, y, permutations, seed)
     parents: list[int] = []
@@ -139,10 +137,8 @@ def stability_selection(
         raise InputError(
             f"bootstraps is {bootstraps} and threshold {threshold}; give at least 1 and a share in [0, 1)"
         )
-    x, y, n_excluded = _observations(features, target)
-    facts: dict[str, Any] = {"n": len(y), "n_excluded": n_excluded}
-    reason = _undefined(y)
-    if reason:
+    x, y, facts = _observations(features, target)
+    if reason := _undefined(y):
         return _result(features, "stability-selection", np.full(x.shape[1], np.nan), facts, reason=reason)
     draws = stream(seed, "stability-selection").integers(0, len(y), (bootstraps, len(y)))
     kept = np.zeros(x.shape[1])
@@ -163,15 +159,15 @@ def stability_selection(
 
 def _observations(
     features: HeadScores, target: Float64[np.ndarray, " P"]
-) -> tuple[Float64[np.ndarray, "n H"], Float64[np.ndarray, " n"], int]:
-    """Features and target of the examples where all are finite, and how many are not."""
+) -> tuple[Float64[np.ndarray, "n H"], Float64[np.ndarray, " n"], dict[str, Any]]:
+    """Features and target of the examples where all are finite, and how many there are and are not."""
     table = features.flat_examples
     if table is None:
         raise InputError(f"{features.name!r} has no scores per example; use e.g. those of direct_attribution")
     if target.shape != (len(table),):
         raise ShapeError(f"target has shape {target.shape} for {len(table)} examples; give one per example")
     kept = np.isfinite(table).all(axis=1) & np.isfinite(target)
-    return table[kept], target[kept], int((~kept).sum())
+    return table[kept], target[kept], {"n": int(kept.sum()), "n_excluded": int((~kept).sum())}
 
 
 def _undefined(y: Float64[np.ndarray, " n"]) -> str | None:

@@ -23,18 +23,13 @@ class MeanAtRead(Ablation):
     """Mean over the reference prompts' clean runs of the output at the read position.
 
     Attributes:
+        key: Registered name.
         only_there: Write at the read position only; elsewhere the head keeps its output.
     """
 
-    only_there: bool
-
-    @property
-    def key(self) -> str:  # type: ignore[override]  # the two forms are two keys
-        return "mean-last" if self.only_there else "mean-last-broadcast"
-
-    @property
-    def summary(self) -> str:  # type: ignore[override]
-        return f"its mean at the read position, {'there only' if self.only_there else 'everywhere'}"
+    key: str
+    only_there: bool = False
+    summary: str = ""
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         reference = setting.reference
@@ -165,8 +160,8 @@ for _intervention in (
     ABLATIONS["zero"],
     ABLATIONS["mean"],
     ABLATIONS["mean-positional"],
-    MeanAtRead(only_there=False),
-    MeanAtRead(only_there=True),
+    MeanAtRead(key="mean-last-broadcast", summary="its mean at the read position, everywhere"),
+    MeanAtRead(key="mean-last", only_there=True, summary="its mean at the read position, there only"),
     ABLATIONS["resample"],
     Donor(key="resample-donor", summary="outputs on another clean prompt"),
     Donor(key="resample-donor-same-class", same_answer=True, summary="the same, of a prompt with its answer"),

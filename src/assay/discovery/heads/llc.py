@@ -16,11 +16,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from assay.circuits.heads import check_heads
 from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.random import torch_stream
-from assay.core.record import library_version
-from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.replacing import heads_of_model
+from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.execution.forward import choose_batch_size
 from assay.models import Block, Model, Separate, Trace
 from assay.objectives import Objective, get_objective
@@ -220,11 +219,10 @@ def learning_coefficients(
     used = some_examples(model, task, n, sampler.seed)
     if used.n < 2:
         raise InputError(f"there is {used.n} example; the inverse temperature 1 / ln n needs at least 2")
-    every = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
-    chosen = check_heads(every if heads is None else heads, model.n_layers, model.n_heads)
+    chosen = heads_of_model(model, heads)
     loss = get_objective(objective)
     starts = _starts(model, used, sampler.chains, batch_size)
-    values = np.full(len(every), np.nan)
+    values = np.full(model.n_layers * model.n_heads, np.nan)
     details: dict[str, Any] = {}
     unsettled = []
     for layer, head in chosen:
@@ -369,12 +367,6 @@ def coefficient_scores(
         model.n_heads,
         values,
         sign="lower = simpler",
-        provenance={
-            "library": library_version(),
-            "model": model.describe(),
-            "task": task.describe(),
-            "score": name,
-            **settings,
-        },
+        provenance=provenance_of(model, task, score=name, **settings),
         **more,
     )

@@ -20,13 +20,13 @@ from assay.discovery.heads.direct import (
     head_outputs,
     margin_directions,
 )
-from assay.discovery.heads.effects import Heads
+from assay.discovery.heads.effects import Heads, check_choice
 from assay.discovery.heads.fisher import fisher_count
 from assay.discovery.heads.information import causation_entropy
 from assay.discovery.heads.llc import Langevin, learning_coefficients
 from assay.discovery.heads.scores import HeadScores
 from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
-from assay.discovery.heads.weights import answer_directions, ov_norm, weight_scores
+from assay.discovery.heads.weights import MATRICES, answer_norm, weight_scores
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Task
@@ -220,10 +220,8 @@ def _direct(
     norm: str = "frozen",
     batch_size: int | None = None,
 ) -> HeadScores:
-    if direction not in ("difference", "correct"):
-        raise InputError(f"direction={direction!r} is not offered; choose 'difference' or 'correct'")
-    if norm not in ("frozen", "none"):
-        raise InputError(f"norm={norm!r} is not offered; choose 'frozen' or 'none'")
+    check_choice("direction", direction, ("difference", "correct"))
+    check_choice("norm", norm, ("frozen", "none"))
     directions = margin_directions(model, task, "correct" if direction == "correct" else "difference")
     outputs = head_outputs(model, task, batch_size=batch_size)
     return direct_attribution(model, outputs, directions, norm="none" if norm == "none" else "frozen")
@@ -343,8 +341,7 @@ def _learning_coefficient(
         return learning_coefficients(
             model, task, heads, n=n, sampler=sampler, objective=objective, batch_size=batch_size
         )
-    if estimator != "fisher_count":
-        raise InputError(f"estimator={estimator!r} is not offered; choose 'fisher_count' or 'sgld'")
+    check_choice("estimator", estimator, ("fisher_count", "sgld"))
     if heads is not None or sampler is not None:
         raise InputError("heads= and sampler= belong to the chains; give estimator='sgld' with them")
     return fisher_count(model, task, n=n, objective=objective, batch_size=batch_size)
@@ -363,49 +360,33 @@ def _learning_coefficient(
     reference="mechanistic-validity framework, F59",
 )
 def _ov_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> HeadScores:
-    if task.wrong is None:
-        raise InputError(
-            f"ov-norm compares right with wrong outputs, and task {task.name!r} names no wrong ones; "
-            "give it wrong="
-        )
-    first = answer_directions(model, task.answers[:, 0], task.wrong[:, 0], max_pairs=max_pairs)
-    return ov_norm(model, first)
+    return answer_norm(model, task, max_pairs=max_pairs)
 
 
-@head_method(
-    key="spectral-norm",
-    id="B.spectral_norm",
-    summary="largest singular value of a head's W_V W_O",
-    family="B",
-    criterion="C2",
-    requires=frozenset({"weights"}),
-    signed=False,
-    cost="none",
-    counts={},
-    reference="mechanistic-validity framework",
-)
-def _spectral_norm(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
-    return _weight_score(model, matrix, "spectral-norm")
+def _spectrum(quantity: str) -> Score:
+    """A score of the singular values of one of a head's two matrices."""
+
+    def compute(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
+        check_choice("matrix", matrix, MATRICES)
+        return weight_scores(model)[f"{matrix}-{quantity}"]
+
+    return compute
 
 
-@head_method(
-    key="sv-entropy",
-    id="B.sv_entropy",
-    summary="entropy of the singular values of a head's W_V W_O",
-    family="B",
-    criterion="C2",
-    requires=frozenset({"weights"}),
-    unit="nats",
-    signed=False,
-    cost="none",
-    counts={},
-    reference="Roy and Vetterli 2007",
-)
-def _sv_entropy(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
-    return _weight_score(model, matrix, "sv-entropy")
-
-
-def _weight_score(model: Model, matrix: str, quantity: str) -> HeadScores:
-    if matrix not in ("ov", "qk"):
-        raise InputError(f"matrix={matrix!r} is not offered; choose 'ov' or 'qk'")
-    return weight_scores(model)[f"{matrix}-{quantity}"]
+for _quantity, _summary, _unit, _reference in (
+    ("spectral-norm", "largest singular value", "", "mechanistic-validity framework"),
+    ("sv-entropy", "entropy of the singular values", "nats", "Roy and Vetterli 2007"),
+):
+    head_method(
+        key=_quantity,
+        id=f"B.{_quantity.replace('-', '_')}",
+        summary=f"{_summary} of a head's W_V W_O",
+        family="B",
+        criterion="C2",
+        requires=frozenset({"weights"}),
+        unit=_unit,
+        signed=False,
+        cost="none",
+        counts={},
+        reference=_reference,
+    )(_spectrum(_quantity))

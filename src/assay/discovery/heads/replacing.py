@@ -4,13 +4,14 @@ Embeddings, MLPs, norms and biases act as ever. Some replacements depend on the 
 that very run, so they are made inside it.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from assay.circuits.heads import check_heads
 from assay.core.errors import InputError
 from assay.execution.forward import check_finite, choose_batch_size
 from assay.execution.sites import Replacement, Site
@@ -130,9 +131,18 @@ def _copies(batch: Batch, count: int) -> Batch:
     return map_tensors(batch, lambda value: value.repeat(count, *[1] * (value.ndim - 1)))
 
 
+def heads_of_model(model: Model, heads: Iterable[Sequence[int]] | None = None) -> tuple[tuple[int, int], ...]:
+    """The (block, head) pairs asked for, all of a model by default.
+
+    Raises:
+        InputError: For a head that the model does not have, or one named twice.
+    """
+    return check_heads(outside((), model) if heads is None else heads, model.n_layers, model.n_heads)
+
+
 def outside(heads: Heads, model: Model) -> list[tuple[int, int]]:
     """All heads of a model but these."""
-    kept: Mapping[tuple[int, int], None] = dict.fromkeys(heads)
+    kept = set(heads)
     return [
         (layer, head)
         for layer in range(model.n_layers)

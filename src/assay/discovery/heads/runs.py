@@ -7,6 +7,7 @@ and values of the others come from the base run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +15,13 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from assay.core.errors import ShapeError
+from assay.discovery.heads.replacing import outside, replaced_outputs
+from assay.execution.attend import rotary_tables
 from assay.execution.forward import TOKENS_PER_PASS
+from assay.execution.sites import Replacement
 from assay.models import Block, Model, Trace
 from assay.models.conformance import rotate
+from assay.tasks import Batch
 
 
 # Logits of some runs `[rows, d_vocab]` and which prompts they belong to `[rows]` -> one number per run.
@@ -60,7 +65,7 @@ def one_head_replaced(
     Returns:
         `[n, heads]` float64 on the CPU, in the order of `heads`.
     """
-    heads = _all_heads(model) if heads is None else heads
+    heads = outside((), model) if heads is None else heads
     n, length = base.input.shape[:2]
     result = torch.empty(n, len(heads), dtype=torch.float64)
     at_once = max(1, TOKENS_PER_PASS // (n * length))
@@ -111,7 +116,7 @@ def one_head_replaced_at_read(
         UnsupportedModelError: For an image classifier.
     """
     model.check_text("replacing a head at the read position only")
-    heads = _all_heads(model) if heads is None else heads
+    heads = outside((), model) if heads is None else heads
     n = len(read)
     index = torch.arange(n, device=read.device)
     result = torch.empty(n, len(heads), dtype=torch.float64)
@@ -134,8 +139,42 @@ def one_head_replaced_at_read(
     return result
 
 
-def _all_heads(model: Model) -> list[tuple[int, int]]:
-    return [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneByOne:
+    """Runs of some prompts in which one head after the other is replaced.
+
+    Attributes:
+        model: The model.
+        batch: The prompts.
+        reading: From logits of some runs to one number each.
+        heads: (block, head) pairs.
+    """
+
+    model: Model
+    batch: Batch
+    reading: Reading
+    heads: Sequence[tuple[int, int]]
+
+    def everywhere(
+        self, base: Trace, values: Sequence[Float[Tensor, "rows pos width"]]
+    ) -> Float64[Tensor, "n heads"]:
+        """With outputs of one head replaced at all positions of a finished run."""
+        return one_head_replaced(
+            self.model, base, values, self.batch.positions, self.reading, heads=self.heads
+        )
+
+    def at_read(
+        self, base: Trace, values: Sequence[Float[Tensor, "n pos width"]]
+    ) -> Float64[Tensor, "n heads"]:
+        """The same at the read position only."""
+        read = self.batch.positions
+        rows = torch.arange(len(read), device=read.device)
+        last = [z[rows, read] for z in values]
+        return one_head_replaced_at_read(self.model, base, last, read, self.reading, heads=self.heads)
+
+    def dropped(self, base: Trace, replacement: Replacement) -> Float64[Tensor, "n heads"]:
+        """With one head after the other ablated."""
+        return self.everywhere(base, replaced_outputs(self.model, base, replacement, self.batch))
 
 
 def _by_layer(heads: Sequence[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
@@ -212,6 +251,7 @@ class _Past:
 
     def __init__(self, model: Model, base: Trace, read: Int[Tensor, " n"]) -> None:
         self.model, self.base, self.read = model, base, read
+        self.tables = rotary_tables(base.calls)
         self._cached: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -223,15 +263,10 @@ class _Past:
             values = channels[:, :, block.n_heads + block.n_kv_heads :].transpose(1, 2)
             if block.k_norm is not None:
                 keys = block.k_norm(keys)
-            tables = self._tables()
-            if tables is not None:
-                keys = rotate(keys, *(table[:, None] for table in tables))
+            if self.tables is not None:
+                keys = rotate(keys, *(table[:, None] for table in self.tables))
             self._cached[layer] = keys, values
         return self._cached[layer]
-
-    def _tables(self) -> tuple[Tensor, Tensor] | None:
-        tables = self.base.calls[0][1].get("position_embeddings")
-        return None if tables is None else (tables[0], tables[1])
 
     def step(self, layer: int, stream: Float[Tensor, "rows d_model"], rows: Int[Tensor, " rows"]) -> Tensor:
         """One block at the read position; `rows` say which prompt each row belongs to."""
@@ -244,10 +279,9 @@ class _Past:
         value = channels[:, block.n_heads + block.n_kv_heads :, None]
         if block.q_norm is not None and block.k_norm is not None:
             query, key = block.q_norm(query), block.k_norm(key)
-        tables = self._tables()
-        if tables is not None:
+        if self.tables is not None:
             at = self.read[rows]
-            spread = [table.expand(len(self.read), -1, -1)[rows, at][:, None, None] for table in tables]
+            spread = [table.expand(len(self.read), -1, -1)[rows, at][:, None, None] for table in self.tables]
             query, key = rotate(query, *spread), rotate(key, *spread)
         place = torch.arange(block.n_heads, device=stream.device) * block.n_kv_heads // block.n_heads
         before = (query @ keys[rows][:, place].transpose(2, 3)).squeeze(2)

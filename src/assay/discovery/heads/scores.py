@@ -14,7 +14,9 @@ from jaxtyping import Bool, Float64, Int64
 from assay.circuits.files import read_arrays, write_arrays
 from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.core.record import HIDDEN, Record, plain
+from assay.core.record import HIDDEN, Record, library_version, plain
+from assay.models import Model
+from assay.tasks import Task
 
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _KIND = "head scores"
 _DETAIL = "details."  # prefix of arrays among the details
+_FACTS = ("name", "sign", "unit", "reason", "warnings", "provenance")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,8 +194,7 @@ class HeadScores(display.Shown, Record):
         if self.per_example is not None:
             arrays["per_example"] = self.per_example
         kept = {name: value for name, value in self.details.items() if f"{_DETAIL}{name}" not in arrays}
-        facts = ("name", "sign", "unit", "reason", "warnings", "provenance")
-        metadata = {name: plain(getattr(self, name)) for name in facts} | {"details": plain(kept)}
+        metadata = {name: plain(getattr(self, name)) for name in _FACTS} | {"details": plain(kept)}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         return write_arrays(Path(path), tensors, {"kind": _KIND, **metadata})
 
@@ -208,17 +210,16 @@ def load_head_scores(path: str | Path) -> HeadScores:
     details = metadata["details"] | {
         name.removeprefix(_DETAIL): array for name, array in arrays.items() if name.startswith(_DETAIL)
     }
+    facts = {name: metadata[name] for name in _FACTS} | {"warnings": tuple(metadata["warnings"])}
     return HeadScores(
-        name=metadata["name"],
-        values=arrays["values"],
-        per_example=arrays.get("per_example"),
-        sign=metadata["sign"],
-        unit=metadata["unit"],
-        reason=metadata["reason"],
-        warnings=tuple(metadata["warnings"]),
-        details=details,
-        provenance=metadata["provenance"],
+        values=arrays["values"], per_example=arrays.get("per_example"), details=details, **facts
     )
+
+
+def provenance_of(model: Model, task: Task | None = None, **facts: Any) -> dict[str, Any]:
+    """How scores came to be: the library, the model, the examples where there are any, and further facts."""
+    examples = {} if task is None else {"task": task.describe()}
+    return {"library": library_version(), "model": model.describe(), **examples, **facts}
 
 
 def ranking(values: Float64[np.ndarray, " H"]) -> Int64[np.ndarray, " H"]:

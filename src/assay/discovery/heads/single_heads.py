@@ -1,17 +1,15 @@
 """What replacing one head at a time does to the margin, measured by runs: patching, mediation, dropping."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from assay.circuits.heads import check_heads
 from assay.core.errors import InputError
-from assay.core.record import library_version
 from assay.discovery.heads.effects import (
     AGGREGATES,
     Heads,
@@ -21,15 +19,9 @@ from assay.discovery.heads.effects import (
     patching_scores,
 )
 from assay.discovery.heads.interventions import INTERVENTIONS
-from assay.discovery.heads.replacing import replaced_outputs
-from assay.discovery.heads.runs import (
-    Reading,
-    base_run,
-    bytes_of_base,
-    one_head_replaced,
-    one_head_replaced_at_read,
-)
-from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.replacing import heads_of_model
+from assay.discovery.heads.runs import OneByOne, base_run, bytes_of_base
+from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.execution import Ablation
 from assay.execution.forward import choose_batch_size
 from assay.execution.sites import Replacement, Setting
@@ -71,7 +63,15 @@ def activation_patching(
         Published results score the circuit's heads only.
     """
     check_choice("aggregate", aggregate, AGGREGATES)
-    found = _measured(model, task, _patched, heads=heads, objective=objective, batch_size=batch_size)
+    chosen = get_objective(objective or task.objective)
+    found = _measured(
+        model,
+        task,
+        lambda clean, corrupted, one: one.everywhere(corrupted, clean.z),
+        heads=heads,
+        objective=chosen,
+        batch_size=batch_size,
+    )
     assert found.y_corrupted is not None
     return patching_scores(
         found.y_full,
@@ -79,7 +79,9 @@ def activation_patching(
         found.y_one,
         n_heads=model.n_heads,
         aggregate=aggregate,
-        provenance=_provenance(model, task, "activation-patching", objective, aggregate=aggregate),
+        provenance=provenance_of(
+            model, task, score="activation-patching", objective=chosen.key, aggregate=aggregate
+        ),
     )
 
 
@@ -113,9 +115,13 @@ def mediation(
         (`all`). With `last`, what a head does at earlier positions is not seen.
     """
     check_choice("positions", positions, POSITIONS)
-    run = _crossed_at_read if positions == "last" else _crossed
+
+    def crossed(clean: Trace, corrupted: Trace, one: OneByOne) -> Tensor:
+        run = one.at_read if positions == "last" else one.everywhere
+        return run(clean, corrupted.z)
+
     chosen = get_objective(objective or task.objective)
-    found = _measured(model, task, run, heads=heads, objective=chosen, batch_size=batch_size)
+    found = _measured(model, task, crossed, heads=heads, objective=chosen, batch_size=batch_size)
     assert found.y_corrupted is not None
     return mediation_scores(
         found.y_full,
@@ -123,7 +129,7 @@ def mediation(
         found.y_one,
         n_heads=model.n_heads,
         unit=chosen.unit,
-        provenance=_provenance(model, task, "mediation", objective, positions=positions),
+        provenance=provenance_of(model, task, score="mediation", objective=chosen.key, positions=positions),
     )
 
 
@@ -166,6 +172,7 @@ def drop_effect(
         activations finds those of the clean run.
     """
     chosen = INTERVENTIONS[ablation] if isinstance(ablation, str) else ablation
+    loss = get_objective(objective or task.objective)
     draws = chosen.draws if draws is None else draws
     if draws < 1:
         raise InputError(f"draws is {draws}; give at least 1")
@@ -174,10 +181,15 @@ def drop_effect(
     tables = []
     for draw in range(draws):
         setting.draw = draw
-        run = _dropped(chosen.prepare_heads(setting))
         tables.append(
             _measured(
-                model, task, run, heads=heads, objective=objective, batch_size=batch_size, corrupted=False
+                model,
+                task,
+                partial(_dropped, chosen.prepare_heads(setting)),
+                heads=heads,
+                objective=loss,
+                batch_size=batch_size,
+                corrupted=False,
             )
         )
     dropped = np.mean([table.y_one for table in tables], axis=0)
@@ -191,9 +203,9 @@ def drop_effect(
         tables[0].y_full,
         dropped,
         n_heads=model.n_heads,
-        unit=get_objective(objective or task.objective).unit,
+        unit=loss.unit,
         details={"ablation": chosen.key, "draws": draws},
-        provenance=_provenance(model, task, "drop-effect", objective, **settings),
+        provenance=provenance_of(model, task, score="drop-effect", objective=loss.key, **settings),
     )
 
 
@@ -206,46 +218,12 @@ class _HeadMargins:
     y_one: Float64[np.ndarray, "P H"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Prompts:
-    """A batch with the runs that single-head runs start from; `corrupted` where it was asked for."""
-
-    model: Model
-    batch: Batch
-    clean: Trace
-    corrupted: Trace
-    reading: Reading
-    heads: Sequence[tuple[int, int]]
+# From the clean run, the corrupted one where it was asked for, and what starts from them, to margins.
+_Run = Callable[[Trace, Trace, OneByOne], Tensor]
 
 
-_Run = Callable[[_Prompts], Tensor]
-
-
-def _patched(at: _Prompts) -> Tensor:
-    return one_head_replaced(
-        at.model, at.corrupted, at.clean.z, at.batch.positions, at.reading, heads=at.heads
-    )
-
-
-def _crossed(at: _Prompts) -> Tensor:
-    return one_head_replaced(
-        at.model, at.clean, at.corrupted.z, at.batch.positions, at.reading, heads=at.heads
-    )
-
-
-def _crossed_at_read(at: _Prompts) -> Tensor:
-    read = at.batch.positions
-    rows = torch.arange(len(read), device=read.device)
-    last = [z[rows, read] for z in at.corrupted.z]
-    return one_head_replaced_at_read(at.model, at.clean, last, read, at.reading, heads=at.heads)
-
-
-def _dropped(replacement: Replacement) -> _Run:
-    def run(at: _Prompts) -> Tensor:
-        values = replaced_outputs(at.model, at.clean, replacement, at.batch)
-        return one_head_replaced(at.model, at.clean, values, at.batch.positions, at.reading, heads=at.heads)
-
-    return run
+def _dropped(replacement: Replacement, clean: Trace, corrupted: Trace, one: OneByOne) -> Tensor:
+    return one.dropped(clean, replacement)
 
 
 def _measured(
@@ -254,16 +232,14 @@ def _measured(
     run: _Run,
     *,
     heads: Heads | None,
-    objective: str | Objective | Loss | None,
+    objective: Objective,
     batch_size: int | None,
     corrupted: bool = True,
 ) -> _HeadMargins:
     """Margins of the whole runs and of those with one head replaced; heads not asked for are NaN."""
     task = model.bind(task)
-    every = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
-    chosen = check_heads(every if heads is None else heads, model.n_layers, model.n_heads)
+    chosen = heads_of_model(model, heads)
     places = [layer * model.n_heads + head for layer, head in chosen]
-    loss = get_objective(objective or task.objective)
     extra = bytes_of_base(model, task.length)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     full, other, one = [], [], []
@@ -271,25 +247,15 @@ def _measured(
         batch = batch.to(model.device)
         clean = base_run(model, batch.clean)
         logits = _read(model, clean, batch)
-        reading = margin_reading(loss, batch, logits)
+        reading = margin_reading(objective, batch, logits)
         rows = torch.arange(len(batch.indices), device=model.device)
         full.append(reading(logits, rows))
         counterpart = base_run(model, batch.corrupted) if corrupted else clean
         if corrupted:
             other.append(reading(_read(model, counterpart, batch), rows))
-        one.append(
-            run(
-                _Prompts(
-                    model=model,
-                    batch=batch,
-                    clean=clean,
-                    corrupted=counterpart,
-                    reading=reading,
-                    heads=chosen,
-                )
-            )
-        )
-    table = np.full((task.n, len(every)), np.nan)
+        runs = OneByOne(model=model, batch=batch, reading=reading, heads=chosen)
+        one.append(run(clean, counterpart, runs))
+    table = np.full((task.n, model.n_layers * model.n_heads), np.nan)
     table[:, places] = torch.cat(one).numpy()
     return _HeadMargins(
         y_full=_float64(full), y_corrupted=_float64(other) if corrupted else None, y_one=table
@@ -317,16 +283,3 @@ def _read(model: Model, base: Trace, batch: Batch) -> Tensor:
 
 def _float64(parts: Sequence[Tensor]) -> Float64[np.ndarray, " P"]:
     return torch.cat(list(parts)).double().cpu().numpy()
-
-
-def _provenance(
-    model: Model, task: Task, score: str, objective: str | Objective | Loss | None, **settings: Any
-) -> Mapping[str, Any]:
-    return {
-        "library": library_version(),
-        "model": model.describe(),
-        "task": task.describe(),
-        "score": score,
-        "objective": get_objective(objective or task.objective).key,
-        **settings,
-    }

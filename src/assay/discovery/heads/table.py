@@ -21,6 +21,7 @@ from assay.core.record import library_version, record_id
 from assay.discovery.heads.columns import QUANTITIES, WHOLE, Columns, count_draws
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.replacing import outside
+from assay.discovery.heads.scores import member_flags
 from assay.discovery.heads.shelf import Shelf
 from assay.execution.forward import check_circuit
 from assay.models import Model
@@ -224,9 +225,7 @@ class MeasurementTable:
         return {"forward": self._make.n_forward, "backward": self._make.n_backward}
 
     def _flags(self, heads: Collection[tuple[int, int]]) -> Bool[np.ndarray, " H"]:
-        flags = np.zeros(self.H, dtype=np.bool_)
-        flags[[layer * self.model.n_heads + head for layer, head in heads]] = True
-        return flags
+        return member_flags(tuple(heads), self.model.n_layers, self.model.n_heads)
 
     def _measured(self, max_passes: float | int | None) -> tuple[tuple[int, int], ...]:
         every = outside((), self.model)
@@ -296,9 +295,9 @@ class MeasurementTable:
         Circuit.from_heads(self.model.graph, chosen)  # refuses heads that do not exist
         key = INTERVENTIONS[method or self.ablation].key
         name = f"{kind}/{key}/{record_id('heads', {'heads': [list(head) for head in chosen]})}"
-        make = self._make.of_set if kind == "keep_set" else self._make.without_set
+        replaced = outside(chosen, self.model) if kind == "keep_set" else chosen
         if name not in self._columns:
-            self._columns |= self._whole(name, lambda: {name: make(chosen, key)})
+            self._columns |= self._whole(name, lambda: {name: self._make.without_set(replaced, key)})
         return self._locked(name)
 
     def _filled(self, name: str) -> dict[str, np.ndarray]:

@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor, nn
 
 from assay.core.errors import InputError, ShapeError, UnsupportedModelError
-from assay.core.record import library_version
-from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.models import Model
+from assay.tasks import Task
 
 
 _SMALLEST = 1e-12  # singular values below this share of the largest are rounding, not signal
@@ -192,7 +192,6 @@ def weight_scores(model: Model) -> dict[str, HeadScores]:
 
 
 def _of_weights(model: Model, name: str, values: np.ndarray, **more: Any) -> HeadScores:
-    provenance = {"library": library_version(), "model": model.describe(), "score": name}
     details = {"relative_offset": 0} if name.startswith("qk-") and rotary(model) else {}
     return HeadScores.from_flat(
         name,
@@ -201,7 +200,7 @@ def _of_weights(model: Model, name: str, values: np.ndarray, **more: Any) -> Hea
         sign="larger = stronger" if "norm" in name else "",
         unit="nats" if name.endswith("sv-entropy") else "",
         details=details | more.pop("details", {}),
-        provenance=provenance | more.pop("provenance", {}),
+        provenance=provenance_of(model, score=name),
         **more,
     )
 
@@ -303,6 +302,21 @@ def ov_norm(model: Model, directions: Float64[Tensor, "pairs d_model"]) -> HeadS
         written = weights.v @ (weights.o @ directions.to(weights.o.device).T)
         values.append(written.norm(dim=1).mean(dim=1).cpu().numpy())
     return _of_weights(model, "ov-norm", np.concatenate(values), details={"n_directions": len(directions)})
+
+
+def answer_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> HeadScores:
+    """`ov_norm` along the directions between the first right and the first wrong outputs of a task.
+
+    Raises:
+        InputError: For a task without wrong outputs.
+    """
+    if task.wrong is None:
+        raise InputError(
+            f"ov-norm compares right with wrong outputs, and task {task.name!r} names no wrong ones; "
+            "give it wrong="
+        )
+    pairs = answer_directions(model, task.answers[:, 0], task.wrong[:, 0], max_pairs=max_pairs)
+    return ov_norm(model, pairs)
 
 
 def member_ratio(values: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 
-from assay.analyses.calibration.gate import ALPHA, Draft, paired
+from assay.analyses.calibration.gate import ALPHA, Draft
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.measurement import Interval, Rule, Verdict
 from assay.stats import RatioOfSums, ratio_of
@@ -84,31 +84,36 @@ class Sample:
 
 
 def sample(unit_id: Shaped[np.ndarray, " n_given"] | None = None, **vectors: Any) -> Sample:
-    """Paired deletion, then sums within units.
+    """Vectors without the prompts at which any of them is NaN or infinite, summed within units.
 
     Args:
         unit_id: Which prompts belong together (one image, one sentence), `[n_given]`; None: each by itself.
         **vectors: `[n_given]` or `[n_given, ...]` each.
 
     Raises:
-        ShapeError: If numbers of prompts differ.
+        ShapeError: If their numbers of prompts differ; the names given are in the message.
     """
-    pairs = paired(**vectors)
-    codes = np.arange(pairs.n)
-    kept = pairs.vectors
+    arrays = {name: np.asarray(vector, dtype=np.float64) for name, vector in vectors.items()}
+    lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1 or None in lengths.values():
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ShapeError(f"arrays to compare differ in their number of prompts: {shapes}")
+    used = np.ones(next(iter(arrays.values())).shape[0], dtype=np.bool_)
+    for array in arrays.values():
+        used &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+    n_prompts = int(used.sum())
+    kept, codes = [array[used] for array in arrays.values()], np.arange(n_prompts)
     if unit_id is not None:
-        if unit_id.shape != pairs.used.shape:
-            raise ShapeError(
-                f"unit_id has shape {unit_id.shape}; one per prompt, {pairs.used.shape}, is needed"
-            )
-        codes = np.unique(unit_id[pairs.used], return_inverse=True)[1].reshape(-1).astype(np.int64)
-        kept = tuple(summed(vector, codes) for vector in kept)
+        if unit_id.shape != used.shape:
+            raise ShapeError(f"unit_id has shape {unit_id.shape}; one per prompt, {used.shape}, is needed")
+        codes = np.unique(unit_id[used], return_inverse=True)[1].reshape(-1).astype(np.int64)
+        kept = [summed(vector, codes) for vector in kept]
     return Sample(
-        vectors=kept,
+        vectors=tuple(kept),
         n=int(codes.max()) + 1 if len(codes) else 0,
-        n_prompts=pairs.n,
-        n_dropped=pairs.n_dropped,
-        used=pairs.used,
+        n_prompts=n_prompts,
+        n_dropped=len(used) - n_prompts,
+        used=used,
         unit=codes,
     )
 
@@ -169,9 +174,7 @@ def judged(
         **more: Other fields of `Verdict`.
     """
     verdict = rule.judge(value, interval, n)
-    needed = verdict.n_needed
-    if interval.reason == "too_few":
-        needed = fewest
+    needed = fewest if interval.reason == "too_few" else verdict.n_needed
     return replace(verdict, published=rule.published(published), **{"n_needed": needed, **more})
 
 
