@@ -18,8 +18,9 @@ from cyclopts import App
 from PIL import Image
 
 from assay.app.cli import app
-from assay.app.names import NAMES
-from assay.app.settings import OfEdges, Placed, keywords
+from assay.app.options import NAMES
+from assay.app.running import Placed, keywords
+from assay.app.settings import OfEdges
 from assay.catalogue import list_entries
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task
@@ -86,13 +87,13 @@ def test_a_second_audit_comes_from_the_store_and_ends_with_the_verdict(audited: 
 
 def test_show_and_list_find_what_was_stored(audited: Path, run: Run) -> None:
     store = ("--store", str(audited / "out"))
-    listed = json.loads(run("list", "results", *store, "--json").stdout)
+    listed = json.loads(run("store", "ls", *store, "--json").stdout)
     kinds = {line["kind"] for line in listed}
     assert kinds == {"audit", "calibration", "measurement", "scores", "worst_case"}
-    (found,) = json.loads(run("list", "results", "--kind", "audit", *store, "--json").stdout)
+    (found,) = json.loads(run("store", "ls", "--kind", "audit", *store, "--json").stdout)
     shown = json.loads(run("show", found["id"][:8], *store, "--json").stdout)
     assert shown["payload"] == json.loads((audited / "stdout.json").read_text())
-    assert {"mini", "ioi"} <= set(run("list", "results", *store).stdout.split())
+    assert {"mini", "ioi"} <= set(run("store", "ls", *store).stdout.split())
     assert run("show", found["id"], *store).stdout.startswith(f"audit {found['id']}")
     for line in listed:
         assert run("show", line["id"], *store).exit_code == 0
@@ -108,10 +109,10 @@ def test_report_takes_every_stored_id_and_the_circuit_of_the_footer(
     audited: Path, run: Run, tmp_path: Path
 ) -> None:
     store = ("--store", str(audited / "out"))
-    (scores,) = json.loads(run("list", "results", "--kind", "scores", *store, "--json").stdout)
+    (scores,) = json.loads(run("store", "ls", "--kind", "scores", *store, "--json").stdout)
     assert run("report", scores["id"], *store, "--save", str(tmp_path / "scores.html")).exit_code == 0
     assert scores["id"] in (tmp_path / "scores.html").read_text()
-    (audit,) = json.loads(run("list", "results", "--kind", "audit", *store, "--json").stdout)
+    (audit,) = json.loads(run("store", "ls", "--kind", "audit", *store, "--json").stdout)
     assert audit["id"] in run("show", audit["circuit"], *store).stdout
     assert run("report", audit["circuit"], *store, "--save", str(tmp_path / "c.html")).exit_code == 0
     assert f"<code>{audit['circuit']}</code>" in (tmp_path / "c.html").read_text()
@@ -335,7 +336,7 @@ def test_values_are_taken_as_they_are_typed() -> None:
         Path('["b"]'),
     )
     assert settings("serve", "--token", "-starts-with-a-hyphen").token == "-starts-with-a-hyphen"
-    assert settings("list", "results", "--order", "-created").order == "-created"
+    assert settings("store", "ls", "--order", "-created").order == "-created"
 
 
 def test_variables_that_say_what_to_run_do_not_change_what_a_report_shows(

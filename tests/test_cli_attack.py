@@ -204,7 +204,7 @@ def test_every_printed_circuit_can_be_shown_reported_measured_and_attacked(run: 
     assert record["provenance"]["circuit"] == identity
     worst = json.loads(run("--circuit", identity, *TINY, "--json", "--quiet").stdout)
     assert worst["circuit"]["hash"] == identity
-    scores = call("list", "results", "--kind", "scores", "--json")
+    scores = call("store", "ls", "--kind", "scores", "--json")
     (stored,) = json.loads(scores.stdout)
     assert call("report", stored["id"], "--save", "scores.html").exit_code == 0
     refused = call("measure", "--circuit", stored["id"], "--n", "4")

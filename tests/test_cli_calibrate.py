@@ -53,7 +53,7 @@ def test_all_sixteen_written_as_json_and_page(run: Run, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new/g.json").read_text()) == document
     page = (tmp_path / "new/page.html").read_text()
     assert all(gate["name"] in page for gate in document["gates"])
-    listed = invoke("list", "results", "--json")
+    listed = invoke("store", "ls", "--json")
     assert [line["kind"] for line in json.loads(listed.stdout)] == ["calibration"]
     again = invoke("report", document["id"], "--save", "again.html")
     assert again.exit_code == 0

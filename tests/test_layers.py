@@ -165,13 +165,18 @@ def test_the_command_line_loads_only_what_help_needs() -> None:
         "assay.core.errors",
         "assay.core.untrusted",
         "assay.app.cli",
-        "assay.app.names",
+        "assay.app.console",
+        "assay.app.options",
+        "assay.app.running",
         "assay.app.settings",
         "assay.app.monitor.settings",
     )
     slow = {"torch", "numpy", "scipy", "safetensors", "pydantic", "jaxtyping", "rich"}
     slow |= HEAVY_HOMES.keys() - {"cyclopts"}
-    settings = [SOURCE / "app" / name for name in ("names.py", "settings.py", "monitor/settings.py")]
+    settings = [
+        SOURCE / "app" / name
+        for name in ("console.py", "options.py", "running.py", "settings.py", "monitor/settings.py")
+    ]
     cli = [*settings, *(path for path in FILES if path.is_relative_to(SOURCE / "app/cli"))]
     wrong = [
         f"{path.name} line {found.line}: {found.module}"

@@ -125,7 +125,7 @@ def test_logs_are_added_to_without_what_only_unix_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from assay.analyses.generalization.journal import Journal
-    from assay.app.monitor.alarms import AlarmFile
+    from assay.app.monitor.sinks import AlarmFile
 
     monkeypatch.delattr("os.pread")
     (tmp_path / "readings.jsonl").write_text('{"kind": "a"}\n{"kind": "b", "cut o')

@@ -635,7 +635,7 @@ def test_a_circuit_found_on_the_way_is_measured_on_other_prompts(mini: Model) ->
 
 def test_a_plan_counts_passes(tiny: Model) -> None:
     stages_ = plan_audit(tiny, n=10, steps=5, n_random=20, full=True)
-    by_name = {stage.name: stage for stage in stages_}
+    by_name = {stage.stage: stage for stage in stages_}
     # clean, ablated, means and completeness runs; forward and backward at each of 5 nodes
     assert by_name["discover"].passes == 10 * (4 + 2 * 5)
     # full, keep, drop, empty; 20 random circuits; one run per head of minimality

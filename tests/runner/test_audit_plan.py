@@ -20,7 +20,8 @@ from assay.execution.runner import CircuitRunner
 from assay.models import Model, load_model
 from assay.pipeline import Audit, AuditOptions, audit, draw_prompts, plan_audit
 from assay.pipeline.audit_plan import STAGES
-from assay.pipeline.budget import pass_seconds, read_budget
+from assay.pipeline.budget import read_budget
+from assay.pipeline.cost import pass_seconds
 from assay.report.save import render
 from assay.tasks import ImageTask, load_images
 
@@ -100,7 +101,7 @@ def test_the_default_audit_of_a_small_gpt2_plans_at_most_6000_passes() -> None:
     assert model.graph.n_edges == 32_491
     stages = plan_audit(model)
     assert sum(stage.passes for stage in stages) <= 6000
-    assert {stage.runs for stage in stages if stage.name == "faithfulness curve"} == {9}  # and the model
+    assert {stage.runs for stage in stages if stage.stage == "faithfulness curve"} == {9}  # and the model
     assert sum(stage.passes for stage in plan_audit(model, full=True)) > 70_000
 
 

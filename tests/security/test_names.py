@@ -13,7 +13,7 @@ from PIL import Image
 
 import assay
 from assay.analyses.subsets import CorrectnessData
-from assay.app.cli.border import echo, print_json, print_table, say
+from assay.app.console import echo, print_json, print_table, say
 from assay.circuits import save_submission
 from assay.core.errors import FileFormatError, InputError
 from assay.core.untrusted import load_npz, printable

@@ -17,7 +17,8 @@ import pytest
 import assay
 from assay.analyses.generalization.monitoring import Monitor, Reading
 from assay.app.monitor import alarms
-from assay.app.monitor.alarms import AlarmFile, DeliveryError, Notifier, Sink, Webhook, seconds_of
+from assay.app.monitor.alarms import Notifier, seconds_of
+from assay.app.monitor.sinks import AlarmFile, DeliveryError, Sink, Webhook
 from assay.core.errors import InputError, OutputError
 from assay.core.measurement import Interval
 from assay.tasks import EvalTransform, draw_shapes
@@ -279,7 +280,7 @@ def test_an_event_outlasts_hours_in_which_nobody_takes_it(make: Make, tmp_path: 
 def test_the_end_of_somebody_elses_file_is_left_alone(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes\nsecond line without a break")
-    desk = Desk(make, tmp_path / "desk", alarms.AlarmFile(path))
+    desk = Desk(make, tmp_path / "desk", AlarmFile(path))
     desk.read("!")
     lines = path.read_text().splitlines()
     assert lines[:2] == ["my notes", "second line without a break"]

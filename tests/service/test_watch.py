@@ -18,14 +18,9 @@ from starlette.testclient import TestClient
 
 from assay.app.cli.monitor import MonitorSettings
 from assay.app.monitor.metrics import metrics_text
-from assay.app.monitor.watch import (
-    OF_THE_COMMAND,
-    MonitorOptions,
-    MonitorRun,
-    WatchedMonitor,
-    read_options,
-    watched,
-)
+from assay.app.monitor.settings import MonitorOptions
+from assay.app.monitor.watch import MonitorRun
+from assay.app.monitor.watched import OF_THE_COMMAND, WatchedMonitor, read_options, watched
 from assay.app.site.web import create_app
 from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError
 from assay.pipeline.monitoring import held

@@ -1,4 +1,4 @@
-"""`assay list results`, `assay show` and the commands of `assay store`, on both kinds of store."""
+"""`assay show` and the commands of `assay store`, on both kinds of store."""
 
 import csv
 import io
@@ -11,8 +11,7 @@ import pytest
 from command_line import Outcome, invoke
 
 from assay.app.cli import run as command
-from assay.app.cli.results import KINDS
-from assay.app.site import web
+from assay.app.options import KINDS
 from assay.store import About, Store
 
 
@@ -37,11 +36,11 @@ def filled(location: str) -> list[str]:
 
 def test_results_are_listed_by_conditions(filled: list[str]) -> None:
     found = json.loads(
-        run("list", "results", *filled, "--where", "metric = kl", "--where", "value > 0.1", "--json").stdout
+        run("store", "ls", *filled, "--where", "metric = kl", "--where", "value > 0.1", "--json").stdout
     )
     assert [each["seed"] for each in found] == [1, 2]
     assert found[0]["about"] == "kl on ioi in mini"
-    table = run("list", "results", *filled, "--kind", "measurement", "--order=-value", "--limit", "1")
+    table = run("store", "ls", *filled, "--kind", "measurement", "--order=-value", "--limit", "1")
     assert re.search(r"mini +ioi +kl +0\.5 \[0, 1\]", table.stdout)
     assert len(table.stdout.splitlines()) == 2
 
@@ -49,14 +48,14 @@ def test_results_are_listed_by_conditions(filled: list[str]) -> None:
 def test_ids_stay_in_one_piece_on_a_narrow_terminal(
     filled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = [each["id"] for each in json.loads(run("list", "results", *filled, "--json").stdout)]
+    ids = [each["id"] for each in json.loads(run("store", "ls", *filled, "--json").stdout)]
     for width in (80, 50):
         shown = io.StringIO()
         monkeypatch.setattr(shown, "isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", str(width))
         with monkeypatch.context() as terminal:
             terminal.setattr("sys.stdout", shown)
-            assert command(["list", "results", *filled]) == 0
+            assert command(["store", "ls", *filled]) == 0
         lines = re.sub("\x1b\\[[0-9;]*m", "", shown.getvalue()).splitlines()
         assert all(len(line) <= width for line in lines)
         assert [line.split()[0] for line in lines if line.split()[0] in ids] == ids
@@ -93,7 +92,6 @@ def test_store_rm_asks_and_removes(filled: list[str], monkeypatch: pytest.Monkey
     assert [each["id"] for each in json.loads(run("store", "ls", *filled, "--json").stdout)] == ids[3:]
     assert run("store", "rm", "--yes", *filled).exit_code == 2
     assert run("store", "rm", ids[0], "--yes", *filled).exit_code == 2
-    assert run("store", "show", ids[3], *filled).exit_code == 0
 
 
 def test_store_merge_and_export(filled: list[str], tmp_path: Path) -> None:
@@ -110,32 +108,32 @@ def test_store_merge_and_export(filled: list[str], tmp_path: Path) -> None:
 
 
 def test_pages_of_results_follow_each_other(filled: list[str]) -> None:
-    whole, pages = json.loads(run("list", "results", *filled, "--json").stdout), []
+    whole, pages = json.loads(run("store", "ls", *filled, "--json").stdout), []
     for offset in range(0, 4, 2):
-        page = run("list", "results", *filled, "--json", "--limit", "2", "--offset", str(offset))
+        page = run("store", "ls", *filled, "--json", "--limit", "2", "--offset", str(offset))
         pages += json.loads(page.stdout)
     assert pages == whole
 
 
 def test_csv_holds_every_column(filled: list[str]) -> None:
     rows: list[dict[str, Any]] = list(
-        csv.DictReader(io.StringIO(run("list", "results", *filled, "--csv").stdout))
+        csv.DictReader(io.StringIO(run("store", "ls", *filled, "--csv").stdout))
     )
     assert [row["value"] for row in rows] == ["0.0", "0.25", "0.5", ""]
     assert rows[3]["task"] == '\x1b[31m=cmd,"x"\nnext'
 
 
 def test_a_hostile_name_does_not_reach_the_terminal(filled: list[str]) -> None:
-    listed = run("list", "results", *filled)
+    listed = run("store", "ls", *filled)
     assert "\x1b" not in listed.stdout
-    (found,) = json.loads(run("list", "results", *filled, "--kind", "scores", "--json").stdout)
+    (found,) = json.loads(run("store", "ls", *filled, "--kind", "scores", "--json").stdout)
     shown = run("show", found["id"][:8], *filled)
     assert shown.exit_code == 0
     assert "\x1b" not in shown.stdout
 
 
 def test_a_result_is_shown(filled: list[str]) -> None:
-    (found,) = json.loads(run("list", "results", *filled, "--where", "seed = 2", "--json").stdout)
+    (found,) = json.loads(run("store", "ls", *filled, "--where", "seed = 2", "--json").stdout)
     shown = run("show", found["id"], *filled)
     assert shown.stdout.startswith(f"measurement {found['id']}")
     assert "kl on ioi in mini" in shown.stdout
@@ -145,15 +143,14 @@ def test_a_result_is_shown(filled: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["results", "--where", "modle = x"], "unknown column 'modle'; did you mean 'model'"),
-        (["results", "--where", "model"], "write KEY OP VALUE"),
-        (["results", "--order", "vlaue"], "did you mean 'value'"),
-        (["results", "--csv", "--json"], "give one of them"),
-        (["methods", "--where", "x = 1"], "are for `assay list results`"),
+        (["--where", "modle = x"], "unknown column 'modle'; did you mean 'model'"),
+        (["--where", "model"], "write KEY OP VALUE"),
+        (["--order", "vlaue"], "did you mean 'value'"),
+        (["--csv", "--json"], "give one of them"),
     ],
 )
 def test_a_wrong_question_says_what_is_right(filled: list[str], arguments: list[str], message: str) -> None:
-    result = run("list", *arguments, *filled)
+    result = run("store", "ls", *arguments, *filled)
     assert result.exit_code == 2
     assert message in result.stderr
 
@@ -170,30 +167,26 @@ def test_a_wrong_question_says_what_is_right(filled: list[str], arguments: list[
     ],
 )
 def test_an_empty_answer_says_what_no_result_has(filled: list[str], arguments: list[str], note: str) -> None:
-    result = run("list", "results", *filled, *arguments, "--json")
+    result = run("store", "ls", *filled, *arguments, "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, [])
     assert f"note: {note}" in result.stderr
-    assert run("list", "results", *filled, *arguments, "--quiet").stderr == ""
+    assert run("store", "ls", *filled, *arguments, "--quiet").stderr == ""
 
 
 def test_an_empty_answer_about_what_results_have_says_nothing(filled: list[str]) -> None:
     asked = ["--where", "payload.value > 7", "--where", "payload.nothing = null"]
-    assert run("list", "results", *filled, *asked).stderr == ""
+    assert run("store", "ls", *filled, *asked).stderr == ""
 
 
 def test_help_names_every_kind_that_is_stored() -> None:
-    shown = "".join(run("list", "--help").stdout.split())  # lines are broken inside names too
+    shown = "".join(run("store", "ls", "--help").stdout.split())  # lines are broken inside names too
     assert all(kind in shown for kind in KINDS)
 
 
 def test_a_store_that_cannot_be_reached_hides_its_password() -> None:
     result = run(
-        "list", "results", "--store", "postgresql+psycopg://u:s3cret@/x?host=/nowhere/at/all&arrays=/tmp/x"
+        "store", "ls", "--store", "postgresql+psycopg://u:s3cret@/x?host=/nowhere/at/all&arrays=/tmp/x"
     )
     assert result.exit_code == 1
     assert "s3cret" not in result.stderr
     assert "lost the results store at postgresql+psycopg://u:***@" in result.stderr
-
-
-def test_the_site_and_the_command_know_the_same_kinds() -> None:
-    assert web.KINDS == KINDS

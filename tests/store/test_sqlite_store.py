@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import torch
 from command_line import invoke
 
-from assay.app.cli.border import store_folder
+from assay.app.running import Storing
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.store import DATABASE_NAME, SCHEMA_VERSION, About, Store, results
@@ -106,7 +106,7 @@ def test_no_password_of_a_mistyped_url_is_shown_or_written(
         Store(location)
     assert "SECRET" not in "".join(traceback.format_exception(caught.value))
     with pytest.raises(InputError) as caught:
-        store_folder(location)
+        Storing(store=str(location)).store_folder()
     assert "SECRET" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,222 +1,35 @@
-"""Settings that mean the same in every command: one declaration of name, default, range and help each.
+"""Settings of models, inputs and circuits that mean the same in every command, declared once."""
 
-A command inherits the groups it needs and adds its own; of several bases, a help page shows the last first.
-Nothing here imports the rest of the package.
-"""
-
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import signature
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from cyclopts import Group, Parameter, Token
-from cyclopts.validators import Number
-
-from assay.app.names import EMBEDDED, completing, one_of
+from assay.app.options import (
+    CIRCUIT,
+    DEFAULT_STORE,
+    DISCOVERY,
+    EMBEDDED,
+    INPUTS,
+    RUNNING,
+    STEPS,
+    Count,
+    DType,
+    Steps,
+    completing,
+    one_of,
+)
+from assay.app.running import Batched, Placed, Seeded, Storing, call
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
     import torch
 
-DEFAULT_STORE = Path("assay-out")
-
-INPUTS, CIRCUIT, DISCOVERY, STORED, OUTPUT, RUNNING = (
-    Parameter(group=Group(name, sort_key=place))
-    for name, place in (
-        ("Model and inputs", 10),
-        ("Circuit", 20),
-        ("Discovery", 30),
-        ("Results", 70),
-        ("Output", 80),
-        ("Running", 90),
-    )
-)
-
-
-def own_group(name: str, place: int = 40) -> Parameter:
-    """A group of a command's own options, after those of the inputs and of discovery."""
-    return Parameter(group=Group(name, sort_key=place))
-
-
-def at_least(low: int, most: int | None = None) -> Parameter:
-    """A range."""
-    return Parameter(validator=Number(gte=low, lte=most))
-
-
-def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
-    """A count, or `auto`."""
-    del type_
-    value = tokens[0].value
-    if value != "auto" and not (value.isdecimal() and int(value) > 0):
-        raise ValueError(f"{value!r} is neither a count from 1 nor auto")
-    return value if value == "auto" else int(value)
-
-
-DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-Count = Annotated[int, at_least(1)]
-STEPS = Parameter(converter=_steps, completer=lambda context: ["auto"], metavar="COUNT|auto")
-Steps = int | Literal["auto"]
-
-
-# Fields that mean something else, or nothing, to the function that a command calls.
-_OF_THE_COMMAND = frozenset(
-    ("model", "device", "dtype", "store", "out", "save", "report", "config", "quiet", "json", "traceback")
-)
-
-
-def keywords(settings: object, function: Callable[..., Any], /, **more: Any) -> dict[str, Any]:
-    """The settings that a function takes as keywords of the same names, and other arguments for it.
-
-    Args:
-        settings: An instance of a dataclass of this module or of a command.
-        function: What will be called.
-        more: Arguments under names that are not fields, or with another value.
-    """
-    parameters = signature(function).parameters.values()
-    taken = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - _OF_THE_COMMAND
-    return {name: value for name, value in vars(settings).items() if name in taken} | more
-
-
-# ---- running and output -------------------------------------------------------------------------
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Quiet:
-    """How a command runs.
-
-    Attributes:
-        quiet: Print no progress and no notes on stderr.
-        config: TOML file of options.
-        traceback: Show where an error came from.
-    """
-
-    quiet: Annotated[bool, RUNNING] = False
-    config: Annotated[Path | None, RUNNING] = None
-    traceback: Annotated[bool, RUNNING] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Talking(Quiet):
-    """How a command runs and prints.
-
-    Attributes:
-        json: Print one JSON document and nothing else on stdout.
-    """
-
-    json: Annotated[bool, OUTPUT] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """A plan instead of a run.
-
-    Attributes:
-        dry_run: Print the plan and its cost in passes; run nothing.
-    """
-
-    dry_run: Annotated[bool, RUNNING] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seeded:
-    """Where randomness starts.
-
-    Attributes:
-        seed: Root seed.
-    """
-
-    seed: Annotated[int, RUNNING, at_least(0)] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placed:
-    """Where a model runs.
-
-    Attributes:
-        device: cpu, cuda, cuda:1, ... auto takes the first accelerator, else cpu.
-    """
-
-    device: Annotated[str, RUNNING, one_of("auto", "cpu", "cuda")] = "auto"
-
-    def place(self, tell: Callable[[str], None]) -> str | None:
-        """The device to use, which must exist; None leaves a model on the CPU.
-
-        Args:
-            tell: Hears which accelerator `auto` takes.
-
-        Raises:
-            InputError: Naming the devices there are.
-        """
-        from assay.pipeline import check_options
-
-        if self.device != "auto":
-            check_options(device=self.device)
-            return self.device
-        import torch
-
-        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        if kind is None or kind.type == "mps":  # which has no float64
-            return None
-        tell(f"device: {kind.type}:0")
-        return f"{kind.type}:0"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batched(Placed):
-    """Where a model runs, and how much at once.
-
-    Attributes:
-        batch_size: Prompts or images per pass. Default: by free memory.
-    """
-
-    batch_size: Annotated[Count | None, RUNNING] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Storing:
-    """Where results are kept.
-
-    Attributes:
-        store: Results store: a directory, or postgresql+psycopg://USER@HOST/DATABASE. Default: assay-out.
-    """
-
-    # Text, not Path: a path would take slashes from a URL.
-    store: Annotated[str | None, STORED, Parameter(metavar="DIR|URL")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Computing(Talking, DryRun, Storing):
-    """How a command that computes runs and prints, and where it keeps what it computed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saving:
-    """Files for the result.
-
-    Attributes:
-        out: Output directory; every file goes there under its usual name.
-        save: File for the result.
-    """
-
-    out: Annotated[Path | None, OUTPUT] = None
-    save: Annotated[Path | None, OUTPUT] = None
-
-    def path_of(self, file: Path | None, name: str) -> Path | None:
-        """Where a file goes: where its own option says, else under a name in the output directory."""
-        return self.out / name if file is None and self.out is not None else file
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reporting(Saving):
-    """Files for the result and its page.
-
-    Attributes:
-        report: HTML page to write.
-    """
-
-    report: Annotated[Path | None, OUTPUT] = None
+    from assay.circuits import Circuit, HeadCircuit
+    from assay.execution import CircuitRuns
+    from assay.graph import Graph
+    from assay.models import Model
+    from assay.pipeline import Draws
+    from assay.tasks import Task
 
 
 # ---- model and inputs ---------------------------------------------------------------------------
@@ -241,7 +54,7 @@ class Typed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnModel(Typed):
+class OnModel(Typed, Placed):
     """The model.
 
     Attributes:
@@ -249,6 +62,12 @@ class OnModel(Typed):
     """
 
     model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
+
+    def load_model(self) -> "Model":
+        """The model on its device, with numbers of the type asked for."""
+        from assay.models import load_model
+
+        return load_model(self.model, device=self.place(), dtype=self.torch_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +186,43 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
             Default: one discovered, as audit does.
     """
 
+    size_option: ClassVar[str] = ""  # that sizes a discovered circuit
+
     circuit: Annotated[str | None, CIRCUIT] = None
+
+    @property
+    def size(self) -> int | None:
+        """Edges of a discovered circuit; None where its target decides."""
+        return getattr(self, self.size_option) if self.size_option else None
+
+    def named_circuit(self, graph: "Graph") -> "Circuit | HeadCircuit | None":
+        """The circuit of `--circuit`, as it is described; None where one is to be discovered."""
+        from assay.pipeline.circuits import read_circuit
+
+        if self.circuit is None:
+            return None
+        if self.size is not None:
+            raise InputError(
+                f"--{self.size_option} sizes a discovered circuit, and --circuit gives one; "
+                "choose one of them"
+            )
+        exists = self.store is not None or DEFAULT_STORE.exists()
+        return read_circuit(self.circuit, graph, lambda: self.existing_store() if exists else None)
+
+    def edge_circuit(self, graph: "Graph") -> "Circuit | None":
+        """`named_circuit` as the edges to keep."""
+        from assay.circuits import Circuit, HeadCircuit
+
+        circuit = self.named_circuit(graph)
+        return Circuit.from_heads(graph, circuit) if isinstance(circuit, HeadCircuit) else circuit
+
+    def runs(
+        self, model: "Model", prompts: "Task | Draws | str", circuit: "Circuit | None" = None, **more: Any
+    ) -> "CircuitRuns":
+        """Runs of a circuit on prompts; without one, of the circuit that these settings discover."""
+        from assay.pipeline import runs_of
+
+        return call(self, runs_of, model, prompts, circuit, **{"top": self.size, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,6 +232,8 @@ class OfEdges(OfCircuit):
     Attributes:
         edges: Size of a discovered circuit, instead of --target.
     """
+
+    size_option = "edges"
 
     edges: Annotated[Count | None, CIRCUIT] = None
 

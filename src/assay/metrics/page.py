@@ -101,7 +101,7 @@ def measurements_page(records: Sequence[Document]) -> Page:
     shown, left = first(rows, ROWS)
     caption: list[Text] = [LEGEND]
     if left:
-        listing = code("assay list results --kind measurement")
+        listing = code("assay store ls --kind measurement")
         caption += [f" {words.number(left)} more rows are left out; ", listing, " lists all that are stored."]
     printed, unprinted = first(records, RECORDS)
     notes = [

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from assay.pipeline.auditing import AuditOptions, audit, plan_audit
     from assay.pipeline.checks import check_options, check_writable
     from assay.pipeline.cluster import RayWorkers
+    from assay.pipeline.cost import Forecast, Workload, cost_of
     from assay.pipeline.discovery import discover_stored, plan_discovery
     from assay.pipeline.gates import StoredCalibration, calibrate_stored, plan_calibration, usual_prompts
     from assay.pipeline.jobs import Job
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from assay.pipeline.runs import measure_stored, plan_measurement
     from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
     from assay.pipeline.sizing import find_circuit, runs_of
-    from assay.pipeline.stage import Progress, Stage, Workload
+    from assay.pipeline.stage import Progress, Stage
     from assay.pipeline.worst import (
         DEFAULT_PAIRS,
         DEFAULT_SIDE,
@@ -42,6 +43,7 @@ _HOMES = {
     "assay.pipeline.auditing": "AuditOptions audit plan_audit",
     "assay.pipeline.checks": "check_options check_writable",
     "assay.pipeline.cluster": "RayWorkers",
+    "assay.pipeline.cost": "Forecast Workload cost_of",
     "assay.pipeline.discovery": "discover_stored plan_discovery",
     "assay.pipeline.gates": "StoredCalibration calibrate_stored plan_calibration usual_prompts",
     "assay.pipeline.jobs": "Job",
@@ -54,7 +56,7 @@ _HOMES = {
     "assay.pipeline.runs": "measure_stored plan_measurement",
     "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
     "assay.pipeline.sizing": "find_circuit runs_of",
-    "assay.pipeline.stage": "Progress Stage Workload",
+    "assay.pipeline.stage": "Progress Stage",
     "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase plan_worst_case sizes "
     "with_findings worst_case_stored",
     "assay.tasks.load": "DEFAULT_N",
@@ -69,6 +71,7 @@ __all__ = [
     "AuditOptions",
     "Draws",
     "Executor",
+    "Forecast",
     "Job",
     "Limits",
     "LocalWorkers",
@@ -86,6 +89,7 @@ __all__ = [
     "calibrate_stored",
     "check_options",
     "check_writable",
+    "cost_of",
     "discover_stored",
     "draw_prompts",
     "find_circuit",

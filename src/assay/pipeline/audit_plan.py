@@ -5,15 +5,14 @@ from dataclasses import dataclass, field, replace
 
 from assay.analyses.calibration.battery import USUAL_PROMPTS
 from assay.core.errors import unknown_name
-from assay.core.record import Record
 from assay.metrics import find_metric
 from assay.metrics.curve import FRACTIONS
 from assay.models import Model
+from assay.pipeline.cost import LeftOut, Workload
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.sizing import COARSE, FINE, SizeSearch, plan_sizing
-from assay.pipeline.stage import Workload
 from assay.pipeline.worst import USUAL_SIDE, PairCounts, plan_own_pairs, plan_worst_case
 
 
@@ -170,7 +169,7 @@ class AuditPlan:
         if name == "curve":
             sizes = len(FRACTIONS) - 1  # the last is the model itself
             runs = sizes + larger * (FINE_SIZES + RANDOM_PER_SIZE * len(FRACTIONS))
-            return Workload(name="faithfulness curve", runs=runs, passes=runs * self.n)
+            return Workload(stage="faithfulness curve", runs=runs, passes=runs * self.n)
         if name == "attack":
             side = min(self.n, USUAL_SIDE)
             return (
@@ -180,9 +179,9 @@ class AuditPlan:
             )
         if name == "calibrate":
             parts = plan_calibration(self.model, min(self.n, USUAL_PROMPTS)) if larger else []
-            return Workload(name="calibrate", runs=1, passes=sum(part.passes for part in parts))
+            return Workload(stage="calibrate", runs=1, passes=sum(part.passes for part in parts))
         runs = RANDOM if name == "random" else self.model.n_layers * self.model.n_heads
-        return Workload(name=name, runs=runs, passes=runs * self.n)
+        return Workload(stage=name, runs=runs, passes=runs * self.n)
 
     @property
     def passes(self) -> int:
@@ -190,21 +189,18 @@ class AuditPlan:
         return sum(stage.passes for stage in self.stages)
 
     @property
-    def left_out(self) -> list["LeftOut"]:
+    def left_out(self) -> list[LeftOut]:
         """What is not run, with what it would cost and how it is had."""
         listed = [each for stage in STAGES for each in self._left_out(stage)]
         unlabelled = () if self.labelled else OF_LABELS
         reason = "the images have no labels"
-        return listed + [
-            LeftOut(stage=key, what=find_metric(key).name, reason=reason, passes=0, option="")
-            for key in unlabelled
-        ]
+        return listed + [LeftOut(stage=key, what=find_metric(key).name, reason=reason) for key in unlabelled]
 
-    def _left_out(self, stage: str) -> list["LeftOut"]:
+    def _left_out(self, stage: str) -> list[LeftOut]:
         cause = self.scope.causes.get(stage)
         if cause != IMAGES and not self.resampled and stage == "attack":
             reason = "needs resample ablation; this one uses no corrupted prompt"
-            return [LeftOut(stage=stage, what=WHAT[stage], reason=reason, passes=0, option="")]
+            return [LeftOut(stage=stage, what=WHAT[stage], reason=reason)]
         if stage == "minimality" and "minimality" in self.metric_keys:
             return []
         if cause in (None, DEFAULT) and stage == "minimality":
@@ -231,22 +227,3 @@ class AuditPlan:
                 option=option.get(cause or DEFAULT, "--full"),
             )
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftOut(Record):
-    """A stage, or the larger form of one, that an audit does not run.
-
-    Attributes:
-        stage: Of `STAGES`, or the key of a metric.
-        what: What it is.
-        reason: Why it is not run.
-        passes: What it would cost at most, forward-equivalents.
-        option: Option that runs it; empty where none does.
-    """
-
-    stage: str
-    what: str
-    reason: str
-    passes: int
-    option: str

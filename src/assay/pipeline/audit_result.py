@@ -139,7 +139,5 @@ def load_audit(store: Store, identity: str, *, model: Model | None = None) -> Au
     """
     stored = store.get(identity)
     if stored.kind != "audit":
-        raise InputError(
-            f"{stored.id} is a {stored.kind}, not an audit; see `assay list results --kind audit`"
-        )
+        raise InputError(f"{stored.id} is a {stored.kind}, not an audit; see `assay store ls --kind audit`")
     return restored(stored, graph_of(stored.payload["graph"]) if model is None else model.graph)

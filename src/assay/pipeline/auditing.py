@@ -19,12 +19,13 @@ from assay.objectives import Objective, get_objective
 from assay.pipeline.audit_plan import EDGES, N_FULL, RANDOM, RANDOM_FULL, AuditPlan, N, scope_of
 from assay.pipeline.audit_result import Audit
 from assay.pipeline.audit_run import AuditRun
-from assay.pipeline.budget import AuditCost, Budget, audit_cost, fitted, pass_seconds, read_budget
+from assay.pipeline.budget import Budget, audit_cost, fitted, read_budget
 from assay.pipeline.checks import check_options, check_writable, registered, usual_replacement
+from assay.pipeline.cost import Forecast, Workload, pass_seconds
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.prompts import Division, draw_prompts
 from assay.pipeline.runs import RunSettings
-from assay.pipeline.stage import Progress, Workload, silent
+from assay.pipeline.stage import Progress, silent
 from assay.store import Store
 from assay.tasks import TASKS, ImageTask, PairTask, Task, digits_source
 
@@ -242,7 +243,7 @@ class AuditOptions:
             plan = fitted(plan, self._passes(model, whole), fixed=self.n is not None, full=self.full)
         return plan, whole if self.n or plan.n >= there else self._draws(model, plan.n)
 
-    def cost(self, model: Model) -> AuditCost:
+    def cost(self, model: Model) -> Forecast:
         """What the audit would cost, from a pass timed here."""
         plan, draws = self.settled(model)
         return audit_cost(plan, draws.discovery, batch_size=self.batch_size)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, plots, tables
 from assay.circuits import (
@@ -23,9 +23,6 @@ from assay.models import Model
 from assay.page.markdown import markdown_table
 from assay.pipeline.checks import check_writable
 
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 QUICK_N = 40  # examples of each sample
 QUICK_UPDATES = 200  # gradient steps of learned masks
@@ -161,16 +158,9 @@ def write_benchmark(
     Returns:
         The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
     """
-    check_writable(folder, make=True)
-    text = benchmark_markdown(benchmark)
-    return {
-        "json": benchmark.save(folder / f"{name}.json"),
-        "csv": _write_csv(folder / f"{name}.csv", benchmark.to_frame()),
-        "markdown": write_atomically(folder / f"{name}.md", text.encode()),
-        **plots.write_picture(
-            folder, name, plots.plot_benchmark(benchmark), label=plots.benchmark_label(benchmark)
-        ),
-    }
+    written = _write(folder, name, benchmark, benchmark_markdown(benchmark))
+    label = plots.benchmark_label(benchmark)
+    return written | plots.write_picture(folder, name, plots.plot_benchmark(benchmark), label=label)
 
 
 def benchmark_markdown(benchmark: DiscoveryBenchmark) -> str:
@@ -197,17 +187,11 @@ def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict
     Returns:
         The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
     """
-    check_writable(folder, make=True)
-    written = {
-        "json": table.save(folder / f"{name}.json"),
-        "csv": _write_csv(folder / f"{name}.csv", table.to_frame()),
-        "markdown": write_atomically(folder / f"{name}.md", truth_markdown(table).encode()),
-    }
+    written = _write(folder, name, table, truth_markdown(table))
     if not plots.served_objectives(table):  # nothing was served, so there is nothing to draw
         return written
-    return written | plots.write_picture(
-        folder, name, plots.plot_truth(table), label=plots.truth_label(table)
-    )
+    label = plots.truth_label(table)
+    return written | plots.write_picture(folder, name, plots.plot_truth(table), label=label)
 
 
 def truth_markdown(table: TruthTable) -> str:
@@ -226,9 +210,17 @@ def truth_markdown(table: TruthTable) -> str:
     return "\n".join(parts)
 
 
-def _write_csv(path: Path, frame: "pd.DataFrame") -> Path:
-    """A table as CSV; undefined numbers are empty cells."""
-    return write_atomically(path, frame.to_csv(index=False, lineterminator="\n").encode())
+def _write(
+    folder: Path, name: str, result: DiscoveryBenchmark | TruthTable, markdown: str
+) -> dict[str, Path]:
+    """A result as JSON, CSV (undefined numbers are empty cells) and Markdown."""
+    check_writable(folder, make=True)
+    table = result.to_frame().to_csv(index=False, lineterminator="\n")
+    return {
+        "json": result.save(folder / f"{name}.json"),
+        "csv": write_atomically(folder / f"{name}.csv", table.encode()),
+        "markdown": write_atomically(folder / f"{name}.md", markdown.encode()),
+    }
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

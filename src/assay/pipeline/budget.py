@@ -1,27 +1,20 @@
-"""The richest audit that a budget of passes or of time allows, and what a pass takes here."""
+"""What an audit costs here, and the richest one that a budget of passes or of time allows."""
 
 import math
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.core.record import Record
 from assay.discovery.edges import get_method
-from assay.execution import run_circuit, run_model
 from assay.execution.forward import choose_batch_size
-from assay.models import Model
-from assay.pipeline.audit_plan import BUDGET, DEFAULT, N_FULL, STAGES, AuditPlan, LeftOut, N, Scope
+from assay.pipeline.audit_plan import BUDGET, DEFAULT, N_FULL, STAGES, AuditPlan, N, Scope
+from assay.pipeline.cost import Forecast, pass_seconds, weight_bytes
 from assay.pipeline.discovery import discovery_settings
 from assay.pipeline.sizing import COARSE, FINE
 from assay.tasks import Task
 
 
 FEWEST = 10  # prompts of either draw that a budget may choose
-TIMED_EXAMPLES, TIMED_RUNS = 16, 3
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -119,54 +112,15 @@ def _ladder(scope: Scope, *, full: bool) -> list[tuple[Scope, tuple[int, ...]]]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageCost(Record):
-    """One stage: its runs over all examples, and its passes over single ones, at most."""
-
-    stage: str
-    runs: int
-    passes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditCost(Record):
-    """What an audit would cost.
-
-    Attributes:
-        model: What it is.
-        n: Prompts or images of either draw.
-        stages: In order.
-        passes: Forward-equivalents over single examples, at most; a backward pass counts as one.
-        pass_seconds: Seconds of one of them, timed here.
-        seconds: About how long all of them take; start-up is left out.
-        bytes: Memory of the weights and of the activations of a pass of discovery, roughly.
-        stored_bytes: Arrays of the result, roughly.
-        left_out: What is not run.
-    """
-
-    model: dict[str, Any]
-    n: int
-    stages: tuple[StageCost, ...]
-    passes: int
-    pass_seconds: float
-    seconds: float
-    bytes: int
-    stored_bytes: int
-    left_out: tuple[LeftOut, ...]
-
-
-def audit_cost(plan: AuditPlan, task: Task, *, batch_size: int | None = None) -> AuditCost:
+def audit_cost(plan: AuditPlan, task: Task, *, batch_size: int | None = None) -> Forecast:
     """What a plan costs on these examples."""
     model = plan.model
     table = model.graph.n_sources * model.graph.n_targets
-    seconds = pass_seconds(model, task, batch_size=batch_size)
-    return AuditCost(
+    return Forecast(
         model=model.describe(),
         n=plan.n,
-        stages=tuple(StageCost(stage=each.name, runs=each.runs, passes=each.passes) for each in plan.stages),
-        passes=plan.passes,
-        pass_seconds=seconds,
-        seconds=plan.passes * seconds,
+        stages=tuple(plan.stages),
+        pass_seconds=pass_seconds(model, task, batch_size=batch_size),
         bytes=_memory(plan, model.bind(task), batch_size),
         stored_bytes=2 * (4 * table) + table + 64 * plan.n * len(plan.metric_keys),
         left_out=tuple(plan.left_out),
@@ -178,28 +132,4 @@ def _memory(plan: AuditPlan, task: Task, batch_size: int | None) -> int:
     model, method = plan.model, get_method(plan.method)
     extra = method.bytes_per_example(model, task.length, discovery_settings(task, method, steps=plan.steps))
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
-    return sum(weight.nbytes for weight in model.module.parameters()) + size * extra
-
-
-def pass_seconds(model: Model, task: Task, *, batch_size: int | None = None) -> float:
-    """Seconds of a pass over one example here: of the model or of a circuit, whichever takes longer.
-
-    A circuit of a tenth of the edges is timed with all that its run needs, so the figure is rather high.
-    """
-    some = task.subset(range(min(task.n, TIMED_EXAMPLES)))
-    circuit = Circuit.random(model.graph, max(1, model.graph.n_edges // 10), seed=0)
-    runs = (
-        lambda: run_model(model, some, batch_size=batch_size, check=False),
-        lambda: run_circuit(model, some, circuit, batch_size=batch_size, check=False),
-    )
-    return max(map(_seconds, runs)) / some.n
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """Of the fastest of a few runs; the first warms up."""
-    times = []
-    for _ in range(TIMED_RUNS + 1):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+    return weight_bytes(model) + size * extra

@@ -10,7 +10,8 @@ from assay.execution import Ablation, get_ablation
 from assay.models import Model
 from assay.objectives import Objective, get_objective
 from assay.pipeline.checks import registered
-from assay.pipeline.stage import Content, Stage, Workload
+from assay.pipeline.cost import Workload
+from assay.pipeline.stage import Content, Stage
 from assay.store import About, Store, StoredResult
 from assay.tasks import Task
 
@@ -81,10 +82,14 @@ def discover_stored(
     task: Task,
     method: str,
     *,
+    objective: str | Objective | None = None,
+    ablation: str | Ablation | None = None,
+    steps: int | str = 5,
+    quadrature: str = "midpoint",
+    seed: int = 0,
     batch_size: int | None = None,
     options: Mapping[str, Any] | None = None,
     store: Store | None = None,
-    **settings: Any,
 ) -> EdgeScores:
     """`assay.discover`, taken from the store where the same scores were computed before.
 
@@ -94,13 +99,25 @@ def discover_stored(
         model: The model.
         task: The examples.
         method: Key of the method.
+        objective: As in `assay.discover`.
+        ablation: As there.
+        steps: As there.
+        quadrature: As there.
+        seed: As there.
         batch_size: Examples per pass.
         options: Options of the method.
         store: Where scores are taken from and kept.
-        settings: `objective`, `ablation`, `steps`, `quadrature` and `seed` of `assay.discover`.
     """
     configured = get_method(method, **(options or {}))
-    settled = discovery_settings(task, configured, **settings)
+    settled = discovery_settings(
+        task,
+        configured,
+        objective=objective,
+        ablation=ablation,
+        steps=steps,
+        quadrature=quadrature,
+        seed=seed,
+    )
     return discovery_stage(model, task, configured, settled, batch_size=batch_size).run(store).value
 
 
@@ -112,4 +129,4 @@ def plan_discovery(
     usual = REFINED_STEPS if configured.integrates else (1,)
     sweeps = usual if isinstance(steps, str) else (steps,)
     per_prompt = sum(configured.most_passes(model, nodes) for nodes in sweeps)
-    return Workload(name="discover", runs=1, passes=per_prompt * n)
+    return Workload(stage="discover", runs=1, passes=per_prompt * n)

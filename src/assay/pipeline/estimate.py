@@ -6,12 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from assay.core.record import Record
-from assay.models import Model
-from assay.pipeline.budget import pass_seconds
+from assay.pipeline.cost import pass_seconds
 from assay.pipeline.jobs import Job, inputs_of, model_of
 from assay.pipeline.limits import Limits
 from assay.store import Store
-from assay.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +130,3 @@ def _pass_seconds(jobs: Sequence[Job], limits: Limits) -> dict[str, float]:
     finally:
         torch.set_num_threads(threads)
     return seconds
-
-
-def weight_bytes(model: Model) -> int:
-    """Memory of the weights."""
-    return sum(each.numel() * each.element_size() for each in model.module.parameters())
-
-
-def run_bytes(model: Model, task: Task, *, batch_size: int) -> int:
-    """Memory of a run of a circuit on a batch with the weights, roughly."""
-    residual = model.d_model * model.bind(task).length  # numbers of one example
-    return weight_bytes(model) + batch_size * 24 * 4 * residual

@@ -15,8 +15,8 @@ from assay.core.record import library_version, record_id
 from assay.discovery.edges import EdgeMethod, get_method
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
+from assay.pipeline.cost import run_bytes, weight_bytes
 from assay.pipeline.discovery import plan_discovery
-from assay.pipeline.estimate import run_bytes, weight_bytes
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record

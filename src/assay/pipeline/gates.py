@@ -25,8 +25,9 @@ from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.objectives import get_objective, is_registered
 from assay.pipeline.checks import usual_replacement
+from assay.pipeline.cost import Workload
 from assay.pipeline.runs import RunSettings
-from assay.pipeline.stage import Content, Progress, Workload, document_stage
+from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, Store
 from assay.tasks import PairTask
 
@@ -207,16 +208,16 @@ def plan_calibration(
         over_heads = min(over_heads, max_passes)
     whole = 1 + 3 + 2 + 5 + 5 + 2  # full; keep, drop, mean's reference; zero, mean; donors; noise; baselines
     stages = [
-        Workload(name="circuit runs", runs=whole, passes=whole * n),
-        Workload(name="pool", runs=2, passes=2 * n_further(n)),
-        Workload(name="without each head", runs=k, passes=k * n),
-        Workload(name="one head at a time", runs=3 * heads, passes=round(over_heads)),
-        Workload(name="gradients", runs=2, passes=2 * (3 * n)),
+        Workload(stage="circuit runs", runs=whole, passes=whole * n),
+        Workload(stage="pool", runs=2, passes=2 * n_further(n)),
+        Workload(stage="without each head", runs=k, passes=k * n),
+        Workload(stage="one head at a time", runs=3 * heads, passes=round(over_heads)),
+        Workload(stage="gradients", runs=2, passes=2 * (3 * n)),
     ]
     if random_sets:
-        stages.append(Workload(name="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
+        stages.append(Workload(stage="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
     if against:
-        stages.append(Workload(name="other tasks", runs=against, passes=round(against * n * (3 + shares))))
+        stages.append(Workload(stage="other tasks", runs=against, passes=round(against * n * (3 + shares))))
     return stages
 
 

@@ -12,6 +12,9 @@ from assay.tasks import ImageTask, Task, digits_source, load_images, load_task
 from assay.tasks.load import DEFAULT_N
 
 
+FEW = 16  # inputs of a pass that is timed
+
+
 def draw_inputs(
     model: Model, task: ImageTask | str, *, n: int | None, seed: int, skip_bad: bool = False
 ) -> Division:
@@ -86,3 +89,8 @@ def read_inputs(
     if skipped := found.config.get("skipped"):
         warnings.warn(f"{skipped} files of {found.domain} were skipped", AssayWarning, stacklevel=2)
     return found
+
+
+def few_inputs(task: str, images: str | None, model: Model) -> Task:
+    """A few inputs, to time a pass on; all of a file."""
+    return read_inputs(task, images, model, n=None if Path(task).suffix == ".jsonl" else FEW, seed=0)

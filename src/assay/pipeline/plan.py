@@ -1,26 +1,39 @@
 """Plans of sweeps: TOML files of models, tasks, methods and metrics, checked before any model is loaded.
 
-A plan is data. `plan_file.py` reads one, `plan_checks.py` looks up its names: reading one runs nothing and
-opens no file but the plan itself.
+A plan is data: each field looks up the names it holds, which become registered keys. `plan_file.py` reads a
+plan; that runs nothing and opens no file but the plan itself.
 """
 
+import dataclasses
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from assay.analyses.calibration import find_gate
+from assay.analyses.generalization.predictor import PREDICTORS
+from assay.analyses.worst_case import PROTOCOLS
+from assay.circuits.given import IMAGES
+from assay.core.errors import InputError, UnknownNameError, near_matches, unknown_name
 from assay.core.record import plain
 from assay.core.untrusted import printable
+from assay.discovery.edges import get_method
+from assay.discovery.edges.quadrature import Rule
+from assay.metrics import find_metric
 from assay.models.loading import EMBEDDED
+from assay.models.planted import planted_names
+from assay.pipeline.checks import check_options
 from assay.pipeline.limits import Limits
 from assay.pipeline.order import in_order
-from assay.tasks import TASKS
+from assay.pipeline.worst import sizes
+from assay.tasks import TASKS, digits_source, is_shapes
 from assay.tasks.load import DEFAULT_N
 
 
 SCHEMA = "assay-plan/1"
-IMAGES = "images:"  # begins a task that is a source of images
+PLANTED = "planted"  # begins a model that is planted, and names its own examples
 DEFAULT_TARGET = 0.9
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -57,10 +70,117 @@ def _steps(value: Any) -> int | str:
     raise ValueError(f"a count from 1 or 'auto' is needed, got {value!r:.60}")
 
 
+# ---- names --------------------------------------------------------------------------------------
+
+
+def _folder(info: Any) -> Path:
+    """Where relative paths start, from pydantic’s `ValidationInfo`."""
+    return Path((info.context or {}).get("folder", ""))
+
+
+def _keys(find: Callable[[str], Any]) -> AfterValidator:
+    """Names become the keys of what they find, each once."""
+    return AfterValidator(lambda names: distinct(tuple(find(name).key for name in names)))
+
+
+def _each(check: Callable[[str], object]) -> AfterValidator:
+    """Names that a check lets pass."""
+
+    def checked(names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check(name)
+        return names
+
+    return AfterValidator(checked)
+
+
+def _known(kind: str, names: Sequence[str]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in names:
+            raise unknown_name(kind, name, names)
+        return name
+
+    return check
+
+
+def _option(kind: str) -> AfterValidator:
+    """An ablation or an objective by its name."""
+
+    def checked(name: str) -> str:
+        check_options(**cast(Any, {kind: name}))
+        return name
+
+    return AfterValidator(checked)
+
+
+def _task(name: str, models: Sequence[str], folder: Path) -> str:
+    """A registered key, or a file or source of images as it is named."""
+    own = name == PLANTED and all(model.startswith(f"{PLANTED}:") for model in models)
+    if name.startswith(IMAGES) or digits_source(name) is not None or own:
+        return name
+    if Path(name).suffix == ".jsonl":
+        return _file(name, folder)
+    check_options(task=name)
+    return name if name in TASKS else name.replace("_", "-")
+
+
+def _file(name: str, folder: Path) -> str:
+    """Refuse what is not a file; a name that no file can have is none."""
+    try:
+        exists = (folder / name).is_file()
+    except OSError:  # too long for the file system
+        exists = False
+    if not exists:
+        raise InputError(f"there is no file {folder / name}")
+    return name
+
+
+def _model(name: str, folder: Path) -> str:
+    """Refuse a name that no model can have: an unknown planted one, a slip of an embedded one.
+
+    Hub ids cannot be told from slips without asking the hub; those with an owner, and directories, pass.
+    """
+    known = [*EMBEDDED, *(f"planted:{each}" for each in planted_names())]
+    if name in known or name.startswith("timm:") or (folder / name).is_dir():
+        return name
+    near = near_matches(name, known, limit=1)
+    if name.startswith("planted:"):
+        raise unknown_name("model", name, known)
+    if "/" not in name and near and _alike(name, near[0]):
+        raise UnknownNameError(
+            f"unknown model {name!r}; did you mean {near[0]!r}? (write a hub id of that name with its owner)"
+        )
+    return name
+
+
+def _alike(name: str, known: str) -> bool:
+    """Whether a name is a slip of a known one: as long, but for one letter, and mostly the same letters."""
+    common = sum(min(name.count(letter), known.count(letter)) for letter in set(name))
+    return abs(len(name) - len(known)) <= 1 and common >= len(known) - 1
+
+
+def _canonical(choice: "MethodChoice") -> "MethodChoice":
+    """The choice with its registered key; steps and quadrature must change its numbers."""
+    method = get_method(choice.method, **choice.options)
+    _known("quadrature", get_args(Rule))(choice.quadrature)
+    without_use = [name for name in ("steps", "quadrature") if name in choice.model_fields_set]
+    if without_use and not method.uses_steps():
+        options = [each.name for each in dataclasses.fields(method)]
+        takes = f"its options are {', '.join(options)}" if options else "it has no options"
+        raise InputError(
+            f"method {method.key!r} has no use for {' and '.join(without_use)}, leave it out; {takes}"
+        )
+    return choice.model_copy(update={"method": method.key})
+
+
 Name = Annotated[str, AfterValidator(_plan_name)]
 Text = Annotated[str, AfterValidator(_text)]
 Count = Annotated[int, Field(ge=1)]
 Texts = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(distinct)]
+Metrics = Annotated[Texts, _keys(find_metric)]
+
+
+# ---- sections -----------------------------------------------------------------------------------
 
 
 class _Section(BaseModel):
@@ -102,11 +222,22 @@ class AttackChoice(_Section):
         shards: Jobs that the pairs are dealt to.
     """
 
-    protocol: Text | None = None
+    protocol: (
+        # The pairs of a file are what a file has anyway, and a plan may name other tasks beside it.
+        Annotated[Text, AfterValidator(_known("protocol", [name for name in PROTOCOLS if name != "file"]))]
+        | None
+    ) = None
     n_clean: Count | None = None
     n_corrupted: Count | None = None
     n_pairs: Count | None = None
     shards: Count = 1
+
+    @model_validator(mode="after")
+    def _counts(self) -> "AttackChoice":
+        sizes(
+            self.protocol or "all", n_clean=self.n_clean, n_corrupted=self.n_corrupted, n_pairs=self.n_pairs
+        )
+        return self
 
 
 class ShardsChoice(_Section):
@@ -131,9 +262,9 @@ class RankChoice(_Section):
     """
 
     zoo: Text = "embedded"
-    images: Texts
+    images: Annotated[Texts, _each(is_shapes)]
     id_images: Text | None = None
-    metrics: Texts = ()
+    metrics: Annotated[Texts, _each(PREDICTORS.__getitem__)] = ()
     n: Annotated[int, Field(ge=2)] | None = None
 
 
@@ -150,10 +281,12 @@ class SingleJob(_Section):
     """
 
     name: Text
-    model: Text
-    task: Text
-    circuit: Text
-    metrics: Texts
+    model: Annotated[Text, AfterValidator(lambda name, info: _model(name, _folder(info)))]
+    task: Annotated[
+        Text, AfterValidator(lambda name, info: _task(name, [info.data.get("model", "")], _folder(info)))
+    ]
+    circuit: Annotated[Text, AfterValidator(lambda name, info: _file(name, _folder(info)))]
+    metrics: Metrics
     needs: Annotated[tuple[Text, ...], AfterValidator(distinct)] = ()
 
 
@@ -185,15 +318,28 @@ class Plan(_Section):
     seeds: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(distinct)
     ] = (0,)
-    models: Texts = ()
-    tasks: Texts = ()
-    methods: Annotated[tuple[MethodChoice, ...], Field(min_length=1), AfterValidator(distinct)] = ()
+    models: Annotated[
+        Texts, AfterValidator(lambda names, info: tuple(_model(name, _folder(info)) for name in names))
+    ] = ()
+    tasks: Annotated[
+        Texts,
+        AfterValidator(
+            lambda names, info: distinct(
+                tuple(_task(name, info.data.get("models", ()), _folder(info)) for name in names)
+            )
+        ),
+    ] = ()
+    methods: Annotated[
+        tuple[MethodChoice, ...],
+        Field(min_length=1),
+        AfterValidator(lambda choices: distinct(tuple(map(_canonical, choices)))),
+    ] = ()
     sizes: Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(distinct)] = ()
     target: Annotated[float, Field(gt=0, le=1)] | None = None
-    objective: Text | None = None
-    ablation: Text | None = None
-    metrics: Texts = ()
-    gates: Texts = ()
+    objective: Annotated[Text, _option("objective")] | None = None
+    ablation: Annotated[Text, _option("ablation")] | None = None
+    metrics: Metrics = ()
+    gates: Annotated[Texts, _keys(find_gate)] = ()
     attack: AttackChoice | None = None
     rank: RankChoice | None = None
     n_random: Annotated[int, Field(ge=0)] = 0
@@ -201,6 +347,29 @@ class Plan(_Section):
     limits: Limits = Limits()
     job: tuple[SingleJob, ...] = ()
     folder: Path = Field(default=Path(), exclude=True)
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Plan":
+        """What fields cannot see alone: the product is complete, and single jobs fit together."""
+        product = {"models": self.models, "tasks": self.tasks, "methods": self.methods}
+        missing = [key for key, values in product.items() if not values]
+        if missing and (len(missing) < len(product) or not (self.job or self.rank)):
+            raise InputError(
+                f"{missing[0]} is missing; a sweep needs models, tasks and methods, or [[job]]s alone"
+            )
+        if self.sizes and self.target is not None:
+            raise InputError("sizes and target are both given; give one of them")
+        names = [job.name for job in self.job]
+        for place, job in enumerate(self.job, start=1):
+            if names.count(job.name) > 1:
+                raise InputError(f"two [[job]]s are called {job.name!r}; name them apart")
+            for need in job.needs:
+                if need not in names:
+                    near = near_matches(need, names)
+                    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+                    raise UnknownNameError(f"[[job]] {place} needs: no job {need!r}; {hint}")
+        self.jobs  # noqa: B018 - refuses a circle
+        return self
 
     @property
     def jobs(self) -> tuple[SingleJob, ...]:

@@ -11,8 +11,15 @@ from pydantic import BaseModel, ValidationError
 from assay.core.errors import InputError, UnknownNameError, near_matches
 from assay.core.untrusted import parse_toml, printable
 from assay.pipeline.limits import Limits
-from assay.pipeline.plan import AttackChoice, MethodChoice, Plan, RankChoice, ShardsChoice, SingleJob
-from assay.pipeline.plan_checks import checked
+from assay.pipeline.plan import (
+    DEFAULT_TARGET,
+    AttackChoice,
+    MethodChoice,
+    Plan,
+    RankChoice,
+    ShardsChoice,
+    SingleJob,
+)
 
 
 _TABLES = ("attack", "rank", "shards", "limits")
@@ -61,12 +68,12 @@ def parse_plan(
         'eap'
     """
     try:
-        plan = Plan.model_validate({**_prepared(content), "folder": Path(folder)})
+        settings = {**_prepared(content), "folder": Path(folder)}
+        return Plan.model_validate(settings, context={"folder": folder})
     except ValidationError as error:
         raise _complaint(error, origin) from error
     except InputError as error:
         raise type(error)(f"{origin}: {error}") from error
-    return checked(plan, origin)
 
 
 # ---- keys and types -----------------------------------------------------------------------------
@@ -87,6 +94,8 @@ def _prepared(content: Mapping[str, Any]) -> dict[str, Any]:
             _fields(each, f"[[job]] {place} ") if isinstance(each, Mapping) else each
             for place, each in enumerate(top["job"], start=1)
         )
+    if "sizes" not in top:
+        top.setdefault("target", DEFAULT_TARGET)
     return top
 
 
@@ -126,7 +135,10 @@ def _complaint(error: ValidationError, origin: str) -> InputError:
     elif kind == "too_short":
         what = "is an empty list; list at least one, or leave the key out"
     elif kind == "value_error":
-        what = str(first["ctx"]["error"])
+        cause = first["ctx"]["error"]
+        place = f"{_place(where)}: " if where else ""
+        refusal = type(cause) if isinstance(cause, InputError) else InputError
+        return refusal(f"{origin}: {place}{cause}")
     else:
         message = first["msg"].replace("valid tuple", "list").replace("a valid dictionary", "a table")
         message = message.partition(" or instance of")[0]

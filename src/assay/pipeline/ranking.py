@@ -1,7 +1,7 @@
 """A ranking as separate pieces of work: what each model of a zoo shows, then the table of all."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from assay.analyses.generalization.predictors import DEFAULT_METRICS
 from assay.analyses.generalization.ranking import inspect_for_ranking, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
+from assay.models import Model
 from assay.pipeline.targets import Domain, known_target, targets
 from assay.store import About, Store
-from assay.tasks import is_shapes
+from assay.tasks import ImageTask, is_shapes
 from assay.tasks.image_source import SHAPES
 from assay.zoo import Zoo
 
@@ -29,7 +30,7 @@ class Lineup:
 
     Attributes:
         zoo: The models.
-        target: Images of the domain to deploy on.
+        targets: Images of the domains to deploy on.
         known: Labelled images of the models' own domain, if there are any.
         metrics: What they are ranked by.
         settings: How circuits are scored.
@@ -37,11 +38,21 @@ class Lineup:
     """
 
     zoo: Zoo
-    target: Domain
+    targets: tuple[Domain, ...]
     known: Domain | None
     metrics: tuple[str, ...]
     settings: InspectionSettings
     device: str | None = None
+
+    @property
+    def target(self) -> Domain:
+        """The only target, or the first."""
+        return self.targets[0]
+
+    @property
+    def known_images(self) -> Callable[[Model], ImageTask] | None:
+        """Reads the known images for a model; None where there are none."""
+        return None if self.known is None else self.known.read
 
     def inspect(self, key: str, *, cache: Path) -> None:
         """Run one model and keep in `cache` what it shows."""
@@ -49,21 +60,19 @@ class Lineup:
         inspect_for_ranking(
             self.zoo.load(key, device=self.device),
             self.target.read,
-            None if self.known is None else self.known.read,
+            self.known_images,
             needs,
             settings=self.settings,
             cache=cache,
         )
 
-    def rank(self, *, cache: Path) -> Ranking:
-        """The table; models run where `cache` does not hold what they show."""
+    def rank(self, target: Domain | None = None, **options: Any) -> Ranking:
+        """The table; further options are those of `rank_models`, `cache` spares models that ran before."""
         return rank_models(
             {key: functools.partial(self.zoo.load, key, device=self.device) for key in self.zoo.keys},
-            self.target.read,
-            id_data=None if self.known is None else self.known.read,
-            metrics=self.metrics,
-            settings=self.settings,
-            cache=cache,
+            (target or self.target).read,
+            id_data=self.known_images,
+            **{"metrics": self.metrics, "settings": self.settings, **options},
         )
 
 
@@ -80,27 +89,14 @@ class RankingSeconds:
     together: float
 
 
-def timed_metrics(
-    zoo: Zoo,
-    wanted: Sequence[Domain],
-    known: Domain | None,
-    metrics: Sequence[str],
-    *,
-    settings: InspectionSettings,
-    device: str | None = None,
-) -> RankingSeconds:
+def timed_metrics(lineup: Lineup) -> RankingSeconds:
     """How long the metrics of a ranking take, from the first model timed on a few images.
 
-    Args:
-        zoo: The models, all as fast as the first.
-        wanted: Targets.
-        known: Labelled images of the models' own domain, if there are any.
-        metrics: Keys of predictors.
-        settings: How circuits are scored.
-        device: Where models run.
+    All models count as fast as the first.
     """
-    model = zoo.load(zoo.keys[0], device=device)
-    task = wanted[0].read(model)
+    zoo, metrics, known = lineup.zoo, lineup.metrics, lineup.known
+    model = zoo.load(zoo.keys[0], device=lineup.device)
+    task = lineup.target.read(model)
     few = task.subset(range(min(TIMED, task.n)))
     needs = {metric: PREDICTORS[metric].needs | {"outputs"} for metric in metrics}
     union = frozenset[str]().union(*needs.values())
@@ -109,10 +105,10 @@ def timed_metrics(
         needs = {metric: frozenset(same.get(part, part) for part in each) for metric, each in needs.items()}
         union = frozenset[str]().union(*needs.values())
     parts = sorted({"features", "output-scores", "edge-scores"} & union)
-    inspect_model(model, few, parts, settings=settings)  # the first run also sets up the machine
-    cost = inspect_model(model, few, parts, settings=settings).cost
+    inspect_model(model, few, parts, settings=lineup.settings)  # the first run also sets up the machine
+    cost = inspect_model(model, few, parts, settings=lineup.settings).cost
     per_image = {stage: spent["seconds"] / few.n for stage, spent in cost.items()}
-    n_target = sum(target.read(model).n for target in wanted)
+    n_target = sum(target.read(model).n for target in lineup.targets)
     n_known = 0 if known is None else known.read(model).n
     stages = {
         "outputs": per_image["inspect"] * n_target,
@@ -173,7 +169,7 @@ def lineup(
         raise InputError(f"{images} holds {len(domains)} domains ({names}); give the folder of one")
     return Lineup(
         zoo=opened,
-        target=domains[0],
+        targets=tuple(domains),
         known=known_target(opened, None if id_images is None else Path(id_images), n=n, seed=seed),
         metrics=tuple(metrics or DEFAULT_METRICS),
         settings=InspectionSettings(steps=steps, seed=seed, batch_size=batch_size),

@@ -11,7 +11,8 @@ from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
 from assay.objectives import Objective
 from assay.pipeline.checks import registered
-from assay.pipeline.stage import Content, Stage, Workload, document_stage
+from assay.pipeline.cost import Workload
+from assay.pipeline.stage import Content, Stage, document_stage
 from assay.store import About, Store
 from assay.tasks import Task
 
@@ -102,4 +103,4 @@ def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: 
     heads = model.n_layers * model.n_heads if any(spec.runs_per_head for spec in specs) else 0
     own = sum(spec.own_runs for spec in specs) * (1 + n_random)
     runs = len({run for spec in specs for run in spec.runs}) + n_random + heads + own
-    return Workload(name="measure", runs=runs, passes=runs * n)
+    return Workload(stage="measure", runs=runs, passes=runs * n)

@@ -12,10 +12,11 @@ from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import AssayWarning, InputError
 from assay.execution import CircuitRuns
 from assay.models import Model
+from assay.pipeline.cost import Workload
 from assay.pipeline.discovery import discover_stored
 from assay.pipeline.prompts import Division, Draws, draw_prompts, prompts_to_measure
 from assay.pipeline.runs import RunSettings
-from assay.pipeline.stage import Progress, Workload, silent
+from assay.pipeline.stage import Progress, silent
 from assay.stats import recovery_of
 from assay.store import Store
 from assay.tasks import ImageTask, Task
@@ -286,4 +287,4 @@ def plan_sizing(n_edges: int, n: int, search: SizeSearch = FINE, *, held_out: bo
     runs = 3 + doublings + search.bisections  # beside the sizes: the model, corrupted prompts, nothing kept
     if held_out:
         runs += 2 + 2 * search.confirmations  # and the corrupted prompts of the others
-    return Workload(name="sweep sizes", runs=runs, passes=runs * n)
+    return Workload(stage="sweep sizes", runs=runs, passes=runs * n)

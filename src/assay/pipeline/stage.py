@@ -21,21 +21,6 @@ def silent(stage: str, done: int, total: int) -> None:
     del stage, done, total
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What a stage takes before it runs, at most.
-
-    Attributes:
-        name: What is done.
-        runs: Runs over all prompts.
-        passes: Forward-equivalents over single prompts; a backward pass counts as one.
-    """
-
-    name: str
-    runs: int
-    passes: int
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Content:
     """What a stage leaves in a store.

@@ -17,6 +17,7 @@ from assay.analyses.subsets.problem import PATHS, check_sizes, default_sizes, ma
 from assay.analyses.subsets.verdict import untested
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import Record, library_version, record_id
+from assay.pipeline.progress import duration
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, Store
 
@@ -252,11 +253,10 @@ def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str],
     """Say how long the verdict will take, from what one sweep over the sizes took."""
     expected = seconds * n_reruns / workers
     if note is not None and expected > LONG:
-        hours = expected / 3600
-        words = f"{hours:.1f} h" if hours >= 1 else f"{expected / 60:.0f} min"
         note(
-            f"the verdict selects {n_reruns} times more, up to about {words}; it ends early where nothing "
-            "can be supported; fewer sizes or permutations (at least 19) cost less, more workers share it"
+            f"the verdict selects {n_reruns} times more, up to about {duration(expected)}; it ends early "
+            "where nothing can be supported; fewer sizes or permutations (at least 19) cost less, more "
+            "workers share it"
         )
 
 

@@ -21,7 +21,8 @@ from assay.core.errors import InputError
 from assay.execution import CircuitRuns
 from assay.execution.forward import check_finite
 from assay.models import Model
-from assay.pipeline.stage import Content, Progress, Stage, Workload, silent
+from assay.pipeline.cost import Workload
+from assay.pipeline.stage import Content, Progress, Stage, silent
 from assay.store import About, Store, StoredResult
 from assay.tasks import PairTask
 
@@ -107,12 +108,12 @@ def plan_worst_case(protocol: str, size: PairCounts) -> Workload:
     """Passes over single prompts at most: one per input, and per pair what is not shared."""
     n_inputs = size.n_clean + size.n_corrupted
     n_pairs = size.n_clean * size.n_corrupted if protocol == "all" else size.n_clean
-    return Workload(name="attack", runs=1, passes=n_inputs + n_pairs)
+    return Workload(stage="attack", runs=1, passes=n_inputs + n_pairs)
 
 
 def plan_own_pairs(n: int) -> Workload:
     """Passes over the pairs that were measured: only the worst ones are run again, in three runs."""
-    return Workload(name="attack", runs=3, passes=3 * min(n, SHOWN_PAIRS))
+    return Workload(stage="attack", runs=3, passes=3 * min(n, SHOWN_PAIRS))
 
 
 def pairs_of(

@@ -163,13 +163,13 @@ def _side(store: Store, given: str, *, files: bool) -> Side:
             if files and _is_path(given):
                 raise InputError(
                     f"there is no file {given}; give a circuit file, the id of a stored result (see "
-                    "`assay list results`) or the name of a sweep"
+                    "`assay store ls`) or the name of a sweep"
                 ) from None
             raise error from None
     if found.kind not in COMPARED:
         raise InputError(
             f"{found.id} is a {found.kind}; circuits and runs are compared from results of the kinds "
-            f"{', '.join(COMPARED)}, or from circuit files: see `assay list results`"
+            f"{', '.join(COMPARED)}, or from circuit files: see `assay store ls`"
         )
     readers = {
         "audit": _audit,

@@ -228,11 +228,11 @@ def find_sweep(store: Store, name: str) -> StoredResult:
         found = store.get(name)
         if found.kind == "sweep":
             return found
-        raise InputError(f"{found.id} is a {found.kind}, not a sweep; see `assay list results --kind sweep`")
+        raise InputError(f"{found.id} is a {found.kind}, not a sweep; see `assay store ls --kind sweep`")
     held = store.count("sweep")
     raise UnknownNameError(
         f"the store at {store.directory} holds no sweep {cut_text(name, 80)!r}; it has {held:,}: "
-        "see `assay list results --kind sweep`"
+        "see `assay store ls --kind sweep`"
     )
 
 

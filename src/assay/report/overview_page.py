@@ -142,7 +142,7 @@ def caveats(document: Document) -> list[str]:
     if (jobs := document.get("jobs")) and jobs["n_read"] < jobs["n"]:
         notes.append(
             f"The tables look at the results of the first {jobs['n_read']:,} of {jobs['n']:,} jobs; all "
-            "results are in the store: assay list results."
+            "results are in the store: assay store ls."
         )
     if jobs and jobs["n_failed"]:
         notes.append(f"{jobs['n_failed']:,} {noun('job', jobs['n_failed'])} failed; they are named below.")
@@ -151,7 +151,7 @@ def caveats(document: Document) -> list[str]:
 
 def _command(document: Document) -> str:
     where = f" --where '{document['filter']}'" if document.get("filter") else ""
-    return f"assay list results --kind measurement{where}"
+    return f"assay store ls --kind measurement{where}"
 
 
 def _distinct(rows: Iterable[Document], column: str) -> list[str]:
@@ -254,7 +254,7 @@ def _metric(
     if len(rows) > len(shown):
         note = (
             f"The first {number(len(shown))} of {number(len(rows))}, newest first; all of them with ",
-            code(f"assay list results --where 'metric = {metric['key']}'"),
+            code(f"assay store ls --where 'metric = {metric['key']}'"),
             ".",
         )
     table = Table(
@@ -381,7 +381,7 @@ def _others(document: Document) -> Table:
         where = f" --where '{document['filter']}'" if document["filter"] else ""
         first = [
             f"The newest {number(len(shown))} of {number(document['n_others'])}; all of them with ",
-            code(f"assay list results{where}"),
+            code(f"assay store ls{where}"),
             ". ",
         ]
     return Table(

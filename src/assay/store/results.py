@@ -166,7 +166,7 @@ class Store:
         prefix = identity.strip().lower()
         if not prefix or set(prefix) - set("0123456789abcdef"):
             raise UnknownNameError(
-                f"a result id is up to {ID_LENGTH} hex digits, got {identity!r}; see `assay list results`"
+                f"a result id is up to {ID_LENGTH} hex digits, got {identity!r}; see `assay store ls`"
             )
         begins = sa.and_(SUMMARIES.c.id >= prefix, SUMMARIES.c.id < prefix + "g")  # a range the index knows
         query = sa.select(SUMMARIES).where(begins).order_by(SUMMARIES.c.id).limit(11)
@@ -191,9 +191,7 @@ class Store:
 
         rows, results = self._database.read(work)
         if not rows:
-            raise UnknownNameError(
-                f"no result in {self._shown} begins with {prefix!r}; see `assay list results`"
-            )
+            raise UnknownNameError(f"no result in {self._shown} begins with {prefix!r}; see `assay store ls`")
         if len(rows) > 1:
             shown = ", ".join(f"{row.id} ({row.kind}, {row.created})" for row in rows[:10])
             more = ", and more" if len(rows) > 10 else ""

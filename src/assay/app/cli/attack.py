@@ -6,33 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.app.cli.border import (
-    File,
-    check_outputs,
-    deliver,
-    device_of,
-    files_of,
-    load,
-    noting,
-    open_store,
-    progress_on_stderr,
-    show_plan,
-)
-from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import TRUST, command
-from assay.app.names import completing, one_of
-from assay.app.settings import (
-    STORED,
-    Computing,
-    Count,
-    Independent,
-    OfEdges,
-    OnTask,
-    Reporting,
-    at_least,
-    keywords,
-    own_group,
-)
+from assay.app.console import progress_on_stderr, remark
+from assay.app.options import STORED, Count, at_least, completing, one_of, own_group
+from assay.app.running import Computing, File, Reporting, call, check_outputs
+from assay.app.settings import Independent, OfEdges, OnTask
 from assay.core.errors import InputError, OutputError
 
 
@@ -107,14 +85,14 @@ def attack(settings: AttackSettings) -> None:
     Percentiles of the divergence from the model come with certificates.
     """
     from assay import pipeline
+    from assay.pipeline.inputs import few_inputs
     from assay.tasks import load_task
 
-    device = device_of(settings)
     protocol = _check(settings)
-    size = pipeline.sizes(**keywords(settings, pipeline.sizes, protocol=protocol))
+    size = call(settings, pipeline.sizes, protocol)
     own = [_words(text) for text in settings.words]
-    model = load(settings.model, device, settings.torch_dtype)
-    circuit = circuit_of(settings, model.graph, size=settings.edges)
+    model = settings.load_model()
+    circuit = settings.edge_circuit(model.graph)
     # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
     drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
     task = load_task(settings.task, model, n=drawn)
@@ -122,15 +100,10 @@ def attack(settings: AttackSettings) -> None:
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
     if settings.dry_run:
         n = settings.n or pipeline.DEFAULT_N
-        found = [] if circuit is not None else [plan_discovery(settings, model, n)]
-        show_plan(
-            model,
-            n,
-            [*found, pipeline.plan_worst_case(protocol, size)],
-            as_json=settings.json,
-            task=some_inputs(model, settings.task),
-            batch_size=settings.batch_size,
-        )
+        stages = [pipeline.plan_worst_case(protocol, size)]
+        if circuit is None:
+            stages.insert(0, call(settings, pipeline.plan_discovery, model, n=n))
+        settings.show_cost(model, n, stages, few_inputs(settings.task, None, model))
         return
     check_outputs(settings)
     if settings.resume is not None and settings.resume.is_file():
@@ -185,24 +158,17 @@ def _run(
     """The worst case with what was asked beside it, and whether the store had it."""
     from assay import pipeline
 
-    store = open_store(settings.store)
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    store = settings.open_store()
+    with progress_on_stderr() as progress:
         if circuit is None:
-            circuit = runs_of(
-                settings,
-                model,
-                settings.task if settings.of_grammar else task,
-                size=settings.edges,
-                ablation="resample",
-                n=settings.n,
-                store=store,
-                progress=progress,
+            prompts = settings.task if settings.of_grammar else task
+            circuit = settings.runs(
+                model, prompts, ablation="resample", store=store, progress=progress
             ).circuit
-        worst_case = keywords(
+        stored = call(
             settings,
             pipeline.worst_case_stored,
-            protocol=protocol,
-            size=size,
+            *(circuit, model, task, protocol, size),
             thresholds=settings.threshold,
             reuse_clean=settings.reuse_clean,
             independent=settings.independent,
@@ -211,11 +177,14 @@ def _run(
             store=store,
             progress=progress,
         )
-        stored = pipeline.worst_case_stored(circuit, model, task, **worst_case)
-        findings = keywords(
-            settings, pipeline.with_findings, explained=settings.explain, words=words, progress=progress
+        result = call(
+            settings,
+            pipeline.with_findings,
+            *(stored.result, circuit, model, task),
+            explained=settings.explain,
+            words=words,
+            progress=progress,
         )
-        result = pipeline.with_findings(stored.result, circuit, model, task, **findings)
     return result, stored.cached
 
 
@@ -269,9 +238,9 @@ def _hand_over(settings: AttackSettings, result: "WorstCase", *, cached: bool) -
         )
     if not settings.json:
         for warning in document["warnings"]:
-            noting(settings)(warning["message"])
-    files = files_of(settings, document, "worst-case.safetensors")
+            remark(warning["message"])
+    files = settings.files(document, "worst-case.safetensors")
     path = files["document"].path
     if path is not None and path.suffix == ".safetensors":
         files["document"] = File(path, result.save)
-    deliver(settings, document, files, identity=result.id, cached=cached)
+    settings.deliver(document, files, identity=result.id, cached=cached)

@@ -7,30 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import (
-    device_of,
-    echo,
-    make_room,
-    print_block,
-    print_json,
-    progress_on_stderr,
-    say,
-)
 from assay.app.cli.parsing import CIRCUITS, command, family
-from assay.app.names import completing, one_of
-from assay.app.settings import (
-    DISCOVERY,
-    INPUTS,
-    OUTPUT,
-    RUNNING,
-    Ablating,
-    Batched,
-    Count,
-    OnModel,
-    Seeded,
-    Talking,
-    keywords,
-)
+from assay.app.console import echo, note, print_block, print_json, progress_on_stderr
+from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
+from assay.app.running import Batched, Seeded, Talking, call, make_room
+from assay.app.settings import Ablating, OnModel
 from assay.core.errors import InputError, OutputError
 
 
@@ -85,11 +66,10 @@ def truth(settings: TruthSettings) -> None:
     from assay.analyses.benchmark.truth import OBJECTIVES, TRUTH_N
     from assay.pipeline.benchmark import write_truth
 
-    entered = _competitors(settings, settings.n, usual=TRUTH_N, quiet=settings.quiet)
+    entered = _competitors(settings, settings.n, usual=TRUTH_N)
     _check_folder(settings.out)
-    device = device_of(settings)
-    with progress_on_stderr(quiet=settings.quiet) as progress:
-        asked = keywords(
+    with progress_on_stderr() as progress:
+        table = call(
             settings,
             measure_truth,
             models=_planted(_split(settings.models)),
@@ -97,10 +77,9 @@ def truth(settings: TruthSettings) -> None:
             objectives=_split(settings.objectives) or OBJECTIVES,
             n=entered.n,
             options=entered.options,
-            device=device,
+            device=settings.place(),
             progress=progress,
         )
-        table = measure_truth(**asked)
     _check_served([cell.reason for cell in table.cells])
     written = {} if settings.out is None else write_truth(settings.out, table)
     if settings.json:
@@ -147,7 +126,7 @@ def discovery(settings: BenchmarkSettings) -> None:
     from assay.analyses.benchmark.targets import DEFAULT_N
     from assay.pipeline.benchmark import write_benchmark
 
-    entered = _competitors(settings, settings.n, usual=DEFAULT_N, quiet=settings.quiet)
+    entered = _competitors(settings, settings.n, usual=DEFAULT_N)
     for folder in (settings.out, settings.export, settings.scores_dir):
         _check_folder(folder)
     result, model = _run(settings, entered)
@@ -186,7 +165,7 @@ class _Entered(NamedTuple):
     n: int
 
 
-def _competitors(settings: Competing, n: int | None, *, usual: int, quiet: bool) -> _Entered:
+def _competitors(settings: Competing, n: int | None, *, usual: int) -> _Entered:
     """Methods, their options and the number of examples; what a quick run shrinks is said on stderr."""
     from assay.analyses.benchmark import choose_entries
     from assay.pipeline.benchmark import parse_options, quick_settings
@@ -196,8 +175,8 @@ def _competitors(settings: Competing, n: int | None, *, usual: int, quiet: bool)
         shrunk = quick_settings(methods, options, n)
         methods, n = list(shrunk.methods), shrunk.n
         options = {name: dict(own) for name, own in shrunk.options.items()}
-        for text in () if quiet else shrunk.said:
-            say(f"quick: {text}")
+        for text in shrunk.said:
+            note(f"quick: {text}")
     choose_entries(methods, options)
     return _Entered(methods, options, usual if n is None else n)
 
@@ -207,19 +186,21 @@ def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenc
     from assay.analyses.benchmark import benchmark_discovery
     from assay.analyses.benchmark.targets import find_target
 
-    device = device_of(settings)
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         progress("load", 0, 1)
-        target = find_target(
-            settings.model,
-            settings.task,
-            **keywords(settings, find_target, n=entered.n, device=device, dtype=settings.torch_dtype),
+        target = call(
+            settings,
+            find_target,
+            *(settings.model, settings.task),
+            n=entered.n,
+            device=settings.place(),
+            dtype=settings.torch_dtype,
         )
         progress("load", 1, 1)
-        asked = keywords(
+        result = call(
             settings,
             benchmark_discovery,
-            task=target.task,
+            *(target.model, target.task),
             methods=entered.methods,
             options=entered.options,
             held_out=target.held_out if settings.evaluate == "held-out" else None,
@@ -227,7 +208,6 @@ def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenc
             truth=target.truth,
             progress=progress,
         )
-        result = benchmark_discovery(target.model, **asked)
     return result, target.model
 
 

@@ -6,34 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import (
-    check_outputs,
-    deliver,
-    device_of,
-    files_of,
-    load,
-    open_store,
-    progress_on_stderr,
-    say,
-    show_plan,
-)
-from assay.app.cli.circuits import given_circuit, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import TRUST, command
-from assay.app.names import completing
-from assay.app.settings import (
-    INPUTS,
-    RUNNING,
-    Ablating,
-    Computing,
-    Count,
-    HeldOut,
-    OfEdges,
-    OnTask,
-    Reporting,
-    at_least,
-    keywords,
-    own_group,
-)
+from assay.app.console import progress_on_stderr, say
+from assay.app.options import INPUTS, RUNNING, Count, at_least, completing, own_group
+from assay.app.running import Computing, Reporting, call, check_outputs
+from assay.app.settings import Ablating, HeldOut, OfEdges, OnTask
 from assay.core.errors import InputError
 
 
@@ -82,16 +59,16 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
         gates: Keys or codes of single gates, e.g. C11. Default: all.
         settings: The options.
     """
-    device, chosen = device_of(settings), _check(settings, gates)
-    model = load(settings.model, device, settings.torch_dtype)
-    circuit = given_circuit(settings, model.graph, size=settings.edges)
+    chosen = _check(settings, gates)
+    model = settings.load_model()
+    circuit = settings.named_circuit(model.graph)
     if settings.dry_run:
         _show_plan(settings, model, discovers=circuit is None)
         return 0
     check_outputs(settings)
     result = _run(settings, model, circuit, chosen)
-    files = files_of(settings, result.document, "calibration.json")
-    deliver(settings, result.document, files, identity=result.document["id"], cached=result.cached)
+    files = settings.files(result.document, "calibration.json")
+    settings.deliver(result.document, files, identity=result.document["id"], cached=result.cached)
     if settings.gate and result.failed:
         say(f"gate: {', '.join(result.failed)} fail with confidence")
         return GATE_FIRED
@@ -123,6 +100,7 @@ def _check(settings: CalibrateSettings, gates: Sequence[str]) -> list[str] | Non
 
 def _show_plan(settings: CalibrateSettings, model: "Model", *, discovers: bool) -> None:
     from assay import pipeline
+    from assay.pipeline.inputs import few_inputs
 
     stages = pipeline.plan_calibration(
         model,
@@ -131,15 +109,9 @@ def _show_plan(settings: CalibrateSettings, model: "Model", *, discovers: bool) 
         random_sets=settings.random_sets,
         max_passes=settings.budget,
     )
-    found = [plan_discovery(settings, model, settings.n or pipeline.DEFAULT_N)]
-    show_plan(
-        model,
-        settings.prompts,
-        [*found * (len(settings.against) + discovers), *stages],
-        as_json=settings.json,
-        task=some_inputs(model, settings.task),
-        batch_size=settings.batch_size,
-    )
+    discovery = call(settings, pipeline.plan_discovery, model, n=settings.n or pipeline.DEFAULT_N)
+    stages = [*[discovery] * (len(settings.against) + discovers), *stages]
+    settings.show_cost(model, settings.prompts, stages, few_inputs(settings.task, None, model))
 
 
 def _run(
@@ -150,9 +122,9 @@ def _run(
     from assay.circuits import load_head_circuit
 
     published = None if settings.published is None else load_head_circuit(settings.published)
-    store = open_store(settings.store)
+    store = settings.open_store()
     n, seed = settings.n, settings.seed
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         discovered = _discovering(settings, model, store, progress)
         circuit, measured = _circuit_and_prompts(settings, model, circuit, discovered)
         draws = [pipeline.draw_prompts(model, other, n=n, seed=seed) for other in settings.against]
@@ -191,8 +163,8 @@ def _discovering(
     ablation = settings.ablation if settings.ablation in ABLATIONS else None
 
     def discovered(draws: "Draws", size: int | None) -> "AnyCircuit":
-        return runs_of(
-            settings, model, draws, size=size, ablation=ablation, store=store, progress=progress
+        return settings.runs(
+            model, draws, top=size, ablation=ablation, store=store, progress=progress
         ).circuit
 
     return discovered
@@ -208,7 +180,12 @@ def _circuit_and_prompts(
     from assay import pipeline
 
     if circuit is None:
-        draws = pipeline.draw_prompts(model, settings.task, **keywords(settings, pipeline.draw_prompts))
+        draws = call(settings, pipeline.draw_prompts, model, settings.task)
         return discovered(draws, settings.edges), draws.measured
-    asked = keywords(settings, pipeline.prompts_to_measure, drawn=settings.prompts, circuit=circuit)
-    return circuit, pipeline.prompts_to_measure(model, settings.task, **asked)
+    return circuit, call(
+        settings,
+        pipeline.prompts_to_measure,
+        *(model, settings.task),
+        drawn=settings.prompts,
+        circuit=circuit,
+    )

@@ -4,18 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from assay.app.cli.border import (
-    check_outputs,
-    deliver,
-    device_of,
-    echo,
-    files_of,
-    print_json,
-    progress_on_stderr,
-    store_folder,
-)
 from assay.app.cli.parsing import TRUST, command
-from assay.app.settings import RUNNING, Batched, Reporting, Storing, Talking, at_least, keywords, own_group
+from assay.app.console import echo, print_json, progress_on_stderr
+from assay.app.options import RUNNING, at_least, own_group
+from assay.app.running import Batched, Reporting, Storing, Talking, call, check_outputs
 from assay.core.errors import InputError
 
 
@@ -66,14 +58,21 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     if settings.register:
         _register(file, settings)
         return 0
-    tables = store_folder(settings.store) / TABLES
+    tables = settings.store_folder() / TABLES
     check_writable(tables)
     check_outputs(settings)
-    with progress_on_stderr(quiet=settings.quiet) as progress:
-        asked = keywords(settings, claims.run_claim, max_passes=settings.budget, progress=progress)
-        result = claims.run_claim(file, folder=tables, device=device_of(settings), **asked)
+    with progress_on_stderr() as progress:
+        result = call(
+            settings,
+            claims.run_claim,
+            file,
+            folder=tables,
+            device=settings.place(),
+            max_passes=settings.budget,
+            progress=progress,
+        )
     document = result.to_dict()
-    deliver(settings, document, files_of(settings, document, "claim.json", page="claim.html"))
+    settings.deliver(document, settings.files(document, "claim.json", page="claim.html"))
     wanted = settings.tier or "proposed"
     fired = settings.gate and (result.contradicted or not reached(result.tier, wanted))
     return GATE_FIRED if fired else 0

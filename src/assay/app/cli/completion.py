@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from assay.app.cli.border import echo
 from assay.app.cli.parsing import app
+from assay.app.console import echo
 from assay.core.errors import InputError
 
 

@@ -6,36 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import (
-    File,
-    check_outputs,
-    deliver,
-    device_of,
-    echo,
-    load,
-    open_store,
-    print_table,
-    progress_on_stderr,
-    show_plan,
-)
-from assay.app.cli.circuits import some_inputs
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.names import one_of
-from assay.app.settings import (
-    CIRCUIT,
-    DISCOVERY,
-    OUTPUT,
-    Ablating,
-    Batched,
-    Computing,
-    Counted,
-    Discovering,
-    OnImages,
-    OnTask,
-    Saving,
-    Seeded,
-    keywords,
-)
+from assay.app.console import echo, print_table, progress_on_stderr
+from assay.app.options import CIRCUIT, DISCOVERY, OUTPUT, one_of
+from assay.app.running import Batched, Computing, File, Saving, Seeded, call, check_outputs
+from assay.app.settings import Ablating, Counted, Discovering, OnImages, OnTask
 from assay.core.errors import InputError
 
 
@@ -76,25 +51,16 @@ class DiscoverSettings(Computing, Saving, Seeded, Batched, Ablating, Discovering
 def discover(settings: DiscoverSettings) -> None:
     """Score every edge and keep the strongest as a circuit."""
     from assay import pipeline
+    from assay.pipeline.inputs import few_inputs
 
     options = _check(settings)
-    device = device_of(settings)
     if settings.dry_run:
-        model, n = load(settings.model, device, settings.torch_dtype), settings.n or pipeline.DEFAULT_N
-        stage = pipeline.plan_discovery(
-            model, **keywords(settings, pipeline.plan_discovery, n=n, options=options)
-        )
-        show_plan(
-            model,
-            n,
-            [stage],
-            as_json=settings.json,
-            task=some_inputs(model, settings.task, settings.images),
-            batch_size=settings.batch_size,
-        )
+        model, n = settings.load_model(), settings.n or pipeline.DEFAULT_N
+        stage = call(settings, pipeline.plan_discovery, model, n=n, options=options)
+        settings.show_cost(model, n, [stage], few_inputs(settings.task, settings.images, model))
         return
     check_outputs(settings, settings.scores_out)
-    model, task, scores, store = _scores(settings, device, options)
+    model, task, scores, store = _scores(settings, options)
     circuit = _choose(settings, scores, options)
     _keep(settings, model, task, circuit, store)
     out = settings.path_of(settings.save, "circuit.safetensors")
@@ -102,8 +68,7 @@ def discover(settings: DiscoverSettings) -> None:
         "circuit": File(out, circuit.save),
         "scores": File(settings.path_of(settings.scores_out, "scores.safetensors"), scores.save),
     }
-    deliver(
-        settings,
+    settings.deliver(
         _circuit_record(scores, circuit, out),
         files,
         show=lambda: _print_circuit(scores, circuit),
@@ -119,38 +84,25 @@ def _check(settings: DiscoverSettings) -> dict[str, Any]:
     method = settings.method
     options = dict(parse_options([f"{method}.{text}" for text in settings.options]).get(method, {}))
     task = settings.task if settings.images is None else None
-    pipeline.check_options(**keywords(settings, pipeline.check_options, options=options, task=task))
+    call(settings, pipeline.check_options, options=options, task=task)
     if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
         raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
     return options
 
 
-def _scores(
-    settings: DiscoverSettings, device: str | None, options: dict[str, Any]
-) -> "tuple[Model, Task, EdgeScores, Store]":
+def _scores(settings: DiscoverSettings, options: dict[str, Any]) -> "tuple[Model, Task, EdgeScores, Store]":
     """Model, inputs, the scores of all edges, and the store they are in."""
     from assay import pipeline
     from assay.pipeline.inputs import read_inputs
 
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         progress("load", 0, 1)
-        model = load(settings.model, device, settings.torch_dtype)
-        task = read_inputs(settings.task, settings.images, model, **keywords(settings, read_inputs))
-        store = open_store(settings.store)
+        model = settings.load_model()
+        task = call(settings, read_inputs, settings.task, settings.images, model)
+        store = settings.open_store()
         progress("discover", 0, 1)
-        scores = pipeline.discover_stored(
-            model,
-            task,
-            settings.method,
-            objective=settings.objective,
-            ablation=settings.ablation,
-            steps=settings.steps,
-            quadrature=settings.quadrature,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            options=options,
-            store=store,
-        )
+        inputs = (model, task, settings.method)
+        scores = call(settings, pipeline.discover_stored, *inputs, options=options, store=store)
         progress("discover", 1, 1)
     return model, task, scores, store
 

@@ -6,31 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.app.cli.border import (
-    File,
-    deliver,
-    device_of,
-    echo,
-    print_json,
-    print_table,
-    progress_on_stderr,
-    say,
-)
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES, TRAINING, Domains, Validating, read_images
-from assay.app.names import one_of
-from assay.app.settings import (
-    INPUTS,
-    OUTPUT,
-    Batched,
-    Count,
-    DryRun,
-    Seeded,
-    Talking,
-    at_least,
-    keywords,
-    own_group,
-)
+from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark
+from assay.app.options import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.running import Batched, DryRun, File, Seeded, Talking, call
 from assay.core.errors import InputError
 
 
@@ -123,13 +103,13 @@ def finetune(settings: FinetuneSettings) -> None:
 
     files = {"model": File(settings.out, lambda path: None), "picture": File(figure, draw)}
     shown = {"folder": str(settings.out), **document}
-    deliver(settings, shown, files, show=lambda: print_course(document))
+    settings.deliver(shown, files, show=lambda: print_course(document))
 
 
 def _loss(settings: FinetuneSettings) -> "CircuitSettings":
     from assay.analyses.generalization.circuit_loss import CircuitSettings
 
-    loss = keywords(
+    return call(
         settings,
         CircuitSettings,
         weight=settings.lambda_circuit,
@@ -138,7 +118,6 @@ def _loss(settings: FinetuneSettings) -> "CircuitSettings":
         shallow=_blocks("--shallow", settings.shallow),
         deep=_blocks("--deep", settings.deep),
     )
-    return CircuitSettings(**loss)
 
 
 def _recipe(settings: FinetuneSettings) -> "Recipe":
@@ -162,7 +141,7 @@ def _run(settings: FinetuneSettings, model: "Model", loss: "CircuitSettings") ->
     from assay.zoo import split
 
     own, watched = _images(settings, model)
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         return run_finetune(
             model,
             *split(own, settings.holdout, seed=settings.seed),
@@ -172,7 +151,7 @@ def _run(settings: FinetuneSettings, model: "Model", loss: "CircuitSettings") ->
             watch={each.domain: each for each in watched},
             n_images=settings.circuit_images,
             batch_size=settings.batch_size,
-            device=device_of(settings),
+            device=settings.place(),
             progress=progress,
         )
 
@@ -257,6 +236,6 @@ def print_course(document: Mapping[str, Any]) -> None:
     for name, choice in document["leaking"].items():
         echo(f"choosing by {name}, whose labels that would use: step {choice['step']}, {choice['score']:.1%}")
     if document["guarded"]:
-        say(f"note: {document['guarded']} gradient entries were not finite, counted as 0")
+        remark(f"{document['guarded']} gradient entries were not finite, counted as 0")
     if document["undefined"]:
-        say(f"note: the circuit loss was left out on {document['undefined']} batches")
+        remark(f"the circuit loss was left out on {document['undefined']} batches")

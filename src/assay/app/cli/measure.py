@@ -4,32 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.app.cli.border import (
-    check_outputs,
-    deliver,
-    device_of,
-    json_file,
-    load,
-    open_store,
-    print_measurements,
-    progress_on_stderr,
-    show_plan,
-)
-from assay.app.cli.circuits import circuit_of, plan_discovery, runs_of, some_inputs
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.names import completing
-from assay.app.settings import (
-    CIRCUIT,
-    INPUTS,
-    Ablating,
-    Computing,
-    OfCircuit,
-    OnImages,
-    Saving,
-    at_least,
-    keywords,
-    own_group,
-)
+from assay.app.console import print_pages, progress_on_stderr
+from assay.app.options import CIRCUIT, INPUTS, at_least, completing, own_group
+from assay.app.running import Computing, Saving, call, check_outputs, json_file
+from assay.app.settings import Ablating, OfCircuit, OnImages
 
 
 if TYPE_CHECKING:
@@ -54,6 +33,8 @@ class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
 
     task: Annotated[tuple[str, ...], INPUTS, completing("tasks")] = ("ioi",)
     metric: Annotated[tuple[str, ...], METRICS, completing("metrics")] = ("faithfulness-norm",)
+    size_option = "top"
+
     top: Annotated[int | None, CIRCUIT] = None
     n_random: Annotated[int, METRICS, at_least(0)] = 0
 
@@ -62,45 +43,36 @@ class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
 def measure(settings: MeasureSettings) -> None:
     """Measure a circuit on tasks by one or more metrics."""
     from assay import pipeline
+    from assay.metrics.page import measurements_page
 
     for task in settings.task if settings.images is None else (None,):
-        pipeline.check_options(
-            **keywords(settings, pipeline.check_options, task=task, metrics=settings.metric)
-        )
-    device = device_of(settings)
+        call(settings, pipeline.check_options, task=task, metrics=settings.metric)
     if not settings.dry_run:
         check_outputs(settings)
-    model = load(settings.model, device, settings.torch_dtype)
-    circuit = circuit_of(settings, model.graph, size=settings.top, option="--top")
+    model = settings.load_model()
+    circuit = settings.edge_circuit(model.graph)
     if settings.dry_run:
         _show_plan(settings, model, circuit)
         return
     records = _records(settings, model, circuit)
     files = {"written": json_file(settings.path_of(settings.save, "measurements.json"), records)}
-    deliver(
-        settings,
+    settings.deliver(
         records,
         files,
-        show=lambda: print_measurements([(record["task"], record) for record in records]),
+        show=lambda: print_pages(measurements_page(records)),
     )
 
 
 def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> None:
     from assay import pipeline
+    from assay.pipeline.inputs import few_inputs
 
     n = settings.n or pipeline.DEFAULT_N
     drawn = n * len(settings.task)
     stages = [pipeline.plan_measurement(model, settings.metric, n=drawn, n_random=settings.n_random)]
     if circuit is None:
-        stages.insert(0, plan_discovery(settings, model, drawn))
-    show_plan(
-        model,
-        n,
-        stages,
-        as_json=settings.json,
-        task=some_inputs(model, settings.task[0], settings.images),
-        batch_size=settings.batch_size,
-    )
+        stages.insert(0, call(settings, pipeline.plan_discovery, model, n=drawn))
+    settings.show_cost(model, n, stages, few_inputs(settings.task[0], settings.images, model))
 
 
 def _tasks(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> "Sequence[Task | Draws]":
@@ -125,21 +97,12 @@ def _records(settings: MeasureSettings, model: "Model", circuit: "Circuit | None
     from assay.pipeline.document import on_same_prompts
 
     tasks = _tasks(settings, model, circuit)
-    store = open_store(settings.store)
+    store = settings.open_store()
     records = []
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         for prompts in tasks:
             same = _on_same_prompts(prompts, circuit)
-            runs = runs_of(
-                settings,
-                model,
-                prompts,
-                circuit,
-                size=settings.top,
-                ablation=settings.ablation,
-                store=store,
-                progress=progress,
-            )
+            runs = settings.runs(model, prompts, circuit, store=store, progress=progress)
             for place, key in enumerate(settings.metric):
                 progress("measure", place, len(settings.metric))
                 record = pipeline.measure_stored(runs, key, random_circuits=settings.n_random, store=store)

@@ -1,15 +1,15 @@
 """`assay monitor`: batches of images in, circuit shift out, with an alarm."""
 
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from assay.app.cli.border import echo, print_json, progress_on_stderr, say, show_plan
 from assay.app.cli.parsing import IMAGES, command
+from assay.app.console import echo, note, print_json, progress_on_stderr, remark, say, show_cost
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.settings import RUNNING, DryRun, Talking, at_least
+from assay.app.options import RUNNING, at_least
+from assay.app.running import DryRun, Talking
 
 
 if TYPE_CHECKING:
@@ -42,17 +42,16 @@ def monitor(settings: MonitorSettings) -> int:
     """
     from assay.app.monitor.watch import MonitorRun, stopped_by_signals
 
-    notes: Callable[[str], None] = (lambda text: None) if settings.quiet else say
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
-        run = stack.enter_context(MonitorRun(settings, stop=stop, tell=lambda text: notes(f"note: {text}")))
+        run = stack.enter_context(MonitorRun(settings, stop=stop, tell=remark))
         if settings.dry_run:
             _show_cost(run.model, run.plan, as_json=settings.json)
             return 0
-        _start(settings, run, stack, notes)
+        _start(settings, run, stack)
         readings = _observe(settings, run, stop)
         if stop.is_set():
-            notes("stopped; the same command goes on from the readings that are kept")
+            note("stopped; the same command goes on from the readings that are kept")
         run.finish()
         _finish(settings, run.started, readings)
     alarms = sum(bool(each.alarm) for each in readings)
@@ -62,19 +61,17 @@ def monitor(settings: MonitorSettings) -> int:
     return 0
 
 
-def _start(
-    settings: MonitorSettings, run: "MonitorRun", stack: ExitStack, notes: Callable[[str], None]
-) -> None:
+def _start(settings: MonitorSettings, run: "MonitorRun", stack: ExitStack) -> None:
     """Metrics, the reference, and what the alarm promises."""
     from assay.app.monitor.metrics import MetricsServer
 
     if settings.metrics_port is not None:
         served = stack.enter_context(MetricsServer(settings.metrics_port))
         run.publish_to(served.publish)
-        notes(f"metrics on http://127.0.0.1:{served.port}/metrics")
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+        note(f"metrics on http://127.0.0.1:{served.port}/metrics")
+    with progress_on_stderr() as progress:
         run.start(progress)
-    notes(run.started.monitor.guarantee.statement)
+    note(run.started.monitor.guarantee.statement)
 
 
 def _observe(settings: MonitorSettings, run: "MonitorRun", stop: "Stop") -> "list[Reading]":
@@ -139,17 +136,17 @@ def _show_cost(model: "Model", plan: "MonitorPlan", *, as_json: bool) -> None:
     """Passes of the start, and of each batch."""
     from dataclasses import replace
 
-    from assay.pipeline import plan_discovery
+    from assay.pipeline import Workload, cost_of, plan_discovery
     from assay.pipeline.monitoring import METHOD, STEPS, USUAL_BATCHES
 
     steps = STEPS if plan.steps is None else plan.steps
     each = plan_discovery(model, method=plan.method or METHOD, n=plan.window, steps=steps)
 
-    def stage(name: str, runs: int, extra: int = 0) -> Any:
-        return replace(each, name=name, runs=runs, passes=runs * (each.passes + extra * plan.window))
+    def stage(name: str, runs: int, extra: int = 0) -> Workload:
+        return replace(each, stage=name, runs=runs, passes=runs * (each.passes + extra * plan.window))
 
     batches = USUAL_BATCHES if plan.known_batches is None else plan.known_batches
     stages = [stage("reference", 0 if plan.given else 1), stage("known batches", batches)]
     if plan.target is not None:
         stages.append(stage("corrupted domains", 39, 1))
-    show_plan(model, plan.window, [*stages, stage("each batch", 1, 1)], as_json=as_json)
+    show_cost(cost_of(model, plan.window, [*stages, stage("each batch", 1, 1)]), as_json=as_json)

@@ -28,9 +28,9 @@ from cyclopts import (
 )
 from cyclopts.config import Dict, Env
 
-from assay.app.cli.border import say, show_warning
 from assay.app.cli.pages import Pages
-from assay.app.settings import Quiet
+from assay.app.console import quiet, say, show_warning
+from assay.app.running import Quiet
 from assay.core.errors import AssayError, AssayWarning, InputError, near_matches
 
 
@@ -243,7 +243,7 @@ def run(arguments: Sequence[str]) -> int:
         bound.apply_defaults()
         settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), Quiet())
         traceback = settings.traceback
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), quiet(silent=settings.quiet):
             warnings.simplefilter("ignore")
             if not settings.quiet:
                 warnings.simplefilter("always", AssayWarning)

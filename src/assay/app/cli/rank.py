@@ -1,6 +1,5 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,42 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import (
-    check_outputs,
-    deliver,
-    device_of,
-    echo,
-    files_of,
-    noting,
-    open_store,
-    print_json,
-    print_table,
-    progress_on_stderr,
-    store_folder,
-)
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES
-from assay.app.names import one_of
-from assay.app.settings import (
-    INPUTS,
-    Ablating,
-    Batched,
-    Computing,
-    Count,
-    Reporting,
-    Seeded,
-    SkipBad,
-    at_least,
-    keywords,
-    own_group,
-)
+from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark
+from assay.app.options import INPUTS, Count, at_least, one_of, own_group
+from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
+from assay.app.settings import Ablating, SkipBad
 
 
 if TYPE_CHECKING:
-    from assay.analyses.generalization.inspection import InspectionSettings
     from assay.analyses.generalization.ranking_table import Ranking
-    from assay.pipeline.targets import Domain
-    from assay.zoo import Zoo
+    from assay.pipeline.ranking import Lineup
 
 RANKING = own_group("Ranking")
 
@@ -93,107 +67,84 @@ def rank(settings: RankSettings) -> None:
     """
     from assay.analyses.generalization import comparison
     from assay.pipeline.ranking import keep_ranking
-    from assay.pipeline.targets import known_target, targets
 
-    device, zoo = device_of(settings), _opened(settings.zoo)
-    styles = settings.shapes or (() if settings.images else ("sketch",))
-    wanted = targets(
-        **keywords(
-            settings, targets, images=list(settings.images), shapes=list(styles), note=noting(settings)
-        )
-    )
-    known = known_target(**keywords(settings, known_target, zoo=zoo, path=settings.id_images))
+    lineup = _lineup(settings)
     if settings.dry_run:
-        _show_plan(settings, zoo, wanted, known, device)
+        _show_plan(settings, lineup)
         return
     check_outputs(settings)
-    rankings = _rankings(settings, zoo, wanted, known, device)
+    rankings = _rankings(settings, lineup)
     compared = comparison.compare_rankings(rankings) if len(rankings) > 1 else None
     document = rankings[0].to_dict() if compared is None else compared.to_dict()
-    keep_ranking(open_store(settings.store), document)
-    deliver(settings, document, files_of(settings, document, "ranking.json"), identity=document["id"])
+    keep_ranking(settings.open_store(), document)
+    settings.deliver(document, settings.files(document, "ranking.json"), identity=document["id"])
 
 
-def _metrics(settings: RankSettings) -> list[str]:
-    from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS
-
-    if settings.metrics:
-        return [each.strip() for each in settings.metrics.split(",")]
-    return list(DEFAULT_METRICS if settings.fast else AFFORDABLE)
-
-
-def _inspection(settings: RankSettings) -> "InspectionSettings":
+def _lineup(settings: RankSettings) -> "Lineup":
+    """Models, images and metrics."""
     from assay.analyses.generalization.inspection import InspectionSettings
+    from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS
+    from assay.pipeline.ranking import Lineup
+    from assay.pipeline.targets import known_target, targets
+    from assay.zoo import Zoo
 
-    return InspectionSettings(**keywords(settings, InspectionSettings))
+    device = settings.place()
+    zoo = Zoo.embedded() if settings.zoo is None else Zoo.open(settings.zoo)
+    styles = settings.shapes or (() if settings.images else ("sketch",))
+    metrics = DEFAULT_METRICS if settings.fast else AFFORDABLE
+    if settings.metrics:
+        metrics = tuple(each.strip() for each in settings.metrics.split(","))
+    return Lineup(
+        zoo=zoo,
+        targets=tuple(call(settings, targets, list(settings.images), list(styles), note=remark)),
+        known=call(settings, known_target, zoo, settings.id_images),
+        metrics=tuple(metrics),
+        settings=call(settings, InspectionSettings),
+        device=device,
+    )
 
 
-def _rankings(
-    settings: RankSettings,
-    zoo: "Zoo",
-    wanted: "Sequence[Domain]",
-    known: "Domain | None",
-    device: str | None,
-) -> "list[Ranking]":
+def _rankings(settings: RankSettings, lineup: "Lineup") -> "list[Ranking]":
     """The ranking on every target, in the order given."""
     from assay.analyses.generalization.ranking import rank_models
 
-    loaders = {key: functools.partial(zoo.load, key, device=device) for key in zoo.keys}
-    inspection, metrics = _inspection(settings), _metrics(settings)
     rankings: dict[int, Ranking] = {}
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         # Labelled targets first: they tell what a pick cost where the labels of others are unknown.
-        for place, target in sorted(enumerate(wanted), key=lambda each: each[1].labelled is False):
-            prefix = f"{target.name}: " if len(wanted) > 1 else ""
+        for place, target in sorted(enumerate(lineup.targets), key=lambda each: each[1].labelled is False):
+            prefix = f"{target.name}: " if len(lineup.targets) > 1 else ""
 
             def shown(stage: str, done: int, total: int, prefix: str = prefix) -> None:
                 progress(prefix + stage, done, total)
 
-            asked = keywords(
-                settings,
-                rank_models,
-                id_data=None if known is None else known.read,
-                metrics=metrics,
-                settings=inspection,
+            rankings[place] = lineup.rank(
+                target,
+                cache=settings.store_folder() / "inspections",
                 elsewhere=[each for each in rankings.values() if each.performance is not None],
-                cache=store_folder(settings.store) / "inspections",
                 progress=shown,
+                **keywords(settings, rank_models, metrics=lineup.metrics, settings=lineup.settings),
             )
-            rankings[place] = rank_models(loaders, target.read, **asked)
-    return [rankings[place] for place in range(len(wanted))]
+    return [rankings[place] for place in range(len(lineup.targets))]
 
 
-def _opened(path: Path | None) -> "Zoo":
-    from assay.zoo import Zoo
-
-    return Zoo.embedded() if path is None else Zoo.open(path)
-
-
-def _show_plan(
-    settings: RankSettings,
-    zoo: "Zoo",
-    wanted: "Sequence[Domain]",
-    known: "Domain | None",
-    device: str | None,
-) -> None:
+def _show_plan(settings: RankSettings, lineup: "Lineup") -> None:
     """Passes per image and model, at most, and seconds per metric."""
     from assay.analyses.generalization.predictor import PREDICTORS
     from assay.page.text import number
     from assay.pipeline.ranking import timed_metrics
 
-    metrics = _metrics(settings)
-    seconds = timed_metrics(zoo, wanted, known, metrics, settings=_inspection(settings), device=device)
-    stages = _passes(metrics, settings.steps, known=known is not None)
+    seconds, models = timed_metrics(lineup), lineup.zoo.keys
+    stages = _passes(lineup.metrics, settings.steps, known=lineup.known is not None)
     if settings.json:
         plan = {
-            "models": list(zoo.keys),
-            "targets": [each.name for each in wanted],
+            "models": list(models),
+            "targets": [each.name for each in lineup.targets],
             "passes_per_image": stages,
             "seconds": {"metrics": dict(seconds.metrics), "together": seconds.together},
         }
         print_json(plan)
         return
-    echo(f"{len(zoo.keys)} models on {', '.join(each.name for each in wanted)}")
+    echo(f"{len(models)} models on {', '.join(each.name for each in lineup.targets)}")
     print_table(
         "", ["stage", "passes per image and model"], [[name, str(count)] for name, count in stages.items()]
     )
@@ -204,7 +155,7 @@ def _show_plan(
     )
     echo(
         f"all together {number(seconds.together)} s, since metrics share stages: an estimate, from passes of "
-        f"{zoo.keys[0]} timed on this machine just now"
+        f"{models[0]} timed on this machine just now"
     )
 
 

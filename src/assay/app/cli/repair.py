@@ -4,21 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from assay.app.cli.border import (
-    File,
-    check_outputs,
-    deliver,
-    device_of,
-    echo,
-    load,
-    open_store,
-    print_table,
-    progress_on_stderr,
-)
-from assay.app.cli.circuits import circuit_of, runs_of
 from assay.app.cli.parsing import TRUST, command
-from assay.app.names import one_of
-from assay.app.settings import Independent, OfEdges, OnTask, Saving, Talking, at_least, own_group
+from assay.app.console import echo, print_table, progress_on_stderr
+from assay.app.options import at_least, one_of, own_group
+from assay.app.running import File, Saving, Talking, check_outputs
+from assay.app.settings import Independent, OfEdges, OnTask
 from assay.core.errors import InputError
 
 
@@ -69,37 +59,29 @@ def repair(settings: RepairSettings) -> None:
     from assay.tasks import load_task
 
     pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
-    device = device_of(settings)
     if settings.by == "swap" and (settings.tail is not None or settings.train_steps is not None):
         raise InputError("--tail and --train-steps belong to --by mask; leave them out, or choose mask")
     share(settings.percentile, "percentile")
-    model = load(settings.model, device, settings.torch_dtype)
-    circuit = circuit_of(settings, model.graph, size=settings.edges)
+    model = settings.load_model()
+    circuit = settings.edge_circuit(model.graph)
     check_outputs(settings)
     whole = Path(settings.task).suffix == ".jsonl" and settings.n is None
     task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
     result = _run(settings, model, task, circuit)
     files = {"circuit": File(settings.path_of(settings.save, "circuit.safetensors"), result.circuit.save)}
-    deliver(settings, result.to_dict(), files, show=lambda: print_repair(result, settings.percentile))
+    settings.deliver(result.to_dict(), files, show=lambda: print_repair(result, settings.percentile))
 
 
 def _run(settings: RepairSettings, model: "Model", task: "PairTask", circuit: "Circuit | None") -> "Repair":
     from assay.analyses import worst_case
     from assay.discovery.edges import MaskSettings
 
-    store = open_store(settings.store)
+    store = settings.open_store()
     masks = None if settings.train_steps is None else MaskSettings(steps=settings.train_steps)
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         if circuit is None:
-            circuit = runs_of(
-                settings,
-                model,
-                settings.task,
-                size=settings.edges,
-                ablation="resample",
-                n=settings.n,
-                store=store,
-                progress=progress,
+            circuit = settings.runs(
+                model, settings.task, ablation="resample", store=store, progress=progress
             ).circuit
         progress("repair", 0, 1)
         result = worst_case.repair(

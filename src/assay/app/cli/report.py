@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import echo, make_room, print_json
 from assay.app.cli.parsing import STORE, command
-from assay.app.settings import DEFAULT_STORE, OUTPUT, Storing, Talking, own_group
+from assay.app.console import echo, print_json
+from assay.app.options import OUTPUT, own_group
+from assay.app.running import Storing, Talking, make_room
 from assay.core.errors import InputError
 
 
@@ -54,10 +55,10 @@ def report(
     from assay.circuits import write_atomically
     from assay.report import save_report
     from assay.report.record import result_page
-    from assay.store import Store, StoredResult
+    from assay.store import StoredResult
 
     _check(identity, settings)
-    store = Store(settings.store or DEFAULT_STORE, create=False)
+    store = settings.existing_store()
     about, content = _content(store, identity, settings)
     out = store.directory / "report.html" if settings.save is None else make_room(settings.save)
     if isinstance(content, StoredResult):

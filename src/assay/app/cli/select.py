@@ -6,37 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.app.cli.border import (
-    File,
-    check_outputs,
-    deliver,
-    device_of,
-    echo,
-    files_of,
-    json_file,
-    noting,
-    open_store,
-    print_json,
-    print_table,
-    progress_on_stderr,
-    say,
-    store_folder,
-)
 from assay.app.cli.parsing import SUBSETS, command
-from assay.app.names import one_of
-from assay.app.settings import (
-    INPUTS,
-    OUTPUT,
-    RUNNING,
-    Computing,
-    Count,
-    Placed,
-    Reporting,
-    Seeded,
-    at_least,
-    keywords,
-    own_group,
-)
+from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark, say
+from assay.app.options import INPUTS, OUTPUT, RUNNING, Count, at_least, one_of, own_group
+from assay.app.running import Computing, File, Placed, Reporting, Seeded, call, check_outputs, json_file
 from assay.core.errors import InputError
 
 
@@ -139,9 +112,9 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
     """
     from assay.pipeline.subsets import plan_selection, select_stored
 
-    device, sizes = device_of(settings), _check(settings)
-    with progress_on_stderr(quiet=settings.quiet) as progress:
-        read = _read(predictions, settings, device, progress)
+    sizes = _check(settings)
+    with progress_on_stderr() as progress:
+        read = _read(predictions, settings, progress)
         solving = settings.solving
         if settings.dry_run:
             _show_plan(plan_selection(read.data, sizes or read.sizes, **solving), as_json=settings.json)
@@ -150,9 +123,9 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
             read.data,
             sizes or read.sizes,
             workers=settings.workers,
-            store=open_store(settings.store),
+            store=settings.open_store(),
             progress=progress,
-            note=noting(settings),
+            note=remark,
             **solving,
         )
     _hand_over(settings, result)
@@ -172,21 +145,19 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
     return sizes
 
 
-def _read(
-    predictions: Path | None, settings: SelectSettings, device: str | None, progress: "Progress"
-) -> "GivenData":
+def _read(predictions: Path | None, settings: SelectSettings, progress: "Progress") -> "GivenData":
     from assay.pipeline.subset_data import read_data
 
     facts = [each.strip() for each in settings.facts.split(",")] if settings.facts else ()
-    asked = keywords(
+    return call(
         settings,
         read_data,
+        predictions,
         facts=facts,
-        device=device,
-        folder=None if settings.dry_run else store_folder(settings.store),
+        device=settings.place(),
+        folder=None if settings.dry_run else settings.store_folder(),
         progress=progress,
     )
-    return read_data(predictions, **asked)
 
 
 def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
@@ -196,11 +167,11 @@ def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
     def write_ids(path: Path) -> None:
         write_atomically(path, _ids(result, path.suffix).encode())
 
-    files = files_of(settings, result.document, "selection.json") | {
+    files = settings.files(result.document, "selection.json") | {
         "ids": File(settings.path_of(settings.ids, "ids.csv"), write_ids),
         "subset": json_file(settings.path_of(settings.subset, "subset.json"), result.headline),
     }
-    deliver(settings, result.document, files, identity=result.id, cached=result.cached)
+    settings.deliver(result.document, files, identity=result.id, cached=result.cached)
 
 
 def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:

@@ -6,9 +6,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import say
 from assay.app.cli.parsing import STORE, command
-from assay.app.settings import DEFAULT_STORE, Quiet, Storing, at_least, own_group
+from assay.app.console import note
+from assay.app.options import at_least, own_group
+from assay.app.running import Quiet, Storing
 
 
 SITE = own_group("Site")
@@ -37,19 +38,17 @@ class ServeSettings(Quiet, Storing):
 @command(STORE, example="assay serve --store assay-out --monitor assay-monitor")
 def serve(settings: ServeSettings) -> None:
     """Show the store as a local, read-only site until Ctrl-C."""
-    from assay.app.monitor.watch import watched
+    from assay.app.monitor.watched import watched
     from assay.app.site.web import create_app
     from assay.app.site.web import serve as run
-    from assay.store import Store
 
-    store = Store(settings.store or DEFAULT_STORE, create=False)
+    store = settings.existing_store()
     # What is wrong with host or token, before a monitor is loaded.
     create_app(store, host=settings.host, token=settings.token)
     monitors = [watched(path) for path in settings.monitor]
 
     def ready(address: str) -> None:
-        if not settings.quiet:
-            say(f"serving {store.directory} at {address}  (Ctrl-C ends it)")
+        note(f"serving {store.directory} at {address}  (Ctrl-C ends it)")
 
     run(
         store,

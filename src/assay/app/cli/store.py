@@ -1,51 +1,123 @@
 """`assay store`: look through a store, check it, clear it, and carry results to and from it."""
 
+import csv
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import echo, print_json, say
 from assay.app.cli.parsing import STORE, command, family
-from assay.app.cli.results import ListSettings, list_results, show
-from assay.app.settings import DEFAULT_STORE, RUNNING, STORED, Storing, Talking
+from assay.app.console import echo, print_json, print_table, remark, say
+from assay.app.options import KINDS, OUTPUT, RUNNING, STORED, at_least, one_of
+from assay.app.running import Storing, Talking
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.store import Leftover
+    from assay.store import Leftover, ResultSummary, Store
 
-_KINDS = {"temporary": "temporary files", "array": "arrays of no result"}
+_LEFTOVERS = {"temporary": "temporary files", "array": "arrays of no result"}
 
-store_app = family(STORE, "store", "List, show, remove, check, export and merge stored results.")
-command(parent=store_app, example="assay store show 3f2a91c0 --json")(show)
+NEWEST = 100  # results that are looked at for what a question without an answer asks about
+
+store_app = family(STORE, "store", "List, remove, check, export and merge stored results.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilterSettings(ListSettings):
-    """Which results are listed.
+class ListSettings(Storing, Talking):
+    """Which results are listed, and how.
 
     Attributes:
         model: Only results of this model.
         task: Only results of this task or data set.
         method: Only results of this discovery method.
+        kind: Only results of this kind: audit, calibration, circuit, job, measurement, pairs-part, ranking,
+            ranking-comparison, scores, scores-part, subset-path, sweep or worst_case.
+        where: Only results for which this holds, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi',
+            'payload.reason = null'; repeat for several.
+        order: Column to order results by; -created: the newest first.
+        limit: Results to list, at most.
+        offset: Results to leave out at the start.
+        csv: Print results as CSV, one line each.
     """
 
     model: Annotated[str | None, STORED] = None
     task: Annotated[str | None, STORED] = None
     method: Annotated[str | None, STORED] = None
+    kind: Annotated[str | None, STORED, one_of(*KINDS)] = None
+    where: Annotated[tuple[str, ...], STORED] = ()
+    order: Annotated[str, STORED, Parameter(allow_leading_hyphen=True)] = "created"
+    limit: Annotated[int | None, STORED, at_least(0)] = None
+    offset: Annotated[int, STORED, at_least(0)] = 0
+    csv: Annotated[bool, OUTPUT] = False
 
 
-@command(parent=store_app, example="assay store ls --kind measurement --task ioi --order=-created")
-def ls(settings: FilterSettings) -> None:
+@command(parent=store_app, example="assay store ls --where 'metric = kl' --task ioi --order=-value")
+def ls(settings: ListSettings) -> None:
     """List the results of a store."""
-    asked = [(name, getattr(settings, name)) for name in ("model", "task", "method")]
-    more = (f"{name} = {json.dumps(value)}" for name, value in asked if value is not None)
-    list_results(replace(settings, where=(*settings.where, *more)))
+    if settings.csv and settings.json:
+        raise InputError("--csv and --json are two ways to print; give one of them")
+    asked = {"model": settings.model, "task": settings.task, "method": settings.method}
+    more = (f"{name} = {json.dumps(value)}" for name, value in asked.items() if value is not None)
+    where = (*settings.where, *more)
+    store = settings.existing_store()
+    results = store.query(
+        settings.kind, where=where, order=settings.order, limit=settings.limit, offset=settings.offset
+    )
+    _print_summaries(results, as_csv=settings.csv, as_json=settings.json)
+    for text in () if results or settings.quiet else _notes_on_nothing(store, settings.kind, where):
+        remark(text)
+
+
+def _notes_on_nothing(store: "Store", kind: str | None, where: Sequence[str]) -> list[str]:
+    """What a question without an answer asks about that none of the newest results has."""
+    from assay.store.where import parse_where
+
+    newest = store.query(kind, order="-created", limit=NEWEST)
+    if not newest:
+        return [] if kind is None else [f"the store holds no result of kind {kind!r}"]
+    since = f'created >= "{newest[-1].created}"'
+    asked = {each.key: None for each in parse_where(where) if (each.operator, each.value) != ("=", None)}
+    missing = [key for key in asked if not store.query(kind, where=[since, f"{key} != null"], limit=1)]
+    of = "" if kind is None else f" of kind {kind!r}"
+    return [
+        f"none of the newest {len(newest)} results{of} has {key}; `assay show ID --json` prints what one has"
+        for key in missing
+    ]
+
+
+def _print_summaries(found: "Sequence[ResultSummary]", *, as_csv: bool, as_json: bool) -> None:
+    if as_json:
+        print_json([{**asdict(each), "about": each.about} for each in found])
+        return
+    if as_csv:
+        from assay.store.about import COLUMNS
+
+        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(each) for each in found)
+        return
+    rows = [
+        [
+            *(each.id, each.kind, each.created[:19], each.model or "", each.task or "", each.title),
+            *(_value(each), each.status or ""),
+        ]
+        for each in found
+    ]
+    columns = ["id", "kind", "created", "model", "task", "name", "value", "status"]
+    print_table("", columns, rows, right="value")
+
+
+def _value(found: "ResultSummary") -> str:
+    """The number, with its interval where there is one."""
+    if found.value is None:
+        return ""
+    interval = "" if found.low is None or found.high is None else f" [{found.low:.4g}, {found.high:.4g}]"
+    return f"{found.value:.4g}{interval}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +141,9 @@ def rm(*identities: Annotated[str, Parameter(name="ID")], settings: RemoveSettin
         identities: Ids of results, or their beginnings.
         settings: The options.
     """
-    from assay.store import Store
-
     if not identities:
         raise InputError("no result to remove; give ids as `assay store ls` lists them")
-    store = Store(settings.store or DEFAULT_STORE, create=False)
+    store = settings.existing_store()
     if not settings.yes:
         for each in identities:
             summary = store.get(each).summary
@@ -113,9 +183,9 @@ def export(path: Annotated[Path, Parameter(name="PATH")], /, *, settings: Export
         path: A .parquet file, or a directory for one file per kind.
         settings: The options.
     """
-    from assay.store import Store, export_results
+    from assay.store import export_results
 
-    store = Store(settings.store or DEFAULT_STORE, create=False)
+    store = settings.existing_store()
     files = export_results(store, path, settings.kind, settings.where)
     if settings.json:
         print_json({"files": [{"path": str(file), "results": n} for file, n in files.items()]})
@@ -140,7 +210,7 @@ def merge(other: Annotated[str, Parameter(name="OTHER")], /, *, settings: MergeS
     from assay.store import Store
 
     source = Store(other, create=False)
-    added = Store(settings.store or DEFAULT_STORE).merge(source)
+    added = settings.open_store().merge(source)
     if settings.json:
         print_json({"added": added, "results": source.count()})
     else:
@@ -155,9 +225,7 @@ class VerifySettings(Talking, Storing):
 @command(parent=store_app, example="assay store verify --store assay-out")
 def verify(settings: VerifySettings) -> int:
     """Check every result and array; exit with 1 if one is wrong."""
-    from assay.store import Store
-
-    store = Store(settings.store or DEFAULT_STORE, create=False)
+    store = settings.existing_store()
     problems, left = store.verify(), store.leftovers()
     if settings.json:
         print_json({"results": store.count(), "problems": problems, "leftovers": _listed(left)})
@@ -184,9 +252,7 @@ class CleanSettings(Talking, Storing):
 @command(parent=store_app, example="assay store gc --dry-run")
 def gc(settings: CleanSettings) -> None:
     """Remove files that killed runs left and no result needs."""
-    from assay.store import Store
-
-    store = Store(settings.store or DEFAULT_STORE, create=False)
+    store = settings.existing_store()
     left = store.leftovers() if settings.dry_run else store.remove_leftovers()
     if settings.json:
         print_json({"removed": not settings.dry_run, "leftovers": _listed(left)})
@@ -197,7 +263,7 @@ def gc(settings: CleanSettings) -> None:
 
 
 def _counted(found: "Sequence[Leftover]") -> str:
-    parts = [f"{sum(each.kind == kind for each in found):,} {words}" for kind, words in _KINDS.items()]
+    parts = [f"{sum(each.kind == kind for each in found):,} {words}" for kind, words in _LEFTOVERS.items()]
     return f"{' and '.join(parts)} ({sum(each.size for each in found):,} bytes)"
 
 

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import (
-    check_outputs,
-    device_of,
+from assay.app.cli.parsing import CIRCUITS, command
+from assay.app.console import (
+    bars_on_stderr,
     echo,
-    open_store,
+    is_quiet,
+    note,
     print_json,
     print_table,
+    remark,
     say,
     size_words,
 )
-from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.settings import DEFAULT_STORE, RUNNING, Computing, Count, Placed
+from assay.app.options import DEFAULT_STORE, RUNNING, Count
+from assay.app.running import Computing, Placed, check_outputs
 
 
 if TYPE_CHECKING:
@@ -69,17 +71,16 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     if settings.workers is not None:
         limits = read.limits.model_copy(update={"workers": settings.workers})
         read = read.model_copy(update={"limits": limits})
-    device, executor = device_of(settings), _executor(settings.ray)
+    device, executor = settings.place(), _executor(settings.ray)
     if not settings.dry_run:
         check_outputs(settings)
-    if not settings.quiet:
-        say(f"{read.name}: loading models and tasks ...")
+    note(f"{read.name}: loading models and tasks ...")
     jobs = expand(read, device=device)
     if settings.dry_run:
-        _show_cost(read, jobs, settings.store, as_json=settings.json)
+        _show_cost(settings, read, jobs)
         return 0
-    store = open_store(settings.store)
-    with _progress(quiet=settings.quiet) as progress, _interrupted_by_sigterm():
+    store = settings.open_store()
+    with _progress() as progress, _interrupted_by_sigterm():
         outcome = run_jobs(
             jobs,
             settings.store or DEFAULT_STORE,
@@ -89,7 +90,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
             progress=progress,
         )
     identity = keep_sweep(store, read, jobs) if outcome.ok else None
-    _show_outcome(read, jobs, store, outcome, identity, as_json=settings.json, quiet=settings.quiet)
+    _show_outcome(read, jobs, store, outcome, identity, as_json=settings.json)
     return 0 if outcome.ok else 1
 
 
@@ -106,27 +107,26 @@ def _executor(ray: str | None) -> "Executor":
 # ---- before -------------------------------------------------------------------------------------
 
 
-def _show_cost(plan: "Plan", jobs: "Sequence[Job]", store: str | None, *, as_json: bool) -> None:
+def _show_cost(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> None:
     """What the plan would run, and about how long that takes here."""
     from assay.core.errors import InputError
     from assay.pipeline.estimate import sweep_cost
-    from assay.store import Store
 
+    held: Store | None
     try:
-        held = Store(store or DEFAULT_STORE, create=False)
+        held = settings.existing_store()
     except InputError:  # there is none yet
         held = None
     cost = sweep_cost(jobs, held, plan.limits)
-    if as_json:
+    if settings.json:
         print_json({"plan": plan.name, **cost.to_dict(), "listed": [_listed(job, held) for job in jobs]})
         return
     rows = [[kind.kind, f"{kind.jobs:,}", f"{kind.done:,}", f"{kind.passes:,}"] for kind in cost.kinds]
-    done = sum(kind.done for kind in cost.kinds)
-    echo(f"{plan.name}: {len(jobs):,} jobs, {done:,} of them in the store already")
+    echo(f"{plan.name}: {cost.jobs:,} jobs, {cost.done:,} of them in the store already")
     print_table(
         "",
         ["kind", "jobs", "done", "passes"],
-        [*rows, ["total", f"{len(jobs):,}", f"{done:,}", f"{cost.passes:,}"]],
+        [*rows, ["total", f"{cost.jobs:,}", f"{cost.done:,}", f"{cost.passes:,}"]],
         right="jobs done passes",
     )
     echo(f"memory of the largest job  about {size_words(cost.largest_bytes)}, beside the worker's own")
@@ -157,20 +157,17 @@ def _time(cost: "SweepCost") -> str:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> "Iterator[Report | None]":
+def _progress() -> "Iterator[Report | None]":
     """A bar on a terminal, a line every few seconds elsewhere; on stderr."""
-    if quiet:
+    if is_quiet():
         yield None
         return
     if not sys.stderr.isatty():
         yield _Lines().tell
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import TextColumn
 
-    left = TimeRemainingColumn(elapsed_when_finished=True)
-    columns = BarColumn(), left, TextColumn("{task.description}", markup=False)
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with bars_on_stderr(TextColumn("{task.description}", markup=False)) as bars:
         task = bars.add_task("")
 
         def bar(state: "SweepProgress") -> None:
@@ -223,7 +220,6 @@ def _show_outcome(
     identity: str | None,
     *,
     as_json: bool,
-    quiet: bool,
 ) -> None:
     """What became of the jobs, and the numbers they left."""
     from assay.pipeline.outcome import job_rows, summaries
@@ -245,10 +241,9 @@ def _show_outcome(
         echo(f"{', '.join(counts)}; {duration(outcome.seconds)}")
         if identity is not None:
             echo(f"sweep  {identity}")
-    if not quiet:
-        for name, notes in outcome.notes.items():
-            for note in notes:
-                say(f"note: {name}: {note}")
+    for name, notes in outcome.notes.items():
+        for text in notes:
+            remark(f"{name}: {text}")
     for each in outcome.failed:
         times = "1 attempt" if each.attempts == 1 else f"{each.attempts} attempts"
         say(f"failed: {each.job.name}, {times}: {each.fault.message}")

@@ -7,33 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from assay.app.cli.border import (
-    device_of,
-    echo,
-    make_room,
-    print_json,
-    print_table,
-    progress_on_stderr,
-    say,
-    write_json,
-)
 from assay.app.cli.parsing import IMAGES, command, family
-from assay.app.names import one_of
-from assay.app.settings import (
-    INPUTS,
-    OUTPUT,
-    Ablating,
-    Batched,
-    Count,
-    Discovering,
-    DryRun,
-    Placed,
-    Seeded,
-    SkipBad,
-    Talking,
-    at_least,
-    own_group,
-)
+from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark
+from assay.app.options import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.running import Batched, DryRun, Placed, Seeded, Talking, call, make_room, write_json
+from assay.app.settings import Ablating, Discovering, SkipBad
 from assay.core.errors import InputError
 
 
@@ -110,7 +88,7 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
     transform = EvalTransform(resize=(settings.size, settings.size))
     domains = read_images(settings, settings.seed, transform=transform)
     _one_domain(len(domains))
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         zoo = train_zoo(
             chosen,
             domains[0],
@@ -118,7 +96,7 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
             holdout=settings.holdout,
             split_seed=settings.seed,
             checkpoints=settings.checkpoint,
-            device=device_of(settings),
+            device=settings.place(),
             progress=progress,
         )
     _show(zoo, as_json=settings.json)
@@ -169,27 +147,23 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
         zoo: A zoo. Default: the embedded one.
         settings: The options.
     """
-    from assay.zoo import correctness
+    from assay.zoo import correctness, edge_scores
 
-    opened, device = _opened(zoo), device_of(settings)
+    opened, device = _opened(zoo), settings.place()
     domains, within = _domains(opened, settings)
     folder = settings.out or opened.path / "correctness"
     written = []
-    with progress_on_stderr(quiet=settings.quiet) as progress:
+    with progress_on_stderr() as progress:
         for domain in domains:
-            matrix = correctness(
-                opened,
-                domain,
-                id_images=within,
-                batch_size=settings.batch_size,
-                device=device,
-                progress=progress,
+            matrix = call(
+                settings, correctness, opened, domain, id_images=within, device=device, progress=progress
             )
             path = matrix.save(make_room(folder / f"{domain.domain.replace('/', '-')}.npz"))
             written.append((path, matrix))
             for number, key in enumerate(opened.keys if settings.circuits else ()):
                 progress("discover", number, len(opened.keys))
-                _score(opened, key, domain, settings, device)
+                steps = int(settings.steps)
+                call(settings, edge_scores, opened, key, domain, steps=steps, device=device)
     if settings.json:
         print_json([_matrix_record(path, matrix) for path, matrix in written])
         return
@@ -221,24 +195,6 @@ def _domains(zoo: "Zoo", settings: IndexSettings) -> "tuple[list[ImageSet], Imag
         return domains, None
     own = Domains(images=(settings.id_images,), n=settings.n, skip_bad=settings.skip_bad)
     return domains, read_images(own, settings.seed, **read)[0]
-
-
-def _score(zoo: "Zoo", key: str, domain: "ImageSet", settings: IndexSettings, device: str | None) -> None:
-    """The circuit of one model on one domain, kept in the zoo."""
-    from assay.zoo import edge_scores
-
-    edge_scores(
-        zoo,
-        key,
-        domain,
-        method=settings.method,
-        objective=settings.objective,
-        ablation=settings.ablation,
-        steps=int(settings.steps),
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        device=device,
-    )
 
 
 @command(parent=zoo_app, name="list", example="assay zoo list zoo --json")
@@ -341,7 +297,7 @@ def read_images(
         sets += read.values()
     for each in sets:
         if each.skipped:
-            say(f"note: {len(each.skipped)} files of {each.domain} were skipped")
+            remark(f"{len(each.skipped)} files of {each.domain} were skipped")
     return sets
 
 

@@ -6,21 +6,20 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from assay.app.names import completing, one_of
-from assay.app.settings import (
+from assay.app.options import (
     DISCOVERY,
     INPUTS,
     OUTPUT,
     STEPS,
-    Ablating,
-    Batched,
     Count,
-    Seeded,
     Steps,
-    Typed,
     at_least,
+    completing,
+    one_of,
     own_group,
 )
+from assay.app.running import Batched, Seeded
+from assay.app.settings import Ablating, Typed
 
 
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")

@@ -28,6 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.app.monitor.metrics import CONTENT_TYPE, metrics_text
+from assay.app.options import KINDS
 from assay.app.site import api, pages
 from assay.app.site.query import conditions, identity_of, whole
 from assay.core.errors import AssayError, InputError, OutputError, UnknownNameError
@@ -46,21 +47,6 @@ LONGEST = 2_000  # characters of one value of a query
 COOKIE = "assay-session"
 FILTERS = ("kind", "model", "task", "metric", "status")
 ORDERS = ("kind", "model", "task", "method", "metric", "n", "seed", "value", "status", "created")
-KINDS = (
-    "audit",
-    "calibration",
-    "circuit",
-    "job",
-    "measurement",
-    "pairs-part",
-    "ranking",
-    "ranking-comparison",
-    "scores",
-    "scores-part",
-    "subset-path",
-    "sweep",
-    "worst_case",
-)
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -76,7 +62,7 @@ _LOG = logging.getLogger("assay.serve")
 
 @runtime_checkable
 class Watched(Protocol):
-    """A monitor as the site sees it; `assay.app.monitor.watch.watched` makes them."""
+    """A monitor as the site sees it; `assay.app.monitor.watched.watched` makes them."""
 
     @property
     def name(self) -> str:

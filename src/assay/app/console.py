@@ -1,0 +1,209 @@
+"""The terminal: errors and warnings as messages, results on stdout, notes and progress on stderr."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.core.untrusted import printable
+
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import ProgressColumn
+
+    from assay.page.blocks import Page, Table
+    from assay.pipeline import Forecast, Progress
+
+Document = Mapping[str, Any]
+_quiet = False
+
+
+@contextmanager
+def quiet(*, silent: bool = True) -> Iterator[None]:
+    """No notes and no progress while entered; errors and what is asked for still appear."""
+    global _quiet
+    before, _quiet = _quiet, silent
+    try:
+        yield
+    finally:
+        _quiet = before
+
+
+def is_quiet() -> bool:
+    """Whether notes and progress are off."""
+    return _quiet
+
+
+def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
+    """A warning as one line on stderr; in place of `warnings.showwarning`."""
+    del rest, more
+    say(f"note: {message}")
+
+
+def echo(message: str = "", *, err: bool = False) -> None:
+    """A line on stdout; what files and names hold is spelled out where a terminal would obey it."""
+    print(printable(message), file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def say(message: str) -> None:
+    """A line on stderr, as `echo`."""
+    echo(message, err=True)
+
+
+def note(message: str) -> None:
+    """A line on stderr, unless quiet."""
+    if not is_quiet():
+        say(message)
+
+
+def remark(message: str) -> None:
+    """A line on stderr that begins with `note:`, unless quiet."""
+    note(f"note: {message}")
+
+
+def print_json(document: object) -> None:
+    """The one JSON document of a `--json` call; undefined numbers are null."""
+    from assay.core.record import plain
+
+    text = json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False)
+    # The controls that JSON itself allows raw; some terminals obey them.
+    sys.stdout.write(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
+) -> None:
+    """Rows under a title on stdout; columns named in `right` (space-separated) are set flush right."""
+    from assay.page.blocks import Column, Table
+
+    named = [Column(name=column, numeric=column in right.split()) for column in columns]
+    print_block(Table(columns=named, rows=rows), title)
+
+
+def print_block(table: "Table", title: str = "") -> None:
+    """A table of a page on stdout."""
+    from assay.page.terminal import table_grid
+
+    _console().print(table_grid(table, title))
+
+
+def print_result(document: Document) -> None:
+    """What the page of a result says, on stdout."""
+    from assay.report.save import pages_of
+
+    print_pages(*pages_of(document))
+
+
+def print_pages(*pages: "Page") -> None:
+    """Pages on stdout."""
+    from assay.page.terminal import print_page
+
+    for page in pages:
+        print_page(page, _console())
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    # A pipe has no width: lines are then as long as they need to be.
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
+
+
+@contextmanager
+def bars_on_stderr(*more: "ProgressColumn", first: str = "") -> "Iterator[Bars]":
+    """Bars with the time that is left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    counts = (MofNCompleteColumn(),) if first else ()
+    left = TimeRemainingColumn(elapsed_when_finished=True)
+    with Bars(TextColumn(first), BarColumn(), *counts, left, *more, console=Console(stderr=True)) as bars:
+        yield bars
+
+
+@contextmanager
+def progress_on_stderr() -> "Iterator[Progress]":
+    """Bars on a terminal, one line per stage elsewhere, nothing when quiet; always on stderr."""
+    if is_quiet():
+        yield lambda stage, done, total: None
+        return
+    if not sys.stderr.isatty():
+        last = ""
+
+        def line(stage: str, done: int, total: int) -> None:
+            nonlocal last
+            del done, total
+            if stage != last:
+                say(f"{stage} ...")
+            last = stage
+
+        yield line
+        return
+    with bars_on_stderr(first="{task.description:<18}") as bars:
+        known: dict[str, Any] = {}
+
+        def bar(stage: str, done: int, total: int) -> None:
+            for name, number in known.items():
+                made = bars.tasks[number].completed or 1
+                if name != stage and not bars.tasks[number].finished:
+                    bars.update(number, total=made, completed=made)
+            if stage not in known:
+                known[stage] = bars.add_task(printable(stage, lines=False), total=total or None)
+            bars.update(known[stage], completed=done, total=total or None)
+
+        yield bar
+
+
+def echo_files(**files: Path | None) -> None:
+    """A line for each file that was written."""
+    for name, path in files.items():
+        if path is not None:
+            echo(f"{name:<8} {path}")
+
+
+def echo_result(identity: str, *, cached: bool = False) -> None:
+    """The id that `assay show` and `assay report` take."""
+    echo(f"result   {identity}{' (taken from the store)' if cached else ''}")
+
+
+def show_cost(cost: "Forecast", *, as_json: bool) -> None:
+    """What a command would run, at most, and about how long it takes here."""
+    from assay.pipeline.progress import duration
+
+    if as_json:
+        print_json(cost.to_dict())
+        return
+    echo(f"{cost.model['id']}, n = {cost.n}: at most so many forward passes over one prompt or image")
+    rows = [[each.stage, f"{each.runs:,}", f"{each.passes:,}"] for each in cost.stages]
+    total = ["total", "", f"{cost.passes:,}"]
+    print_table("", ["stage", "runs", "passes"], [*rows, total], right="runs passes")
+    if cost.seconds is not None and cost.pass_seconds is not None:
+        echo(f"about {duration(cost.seconds)} here, at {1000 * cost.pass_seconds:.3g} ms a pass")
+    if cost.bytes is not None:
+        stored = "" if cost.stored_bytes is None else f", {size_words(cost.stored_bytes)} stored"
+        echo(f"about {size_words(cost.bytes)} of memory{stored}")
+    show_left_out([each.to_dict() for each in cost.left_out])
+
+
+def show_left_out(listed: Sequence[Document]) -> None:
+    """A line for what is not run."""
+    for each in listed:
+        costs = f", at most {each['passes']:,} passes" if each["passes"] else ""
+        how = f"; to run it: {each['option']}" if each["option"] else ""
+        echo(f"not run: {each['what']} ({each['reason']}{costs}{how})")
+
+
+def size_words(count: int) -> str:
+    """A number of bytes for reading."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
