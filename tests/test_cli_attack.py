@@ -172,7 +172,7 @@ def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> N
         (("--enumerate", "--circuit", "FILE"), r"620,928 distinct clean and 60,230,016 distinct"),
         (("--divergence", "klx"), "unknown divergence 'klx'"),
         (("--save", "w.pt"), "give NAME.safetensors, or NAME.json"),
-        (("--edges", "5", "--circuit", "x"), "choose one of them"),
+        (("--edges", "5", "--circuit", "x"), "use only one"),
         (("--percentile", "1.2", "--circuit", "FILE", *TINY), "percentile"),
         (
             ("--percentile", "0.9999", "--epsilon", "0.0005", "--circuit", "FILE", *TINY),

@@ -70,7 +70,7 @@ def test_the_model_of_other_commands_does_not_turn_the_page_into_an_overview(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "mini", "--task", "ioi"), "--model and --task each ask for a page"),
+        (("--model", "mini", "--task", "ioi"), "--model and --task select different pages"),
         (("--model", "minnie"), "did you mean 'mini'"),
         (("--sweep", "none"), "no sweep 'none'"),
         (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),

@@ -180,7 +180,7 @@ def test_a_gate_fires_where_a_subset_is_supported(
     given = (archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
     fired = run(*given, "--gate")
     assert fired.exit_code == 3
-    assert "gate: on 40 of the examples better models do worse" in fired.stderr
+    assert "gate: better models do worse on 40 of the examples" in fired.stderr
     planted(turned=0).save(tmp_path / "sound.npz")
     sound = run(
         tmp_path / "sound.npz",

@@ -134,7 +134,7 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(run: Run, tmp_path: Path) -
         (["train", "grid.toml", "--shapes", "flat", "--shapes", "neon", "--out", "zoo"], 2, "trained on one"),
         (["train", "grid.toml", "--images", "nothing", "--out", "zoo"], 1, "there are no images at nothing"),
         (["list", "nowhere"], 1, "nowhere is not a directory"),
-        (["index", "--shapes", "flat"], 2, "the embedded zoo is part of the package"),
+        (["index", "--shapes", "flat"], 2, "the embedded zoo is read-only"),
     ],
 )
 def test_bad_input_is_named(run: Run, arguments: list[str], code: int, message: str) -> None:

@@ -336,7 +336,7 @@ def test_an_enumeration_that_is_too_large_says_how_many_prompts_exist(ioi: PairT
 
 
 def test_a_grammar_that_does_not_enumerate_says_so(mini_tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="docstring are not enumerated; draw them"):
+    with pytest.raises(InputError, match="docstring cannot be enumerated; draw them"):
         sample_pairs(load_task("docstring", mini_tokenizer, n=1), "all", enumerate=True)
     with pytest.raises(InputError, match="leave enumerate out"):
         sample_pairs(rows_task(), "file", enumerate=True)

@@ -148,7 +148,7 @@ def test_a_runner_for_another_prefix_shares_the_weights(gpt2_tiny64: nn.Module) 
 def test_inputs_without_the_prefix_are_refused(gpt2_tiny64: nn.Module, prefix: list[int]) -> None:
     model = load_model(gpt2_tiny64)
     runner = PairRunner(model, Circuit.empty(model.graph), prefix=torch.tensor(prefix))
-    with pytest.raises(InputError, match="do not all begin with the prefix"):
+    with pytest.raises(InputError, match="must start with the shared prefix"):
         runner.prepare_clean(torch.full((2, 4), 9))
 
 

@@ -771,7 +771,7 @@ def test_a_verdict_alone_is_refused_with_what_to_give_instead(tmp_path: Path) ->
 def test_a_part_that_fails_alone_does_not_make_the_suite_fail() -> None:
     gate = gate_of(synthetic_calibration(world=UNSOUND), "C16")
     gate["verdict"]["status"] = "inconclusive"
-    assert "though not surely enough for one of several tests" in page_words.findings(gate)
+    assert "though not with enough confidence for one of several tests" in page_words.findings(gate)
 
 
 def test_where_the_verdicts_differ_the_page_says_why(mixed: Document) -> None:

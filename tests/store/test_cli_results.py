@@ -82,7 +82,7 @@ def test_store_rm_asks_and_removes(filled: list[str], monkeypatch: pytest.Monkey
     ids = [each["id"] for each in json.loads(run("store", "ls", *filled, "--json").stdout)]
     refused = run("store", "rm", ids[0], *filled)
     assert refused.exit_code == 2
-    assert "not a terminal that could be asked; pass --yes" in refused.stderr
+    assert "cannot ask for confirmation without a terminal; pass --yes" in refused.stderr
     for answer, code in (("n\n", 1), ("y\n", 0)):
         stdin = io.StringIO(answer)
         monkeypatch.setattr(stdin, "isatty", lambda: True)
@@ -149,7 +149,7 @@ def test_a_result_is_shown(filled: list[str]) -> None:
         (["results", "--where", "model"], "write KEY OP VALUE"),
         (["results", "--order", "vlaue"], "did you mean 'value'"),
         (["results", "--csv", "--json"], "give one of them"),
-        (["methods", "--where", "x = 1"], "are for `assay list results`"),
+        (["methods", "--where", "x = 1"], "work only with `assay list results`"),
     ],
 )
 def test_a_wrong_question_says_what_is_right(filled: list[str], arguments: list[str], message: str) -> None:
@@ -166,7 +166,7 @@ def test_a_wrong_question_says_what_is_right(filled: list[str], arguments: list[
             ["--kind", "scores", "--where", 'payload."a b".c = 1', "--where", "value > 0"],
             "none of the newest 1 results of kind 'scores' has payload.\"a b\".c;",
         ),
-        (["--kind", "score"], "the store holds no result of kind 'score'"),
+        (["--kind", "score"], "the store does not hold a result of kind 'score'"),
     ],
 )
 def test_an_empty_answer_says_what_no_result_has(filled: list[str], arguments: list[str], note: str) -> None:

@@ -622,7 +622,7 @@ def test_constraints_that_cannot_be_met_are_named(size, options, message):
 
 def test_equal_accuracies_are_refused():
     matrix = as_matrix(HAND)
-    with pytest.raises(InputError, match="id_train holds no two different accuracies"):
+    with pytest.raises(InputError, match="id_train: all accuracies are equal"):
         swap(matrix, np.full(4, 0.5), 2, validation=matrix, id_validation=HAND_ID)
-    with pytest.raises(InputError, match="id_validation holds no two different accuracies"):
+    with pytest.raises(InputError, match="id_validation: all accuracies are equal"):
         swap(matrix, HAND_ID, 2, validation=matrix, id_validation=np.full(4, 0.5))

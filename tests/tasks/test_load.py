@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_a_task_is_refused(tmp_path: Path, mini_tokenizer:
         load_task(tmp_path / "binary.jsonl", mini_tokenizer)
     with pytest.raises(FileFormatError, match=r"empty.jsonl holds no pair; expected one JSON object"):
         load_task(write(tmp_path / "empty.jsonl", ""), mini_tokenizer)
-    with pytest.raises(FileFormatError, match="some lines have 'wrong' answers and some have none"):
+    with pytest.raises(FileFormatError, match="only some lines have 'wrong' answers"):
         load_task(write(tmp_path / "mixed.jsonl", PAIR, without("wrong")), mini_tokenizer)
     with pytest.raises(
         TokenizationError, match=r"line 1: prompt 'Then, .* is text and there is no tokenizer"

@@ -120,9 +120,9 @@ def test_a_grammar_that_is_not_enumerated_says_so(mini_tokenizer: Any) -> None:
         grammar = load_task(key, mini_tokenizer, n=1).grammar
         assert grammar is not None
         assert grammar.population is grammar.corrupted_population is None
-        with pytest.raises(InputError, match=f"prompts of {key} are not enumerated; draw them"):
+        with pytest.raises(InputError, match=f"prompts of {key} cannot be enumerated; draw them"):
             grammar.support()
-        with pytest.raises(InputError, match=f"corrupted prompts of {key} are not enumerated"):
+        with pytest.raises(InputError, match=f"corrupted prompts of {key} cannot be enumerated"):
             grammar.corrupted_support({})
 
 

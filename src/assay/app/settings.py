@@ -49,7 +49,7 @@ def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
     del type_
     value = tokens[0].value
     if value != "auto" and not (value.isdecimal() and int(value) > 0):
-        raise ValueError(f"{value!r} is neither a count from 1 nor auto")
+        raise ValueError(f"{value!r} is not valid; give a count of at least 1, or auto")
     return value if value == "auto" else int(value)
 
 
@@ -89,7 +89,7 @@ class Quiet:
     Attributes:
         quiet: Print no progress and no notes on stderr.
         config: TOML file of options.
-        traceback: Show where an error came from.
+        traceback: Show the traceback of an error.
     """
 
     quiet: Annotated[bool, RUNNING] = False
@@ -124,7 +124,7 @@ class Seeded:
     """Where randomness starts.
 
     Attributes:
-        seed: Root seed.
+        seed: Root seed of all random draws.
     """
 
     seed: Annotated[int, RUNNING, at_least(0)] = 0
@@ -135,7 +135,7 @@ class Placed:
     """Where a model runs.
 
     Attributes:
-        device: cpu, cuda, cuda:1, ... auto takes the first accelerator, else cpu.
+        device: cpu, cuda, cuda:1, ... auto picks the first accelerator, else cpu.
     """
 
     device: Annotated[str, RUNNING, one_of("auto", "cpu", "cuda")] = "auto"
@@ -196,7 +196,7 @@ class Saving:
     """Files for the result.
 
     Attributes:
-        out: Output directory; every file goes there under its usual name.
+        out: Output directory; every file gets its usual name there.
         save: File for the result.
     """
 
@@ -267,7 +267,7 @@ class Counted:
     """How many prompts.
 
     Attributes:
-        n: Prompts to draw. Default: 200, all of a file.
+        n: Prompts to draw. Default: 200; all rows of a file.
     """
 
     n: Annotated[Count | None, INPUTS] = None
@@ -278,7 +278,7 @@ class SkipBad:
     """What happens to images that cannot be read.
 
     Attributes:
-        skip_bad: Leave out image files that cannot be decoded, and count them.
+        skip_bad: Skip and count image files that cannot be decoded.
     """
 
     skip_bad: Annotated[bool, INPUTS] = False
@@ -289,8 +289,8 @@ class OnImages(SkipBad):
     """Images instead of a task.
 
     Attributes:
-        images: Instead of --task, for an image classifier: shapes:DOMAIN, colour-digits:AGREEMENT, an .npz
-            file, or a folder of one domain.
+        images: Images for an image classifier, instead of --task: shapes:DOMAIN, colour-digits:AGREEMENT, an
+            .npz file, or a folder of one domain.
     """
 
     images: Annotated[str | None, INPUTS] = None
@@ -301,8 +301,8 @@ class HeldOut:
     """Files for the two halves.
 
     Attributes:
-        discover_on: JSONL file to find the circuit on; --task is then measured on.
-        measure_on: JSONL file to measure on; --task is then for finding the circuit.
+        discover_on: JSONL file to discover the circuit on; --task is then used to measure.
+        measure_on: JSONL file to measure on; --task is then used to discover.
     """
 
     discover_on: Annotated[str | None, INPUTS] = None
@@ -328,7 +328,7 @@ class Ablating(Behaviour):
     """What is measured, and what a cut edge carries.
 
     Attributes:
-        ablation: What a cut edge carries. Default: the task's own.
+        ablation: Value that replaces a removed edge. Default: the task's own.
     """
 
     ablation: Annotated[str | None, DISCOVERY, completing("ablations")] = None
@@ -340,7 +340,7 @@ class Discovering(Behaviour):
 
     Attributes:
         method: Discovery method; `assay list methods` lists them.
-        steps: Quadrature nodes of the method, or auto.
+        steps: Number of quadrature nodes of the method, or auto.
     """
 
     method: Annotated[str, DISCOVERY, completing("methods")] = "eap-ig-inputs"
@@ -352,7 +352,7 @@ class Sizing(Discovering):
     """How a circuit is discovered and how large it becomes.
 
     Attributes:
-        target: Normalised faithfulness a discovered circuit must reach.
+        target: Normalised faithfulness that a discovered circuit must reach.
     """
 
     target: Annotated[float, DISCOVERY] = 0.9
@@ -363,8 +363,8 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
     """The circuit that is judged, given or discovered.
 
     Attributes:
-        circuit: Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id of the store.
-            Default: one discovered, as audit does.
+        circuit: Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id in the store.
+            Default: discover one, as audit does.
     """
 
     circuit: Annotated[str | None, CIRCUIT] = None
@@ -375,7 +375,7 @@ class OfEdges(OfCircuit):
     """The circuit that is judged, or the size of a discovered one.
 
     Attributes:
-        edges: Size of a discovered circuit, instead of --target.
+        edges: Number of edges of a discovered circuit, instead of --target.
     """
 
     edges: Annotated[Count | None, CIRCUIT] = None

@@ -171,7 +171,7 @@ def _described(shape: Mapping[str, Any]) -> Graph:
     ):
         raise ValueError(f"its graph is described by {dict(shape)}")
     if layers * (heads + 1) * layers * (heads + 2 * shared + 1) > MOST_CELLS:
-        raise ValueError(f"its graph has {layers} layers of {heads} heads, more than any file can hold")
+        raise ValueError(f"its graph has {layers} layers of {heads} heads, which is too large to be read")
     return build_graph(layers, heads, shared, parallel=shape["parallel"], mlps=shape["mlps"])
 
 

@@ -132,8 +132,8 @@ class PairRunner:
         shared = len(self.prefix)
         if tokens.shape[1] <= shared or not bool((tokens[:, :shared].cpu() == self.prefix.cpu()).all()):
             raise InputError(
-                f"inputs of {tokens.shape[1]} tokens do not all begin with the prefix of {shared} tokens "
-                "and go on after it; make the runner with the prefix that these inputs share"
+                f"inputs of {tokens.shape[1]} tokens must start with the shared prefix of {shared} tokens "
+                "and be longer than it. Make the runner with a prefix that all inputs share"
             )
         tokens = tokens.to(self.model.device)
         with self.model.tracing(streams=True) as trace:

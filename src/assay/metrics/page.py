@@ -23,7 +23,7 @@ LEGEND = (
 # What each measurement means, by its code.
 MEANINGS = {
     "D02.faithfulness": "Share of the model’s margin that remains when only the circuit’s edges are kept.",
-    "D02.faithfulness_norm": "The same share, counted from the empty circuit (0) to the whole model (1).",
+    "D02.faithfulness_norm": "The same share on a scale from the empty circuit (0) to the whole model (1).",
     "D02.completeness": "Share of the margin that is lost when the circuit itself is ablated.",
     "D01.output_divergence": "Mean divergence between the output distributions of circuit and model.",
     "D03.kl": "Mean information lost when the circuit’s output replaces the model’s.",
@@ -38,7 +38,7 @@ MEANINGS = {
     "The verdict asks for the top five too.",
     "D05.acc_at_5": "Mean overlap of the circuit’s five likeliest tokens with the model’s.",
     "D05.acc_at_10": "Mean overlap of the ten likeliest tokens.",
-    "D05.tau_5": "Rank agreement (Kendall) inside the model’s top five.",
+    "D05.tau_5": "Rank agreement (Kendall) within the model’s top five.",
     "D05.tau_10": "Rank agreement (Kendall) inside the model’s top ten.",
     "D05.label_top1_full": "Share of prompts on which the model ranks a right answer first.",
     "D05.label_top1_circuit": "Share of prompts on which the circuit does.",

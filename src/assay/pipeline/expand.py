@@ -285,7 +285,7 @@ def _check_dealt(shards: int, method: EdgeMethod, choice: MethodChoice) -> None:
     if not method.divisible():
         raise InputError(
             f"[shards] discover is {shards}, and method {method.key!r} decides on all examples together, so "
-            "they cannot be dealt to several jobs; leave out the shards, or the method"
+            "they cannot be split over several jobs. Leave out the shards, or the method"
         )
     if choice.steps == "auto":
         raise InputError(

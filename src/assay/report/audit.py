@@ -407,9 +407,8 @@ def _method(document: Document) -> Pair:
     if discovery["held_out"]:
         sizing = " They had a say in the size alone: it grew until the target held on them as well."
         measured = (
-            f"Every measurement above was made on {number(task['n'])} other {kind} of the same "
-            f"source; {kind} that occur in both draws were left out."
-            f"{sizing if circuit.get('confirmed') else ''}"
+            f"Every measurement above was made on {number(task['n'])} other {kind} of the same source, "
+            f"without {kind} that occur in both draws.{sizing if circuit.get('confirmed') else ''}"
         )
     else:
         measured = f"Measurement used the same {kind} as discovery."

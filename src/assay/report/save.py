@@ -361,7 +361,6 @@ def is_reportable(document: Document) -> bool:
 
 def _refused(result: object) -> InputError:
     return InputError(
-        "a report is made from audits, worst cases, calibrations, claims, rankings, subsets, monitors, their "
-        "documents, measurements and lists of measurements; "
-        f"got {type(result).__name__}, which is none of these"
+        f"cannot make a report from {type(result).__name__}. Pass audits, worst cases, calibrations, "
+        "claims, rankings, subsets, monitors, their documents, measurements or lists of measurements"
     )

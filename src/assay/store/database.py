@@ -197,7 +197,7 @@ def _leave_to_the_parent(engine: sa.Engine) -> None:
         if record.info["process"] != os.getpid():
             _INHERITED.append(connection)
             record.dbapi_connection = proxy.dbapi_connection = None
-            raise sa.exc.DisconnectionError("this connection belongs to the parent process")
+            raise sa.exc.DisconnectionError("this database connection was opened by the parent process")
 
 
 def _json_of_unicode(value: object) -> str:

@@ -146,7 +146,7 @@ class Grammar(ABC):
         Raises:
             InputError: If the grammar does not enumerate its prompts.
         """
-        raise InputError(f"the prompts of {self.key} are not enumerated; draw them instead")
+        raise InputError(f"the prompts of {self.key} cannot be enumerated; draw them instead")
 
     def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
         """Every corrupted choice of one clean choice with its probability given that choice.

@@ -193,7 +193,7 @@ def read_pairs(
         raise FileFormatError(f"task file {path} holds no pair; expected one JSON object per line: {_LINE}")
     if any(prompt.wrong for prompt in clean) and not all(prompt.wrong for prompt in clean):
         raise FileFormatError(
-            f"task file {path}: some lines have 'wrong' answers and some have none; give all or none"
+            f"task file {path}: only some lines have 'wrong' answers; give them on all lines or on none"
         )
     config: dict[str, Any] = {"task": path.stem, "file": path.name, "bos": bos, "n": len(clean)}
     if len(ids) < len(numbers):

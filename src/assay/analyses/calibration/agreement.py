@@ -46,7 +46,7 @@ from assay.stats import (
 FEWEST_HEADS = 5
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
 _NOISY_SCORES = (
-    "Below 20 prompts the noise in the scores is not known well enough to be allowed for.",
+    "Below 20 prompts, the noise in the scores cannot be estimated well enough to correct for it.",
     "Measure at least 20 prompts.",
 )
 _CONCORDANCE = Quantity(

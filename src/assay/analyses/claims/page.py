@@ -30,9 +30,9 @@ def claim_page(document: Document) -> Page:
         _tests(
             document["tests"],
             caption=f"Directed tests on {number(claim['n'])} prompts of each task. Found: share of the "
-            "model’s mean margin, or margin units where the prediction says so. q: p after Benjamini and "
-            "Hochberg over all rows. Held: p and q at most 0.05. Contradicted: the opposite holds after "
-            "Holm’s correction.",
+            "model’s mean margin, or margin units if the prediction uses them. q: p after "
+            "Benjamini-Hochberg over all rows. Held: p and q at most 0.05. Contradicted: the opposite holds "
+            "after Holm’s correction.",
         )
     ]
     if document["replication"]:

@@ -94,8 +94,8 @@ def depth_bias_interval(
     scores = _columns(graph, per_example)
     if targets != "output" and scores.shape[2] == 1:
         raise ShapeError(
-            f"these are scores of the edges into the logits, and targets={targets!r} reads others, too; "
-            "discover edge scores with per_example=True"
+            f"these scores cover only the edges into the logits, but targets={targets!r} needs others too. "
+            "Discover edge scores with per_example=True"
         )
     first = {"output": graph.n_layers + 1, "deep": layers.high[0], "global": 1}[targets]
     columns = graph.target_layer[-scores.shape[2] :] >= first

@@ -466,5 +466,5 @@ class Monitor(display.Shown):
 
 def _plain_threshold(value: float) -> Threshold:
     if not math.isfinite(value):
-        raise InputError(f"threshold is {value}; give a shift, or what calibrate_threshold returns")
+        raise InputError(f"threshold is {value}; pass a shift, or the result of calibrate_threshold")
     return Threshold(value=value, domain="", target=math.nan, performance=math.nan)

@@ -48,8 +48,8 @@ def ranking_page(document: Document) -> Page:
         title=f"Which of {len(document['models'])} models to deploy on {domain}",
         verdict=words.verdict(document),
         caveats=words.caveats(document),
-        lede=f"Models are ordered by what they show on {number(target['n'])} images of the target, {labels}. "
-        f"{document['resampled']}",
+        lede=f"Models are ordered by metrics computed on {number(target['n'])} images of the target, "
+        f"{labels}. {document['resampled']}",
         sections=[section for section in sections if section.blocks],
         facts=[
             ("result", code(document["id"])),

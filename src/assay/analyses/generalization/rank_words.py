@@ -84,7 +84,7 @@ def caveats(document: Document) -> list[str]:
         )
     n = document["target"]["n"]
     if n < FEW_IMAGES:
-        notes.append(f"{n} images: differences between models may be differences between images.")
+        notes.append(f"With {n} images, differences between models may be due to the choice of images.")
     return notes
 
 

@@ -172,7 +172,7 @@ def _start(
         whole = name in ("period", "anneal_epochs")
         if not int(whole) <= value < math.inf or (whole and value != int(value)):
             needed = "a whole number of at least 1" if whole else "a finite number of at least 0"
-            raise InputError(f"parameters[{name!r}] is {value}; {needed} is needed")
+            raise InputError(f"parameters[{name!r}] is {value}; expected {needed}")
         fixed_parameters[name] = int(value) if whole else float(value)
     return replace(random_parameters, **fixed_parameters), generator.standard_normal(n_examples)
 

@@ -42,7 +42,7 @@ def subset_page(document: Document) -> Page:
         Section(title="The models", blocks=_models(document)),
         Section(title="Is it real?", blocks=_real(document)),
         Section(title="What is in it", blocks=_contents(document)),
-        Section(title="How much it hangs on size and on models", blocks=_sensitivity(document)),
+        Section(title="How much it depends on size and models", blocks=_sensitivity(document)),
         Section(title="Data and parameters", blocks=_data(document)),
     ]
     return Page(
@@ -227,7 +227,7 @@ def _halves(document: Document) -> list[Block]:
     if halves["null_mean"] is not None:
         p = "" if halves["p_value"] is None else words.p_value(halves["p_value"])
         shuffled = (
-            f"; with shuffled accuracies by {signed(halves['null_mean'])} on average "
+            f"; under shuffled accuracies {signed(halves['null_mean'])} on average "
             f"({number(len(halves['null']))} shuffles, p {p})"
         )
     text = (

@@ -205,7 +205,7 @@ def protocol_sentence(document: Document) -> str:
     drawn = {what: _bracketed(draws(document, what)) for what in ("clean", "corrupted", "pairs")}
     if document.get("enumerated"):
         if document.get("own_rows"):
-            return f"All {pairs} distinct pairs of the rows given were run, each counted by its frequency."
+            return f"All {pairs} distinct pairs of the given rows were run, each weighted by its frequency."
         return f"All {pairs} pairs that the task’s grammar allows were run, each counted by its probability."
     return {
         "all": f"Each of {clean} distinct clean prompts{drawn['clean']} was run with each of {corrupted} "

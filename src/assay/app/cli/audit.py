@@ -55,12 +55,12 @@ class AuditSettings(
     """What is audited, how far, and where the report goes.
 
     Attributes:
-        n: Prompts or images of either half. Default: 100; with --full 200, all of a file.
+        n: Prompts or images in each half. Default: 100; with --full 200, or the whole file.
         full: Run every stage in its larger form, at many times the cost.
-        skip: Stages to leave out: attack, random, curve, minimality, calibrate.
-        budget: Passes, or a time as 600s, 10m, 2h. Picks n and the stages that fit.
+        skip: Stages to skip: attack, random, curve, minimality, calibrate.
+        budget: Limit: a number of passes, or a time such as 600s, 10m, 2h. Sets n and the stages that fit.
         n_random: Random circuits to compare with. Default: 5; with --full 20.
-        dry_run: Print passes, seconds from a timed pass, and bytes; run nothing.
+        dry_run: Print passes, estimated seconds and bytes; run nothing.
         out: Directory for the report and the results.
     """
 
@@ -135,7 +135,7 @@ def _show_plan(settings: AuditSettings, device: str | None) -> None:
     if settings.json:
         print_json(cost.to_dict())
         return
-    echo(f"{cost.model['id']}, n = {cost.n}: at most so many forward passes over one prompt or image")
+    echo(f"{cost.model['id']}, n = {cost.n}: maximum forward passes over one prompt or image")
     rows = [[each.stage, f"{each.runs:,}", f"{each.passes:,}"] for each in cost.stages]
     print_table(
         "", ["stage", "runs", "passes"], [*rows, ["total", "", f"{cost.passes:,}"]], right="runs passes"

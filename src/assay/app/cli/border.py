@@ -321,7 +321,7 @@ def show_plan(
         print_json({"model": model.describe(), "n": n, "stages": listed, **cost})
         return
     rows = [[stage.name, f"{stage.runs:,}", f"{stage.passes:,}"] for stage in stages]
-    echo(f"{model.id}, {n} prompts: at most so many forward passes over one prompt")
+    echo(f"{model.id}, {n} prompts: maximum forward passes over one prompt")
     print_table(
         "",
         ["stage", "runs", "passes"],
@@ -329,7 +329,7 @@ def show_plan(
         right="runs passes",
     )
     if seconds is not None and memory is not None:
-        echo(f"about {duration(seconds)} on this machine, from a pass timed just now")
+        echo(f"about {duration(seconds)} on this machine, estimated from one timed pass")
         echo(f"about {size_words(memory)} of memory in batches of {batch_size or TIMED}")
 
 

@@ -35,7 +35,9 @@ def given_circuit(
     if settings.circuit is None:
         return None
     if size is not None:
-        raise InputError(f"{option} sizes a discovered circuit, and --circuit gives one; choose one of them")
+        raise InputError(
+            f"{option} sets the size of a discovered circuit, but --circuit gives a circuit; use only one"
+        )
     exists = settings.store is not None or Path(DEFAULT_STORE).exists()
     return read_circuit(
         settings.circuit,

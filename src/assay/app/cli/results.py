@@ -61,11 +61,11 @@ class ListSettings(Storing, Talking):
     Attributes:
         kind: Only results of this kind: audit, calibration, circuit, job, measurement, pairs-part, ranking,
             ranking-comparison, scores, scores-part, subset-path, sweep or worst_case.
-        where: Only results for which this holds, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi',
-            'payload.reason = null'; repeat for several.
+        where: Condition on results, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', 'payload.reason =
+            null'; repeat for several.
         order: Column to order results by; -created: the newest first.
-        limit: Results to list, at most.
-        offset: Results to leave out at the start.
+        limit: Maximum number of results.
+        offset: Number of results to skip.
         csv: Print results as CSV, one line each.
     """
 
@@ -92,12 +92,14 @@ def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: ListSettings) -
         settings: The options.
     """
     if settings.csv and settings.json:
-        raise InputError("--csv and --json are two ways to print; give one of them")
+        raise InputError("--csv and --json exclude each other; give one of them")
     if kind == RESULTS:
         list_results(settings)
         return
     if settings.asks_a_store:
-        raise InputError(f"--kind, --where, --limit, --offset and --csv are for `assay list {RESULTS}`")
+        raise InputError(
+            f"--kind, --where, --limit, --offset and --csv work only with `assay list {RESULTS}`"
+        )
     from assay.catalogue import list_entries
 
     if kind not in LISTED:
@@ -106,7 +108,7 @@ def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: ListSettings) -
     if settings.json:
         print_json([entry.to_dict() for entry in entries])
         return
-    print_table("", ["key", "what it is"], [[entry.key, entry.summary] for entry in entries])
+    print_table("", ["key", "description"], [[entry.key, entry.summary] for entry in entries])
 
 
 def list_results(settings: ListSettings) -> None:
@@ -133,13 +135,16 @@ def _notes_on_nothing(store: "Store", kind: str | None, where: Sequence[str]) ->
 
     newest = store.query(kind, order="-created", limit=NEWEST)
     if not newest:
-        return [] if kind is None else [f"the store holds no result of kind {kind!r}"]
+        return [] if kind is None else [f"the store does not hold a result of kind {kind!r}"]
     since = f'created >= "{newest[-1].created}"'
     asked = {each.key: None for each in parse_where(where) if (each.operator, each.value) != ("=", None)}
     missing = [key for key in asked if not store.query(kind, where=[since, f"{key} != null"], limit=1)]
     of = "" if kind is None else f" of kind {kind!r}"
     return [
-        f"none of the newest {len(newest)} results{of} has {key}; `assay show ID --json` prints what one has"
+        (
+            f"none of the newest {len(newest)} results{of} has {key}; `assay show ID --json` prints the "
+            "fields of one"
+        )
         for key in missing
     ]
 

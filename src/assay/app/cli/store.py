@@ -72,14 +72,16 @@ def rm(*identities: Annotated[str, Parameter(name="ID")], settings: RemoveSettin
     from assay.store import Store
 
     if not identities:
-        raise InputError("no result to remove; give ids as `assay store ls` lists them")
+        raise InputError("no result to remove; give ids, see `assay store ls`")
     store = Store(settings.store or DEFAULT_STORE, create=False)
     if not settings.yes:
         for each in identities:
             summary = store.get(each).summary
             say(f"{summary.id}  {summary.kind}  {summary.about}")
         if not sys.stdin.isatty():
-            raise InputError("nothing was removed: this is not a terminal that could be asked; pass --yes")
+            raise InputError(
+                "nothing was removed: cannot ask for confirmation without a terminal; pass --yes"
+            )
         say(f"Remove {len(identities)} from {store.directory}? [y/N] ")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("nothing was removed")
@@ -144,7 +146,7 @@ def merge(other: Annotated[str, Parameter(name="OTHER")], /, *, settings: MergeS
     if settings.json:
         print_json({"added": added, "results": source.count()})
     else:
-        echo(f"{len(added):,} added, {source.count() - len(added):,} were there already")
+        echo(f"{len(added):,} added, {source.count() - len(added):,} already there")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,7 @@ def verify(settings: VerifySettings) -> int:
             echo(problem)
         echo(f"{store.count():,} results, {len(problems):,} problems")
         if left:
-            echo(f"{_counted(left)} left by runs that were killed; `assay store gc` removes them")
+            echo(f"{_counted(left)} left by killed runs; `assay store gc` removes them")
     return 1 if problems else 0
 
 

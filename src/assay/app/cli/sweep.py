@@ -42,7 +42,7 @@ class SweepSettings(Computing, Placed):
     """How a plan is run.
 
     Attributes:
-        workers: Jobs at a time. Default: the plan's, else one per core.
+        workers: Parallel jobs. Default: as in the plan, else one per core.
         ray: Run on Ray: local (this machine), auto or HOST:PORT (a cluster). Default: processes.
     """
 
@@ -122,7 +122,7 @@ def _show_cost(plan: "Plan", jobs: "Sequence[Job]", store: str | None, *, as_jso
         return
     rows = [[kind.kind, f"{kind.jobs:,}", f"{kind.done:,}", f"{kind.passes:,}"] for kind in cost.kinds]
     done = sum(kind.done for kind in cost.kinds)
-    echo(f"{plan.name}: {len(jobs):,} jobs, {done:,} of them in the store already")
+    echo(f"{plan.name}: {len(jobs):,} jobs, {done:,} already in the store")
     print_table(
         "",
         ["kind", "jobs", "done", "passes"],
@@ -144,7 +144,7 @@ def _time(cost: "SweepCost") -> str:
     from assay.pipeline.progress import duration
 
     if cost.seconds is None:
-        return "not known: no job names a model that could be timed"
+        return "not known: none of the jobs names a model that could be timed"
     if not cost.seconds:
         return "none: everything is done"
     many = "1 worker" if cost.workers == 1 else f"{cost.workers} workers"
@@ -254,7 +254,7 @@ def _show_outcome(
         say(f"failed: {each.job.name}, {times}: {each.fault.message}")
     if outcome.failed:
         log = store.directory / "sweeps" / f"{plan.name}.jsonl"
-        say(f"{log} has every failure; the same command tries the jobs that failed again")
+        say(f"see {log} for every failure; run the same command again to retry the failed jobs")
 
 
 def _row(name: str, result: "ResultSummary") -> list[str]:

@@ -102,7 +102,7 @@ class AlarmFile(Sink):
         self.path, self.shown = path, str(path)
         nearest = next((each for each in path.absolute().parents if each.exists()), Path("/"))
         if path.is_dir() or not os.access(path if path.exists() else nearest, os.W_OK):
-            raise OutputError(f"alarm file {path} cannot be written; name a file in a place that can")
+            raise OutputError(f"cannot write alarm file {path}; choose a writable place")
 
     def deliver(self, event: Mapping[str, Any]) -> None:
         line = json.dumps(plain(event), allow_nan=False).encode() + b"\n"
@@ -110,7 +110,7 @@ class AlarmFile(Sink):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise DeliveryError(f"alarm file {self.path} is not an ordinary file")
+                    raise DeliveryError(f"alarm file {self.path} is not a regular file")
                 lock_descriptor(file.fileno())
                 self._append(file, line, str(event["id"]))
         except OSError as error:
@@ -172,11 +172,13 @@ class Webhook(Sink):
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
-            raise InputError("the webhook is no URL; give https://HOST/PATH") from None
+            raise InputError("the webhook is not a URL; give https://HOST/PATH") from None
         if parts.scheme not in ("http", "https"):
-            raise InputError(f"the webhook has scheme {parts.scheme!r}; http or https is needed")
+            raise InputError(f"the webhook has scheme {parts.scheme!r}; expected http or https")
         if not host or not re.fullmatch(r"[!-~]+", url):
-            raise InputError("the webhook has no host, or characters that no URL has; give https://HOST/PATH")
+            raise InputError(
+                "the webhook has no host, or characters that a URL cannot have; give https://HOST/PATH"
+            )
         place = f"[{host}]" if ":" in host else host
         place += "" if port is None else f":{port}"
         self.shown = f"{parts.scheme}://{place}/..."
@@ -203,7 +205,7 @@ class Webhook(Sink):
 
     def deliver(self, event: Mapping[str, Any]) -> None:
         if self._asking is not None and self._asking.is_alive():
-            raise DeliveryError(f"webhook {self.shown}: the request before is still without an answer")
+            raise DeliveryError(f"webhook {self.shown}: the previous request is still unanswered")
         body = json.dumps(plain(event), allow_nan=False).encode()
         headers = {**self._headers, "Idempotency-Key": str(event["id"])}
         request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
@@ -223,7 +225,7 @@ class Webhook(Sink):
         except urllib.error.HTTPError as error:
             error.close()
             if 300 <= error.code < 400:
-                return f"status {error.code}, a redirect, which is not followed; give the final address"
+                return f"status {error.code}, a redirect; redirects are not followed. Give the final address"
             return f"status {error.code}"
         except urllib.error.URLError as error:
             reason = error.reason
@@ -325,7 +327,9 @@ class Notifier:
             if len(queue.waiting) > MOST_WAITING:
                 del queue.waiting[0]
                 queue.tries = 0
-                self._tell(f"{queue.sink.shown} has not taken {MOST_WAITING} events; the oldest is given up")
+                self._tell(
+                    f"{queue.sink.shown} has not accepted {MOST_WAITING} events; the oldest is dropped"
+                )
 
     def _event(self, event: str, reading: Reading) -> dict[str, Any]:
         # Batches are counted from 1 as on the page; the id has their places, as it always had.
@@ -368,14 +372,14 @@ class Notifier:
                 queue.tries += 1
                 queue.next_try = self._clock() + min(FIRST_WAIT * 2 ** min(queue.tries - 1, 30), LONGEST_WAIT)
                 if not queue.down:
-                    self._tell(f"{error}; the alarm is kept and told again later")
+                    self._tell(f"{error}; the alarm is kept and sent again later")
                 queue.down = True
                 self._save()
                 return
             del queue.waiting[0]
             queue.tries = 0
             if queue.down:
-                self._tell(f"{queue.sink.shown} takes alarms again")
+                self._tell(f"{queue.sink.shown} accepts alarms again")
             queue.down = False
             self._save()
 
@@ -393,7 +397,7 @@ class Notifier:
             for queue in self._queues:
                 self._send(queue)
         if left := sum(len(queue.waiting) for queue in self._queues):
-            self._tell(f"{left} event(s) were not taken; the next start of this monitor tries again")
+            self._tell(f"{left} event(s) could not be delivered; the next start of this monitor tries again")
 
     # ----------------------------------------------------------------------------------------------- state
 
@@ -431,7 +435,7 @@ class Notifier:
             write_atomically(self._path, json.dumps(record, indent=1, allow_nan=False).encode())
         except OutputError as error:
             # Worst, an event is told twice after a kill; that is not a reason to stop looking at images.
-            self._tell(f"what was told is not kept: {error}")
+            self._tell(f"cannot save the record of sent alarms: {error}")
 
     def _restore(self) -> bool:
         """Whether the state of an earlier run of this monitor was found."""
@@ -441,7 +445,7 @@ class Notifier:
                 raise ValueError("of another monitor")
             seen, first = int(record["seen"]), record["first"]
             if seen >= len(self._monitor.readings):
-                raise ValueError("it knows readings that are gone")
+                raise ValueError("it refers to readings that no longer exist")
             quiet = float(record["quiet"])
             self._seen, self._told = seen, bool(record["told"])
             self._first = None if first is None else int(first)
@@ -453,7 +457,7 @@ class Notifier:
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self._tell(f"{self._path} cannot be used ({error}); an alarm that is raised is told again")
+            self._tell(f"cannot use {self._path} ({error}); an alarm that is still raised is sent again")
             return False
         return True
 

@@ -67,7 +67,7 @@ def read_options(path: Path) -> MonitorOptions:
         raise FileFormatError(f"cannot read {path}: {error}") from error
     table = content.pop("monitor", {})
     if not isinstance(table, dict):
-        raise InputError(f"monitor in {path} is {table!r}; it is the name of a table, [monitor]")
+        raise InputError(f"monitor in {path} is {table!r}; it must be a table, [monitor]")
     known = {each.name for each in fields(MonitorOptions)}
     values = {}
     for key, value in {**content, **table}.items():
@@ -132,15 +132,14 @@ class MonitorRun:
         if options.alarm_file is not None:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:
-            raise InputError("a cool-down is of what is told; give an alarm file or a webhook, too")
+            raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
         self.model, style = _model(options.model, options.place(tell), options.torch_dtype)
         sources = options.images or (
             tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ()
         )
         if not sources or (options.reference is None and style is None):
             raise InputError(
-                "a model of yours needs --reference, images it is known to do well on, and --images, those "
-                "to watch"
+                "your own model needs --reference, images it does well on, and --images, those to watch"
             )
         if options.follow and (len(sources) > 1 or is_shapes(sources[0])):
             raise InputError("--follow watches one folder; give one --images DIR")
@@ -199,7 +198,7 @@ class MonitorRun:
     @property
     def started(self) -> StartedMonitor:
         """The monitor, once `start` was called."""
-        assert self._started is not None, "start() comes first"
+        assert self._started is not None, "call start() first"
         return self._started
 
     @property
@@ -224,8 +223,8 @@ class MonitorRun:
         self._held.enter_context(held(out))
         if torn_line(out / READINGS):
             self._tell(
-                f"the last line of {out / READINGS} was cut short and does not count; its images are "
-                "observed again"
+                f"the last line of {out / READINGS} is incomplete and is ignored; its images are observed "
+                "again"
             )
         self._started = start_monitor(
             self.model, self.plan, out=out, transform=self._transform, progress=progress
@@ -298,7 +297,7 @@ class MonitorRun:
 
     def _pass_over(self, name: str) -> None:
         self.started.passed.append(name)
-        self._tell(f"{name} cannot be decoded; it is passed over and counted")
+        self._tell(f"skipped {name}: it cannot be decoded")
         self.started.write(page=False)
         self._publish()
 
@@ -421,8 +420,8 @@ def watched(path: str | Path, *, tell: Tell = _on_stderr) -> WatchedMonitor:
         return _Elsewhere(path)
     if not path.exists():
         raise FileFormatError(
-            f"{path} does not exist; give a TOML file of the options of `assay monitor`, or the directory of "
-            "a running one"
+            f"{path} does not exist; give a TOML file of `assay monitor` options, or the directory of a "
+            "running monitor"
         )
     return _Here(path.stem, read_options(path), tell)
 
@@ -524,14 +523,16 @@ class _Elsewhere(WatchedMonitor):
             try:
                 self._read(looks)
             except (OSError, ValueError, KeyError, TypeError, AttributeError, AssayError) as error:
-                self._error = f"{self._folder} cannot be read as the directory of a monitor: {error}"
+                self._error = f"cannot read {self._folder} as the directory of a monitor: {error}"
                 return
             self._looks, self._error = looks, None
 
     def _read(self, looks: Mapping[str, tuple[int, int, int]]) -> None:
         if looks[DOCUMENT] != self._looks.get(DOCUMENT):
             if looks[DOCUMENT] == _ABSENT:
-                raise FileFormatError(f"{DOCUMENT} is not there; start `assay monitor --out {self._folder}`")
+                raise FileFormatError(
+                    f"{DOCUMENT} does not exist; start `assay monitor --out {self._folder}`"
+                )
             head = parse_json((self._folder / DOCUMENT).read_bytes())
             if head["schema"] != SCHEMA:
                 raise FileFormatError(f"schema {head['schema']!r}; this version reads {SCHEMA!r}")

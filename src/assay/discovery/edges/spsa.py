@@ -194,7 +194,7 @@ class _Estimator:
         if bool(bad.any()):
             row = int(self.batch.indices[bad.nonzero()[0, 0]])
             raise NonFiniteError(
-                f"the slope of example {row} is NaN or infinite; check the model's weights and number type, "
-                "or take a smaller epsilon"
+                f"the slope of example {row} is NaN or infinite. Check the model's weights and dtype, or "
+                "use a smaller epsilon"
             )
         return slopes

@@ -195,7 +195,9 @@ def _check_columns(table: Float64[np.ndarray, "P H"], **columns: Float64[np.ndar
         raise ShapeError(f"the runs of single heads have shape {table.shape}; expected [prompts, heads]")
     for name, column in columns.items():
         if column.shape != (len(table),):
-            raise ShapeError(f"{name} has shape {column.shape}; expected ({len(table)},), as the heads' runs")
+            raise ShapeError(
+                f"{name} has shape {column.shape}; expected ({len(table)},), one value per prompt"
+            )
 
 
 def _excluding(
