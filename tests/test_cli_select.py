@@ -143,7 +143,7 @@ def test_unknown_training_runs_keep_a_verdict_from_being_supported(tmp_path: Pat
     planted(groups=False).save(tmp_path / "answers.npz")
     given = (tmp_path / "answers.npz", "--size", "30", *QUICK, "--permutations", "1", "--store", tmp_path)
     found = run(*given)
-    unknown = "which models share a training run or a family was not given"
+    unknown = "groups and families are missing"
     assert unknown in " ".join(found.stdout.lower().split())
     own = document(*given, "--groups", "model")
     assert not any(unknown in reason for reason in own["verdict"]["reasons"])
@@ -224,9 +224,9 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--sizes", "20", "--size", "30"], "give one of them"),
         (["--sizes", "20,many"], "--sizes is '20,many'"),
         (["--sizes", "20,20"], "size 20 is given more than once"),
-        (["--size", "201"], "size is 201; between 1 and the 200 examples"),
+        (["--size", "201"], "size is 201; expected 1 to 200"),
         (["--solver", "swop"], "did you mean 'swap'"),
-        (["--solver", "greedy"], "test references now"),
+        (["--solver", "greedy"], "now only a test reference"),
         (["--split", "grup"], "did you mean 'group'"),
         (["--path", "warmish"], "did you mean 'warm'"),
         (["--strata", "lihgt"], "did you mean 'light'"),

@@ -267,7 +267,7 @@ def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Pa
         ("notes.txt", {}, FileFormatError, "ends in '.txt'"),
         ("folder", {}, InputError, "give --ood-env"),
         ("folder", {"ood_env": "one"}, InputError, "--ood-env is 'one'"),
-        ("folder", {"ood_env": "1"}, InputError, "holds no file named"),
+        ("folder", {"ood_env": "1"}, InputError, "does not contain a file named"),
         ("folder", {"id_images": "photos"}, InputError, "give --images too"),
         ("folder", {"images": "photos", "ood_env": "1"}, InputError, "--ood-env has no meaning for a zoo"),
         (None, {"id_envs": "1"}, InputError, "--id-envs has no meaning for the built-in digits"),

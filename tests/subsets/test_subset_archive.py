@@ -213,7 +213,7 @@ def test_a_matrix_that_does_not_fit_even_packed_is_refused(
     data = CorrectnessData.of(np.tile(CORRECT, (40, 120)), np.tile(ACCURACY, 40))
     CorrectnessData.save(data, tmp_path / f"data.{suffix}")
     monkeypatch.setattr(_contents, "free_memory", lambda: 15_000)
-    with pytest.raises(InputError, match="200 models and 360 examples does not fit: even packed"):
+    with pytest.raises(InputError, match="200 models and 360 examples does not fit into memory: even packed"):
         CorrectnessData.load(tmp_path / f"data.{suffix}")
 
 
@@ -322,7 +322,7 @@ BAD_CONTENT = {
     "a name misspelt": (
         {"X": CORRECT, "y": ACCURACY, "families": np.array(["a"] * 5)},
         FileFormatError,
-        "'families' that no correctness archive has; did you mean 'family'",
+        "unknown array 'families'; did you mean 'family'",
     ),
     "a foreign array": ({"X": CORRECT, "y": ACCURACY, "qqqqq": ACCURACY}, FileFormatError, "known: X, y"),
     "a source that is no JSON": (
@@ -393,7 +393,7 @@ def test_a_matrix_shorter_than_it_says_is_refused(tmp_path: Path) -> None:
     np.save(buffer, CORRECT)
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as file:
         file.writestr("X.npy", buffer.getvalue()[:-4])
-    with pytest.raises(FileFormatError, match="'X' is cut off"):
+    with pytest.raises(FileFormatError, match="'X' is truncated"):
         CorrectnessData.load(tmp_path / "data.npz")
 
 

@@ -199,7 +199,7 @@ def test_sets_that_are_none_are_named(sets: list[list[int]], message: str) -> No
 
 
 def test_a_mask_is_no_selection() -> None:
-    with pytest.raises(ShapeError, match="np.flatnonzero turns a mask"):
+    with pytest.raises(ShapeError, match="np.flatnonzero converts a mask"):
         selection_consistency([np.array([True, False])], 2)
     with pytest.raises(InputError, match="n_random is 0"):
         selection_consistency([[0], [1]], 2, n_random=0)

@@ -213,7 +213,7 @@ def test_numeric_can_be_chosen() -> None:
     assert len(prevalence_shift(chosen, attributes, numeric=["site"]).of("site")) == 1
     with pytest.raises(UnknownNameError, match="did you mean 'site'"):
         prevalence_shift(chosen, attributes, numeric=["sit"])
-    with pytest.raises(InputError, match="a numeric one holds numbers"):
+    with pytest.raises(InputError, match="a numeric attribute must hold numbers"):
         prevalence_shift(chosen, attributes, numeric=["sex"])
 
 

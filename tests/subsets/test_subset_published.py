@@ -104,9 +104,7 @@ def test_as_published_the_classes_of_pacs_look_drawn_at_random(shared: Shared) -
 
 
 def test_a_size_that_was_not_published_is_refused(shared: Shared) -> None:
-    with pytest.raises(
-        InputError, match="no selection of 123 examples was published for PACS; sizes: 10, 20"
-    ):
+    with pytest.raises(InputError, match="PACS has no published selection of 123 examples; sizes: 10, 20"):
         published(shared, "PACS").ranking(123)
 
 

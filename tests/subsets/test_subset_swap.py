@@ -257,7 +257,7 @@ def test_a_given_start_equals_the_literal_version(problem, share):
 def test_without_validation_it_warns_and_keeps_the_last_set(problem):
     correct, id_accuracy, size = problem["correct"], problem["id_accuracy"], problem["size"]
     train = problem["train"]
-    with pytest.warns(AssayWarning, match=r"no validation models: swap stopped after kappa = 0\.1"):
+    with pytest.warns(AssayWarning, match=r"validation models are missing: swap stopped after kappa = 0\.1"):
         found = solve(correct, id_accuracy, size, train=train, validation=None)
     expected, _ = literal_swap(
         correct[train],
