@@ -203,7 +203,7 @@ def test_a_target_calibrates_on_the_corrupted_domains(
     written = kept.stat().st_mtime_ns
     assert run(*arguments, "--n", "16").exit_code == 0
     assert kept.stat().st_mtime_ns == written  # measured once
-    assert "What a shift stands for" in (tmp_path / "assay-monitor/monitor.html").read_text()
+    assert "What a shift means" in (tmp_path / "assay-monitor/monitor.html").read_text()
 
 
 def test_folders_serve_as_reference_and_known_images(run: Run, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_inspections_of_other_settings_are_refused() -> None:
     ("more", "message"),
     [
         ({"metrics": ["ddb-outptu"]}, "did you mean 'ddb-output'"),
-        ({"metrics": []}, "no metric to rank by"),
+        ({"metrics": []}, "metrics is empty"),
         ({"measure": "auc"}, "unknown measure 'auc'"),
         ({"ratio": 0.6}, r"ratio is 0\.6"),
         ({"ratio": 0.0}, "ratio is 0"),

@@ -224,7 +224,7 @@ def test_a_selection_is_compared_with_what_it_left(digits: tuple[np.ndarray, np.
     with pytest.raises(InputError, match="7 images for 1797 examples"):
         describe_selection(selection, images[:7], phrases=CONCEPTS)
     whole: Any = SimpleNamespace(indices=np.arange(1797), data=pool)
-    with pytest.raises(InputError, match="nothing is left"):
+    with pytest.raises(InputError, match="no example is left"):
         describe_selection(whole, images, phrases=CONCEPTS)
 
 

@@ -89,7 +89,7 @@ def depth_bias_interval(
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
+        raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
     layers = layer_sets(graph.n_layers, ratio, include_input=include_input, sets=sets)
     scores = _columns(graph, per_example)
     if targets != "output" and scores.shape[2] == 1:
@@ -158,6 +158,6 @@ def _columns(
     if shape[1:] == (graph.n_sources, graph.n_targets):
         return per_example
     raise ShapeError(
-        f"per_example has shape {shape}; this graph needs [n, {graph.n_sources}, {graph.n_targets}] or, for "
-        f"the edges into the logits, [n, {graph.n_sources}]"
+        f"per_example has shape {shape}; expected [n, {graph.n_sources}, {graph.n_targets}] or, for the "
+        f"edges into the logits, [n, {graph.n_sources}]"
     )

@@ -61,7 +61,7 @@ def shift_interval(
     if shifted_scores.per_example is None:
         raise InputError("the interval of a shift needs scores per example: discover(..., per_example=True)")
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
+        raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
     check_comparable(reference_scores, shifted_scores)
     entry = DISTANCES[distance]
     n = len(shifted_scores.per_example)
@@ -85,7 +85,7 @@ def leave_one_out_shifts(
     graph = reference_scores.graph
     apart = shifted_scores.per_example
     if apart is None:
-        raise InputError("scores per example are needed: discover(..., per_example=True)")
+        raise InputError("scores per example are missing; use discover(..., per_example=True)")
     each = apart.detach().cpu()[:, graph.valid].double().numpy()
     rest = (each.sum(0) - each) / (len(each) - 1)
     if distance in _ROWS:
