@@ -137,7 +137,7 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     missing = document["explanation"]["missing"]
     assert missing["total"] == pytest.approx(document["explanation"]["mean"], rel=0.2)
     shown = run(*plain, *extra, "--report", "page.html").stdout
-    for text in ("What search found", "Inputs from outside the grammar", "What the circuit lacks"):
+    for text in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
         assert text in shown
     assert "Inputs from outside the grammar" in (tmp_path / "page.html").read_text()
 

@@ -214,7 +214,7 @@ def test_an_enumerated_population_needs_no_certificate() -> None:
     found = worst.certificate(0.75)
     assert (found.bound, found.failure, found.method, found.rigorous) == (3.0, 0.0, "exact", True)
     assert worst.maximum_exceedance() == 0
-    with pytest.raises(InputError, match="the percentile is exact; leave method 'ustat' out"):
+    with pytest.raises(InputError, match="the percentile is exact; remove method 'ustat'"):
         worst.certificate(0.75, method="ustat")
     assert worst.to_dict()["enumerated"] is True
 
@@ -597,7 +597,7 @@ def test_a_saved_result_comes_back_whole(
     assert loaded.to_dict() == measured.to_dict()
     assert loaded.to_dict()["certificates"] == measured.to_dict()["certificates"]
     assert loaded.by_field("kind").to_dict() == measured.by_field("kind").to_dict()
-    with pytest.raises(InputError, match="loaded without its model; give it: WorstCase.load"):
+    with pytest.raises(InputError, match="loaded without its model; use WorstCase.load"):
         loaded.worst(1)
     whole = WorstCase.load(path, model=tiny, circuit=circuit)
     assert whole.worst(2) == measured.worst(2)

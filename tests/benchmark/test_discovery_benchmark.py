@@ -266,7 +266,7 @@ def test_planted_models_bring_their_examples_and_truth() -> None:
     assert isinstance(target.held_out, PairTask)
     assert target.task.data_hash != target.held_out.data_hash
     assert target.truth == planted_model("induction/gpt2/bare").edges
-    with pytest.raises(InputError, match="brings its own examples"):
+    with pytest.raises(InputError, match="has its own examples"):
         find_target("planted:induction/gpt2/bare", "ioi")
 
 
@@ -339,7 +339,7 @@ def test_contradictions_are_refused(model: Model, task: PairTask, found: Discove
         benchmark_discovery(model, task, ["random"], selection="best")
     with pytest.raises(InputError, match="held_out= is given"):
         benchmark_discovery(model, task, ["random"], evaluate="same", held_out=task)
-    with pytest.raises(InputError, match="like a method judged"):
+    with pytest.raises(InputError, match="like a method of the benchmark"):
         benchmark_discovery(model, task, ["eap"], imports={"eap": found.scores["eap"]})
     foreign = build_graph(1, 1)
     scores = EdgeScores(foreign, torch.zeros(foreign.n_sources, foreign.n_targets))
@@ -347,7 +347,7 @@ def test_contradictions_are_refused(model: Model, task: PairTask, found: Discove
         benchmark_discovery(model, task, ["random"], imports={"x": scores})
     with pytest.raises(UnknownNameError, match="unknown method 'nobody'"):
         benchmark_discovery(model, task, ["nobody"])
-    with pytest.raises(InputError, match="too few to judge"):
+    with pytest.raises(InputError, match="too few to hold some out"):
         benchmark_discovery(model, replace(task.subset([0, 1]), grammar=None), ["random"])
     with pytest.raises(InputError, match="no row 'x'"):
         found.row("x")

@@ -102,7 +102,7 @@ def test_a_registration_that_was_edited_is_refused(path: Path) -> None:
     with pytest.raises(FileFormatError, match="was changed after it was written"):
         register_claim(path)
     made.path.write_text(json.dumps(stored | {"hash": -1}))
-    with pytest.raises(FileFormatError, match="does not have the hash -1 that it states"):
+    with pytest.raises(FileFormatError, match="does not match its hash -1"):
         register_claim(path)
 
 

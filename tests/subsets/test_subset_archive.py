@@ -266,7 +266,7 @@ BAD_CONTENT = {
     "too many labels": (
         {"X": CORRECT, "y": ACCURACY, "label": np.zeros(4, int)},
         ShapeError,
-        r"array 'label': labels has shape \(4,\); correct holds 3 examples",
+        r"array 'label': labels has shape \(4,\), but correct holds 3 examples",
     ),
     "unknown label": (
         {"X": CORRECT, "y": ACCURACY, "label": np.array([0, -1, 1])},
@@ -288,8 +288,8 @@ BAD_CONTENT = {
         ShapeError,
         r"meta\['site'\] has shape \(2,\)",
     ),
-    "too few models": ({"X": CORRECT[:3], "y": ACCURACY[:3]}, InputError, "3 models; at least 4"),
-    "no example": ({"X": CORRECT[:, :0], "y": ACCURACY}, InputError, "no example"),
+    "too few models": ({"X": CORRECT[:3], "y": ACCURACY[:3]}, InputError, "3 models; expected at least 4"),
+    "not hold any example": ({"X": CORRECT[:, :0], "y": ACCURACY}, InputError, "not hold any example"),
     "no y": ({"X": CORRECT}, FileFormatError, "lacks the array 'y'"),
     "no X": ({"y": ACCURACY}, FileFormatError, "neither 'X' nor 'X_bits'"),
     "both": (
@@ -328,7 +328,7 @@ BAD_CONTENT = {
     "a source that is no JSON": (
         {"X": CORRECT, "y": ACCURACY, "source": np.array("{")},
         FileFormatError,
-        "'source' is no JSON",
+        "'source' is not JSON",
     ),
     "a source that is a list": (
         {"X": CORRECT, "y": ACCURACY, "source": np.array("[]")},

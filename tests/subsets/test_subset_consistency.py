@@ -189,7 +189,7 @@ def test_a_record_gives_the_value_back() -> None:
         ([], "sets is empty"),
         ([[0], []], r"sets\[1\] has shape \(0,\)"),
         ([[0, 1, 1]], r"sets\[0\] holds 1 more than once"),
-        ([[0], [1, 10]], r"sets\[1\] holds 10; positions lie in \[0, 9\]"),
+        ([[0], [1, 10]], r"sets\[1\] holds 10; positions must lie in \[0, 9\]"),
         ([[-1]], r"sets\[0\] holds -1"),
     ],
 )

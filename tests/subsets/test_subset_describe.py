@@ -313,7 +313,7 @@ def test_a_language_model_is_asked_for_properties_other_than_the_class() -> None
         ({"phrases": ["a"], "n_images": 0}, "^n_images is 0"),
         ({"phrases": ["a"], "q": 1.5}, "q is 1.5"),
         ({"phrases": ["a"], "domains": ["x"]}, "domains has 1 entries for 4"),
-        ({"captioner": lambda images, prompt: ["one"]}, "gave 1 captions for 3 images"),
+        ({"captioner": lambda images, prompt: ["one"]}, "returned 1 captions for 3 images"),
         (
             {"captioner": lambda images, prompt: [None] * len(images), "proposer": propose},
             "failed on all selected images",
@@ -337,7 +337,7 @@ def test_an_empty_side_is_refused() -> None:
     ("images", "texts", "error", "message"),
     [
         (np.ones((2, 2)), np.ones((1, 2)), ShapeError, r"shape \(2, 2\); expected \(3, d\)"),
-        (np.ones((3, 2)), np.ones((2, 2)), ShapeError, "gave text embeddings"),
+        (np.ones((3, 2)), np.ones((2, 2)), ShapeError, "returned text embeddings"),
         (np.ones((3, 3)), np.ones((1, 2)), ShapeError, "3 and texts in 2 dimensions"),
         (np.zeros((3, 2)), np.ones((1, 2)), NonFiniteError, "selected image embedding in row 0 has norm 0"),
         (np.full((3, 2), np.nan), np.ones((1, 2)), NonFiniteError, "has norm nan"),

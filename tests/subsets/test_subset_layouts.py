@@ -223,7 +223,7 @@ def test_an_unknown_layout_lists_the_known_ones():
 def test_indices_and_weights_that_do_not_fit_are_named(layout):
     matrix = matrix_of(HAND, layout)
     with pytest.raises(
-        InputError, match="examples holds indices from 0 to 3; the matrix has examples 0 to 2"
+        InputError, match="examples holds indices from 0 to 3, but the matrix has examples 0 to 2"
     ):
         matrix.count(np.array([0, 3]))
     with pytest.raises(InputError, match="examples holds indices from -1"):
@@ -247,6 +247,6 @@ def test_a_device_that_is_not_there_or_would_stay_idle_is_refused() -> None:
     with pytest.raises(InputError, match="PyTorch cannot use device 'nowhere' here"):
         as_matrix(correct, device="nowhere")
     for layout in ("dense", "packed"):
-        with pytest.raises(InputError, match=f"device is 'meta' and layout '{layout}' uses main memory"):
+        with pytest.raises(InputError, match=f"device is 'meta', but layout '{layout}' uses main memory"):
             as_matrix(correct, layout=layout, device="meta")
         as_matrix(correct, layout=layout, device="cpu")

@@ -182,10 +182,10 @@ def test_rows_in_distribution_need_not_agree(tmp_path: Path) -> None:
     [
         (
             changed_row(4, "env2_in", 1, ("nan", 5, 2)),
-            r"vit/a.*, row 5: p_0 is nan, no number \(1 such rows\)",
+            r"vit/a.*, row 5: p_0 is nan, not a number \(1 such rows\)",
         ),
         (changed_row(0, "env0_in", 0, (9, "", 1)), "row 1: p_1 is nan"),
-        (changed_row(4, "env2_in", 1, ("high", 5, 2)), "row 5: p_0 is 'high', no number"),
+        (changed_row(4, "env2_in", 1, ("high", 5, 2)), "row 5: p_0 is 'high', not a number"),
         (changed_row(4, "env2_in", "", (1, 5, 2)), "row 5: label is nan"),
         (changed_row(4, "env2_in", "dog", (1, 5, 2)), "row 5: label is 'dog'"),
         (changed_row(4, "env2_in", 3, (1, 5, 2)), "row 5: the label is 3; .* whole number from 0 to 2"),
@@ -194,9 +194,9 @@ def test_rows_in_distribution_need_not_agree(tmp_path: Path) -> None:
         (changed_row(4, "sketch", 1, (1, 5, 2)), "row 5: the domain is 'sketch'"),
         (changed_row(4, "", 1, (1, 5, 2)), "row 5: the domain is ''"),
         (text()[:-4], "p_2 is nan|p_1 is nan"),  # cut off inside the last row
-        (text(header="domain,label,p_0,p_1,p_3"), "no column 'p_2'"),
-        (text(header="domain,y,p_0,p_1,p_2"), "no column 'label'; .* it has domain, y, p_0"),
-        (text(header="domain,label,a,b,c"), "no column 'p_0'"),
+        (text(header="domain,label,p_0,p_1,p_3"), "lacks the column 'p_2'"),
+        (text(header="domain,y,p_0,p_1,p_2"), "lacks the column 'label'; .* it has domain, y, p_0"),
+        (text(header="domain,label,a,b,c"), "lacks the column 'p_0'"),
         ("domain,label,p_0,p_1\n", "has no row"),
         ("", "as a table of predictions"),
     ],
@@ -212,7 +212,7 @@ def test_a_bad_file_is_named_with_its_row(tmp_path: Path, content: str, message:
     [
         (
             {"ood_env": 3},
-            r"no row of env3_in or env3_out.* it has env0_in, env0_out, env1_out, env2_in, env2_out",
+            r"lacks rows of env3_in or env3_out.* it has env0_in, env0_out, env1_out, env2_in, env2_out",
         ),
         ({"ood_env": 2, "id_envs": [0, 5]}, "lacks rows of env5_out, though 5 is among id_envs"),
         ({"ood_env": 2, "id_envs": [0, 2]}, "environment 2 is among id_envs and ood_env"),

@@ -138,7 +138,7 @@ def test_a_small_file_by_hand(tmp_path: Path) -> None:
     [
         ({"labels": None}, "lacks labels; published selections hold ids, index"),
         ({"offsets": np.array([0, 2, 4])}, "sizes, offsets, index and score disagree"),
-        ({"index": np.array([0, 0, 1, 4])}, "index runs from 0 to 4; it points into 4 ids"),
+        ({"index": np.array([0, 0, 1, 4])}, "index runs from 0 to 4, but there are 4 ids"),
         ({"universe": np.array(3)}, "4 ids, 4 labels, a universe of 3"),
         ({"corrected_of_published": np.array([0, 0, 1, 2])}, "is not a permutation of the 4 ids"),
         ({"labels": np.array([0, 1, 1, 1])}, "more than one folder"),

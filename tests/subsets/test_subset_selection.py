@@ -270,7 +270,7 @@ def test_a_missing_file_is_named(tmp_path):
         ({"id_accuracy": None}, "id_accuracy is missing"),
         ({"solver": "gurobi"}, "unknown solver"),
         ({"solver": "greedy"}, "only a test reference.*'swap'.*'adam'"),
-        ({"solver": "exhaustive"}, "solver is 'exhaustive'; greedy and"),
+        ({"solver": "exhaustive"}, "solver is 'exhaustive', which is now only"),
         ({"objective": "r3"}, "unknown objective"),
         ({"steps": 4}, "unknown option of the solver 'swap'"),
         ({"start": [1, 2]}, "unknown option of the solver 'swap'"),

@@ -309,10 +309,10 @@ def test_an_estimator_that_cannot_answer_is_named(odd: Any, error: Any, message:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"y_id": Y_ID[:3]}, r"y_id has shape \(3,\); X_id has 4 rows"),
+        ({"y_id": Y_ID[:3]}, r"y_id has shape \(3,\), but X_id has 4 rows"),
         ({"y_ood": np.array([0, np.nan, 1])}, r"y_ood\[1\] is NaN"),
         ({"X_id": X_ID[:0], "y_id": Y_ID[:0]}, "X_id has no row"),
-        ({"estimators": four(Constant(0))[:3]}, "3 models; at least 4"),
+        ({"estimators": four(Constant(0))[:3]}, "3 models; expected at least 4"),
         ({"estimators": [*four(Constant(0)), ("a", Constant(1))]}, "two models are named 'a'"),
         ({"families": {"a": "u"}}, "families lacks model 'b'"),
         ({"groups": ["u"]}, "groups holds 1 names"),

@@ -327,7 +327,7 @@ class TestJudge:
         assert verdict.status == "inconclusive"
         assert math.isnan(verdict.r)
         assert math.isnan(verdict.p_value)
-        assert any("do not fill 3 folds" in reason for reason in verdict.reasons)
+        assert any("are too few for 3 folds" in reason for reason in verdict.reasons)
         assert (
             SubsetVerdict.from_dict(json.loads(json.dumps(verdict.to_dict()))).to_dict() == verdict.to_dict()
         )
@@ -370,7 +370,7 @@ class TestJudge:
         assert SubsetVerdict.from_dict(record).to_dict() == found.to_dict()
 
     def test_its_errors_say_what_to_give(self, planted, planted_selections):
-        with pytest.raises(InputError, match="no selection"):
+        with pytest.raises(InputError, match="selections are missing"):
             judge_sizes(planted, ())
         with pytest.raises(InputError, match="n_permutations is 0"):
             judge_sizes(planted, planted_selections, n_permutations=0)

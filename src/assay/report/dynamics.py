@@ -165,7 +165,7 @@ def dynamics_figure(
     path = Path(path)
     ending = path.suffix.lstrip(".").lower()
     if ending not in ("png", "svg"):
-        raise InputError(f"pictures are written as .png or .svg; got {path.name!r}")
+        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
     several = {title: runs} if "schema" in runs else runs
     figure = plot_dynamics({name: dynamics_data(document) for name, document in several.items()})
     metadata = {"Date": None} if ending == "svg" else {"Software": None}

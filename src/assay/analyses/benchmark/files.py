@@ -35,7 +35,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
             f"cannot read {path}: {error.strerror}; give the path of a JSON file"
         ) from error
     except ValueError as error:
-        raise FileFormatError(f"{path} is no JSON: {error}") from error
+        raise FileFormatError(f"{path} is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise FileFormatError(f"{path} holds a {type(record).__name__}; expected a JSON object")
     return record

@@ -13,7 +13,7 @@ PUBLISHED_ORDER: tuple[tuple[str, bool, str], ...] = (
     ("eap", False, "eap-ig-inputs"),
     ("eap-ig-inputs", False, "ugs"),
 )
-AS_PUBLISHED, REVERSED, OPEN, ABSENT = "as published", "reversed", "not told apart", "not measured"
+AS_PUBLISHED, REVERSED, OPEN, ABSENT = "as published", "reversed", "not distinguished", "not measured"
 
 
 @dataclass(frozen=True, kw_only=True)

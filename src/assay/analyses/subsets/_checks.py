@@ -131,7 +131,7 @@ def checked_labels(
     if len(codes) and codes.min() < 0:
         raise InputError(f"labels holds {codes.min()}; classes are counted from 0")
     if listed is not None and len(codes) and codes.max() >= len(listed):
-        raise InputError(f"labels holds class {codes.max()}, but label_names lists {len(listed)} classes")
+        raise InputError(f"labels holds class {codes.max()}, but label_names lists only {len(listed)}")
     return codes, listed
 
 

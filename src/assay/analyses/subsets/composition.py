@@ -140,7 +140,7 @@ def coded_labels(
         names = [label_names[code] for code in values]
     else:
         raise InputError(
-            f"labels run from {values[0]} to {values[-1]}, but label_names lists {len(label_names)} classes"
+            f"labels run from {values[0]} to {values[-1]}, but label_names lists only {len(label_names)}"
         )
     return tuple(str(name) for name in names), codes.astype(np.int64)
 

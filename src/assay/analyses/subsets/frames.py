@@ -166,7 +166,7 @@ def _right(frame: "pd.DataFrame", columns: _Header) -> Float64[np.ndarray, " row
         bad = np.flatnonzero((column.isna() | frame[label].isna()).to_numpy())
     else:
         raise InputError(
-            f"the frame lacks a column {correct!r}, or both {prediction!r} and {label!r}; it has "
+            f"the frame has neither a column {correct!r} nor both {prediction!r} and {label!r}; it has "
             f"{', '.join(map(str, frame.columns[:20]))}"
         )
     if len(bad):

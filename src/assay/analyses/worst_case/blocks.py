@@ -135,7 +135,7 @@ class FolderShelf:
             directory.mkdir(parents=True, exist_ok=True)
             earlier = parse_json(path.read_text(encoding="utf-8")) if path.exists() else None
         except OSError as error:
-            raise OutputError(f"cannot use {directory} to keep blocks: {error.strerror}") from error
+            raise OutputError(f"cannot use {directory} for blocks: {error.strerror}") from error
         except ValueError:
             earlier = {}  # some other program's file
         if earlier is None:
@@ -143,8 +143,8 @@ class FolderShelf:
             write_atomically(path, json.dumps(content, indent=1).encode())
         elif not isinstance(earlier, dict) or earlier.get("id") != self.id or earlier.get("format") != FORMAT:
             raise InputError(
-                f"{directory} keeps the blocks of another job ({_difference(earlier, job)}); give another "
-                "directory, or delete this one"
+                f"{directory} contains the blocks of another job ({_difference(earlier, job)}); give "
+                "another directory, or delete this one"
             )
 
     def path(self, number: int) -> Path:
@@ -176,8 +176,8 @@ class FolderShelf:
             write_atomically(self.path(number), save(tensors, {"assay": header}))
         except OutputError as error:
             raise OutputError(
-                f"{error}. {finished} of {total} blocks are kept in {self.directory}: make room and run "
-                "the same again, it goes on from there"
+                f"{error}. {finished} of {total} blocks are saved in {self.directory}: free some space and "
+                "run the same command again to resume"
             ) from error
 
 
@@ -186,7 +186,7 @@ def _difference(known: Any, job: Mapping[str, Any]) -> str:
     theirs = known.get("job") if isinstance(known, dict) else None
     ours = json.loads(canonical_json(job))
     if not isinstance(theirs, dict):
-        return "its job.json is not ours"
+        return "its job.json was not written by this library"
     names = [name for name in ours if theirs.get(name) != ours[name]]
     return f"different: {', '.join(names) or 'format'}"
 
@@ -292,8 +292,8 @@ def _evaluate(
         raise NonFiniteError(
             f"the logits of model or circuit are NaN or infinite on the pair of clean input {rows[0]}, "
             f"{shown(sample.clean, rows[0], sample.tokenizer)}, and corrupted input {rows[1]}, "
-            f"{shown(sample.corrupted, rows[1], sample.tokenizer)}; check the model's weights and number "
-            "type (float16 overflows)"
+            f"{shown(sample.corrupted, rows[1], sample.tokenizer)}; check the model's weights and dtype "
+            "(float16 overflows)"
         ) from error
 
 
