@@ -132,7 +132,7 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(run: Run, tmp_path: Path) -
         (["train", "grid.toml", "--out", "zoo"], 2, "no images are given"),
         (["train", "grid.toml", "--shapes", "flaat", "--out", "zoo"], 2, "did you mean 'flat'"),
         (["train", "grid.toml", "--shapes", "flat", "--shapes", "neon", "--out", "zoo"], 2, "trained on one"),
-        (["train", "grid.toml", "--images", "nothing", "--out", "zoo"], 1, "there are no images at nothing"),
+        (["train", "grid.toml", "--images", "nothing", "--out", "zoo"], 1, "nothing has no images"),
         (["list", "nowhere"], 1, "nowhere is not a directory"),
         (["index", "--shapes", "flat"], 2, "the embedded zoo is read-only"),
     ],

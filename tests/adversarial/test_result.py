@@ -344,7 +344,7 @@ def test_a_family_splits_the_failure() -> None:
     alone, family = worst.certificates([0.95, 0.99]), worst.certificates([0.95, 0.99], family=True)
     assert [each.order for each in family] == [964, 997]
     assert all(low.bound <= high.bound for low, high in zip(alone, family, strict=True))  # type: ignore[operator]
-    with pytest.raises(InputError, match="no percentiles"):
+    with pytest.raises(InputError, match="percentiles are missing"):
         worst.certificates([])
 
 

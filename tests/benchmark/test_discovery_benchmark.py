@@ -286,7 +286,7 @@ def test_coloured_digits_are_named_as_images_are() -> None:
     assert isinstance(even.held_out, ImageTask)
     facts = even.held_out.config["counterparts"]
     assert (facts["swap"], facts["agreement"]) == ("colour", 0.5)
-    with pytest.raises(InputError, match="it is a probability"):
+    with pytest.raises(InputError, match="expected a probability"):
         find_target("colour-digits", "colour-digits:2", n=4)
     with pytest.raises(UnknownNameError, match="swap of coloured digits"):
         find_target("colour-digits", "colour-digits:0.5/color", n=4)

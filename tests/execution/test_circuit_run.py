@@ -340,7 +340,7 @@ def test_batch_size_of_zero_is_refused(gpt2_tiny64: nn.Module) -> None:
 
 def test_positional_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
-    for n, message in ((1, "give at least 2 examples"), (5, "replaces by the mean of each position")):
+    for n, message in ((1, "give at least 2 examples"), (5, "uses the mean of each position")):
         with pytest.raises(InputError, match=message):
             run_circuit(
                 model,

@@ -164,7 +164,7 @@ def test_ties_go_to_the_lower_index_and_nan_ranks_last() -> None:
         chosen = top_members(np.array([math.nan, -math.inf, 2.0]), 2)
     assert chosen.tolist() == [False, True, True]
     for k in (-1, 4):
-        with pytest.raises(InputError, match=f"k is {k} of 3 scores; a number between 0 and 3"):
+        with pytest.raises(InputError, match=f"k is {k} of 3 scores; expected a number between 0 and 3"):
             top_members(np.ones(3), k)
 
 

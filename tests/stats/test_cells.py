@@ -325,13 +325,13 @@ def test_a_label_belongs_to_an_input() -> None:
 
 def test_an_input_has_one_label() -> None:
     ids = (np.array([0, 1, 1]), np.arange(4))
-    with pytest.raises(InputError, match="draws 1 and 2 have one input id and different labels"):
+    with pytest.raises(InputError, match="draws 1 and 2 have the same input id but different labels"):
         cell_tests(np.zeros((3, 4), dtype=bool), np.array([["a"], ["a"], ["b"]]), inputs=ids)
 
 
 def test_ids_cover_both_axes() -> None:
     with pytest.raises(
-        ShapeError, match=r"inputs holds ids for \(3,\) draws, the values have shape \(3, 4\)"
+        ShapeError, match=r"inputs holds ids for \(3,\) draws, but the values have shape \(3, 4\)"
     ):
         cell_tests(np.zeros((3, 4), dtype=bool), np.zeros((3, 1)), inputs=(np.arange(3),))
 

@@ -272,9 +272,9 @@ def test_capital_against_the_mean_is_an_e_value(mean: float) -> None:
 
 def test_bad_input_is_named(unchecked: None) -> None:
     z = np.array([0.5, 1.5])
-    with pytest.raises(InputError, match=r"values run from 0\.5 to 1\.5; they must lie in \[0, 1\]"):
+    with pytest.raises(InputError, match=r"values run from 0\.5 to 1\.5; expected values in \[0, 1\]"):
         confidence_sequence(z)
-    with pytest.raises(InputError, match=r"values run from 0\.5 to 1\.5; they must lie in \[0, 1\]"):
+    with pytest.raises(InputError, match=r"values run from 0\.5 to 1\.5; expected values in \[0, 1\]"):
         betting_log_capital(z, np.array([0.5]))
     with pytest.raises(NonFiniteError, match="values hold nan"):
         confidence_sequence(np.array([math.nan]))
@@ -290,7 +290,7 @@ def test_bad_input_is_named(unchecked: None) -> None:
     ones = np.ones(2)
     with pytest.raises(ShapeError, match=r"weights have shape \(3,\); one per value, \(2,\)"):
         confidence_sequence(ones, weights=np.ones(3))
-    with pytest.raises(InputError, match=r"weights run from 1 to 1; they must lie in \[0, 0\.5\]"):
+    with pytest.raises(InputError, match=r"weights run from 1 to 1; expected values in \[0, 0\.5\]"):
         confidence_sequence(ones, weights=ones, largest_weight=0.5)
     with pytest.raises(InputError, match=r"largest_weight is 0\.0; a finite number above 0"):
         confidence_sequence(ones, weights=ones, largest_weight=0.0)

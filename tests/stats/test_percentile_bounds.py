@@ -233,7 +233,7 @@ def test_a_tiny_epsilon_is_solved_without_walking_every_run() -> None:
 
 
 def test_an_epsilon_beyond_exact_reach_points_to_the_closed_form() -> None:
-    with pytest.raises(InputError, match=r"exact sizes are worked out up to 1e\+12; take bound='chernoff'"):
+    with pytest.raises(InputError, match=r"exact sizes are computed only up to 1e\+12; use bound='chernoff'"):
         percentile_sample_size(0.5, 0.95, 1e-9)
     assert percentile_sample_size(0.5, 0.95, 1e-9, "chernoff") == pytest.approx(
         -math.log(0.05) / 2e-18, rel=1e-9

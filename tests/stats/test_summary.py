@@ -197,7 +197,7 @@ def test_every_value_falls_in_one_bin(values: np.ndarray, n_bins: int) -> None:
 
 
 def test_histograms_refuse_what_they_cannot_draw() -> None:
-    with pytest.raises(InputError, match=r"values go down to -1; .* must not be negative"):
+    with pytest.raises(InputError, match=r"the smallest value is -1; .* must not be negative"):
         histogram(np.array([-1.0, 1.0]))
     with pytest.raises(InputError, match=r"maximum is 1\.0; .* the largest value, 2, on is needed"):
         histogram(np.array([2.0]), maximum=1.0)
@@ -232,7 +232,7 @@ def test_largest_values_equal_a_plain_sort(values: np.ndarray, data: st.DataObje
 
 
 def test_more_than_there_are_returns_all_and_warns() -> None:
-    with pytest.warns(DegenerateDataWarning, match="5 largest values were asked for and there are 2"):
+    with pytest.warns(DegenerateDataWarning, match="5 largest values were requested, but there are only 2"):
         assert top_indices(np.array([1.0, 2.0]), 5).tolist() == [1, 0]
 
 
@@ -323,7 +323,9 @@ def test_cells_refuse_labels_that_do_not_fit() -> None:
         cell_table(np.ones(3), np.array(["a", "b"]))
     with pytest.raises(ShapeError, match=r"labels of the columns have shape \(4, 3\)"):
         cell_table(np.ones(3), np.array(["a", "b", "c"]), np.full((4, 3), "x"))
-    with pytest.raises(InputError, match=r"quantiles are \(99\.0,\); at least one share in \[0, 1\]"):
+    with pytest.raises(
+        InputError, match=r"quantiles are \(99\.0,\); expected at least one fraction in \[0, 1\]"
+    ):
         cell_table(np.ones(2), np.array(["a", "b"]), quantiles=(99.0,))
     with pytest.raises(InputError, match=r"quantiles are \(\)"):
         cell_table(np.ones(2), np.array(["a", "b"]), quantiles=())

@@ -266,7 +266,7 @@ class _Tile:
     ) -> None:
         if clean.length != corrupted.length:
             raise InputError(
-                f"the clean inputs have {clean.length} tokens and the corrupted ones {corrupted.length}; "
+                f"the clean inputs have {clean.length} tokens, the corrupted ones {corrupted.length}, but "
                 "edges can only be patched between inputs of one length"
             )
         self.runner, self.model = runner, runner.model

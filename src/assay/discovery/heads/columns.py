@@ -370,8 +370,8 @@ class Columns:
     def _ov_norm(self) -> Float64[np.ndarray, " H"]:
         if self.task.wrong is None:
             raise InputError(
-                "ov_norm compares right with wrong outputs, and "
-                f"task {self.task.name!r} names no wrong ones; give it wrong="
+                f"ov_norm compares correct with wrong outputs, but task {self.task.name!r} has no wrong "
+                "ones; give it wrong="
             )
         pairs = answer_directions(self.model, self.task.answers[:, 0], self.task.wrong[:, 0])
         return ov_norm(self.model, pairs).flat

@@ -186,7 +186,7 @@ head_method(
 head_method(
     key="drop-effect",
     id="X.drop_effect",
-    summary="margin that is lost when a head alone is ablated",
+    summary="margin lost when only this head is ablated",
     family="A",
     criterion="I1 necessity",
     requires=frozenset({"forward"}),
@@ -203,7 +203,7 @@ head_method(
 @head_method(
     key="dla",
     id="X.dla",
-    summary="direct logit attribution: what a head adds to the margin by its own path to the logits",
+    summary="direct logit attribution: contribution of a head to the margin by its direct path to the logits",
     family="D",
     criterion="C2",
     requires=frozenset({"forward", "wrong"}),
@@ -221,9 +221,9 @@ def _direct(
     batch_size: int | None = None,
 ) -> HeadScores:
     if direction not in ("difference", "correct"):
-        raise InputError(f"direction={direction!r} is not offered; choose 'difference' or 'correct'")
+        raise InputError(f"direction is {direction!r}; choose 'difference' or 'correct'")
     if norm not in ("frozen", "none"):
-        raise InputError(f"norm={norm!r} is not offered; choose 'frozen' or 'none'")
+        raise InputError(f"norm is {norm!r}; choose 'frozen' or 'none'")
     directions = margin_directions(model, task, "correct" if direction == "correct" else "difference")
     outputs = head_outputs(model, task, batch_size=batch_size)
     return direct_attribution(model, outputs, directions, norm="none" if norm == "none" else "frozen")
@@ -232,7 +232,7 @@ def _direct(
 @head_method(
     key="attribution-patching",
     id="X.attribution_patching",
-    summary="first-order estimate of what corrupting a head does to the margin",
+    summary="first-order estimate of the effect on the margin of corrupting a head",
     family="A",
     criterion="I1 necessity",
     requires=frozenset({"forward", "backward", "pairs"}),
@@ -252,7 +252,7 @@ def _attribution(
 @head_method(
     key="ocse",
     id="C7.ocse",
-    summary="causation entropy: what a head's direct effect tells of the margin that other heads do not",
+    summary="causation entropy: information in a head's direct effect about the margin beyond other heads",
     family="C",
     criterion="I4",
     requires=frozenset({"forward", "wrong"}),
@@ -299,7 +299,7 @@ def _margins(
 @head_method(
     key="activation-magnitude",
     id="X.activation_magnitude",
-    summary="mean size of a head's output: a baseline that knows nothing of the task",
+    summary="mean size of a head's output: a baseline without knowledge of the task",
     family="E",
     criterion="baseline",
     requires=frozenset({"forward"}),
@@ -344,9 +344,9 @@ def _learning_coefficient(
             model, task, heads, n=n, sampler=sampler, objective=objective, batch_size=batch_size
         )
     if estimator != "fisher_count":
-        raise InputError(f"estimator={estimator!r} is not offered; choose 'fisher_count' or 'sgld'")
+        raise InputError(f"estimator is {estimator!r}; choose 'fisher_count' or 'sgld'")
     if heads is not None or sampler is not None:
-        raise InputError("heads= and sampler= belong to the chains; give estimator='sgld' with them")
+        raise InputError("heads= and sampler= belong to estimator='sgld'; give it too")
     return fisher_count(model, task, n=n, objective=objective, batch_size=batch_size)
 
 
@@ -365,8 +365,8 @@ def _learning_coefficient(
 def _ov_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> HeadScores:
     if task.wrong is None:
         raise InputError(
-            f"ov-norm compares right with wrong outputs, and task {task.name!r} names no wrong ones; "
-            "give it wrong="
+            f"ov-norm compares correct with wrong outputs, but task {task.name!r} has no wrong ones; give "
+            "it wrong="
         )
     first = answer_directions(model, task.answers[:, 0], task.wrong[:, 0], max_pairs=max_pairs)
     return ov_norm(model, first)
@@ -407,5 +407,5 @@ def _sv_entropy(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
 
 def _weight_score(model: Model, matrix: str, quantity: str) -> HeadScores:
     if matrix not in ("ov", "qk"):
-        raise InputError(f"matrix={matrix!r} is not offered; choose 'ov' or 'qk'")
+        raise InputError(f"matrix is {matrix!r}; choose 'ov' or 'qk'")
     return weight_scores(model)[f"{matrix}-{quantity}"]
