@@ -76,9 +76,9 @@ def test_the_model_of_other_commands_does_not_turn_the_page_into_an_overview(
         (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),
         (
             ("--compare", "nope.safetensors", "x"),
-            "there is no file nope.safetensors; give a circuit file, the id",
+            "nope.safetensors does not exist; give a circuit file, the id",
         ),
-        (("--compare", "folder/nope", "x"), "there is no file folder/nope"),
+        (("--compare", "folder/nope", "x"), "folder/nope does not exist"),
         (("--compare", "nope", "x"), "a result id is up to 16 hex digits, got 'nope'"),
     ],
 )

@@ -235,7 +235,7 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--ids", "chosen.xlsx"], "give NAME.csv"),
         (["--images", "photos"], "--images"),
         (["--ood-env", "3"], "--ood-env"),
-        (["--digits-models", "40"], "leave one out"),
+        (["--digits-models", "40"], "remove one"),
         (["--device", "abacus"], "no device 'abacus'"),
     ],
 )

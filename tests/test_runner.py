@@ -422,7 +422,7 @@ def test_a_circuit_is_measured_on_prompts_it_was_not_found_on(mini: Model, tmp_p
     whole = load_task(path, mini)
     circuit = discover(mini, whole.subset(list(range(30))), "eap").top(60)
     with pytest.warns(
-        AssayWarning, match="30 of the 50 prompts of 'own' are left out: the circuit was found"
+        AssayWarning, match="30 of the 50 prompts of 'own' are skipped, because the circuit was found"
     ):
         fresh = prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit)
     assert sorted(fresh.ids.tolist()) == list(range(31, 51))  # line numbers

@@ -323,7 +323,7 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step(tmp_path: Path)
             circuit=CircuitSettings(shallow=(0, 0), deep=(3, 3)),
             **common,
         )
-    with pytest.raises(InputError, match="in the training set too"):
+    with pytest.raises(InputError, match="also in the training set"):
         finetune(shapes_vit(), images(), images(), tmp_path / "run", recipe=RECIPE, **common)
     other = replace(images(), classes=tuple(reversed(SHAPE_CLASSES)))
     with pytest.raises(InputError, match="the order differs"):

@@ -276,7 +276,7 @@ def test_a_tau_without_any_order_is_undefined() -> None:
         ([-1], "list sizes are integers from 1"),
         ([2.0], "K holds 2.0"),
         ([True], "K holds True"),
-        ([1, 5, 5], "none twice"),
+        ([1, 5, 5], "each once"),
         ([], "at least one size"),
     ],
 )

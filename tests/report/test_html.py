@@ -145,7 +145,7 @@ def test_the_area_says_how_edges_were_ranked(document: Document, page_text: str)
 def test_undefined_numbers_say_why(page_text: str) -> None:
     text = page_text
     assert "n/a" in text
-    assert "undefined: all values tie" in text
+    assert "undefined: all values are equal" in text
 
 
 def test_long_lists_of_answers_are_shortened(document: Document) -> None:

@@ -39,7 +39,7 @@ def test_a_graph_of_gpt2_with_every_edge_listed() -> None:
 def test_more_measurements_than_a_table_shows() -> None:
     text = render([measurement()] * 1_000)
     assert len(text.encode()) < PAGE_LIMIT
-    assert "600 more rows are left out" in text
+    assert "600 more rows are omitted" in text
 
 
 def test_a_monitor_of_more_batches_than_its_pictures_show() -> None:

@@ -254,11 +254,11 @@ def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("absent.npz", {}, FileFormatError, "there is nothing at"),
-        ("answers.npz", {"ood_env": "1"}, InputError, "--ood-env has no meaning for a file"),
-        ("answers.npz", {"images": "shapes:flat"}, InputError, "--images has no meaning for a file"),
-        ("answers.npz", {"facts": ["light"]}, InputError, "--facts has no meaning for an archive"),
-        ("answers.npz", {"digits_models": 40}, InputError, "about the built-in data"),
+        ("absent.npz", {}, FileFormatError, "does not exist; give a correctness archive"),
+        ("answers.npz", {"ood_env": "1"}, InputError, "--ood-env has no effect for a file"),
+        ("answers.npz", {"images": "shapes:flat"}, InputError, "--images has no effect for a file"),
+        ("answers.npz", {"facts": ["light"]}, InputError, "--facts has no effect for an archive"),
+        ("answers.npz", {"digits_models": 40}, InputError, "for the built-in data"),
         ("answers.npz", {"groups": "runs"}, InputError, "'runs', which is not a file; give a CSV"),
         ("answers.csv", {"groups": "runs"}, InputError, "neither a file nor a column of the table"),
         ("answers.csv", {"facts": ["lihgt"]}, InputError, "did you mean 'light'"),
@@ -269,8 +269,8 @@ def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Pa
         ("folder", {"ood_env": "one"}, InputError, "--ood-env is 'one'"),
         ("folder", {"ood_env": "1"}, InputError, "does not contain a file named"),
         ("folder", {"id_images": "photos"}, InputError, "give --images too"),
-        ("folder", {"images": "photos", "ood_env": "1"}, InputError, "--ood-env has no meaning for a zoo"),
-        (None, {"id_envs": "1"}, InputError, "--id-envs has no meaning for the built-in digits"),
+        ("folder", {"images": "photos", "ood_env": "1"}, InputError, "--ood-env has no effect for a zoo"),
+        (None, {"id_envs": "1"}, InputError, "--id-envs has no effect for the built-in digits"),
         (None, {"digits_models": 31}, InputError, "n_models is 31"),
     ],
 )

@@ -54,7 +54,7 @@ def zoo_of(folder: Path, **changed: object) -> Path:
 def test_keys_and_places_of_a_zoo_stay_inside(tmp_path: Path) -> None:
     assert Zoo.open(zoo_of(tmp_path / "zoo")).keys == ("m0",)
     for name in OUTSIDE:
-        with pytest.raises(FileFormatError, match="cannot be named"):
+        with pytest.raises(FileFormatError, match="invalid model name"):
             Zoo.open(zoo_of(tmp_path / "zoo", key=name))
     for place in ("../out", "/etc", "models/../../out"):
         with pytest.raises(FileFormatError, match="outside the zoo"):

@@ -152,7 +152,7 @@ def test_the_list_is_filtered_sorted_and_paged(tmp_path: Path) -> None:
         ("/?where=nonsense", 400, "cannot read the condition"),
         ("/?where=" + "x" * 3_000, 400, "more than 2,000 characters"),
         ("/model", 400, "add ?name="),
-        ("/model?name=other", 404, "holds nothing about"),
+        ("/model?name=other", 404, "holds no results about"),
         ("/compare?a=/etc/passwd&b=/etc/passwd", 404, "hex digits"),
     ],
 )

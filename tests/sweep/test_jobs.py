@@ -41,7 +41,7 @@ def test_a_plan_becomes_jobs_after_what_they_need(jobs: tuple[Job, ...]) -> None
 
 
 def test_a_size_beyond_the_graph_is_refused() -> None:
-    with pytest.raises(InputError, match=r"1,520 edges is asked for, .* model 'mini' has 1,519"):
+    with pytest.raises(InputError, match=r"1,520 edges was requested, .* model 'mini' has 1,519"):
         expand(parse_plan({**BASE, "sizes": [80, 1519, 1520]}))
 
 
@@ -179,7 +179,7 @@ def test_images_are_swept_too(tmp_path: Path) -> None:
         run_job(job, store)
     (measured,) = store.find("measurement")
     assert measured.payload["n"] == 8
-    with pytest.raises(InputError, match="gates are asked for, and task 'colour-digits' is images"):
+    with pytest.raises(InputError, match="gates are defined on prompts, but task 'colour-digits' has images"):
         expand(plan.model_copy(update={"gates": ("bootstrap-stability",)}))
 
 

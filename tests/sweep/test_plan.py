@@ -152,12 +152,12 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         (
             {"methods": [{"method": "eap", "steps": 5}]},
             InputError,
-            "methods: method 'eap' has no use for steps, leave it out; it has no options",
+            "methods: method 'eap' does not use steps, remove it; it has no options",
         ),
         (
             {"methods": [{"method": "acdc", "steps": 3, "quadrature": "left"}]},
             InputError,
-            "method 'acdc' has no use for steps and quadrature, leave it out; its options are .*threshold",
+            "method 'acdc' does not use steps and quadrature, remove it; its options are .*threshold",
         ),
         (
             {"methods": [{"method": "eap", "place": 3}]},
@@ -170,7 +170,7 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         ({"objective": "klx"}, UnknownNameError, "objective: unknown objective 'klx'; did you mean 'kl'"),
         ({"attack": {"protocol": "al"}}, UnknownNameError, r"\[attack\] protocol: .* did you mean 'all'"),
         ({"attack": {"protocol": "file"}}, UnknownNameError, r"\[attack\] protocol: unknown protocol 'file'"),
-        ({"attack": {"protocol": "iid", "n-clean": 3}}, InputError, "no use for --n-clean"),
+        ({"attack": {"protocol": "iid", "n-clean": 3}}, InputError, "does not use --n-clean"),
         ({"attack": {"n-clean": 3, "n_clean": 4}}, InputError, r"\[attack\] n_clean is given twice"),
         ({"models": []}, InputError, "models: is an empty list"),
         ({"models": None}, InputError, "models: input should be a list, got None"),
@@ -191,9 +191,9 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         (
             {"methods": [{"method": "eap", "steps": 0}]},
             InputError,
-            "methods 1 steps: a count from 1 or 'auto'",
+            "methods 1 steps: expected a count of at least 1, or 'auto'",
         ),
-        ({"sizes": [3], "target": 0.4}, InputError, "sizes and target are both given"),
+        ({"sizes": [3], "target": 0.4}, InputError, "sizes and target exclude each other"),
         ({"target": 1.5}, InputError, "target: input should be less than or equal to 1, got 1.5"),
         (
             {"limits": {"timeout": "10 minutes"}},
@@ -203,20 +203,20 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         ({"limits": {"memory": "4G"}}, InputError, r"\[limits\] memory: '4G' is not a size"),
         ({"limits": 3}, InputError, "limits: input should be a table, got 3"),
         ({"shards": {"discover": 0}}, InputError, r"\[shards\] discover: .* greater than or equal to 1"),
-        ({"name": "../x"}, InputError, "name: '../x' cannot be a file name"),
-        ({"name": "a\x1b[2J"}, InputError, r"name: 'a\\\\x1b\[2J' cannot be a file name"),
-        ({"tasks": ["nowhere.jsonl"]}, InputError, "tasks: there is no file .*nowhere.jsonl"),
+        ({"name": "../x"}, InputError, "name: '../x' is not a valid file name"),
+        ({"name": "a\x1b[2J"}, InputError, r"name: 'a\\\\x1b\[2J' is not a valid file name"),
+        ({"tasks": ["nowhere.jsonl"]}, InputError, "tasks: .*nowhere.jsonl does not exist"),
         (
             {"job": [job("a", circuit="none.safetensors")]},
             InputError,
-            r"\[\[job\]\] 1 circuit: there is no file",
+            r"\[\[job\]\] 1 circuit: .* does not exist",
         ),
         (
             {"job": [job("a", circuit="a" * 300)]},
             InputError,
-            r"\[\[job\]\] 1 circuit: there is no file",
+            r"\[\[job\]\] 1 circuit: .* does not exist",
         ),
-        ({"job": [job("a"), job("a")]}, InputError, r"two \[\[job\]\]s are called 'a'"),
+        ({"job": [job("a"), job("a")]}, InputError, r"two \[\[job\]\]s are named 'a'"),
         (
             {"job": [job("aa", "ab")]},
             UnknownNameError,

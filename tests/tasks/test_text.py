@@ -186,12 +186,12 @@ def test_too_few_usable_fillers_are_an_error(
         ("sva", {"attractor": "incongrous"}, "unknown attractor 'incongrous'; did you mean 'incongruent'"),
         ("gendered-pronoun", {"template_ids": [7]}, "unknown gendered-pronoun template id 7"),
         ("docstring", {"style": "google"}, "unknown docstring style 'google'; did you mean 'goog'"),
-        ("induction", {"length": 1}, "length is 1, at least 2"),
-        ("induction", {"length": 8, "k": 8}, r"k is 8, allowed are 1 .. 7 for length 8"),
+        ("induction", {"length": 1}, "length is 1; expected at least 2"),
+        ("induction", {"length": 8, "k": 8}, r"k is 8; expected 1 to 7 for length 8"),
         (
             "induction",
             {"length": 5000},
-            "5000 different ids are drawn and the vocabulary has|5000 ids are drawn",
+            "5000 ids are drawn, but the vocabulary has",
         ),
     ],
 )

@@ -48,15 +48,16 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
     """
     if found.kind not in ("circuit", "audit"):
         raise InputError(
-            f"{found.id} is a {found.kind}, which holds no circuit; see `assay list results --kind circuit`"
+            f"{found.id} is a {found.kind}, which does not hold a circuit; see `assay list results "
+            "--kind circuit`"
         )
     payload: Mapping[str, Any] = found.payload
     of = payload if found.kind == "circuit" else {"heads": None, "roles": {}, **payload["circuit"]}
     own = graph_of(payload["graph"])
     if graph is not None and graph.fingerprint != own.fingerprint:
         raise GraphMismatchError(
-            f"the circuit of {found.id} belongs to another model: its graph is {own.describe()}, the one "
-            f"asked for is {graph.describe()}"
+            f"the circuit of {found.id} belongs to another model: its graph is {own.describe()}, but the "
+            f"requested one is {graph.describe()}"
         )
     heads = of["heads"]
     return Circuit(

@@ -41,7 +41,7 @@ def checked(plan: Plan, origin: str) -> Plan:
             f"{origin}: {missing[0]} is missing; a sweep needs models, tasks and methods, or [[job]]s alone"
         )
     if plan.sizes and plan.target is not None:
-        raise InputError(f"{origin}: sizes and target are both given; give one of them")
+        raise InputError(f"{origin}: sizes and target exclude each other; give one of them")
     _check_shape(plan, origin)
     changes: dict[str, Any] = {
         "tasks": tuple(at("tasks", _task, name, plan) for name in plan.tasks),
@@ -67,7 +67,7 @@ def checked(plan: Plan, origin: str) -> Plan:
         task = at(f"{where} task", _task, job.task, plan)
         metrics = tuple(at(f"{where} metrics", find_metric, name).key for name in job.metrics)
         if not _is_file(plan.folder / job.circuit):
-            raise InputError(f"{origin}: {where} circuit: there is no file {plan.folder / job.circuit}")
+            raise InputError(f"{origin}: {where} circuit: {plan.folder / job.circuit} does not exist")
         jobs.append(job.model_copy(update={"task": task, "metrics": at(where, _unrepeated, metrics)}))
     changes["job"] = tuple(jobs)
     for key in ("tasks", "metrics", "gates", "methods"):
@@ -106,7 +106,7 @@ def _check_steps(method: EdgeMethod, choice: MethodChoice) -> None:
         return
     options = [each.name for each in dataclasses.fields(method)]
     takes = f"its options are {', '.join(options)}" if options else "it has no options"
-    raise InputError(f"method {method.key!r} has no use for {' and '.join(given)}, leave it out; {takes}")
+    raise InputError(f"method {method.key!r} does not use {' and '.join(given)}, remove it; {takes}")
 
 
 def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ def _task(name: str, plan: Plan) -> str:
         return name
     if Path(name).suffix == ".jsonl":
         if not (plan.folder / name).is_file():
-            raise InputError(f"there is no file {plan.folder / name}")
+            raise InputError(f"{plan.folder / name} does not exist")
         return name
     check_options(task=name)
     return name if name in TASKS else name.replace("_", "-")
@@ -165,7 +165,7 @@ def _check_shape(plan: Plan, origin: str) -> None:
     names = [job.name for job in plan.job]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"{origin}: two [[job]]s are called {name!r}; name them apart")
+            raise InputError(f"{origin}: two [[job]]s are named {name!r}; give each its own name")
     for place, job in enumerate(plan.job, start=1):
         for need in job.needs:
             if need not in names:

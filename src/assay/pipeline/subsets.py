@@ -255,8 +255,8 @@ def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str],
         hours = expected / 3600
         words = f"{hours:.1f} h" if hours >= 1 else f"{expected / 60:.0f} min"
         note(
-            f"the verdict selects {n_reruns} times more, up to about {words}; it ends early where nothing "
-            "can be supported; fewer sizes or permutations (at least 19) cost less, more workers share it"
+            f"the verdict selects {n_reruns} times more, up to about {words}; it ends early if support "
+            "becomes impossible; fewer sizes or permutations (at least 19) cost less, more workers share it"
         )
 
 

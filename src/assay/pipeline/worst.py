@@ -81,7 +81,7 @@ def sizes(
             "all": "--n-clean and --n-corrupted",
             "file": "no count; --protocol all combines the prompts of a file",
         }.get(protocol, "--n-pairs")
-        raise InputError(f"{what} has no use for --{given[0]}; it takes {'no count' if enumerate else own}")
+        raise InputError(f"{what} does not use --{given[0]}; it takes {'no count' if enumerate else own}")
     if protocol == "all":
         return PairCounts(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
     return PairCounts(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)

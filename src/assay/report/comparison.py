@@ -162,8 +162,8 @@ def _side(store: Store, given: str, *, files: bool) -> Side:
         except AssayError:
             if files and _is_path(given):
                 raise InputError(
-                    f"there is no file {given}; give a circuit file, the id of a stored result (see "
-                    "`assay list results`) or the name of a sweep"
+                    f"{given} does not exist; give a circuit file, the id of a stored result (see `assay "
+                    "list results`) or the name of a sweep"
                 ) from None
             raise error from None
     if found.kind not in COMPARED:
