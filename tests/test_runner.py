@@ -452,7 +452,7 @@ def test_more_prompts_than_there_are_is_said(mini: Model, tmp_path: Path) -> Non
     with pytest.warns(AssayWarning) as said:
         assert draw_prompts(mini, many, n=40, seed=0).measured.n == 25
     assert [str(each.message).partition(";")[0] for each in said] == [
-        f"'many' has 25 prompts to {part} on, fewer than the 40 asked for" for part in ("discover", "measure")
+        f"'many' has 25 prompts to {part} on, fewer than the requested 40" for part in ("discover", "measure")
     ]
 
 

@@ -161,7 +161,7 @@ def test_what_cannot_be_done_is_refused(mini: Model, circuit: Circuit, tmp_path:
     with pytest.raises(FileFormatError, match="no-list.txt cannot be read"):
         read_words(tmp_path / "no-list.txt")
     (tmp_path / "empty.txt").write_text("# nothing\n")
-    with pytest.raises(FileFormatError, match="holds no word"):
+    with pytest.raises(FileFormatError, match="is empty; write one word"):
         read_words(tmp_path / "empty.txt")
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"clean": "Then, Mary", "corrupted": "Then, John", "answers": [" and"]}))

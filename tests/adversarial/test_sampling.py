@@ -193,7 +193,7 @@ def test_reusing_the_clean_prompts_puts_matched_pairs_on_the_diagonal(ioi: PairT
 def test_reusing_clean_prompts_needs_equal_counts_and_protocol_all(ioi: PairTask) -> None:
     with pytest.raises(InputError, match="25 clean prompts, but n_corrupted is 20"):
         sample_pairs(ioi, "all", 25, 20, reuse_clean=True)
-    with pytest.raises(InputError, match="protocol 'iid' has no use"):
+    with pytest.raises(InputError, match="protocol 'iid' does not use"):
         sample_pairs(ioi, "iid", 25, reuse_clean=True)
 
 

@@ -395,7 +395,7 @@ def test_an_unknown_node_is_refused(tmp_path: Path) -> None:
 def test_graphs_must_agree(tmp_path: Path) -> None:
     path = put(tmp_path, document())
     with pytest.raises(
-        GraphMismatchError, match="describes 1 layers of 2 heads.*asked for has 2 layers of 3"
+        GraphMismatchError, match="describes 1 layers of 2 heads.*requested graph has 2 layers of 3"
     ):
         read_eap_ig(path, GRAPH)
     with pytest.raises(GraphMismatchError, match="parallel False; .* parallel True"):

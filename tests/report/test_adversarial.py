@@ -163,7 +163,7 @@ def test_the_sound_certificate_stands_beside_the_published_one(worst: Document, 
 def test_a_certificate_short_of_its_confidence_says_what_it_takes() -> None:
     made = certificate(np.arange(1000.0), 0.95, epsilon=0.01).to_dict()
     assert page_words.certificate_note(made, "pairs") == (
-        "short of the 95\N{NARROW NO-BREAK SPACE}% asked for; 1,326 pairs would do"
+        "less than the requested 95\N{NARROW NO-BREAK SPACE}%; 1,326 pairs would be enough"
     )
 
 

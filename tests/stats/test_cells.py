@@ -316,7 +316,7 @@ def test_a_label_belongs_to_an_input() -> None:
     exceeds = np.zeros((3, 4), dtype=bool)
     for shape in ((3,), (4,), (3, 4), (2, 1)):
         with pytest.raises(
-            ShapeError, match=r"labels of the rows have shape .* \(3, 1\) or \(1, 4\) is needed"
+            ShapeError, match=r"labels of the rows have shape .* \(3, 1\) or \(1, 4\)"
         ):
             cell_tests(exceeds, np.zeros(shape))
     with pytest.raises(ShapeError, match=r"labels of the columns have shape \(5,\)"):

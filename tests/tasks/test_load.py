@@ -111,7 +111,7 @@ def test_a_file_of_text_becomes_a_task_with_its_fields(tmp_path: Path, mini_toke
     assert task.answers[0, 1] == -1
     assert task.config == {"task": "pairs", "file": "pairs.jsonl", "bos": False, "n": 2}
     assert load_task(str(path), mini_tokenizer, n=1).n == 1
-    with pytest.warns(AssayWarning, match="holds 2 pairs, fewer than the 50 asked for"):
+    with pytest.warns(AssayWarning, match="holds 2 pairs, fewer than the requested 50"):
         assert load_task(str(path), mini_tokenizer, n=50).n == 2
 
 

@@ -148,11 +148,11 @@ def test_fillers_that_are_not_one_token_are_dropped_and_listed(mini_tokenizer: A
             r"ioi: 1 of 2 objects can be used .*at least 2.*dropped 'Zyxw'",
         ),
         ("ioi", {"names": ["Mary", "John"]}, "ioi: 2 of 2 names can be used .*expected at least 3"),
-        ("ioi", {"names": NAMES, "avoid_clean_names": True}, "at least 5 are needed"),
+        ("ioi", {"names": NAMES, "avoid_clean_names": True}, "expected at least 5"),
         (
             "docstring",
             {"arg_names": ["load", "size"]},
-            "docstring: 2 of 2 arg_names .*at least 15 are needed",
+            "docstring: 2 of 2 arg_names .*expected at least 15",
         ),
         ("docstring", {"words": ["oil"]}, "docstring: 1 of 1 words .*at least 3"),
         ("sva", {"verbs": [["is", "blibber"]]}, "sva: 0 of 1 verbs .*expected at least 1"),

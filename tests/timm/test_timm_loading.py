@@ -266,7 +266,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "norm of all heads": ({"scale_attn_norm": True}, r"normalises all heads together .* \(attn\.norm\)"),
     "gate": ({"attn_layer": Gated}, r"gates its attention output \(attn\.gate\)"),
     "differential attention": ({"attn_layer": "diff"}, "has a DiffAttention"),
-    "RMS norm": ({"norm_layer": RmsNorm}, r"has norm RmsNorm; served is LayerNorm"),
+    "RMS norm": ({"norm_layer": RmsNorm}, r"has norm RmsNorm; supported is LayerNorm"),
     "any size": ({"dynamic_img_size": True}, "takes images of any size; create it with a fixed img_size"),
     "no head": ({"num_classes": 0}, r"no classification head \(num_classes is 0\)"),
     "dropped patches": ({"patch_drop_rate": 0.2}, r"drops patches \(patch_drop\)"),
@@ -290,7 +290,7 @@ def test_recomputed_blocks_are_refused() -> None:
 
 
 def test_other_architectures_of_timm_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"^ResNet .*served.*, and timm's VisionTransformer"):
+    with pytest.raises(UnsupportedModelError, match=r"^ResNet .*supported.*, and timm's VisionTransformer"):
         load_model(timm.create_model("resnet10t", pretrained=False).eval())
 
 
