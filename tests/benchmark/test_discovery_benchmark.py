@@ -219,8 +219,8 @@ def test_each_step_of_the_published_order_is_judged_by_its_interval() -> None:
     across, touching = Bounded(value=0.1, low=-0.1, high=0.3), Bounded(value=0.1, low=0.0, high=0.3)
     assert order_of(above) == [absent, "as published", absent, absent]
     assert order_of(below) == [absent, "reversed", absent, absent]
-    assert order_of(across) == [absent, "not told apart", absent, absent]
-    assert order_of(touching) == [absent, "not told apart", absent, absent]  # strictly better is claimed
+    assert order_of(across) == [absent, "not distinguished", absent, absent]
+    assert order_of(touching) == [absent, "not distinguished", absent, absent]  # strictly better is claimed
     weak = ("ugs", "eap-ig-inputs")
     assert order_of(touching, names=weak)[3] == "as published"  # at least as good is claimed
     assert order_of(None)[1] == absent

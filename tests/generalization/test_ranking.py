@@ -194,7 +194,7 @@ def test_models_of_different_graphs_are_refused_where_circuits_are_read() -> Non
 def test_models_of_different_classes_are_refused() -> None:
     shown = zoo()
     shown["q0.9"] = replace(shown["q0.9"], classes=("a", "b", "c", "d"))
-    with pytest.raises(InputError, match=r"different classes apart \(4 unnamed and 4: a, b, c, d\)"):
+    with pytest.raises(InputError, match=r"different classes \(4 unnamed and 4: a, b, c, d\)"):
         rank_inspections(shown, settings=SETTINGS)
 
 
