@@ -158,7 +158,7 @@ def test_what_cannot_be_done_is_refused(mini: Model, circuit: Circuit, tmp_path:
             circuit, mini, "ioi", n_clean=2, n_corrupted=2, corrupted="ordinary",
             templates=["Then, {name1} and {name2} met and {name3} gave a {object} to"],
         )  # fmt: skip
-    with pytest.raises(FileFormatError, match="no-list.txt cannot be read"):
+    with pytest.raises(FileFormatError, match="cannot read word list .*no-list.txt"):
         read_words(tmp_path / "no-list.txt")
     (tmp_path / "empty.txt").write_text("# nothing\n")
     with pytest.raises(FileFormatError, match="is empty; write one word"):

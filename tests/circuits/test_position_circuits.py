@@ -163,7 +163,7 @@ def test_spans_are_checked_when_made(unchecked: None) -> None:
 
 
 def test_a_task_of_another_template_is_refused() -> None:
-    with pytest.raises(InputError, match="has a span '3' where the circuit has 0, 1, 2"):
+    with pytest.raises(InputError, match="has a span '3', but the circuit has 0, 1, 2"):
         THREE.label(prompts(4))
 
 

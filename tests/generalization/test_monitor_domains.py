@@ -127,7 +127,7 @@ def test_what_cannot_be_measured_is_refused(model: Model, reference: EdgeScores)
     flat = draw_shapes("flat", 12, start=50).task(TRANSFORM)
     with pytest.raises(InputError, match="no domain"):
         measure_domains(model, reference, {})
-    with pytest.raises(InputError, match="comes twice"):
+    with pytest.raises(InputError, match="is given twice"):
         measure_domains(model, reference, [("a", flat), ("a", flat)])
     from dataclasses import replace
 

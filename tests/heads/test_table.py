@@ -400,7 +400,7 @@ def test_the_folder_of_another_model_or_circuit_is_refused(
     with pytest.raises(InputError, match="another task"):
         again(filled, folder, task=make_task(n=5, seed=9))
     (folder / "table.json").write_text('{"hash": ')
-    with pytest.raises(FileFormatError, match="half-written"):
+    with pytest.raises(FileFormatError, match="may be incomplete"):
         again(filled, folder)
 
 

@@ -87,7 +87,7 @@ def test_a_zoo_stopped_between_and_inside_models_goes_on_to_the_same_weights(
     half = Zoo.open(folder)
     assert [entry.status for entry in half.entries] == ["done", "pending"]
     assert half.keys == zoo.keys[:1]
-    with pytest.raises(InputError, match="is pending; it has no model"):
+    with pytest.raises(InputError, match="is pending, so it has no model"):
         half.load(zoo.keys[1])
     done: list[str] = []
     whole = train_zoo(
