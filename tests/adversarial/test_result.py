@@ -376,7 +376,7 @@ def test_rows_taken_in_order_count_half() -> None:
     assert fixed.order == int(np.ceil(0.98 * 300 * 299))
     assert worst.certificate(0.99).n_needed == 598
     assert worst.certificate(0.95, method="published").n == 300
-    with pytest.raises(InputError, match="task's own rows are not, choose 'ustat'"):
+    with pytest.raises(InputError, match="task's own rows are not; choose 'ustat'"):
         worst.certificate(0.95, method="disjoint")
     with pytest.raises(UnknownNameError, match="certificate method"):
         worst.certificate(0.95, method="ustats")

@@ -383,7 +383,7 @@ def test_a_block_of_another_table_is_refused(filled: MeasurementTable, tmp_path:
     [theirs] = (tmp_path / "other").glob("y_keep~mean.*")
     [ours] = (tmp_path / "table").glob("y_keep~mean.*")
     ours.write_bytes(theirs.read_bytes())
-    with pytest.raises(FileFormatError, match="states table"):
+    with pytest.raises(FileFormatError, match="has table"):
         again(filled, tmp_path / "table").column("y_keep/mean")
 
 
