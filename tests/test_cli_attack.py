@@ -176,7 +176,7 @@ def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> N
         (("--percentile", "1.2", "--circuit", "FILE", *TINY), "percentile"),
         (
             ("--percentile", "0.9999", "--epsilon", "0.0005", "--circuit", "FILE", *TINY),
-            "take epsilon < 0.0001",
+            "Use epsilon < 0.0001",
         ),
     ],
 )

@@ -236,7 +236,7 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--images", "photos"], "--images"),
         (["--ood-env", "3"], "--ood-env"),
         (["--digits-models", "40"], "remove one"),
-        (["--device", "abacus"], "no device 'abacus'"),
+        (["--device", "abacus"], "device 'abacus' does not exist"),
     ],
 )
 def test_wrong_use_is_answered_with_what_to_type(

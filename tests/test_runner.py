@@ -264,7 +264,7 @@ def test_an_unwritable_place_is_refused_before_any_work(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("assay.pipeline.auditing.draw_prompts", _forbidden)
-    with pytest.raises(OutputError, match="cannot write to .*file/out: .*; choose a directory"):
+    with pytest.raises(OutputError, match="cannot write to .*file/out: .*; choose a writable directory"):
         audit(tiny, task, out=tmp_path / "file" / "out")
 
 
@@ -666,7 +666,7 @@ def test_devices_are_named_when_there_is_no_such_one(monkeypatch: pytest.MonkeyP
     check_options(device="cpu")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     for name in ("cuda", "cuda:0", "gpu", "meta", ""):
-        with pytest.raises(InputError, match=f"no device '{name}': PyTorch .* here has cpu$"):
+        with pytest.raises(InputError, match=f"device '{name}' does not exist: PyTorch .* here has cpu$"):
             check_options(device=name)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))

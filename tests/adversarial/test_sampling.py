@@ -344,7 +344,7 @@ def test_a_grammar_that_does_not_enumerate_says_so(mini_tokenizer: Any) -> None:
 
 def test_prompts_of_unequal_length_are_refused_in_a_product(mini_tokenizer: Any) -> None:
     task = load_task("ioi", mini_tokenizer, n=1, template_ids=[0, 1])
-    with pytest.raises(TokenizationError, match=r"one token count.*15 tokens: 'Then.*19 tokens: 'Then"):
+    with pytest.raises(TokenizationError, match=r"single token count.*15 tokens: 'Then.*19 tokens: 'Then"):
         sample_pairs(task, "all", 20, 20)
     with pytest.raises(TokenizationError, match=r"pair \d+: clean prompt 'Then.* has lengths 1[59] and corr"):
         sample_pairs(task, "iid", 40)

@@ -299,7 +299,7 @@ def test_circuits_that_do_not_fit_are_refused(gpt2_tiny: nn.Module, llama_tiny64
     other = Circuit.full(load_model(llama_tiny64).graph, Spans.each(6))
     with pytest.raises(GraphMismatchError, match="the circuit belongs to another model"):
         run_circuit(model, task, other)
-    with pytest.raises(InputError, match="has a span '4' where the circuit has 0, 1, 2, 3"):
+    with pytest.raises(InputError, match="has a span '4', but the circuit has 0, 1, 2, 3"):
         run_circuit(model, task, Circuit.full(model.graph, Spans.each(4)))
 
 

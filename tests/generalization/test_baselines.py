@@ -275,7 +275,7 @@ def test_bad_logits_and_labels_are_refused() -> None:
         baselines.average_confidence(bad)
     with pytest.raises(ShapeError, match=r"logits have shape \(0, 2\)"):
         baselines.average_confidence(np.zeros((0, 2)))
-    with pytest.raises(InputError, match="have 9 non-zero eigenvalues.*give more examples"):
+    with pytest.raises(InputError, match="have 9 non-zero eigenvalues.*Give more examples"):
         baselines.alpha_req(np.random.default_rng(0).normal(size=(10, 40)))
     with pytest.raises(InputError, match="at least 3 models; got 2"):
         baselines.agreement_on_the_line(

@@ -207,7 +207,7 @@ def test_models_that_saw_different_images_are_refused(change: dict) -> None:
 
 
 def test_inspections_of_other_settings_are_refused() -> None:
-    with pytest.raises(InputError, match=r"measured with steps=5, and this ranking uses 3"):
+    with pytest.raises(InputError, match=r"measured with steps=5, but this ranking uses 3"):
         rank_inspections(zoo(), settings=InspectionSettings(draws=30, steps=3))
 
 

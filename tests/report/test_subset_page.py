@@ -131,7 +131,7 @@ def test_a_subset_that_carries_other_examples_along_says_so() -> None:
     found["replication"]["selected"]["negative"] = 0.51
     assert any("Only 51" in note and "Choose a smaller one" in note for note in page_words.caveats(found))
     found["verdict"]["status"] = "inconclusive"
-    assert not any("A smaller one" in note for note in page_words.caveats(found))
+    assert not any("Choose a smaller one" in note for note in page_words.caveats(found))
 
 
 def test_reliable_data_of_known_families_have_no_caveat_but_of_the_class() -> None:
@@ -244,7 +244,7 @@ def test_a_document_without_a_verdict_or_its_null_still_makes_a_page(tmp_path: P
         row["verdict"] = None
     text = save_report(tmp_path / "page.html", found).read_text()
     assert "not judged" in text
-    assert "What the whole procedure finds" not in text
+    assert "The result of the whole procedure" not in text
     assert "Chosen twice" not in text
 
 

@@ -278,7 +278,7 @@ def test_bad_input_is_named(unchecked: None) -> None:
         betting_log_capital(z, np.array([0.5]))
     with pytest.raises(NonFiniteError, match="values hold nan"):
         confidence_sequence(np.array([math.nan]))
-    with pytest.raises(InputError, match=r"bounds are \(1\.0, 0\.0\); two finite numbers, ascending"):
+    with pytest.raises(InputError, match=r"bounds are \(1\.0, 0\.0\); expected two finite numbers in ascending order"):
         confidence_sequence(z, bounds=(1.0, 0.0))
     with pytest.raises(UnknownNameError, match="unknown method of confidence sequences 'bets'"):
         confidence_sequence(z, method="bets")

@@ -410,7 +410,7 @@ def test_no_order_statistic_lies_beyond_the_maximum(p: float, epsilon: float) ->
         lambda: percentile_sample_size(p, 0.95, epsilon),
         lambda: all_pairs_failure(10, 10, p, epsilon),
     ):
-        with pytest.raises(InputError, match=r"p \+ epsilon is 1.*must stay below 1.*take epsilon < "):
+        with pytest.raises(InputError, match=r"p \+ epsilon is 1.*must stay below 1.*Use epsilon < "):
             refused()
 
 

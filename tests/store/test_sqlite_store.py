@@ -62,7 +62,7 @@ def test_a_place_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> No
             "mysql://u:secret@localhost/x",
             "is in SQLite or PostgreSQL, got 'mysql://u:\\*\\*\\*@localhost/x'",
         ),
-        ("nonsense://", "cannot read|lives in SQLite"),
+        ("nonsense://", "cannot read|is in SQLite"),
         ("sqlite:///results.db", r"the database of a results store is DIR/assay\.db, got"),
         (Path("postgresql+psycopg://u:secret@h/db"), "was converted from a URL to a path"),
     ],

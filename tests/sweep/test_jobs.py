@@ -107,14 +107,14 @@ def test_other_weights_than_planned_are_refused(jobs: tuple[Job, ...], tmp_path:
     job = jobs[0]
     record = {**job.record, "model": {**job.record["model"], "weight_hash": "0" * 16}}
     other = Job(name=job.name, kind=job.kind, record=record, source=job.source)
-    with pytest.raises(InputError, match="the model of job 'discover mini ioi eap' changed since"):
+    with pytest.raises(InputError, match="the model of job 'discover mini ioi eap' changed after"):
         run_job(other, Store(tmp_path))
 
 
 def test_other_examples_than_planned_are_refused(jobs: tuple[Job, ...], tmp_path: Path) -> None:
     job = jobs[0]
     other = Job(name=job.name, kind=job.kind, record=job.record, source={**job.source, "n": 17})
-    with pytest.raises(InputError, match="the discovery of job 'discover mini ioi eap' changed since"):
+    with pytest.raises(InputError, match="the discovery of job 'discover mini ioi eap' changed after"):
         run_job(other, Store(tmp_path))
 
 
@@ -158,7 +158,7 @@ def test_a_circuit_from_a_file_is_measured(tmp_path: Path) -> None:
     assert store.get(identity).payload["name"] == "kl"
     assert store.get(identity).provenance["circuit"] == circuit.hash
     assay.discover(model, task, "eap").top(90).connected().save(tmp_path / "ioi.safetensors")
-    with pytest.raises(InputError, match="the circuit of job 'read mini ioi mine' changed since"):
+    with pytest.raises(InputError, match="the circuit of job 'read mini ioi mine' changed after"):
         run_job(read, Store(tmp_path / "other"))
 
 

@@ -162,7 +162,7 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         (
             {"methods": [{"method": "eap", "place": 3}]},
             UnknownNameError,
-            "methods: method 'eap' has no options, and 'place' was given",
+            "methods: method 'eap' has no options, but 'place' was given",
         ),
         ({"metrics": ["faithfullness"]}, UnknownNameError, "metrics: unknown metric .* mean 'faithfulness'"),
         ({"gates": ["bootstrap-stabilty"]}, UnknownNameError, "gates: unknown gate .* 'bootstrap-stability'"),

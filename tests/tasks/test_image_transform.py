@@ -145,7 +145,7 @@ def test_the_size_of_the_model_counts_more_than_the_stored_one() -> None:
 
 
 def test_stored_descriptions_of_other_kinds_are_refused() -> None:
-    with pytest.raises(InputError, match=r"has the keys \['sample_rate'\]; expected those of"):
+    with pytest.raises(InputError, match=r"have the keys \['sample_rate'\]; expected those of"):
         EvalTransform.for_model(model_of((32, 32), {"sample_rate": 16000}))
 
 

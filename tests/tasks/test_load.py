@@ -172,12 +172,12 @@ MALFORMED: dict[str, tuple[Any, type[Exception], str]] = {
     "an unknown word": (
         {**PAIR, "clean": "Then, Zyxw"},
         TokenizationError,
-        r"line 2: prompt 'Then, Zyxw' holds a word",
+        r"line 2: prompt 'Then, Zyxw' has a word",
     ),
     "unequal lengths": (
         {**PAIR, "corrupted": "Then, Mary and John went to the store. John gave a ring"},
         TokenizationError,
-        "line 2: pair 0: clean prompt 'Then, .* has 15 tokens and corrupted prompt 'Then, .* has 14",
+        "line 2: pair 0: clean prompt 'Then, .* has 15 tokens, corrupted prompt 'Then, .* has 14",
     ),
     "right and wrong": (
         {**PAIR, "wrong": [" Mary"]},

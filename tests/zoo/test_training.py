@@ -266,7 +266,7 @@ def test_data_that_do_not_fit_are_refused_before_the_first_step(tmp_path: Path) 
         train(tiny(), TRAIN, TRAIN.subset(range(24)), RECIPE, place)
     with pytest.raises(InputError, match="7 outputs, but the data 6 classes"):
         train(tiny(n_classes=7), TRAIN, VALIDATION, RECIPE, place)
-    with pytest.raises(ShapeError, match="reads images of 32 x 32 and these are 16 x 16"):
+    with pytest.raises(ShapeError, match="reads images of 32 x 32, but these are 16 x 16"):
         train(
             tiny(), draw_shapes("flat", 12, size=16), draw_shapes("flat", 6, start=12, size=16), RECIPE, place
         )
