@@ -104,7 +104,7 @@ def test_what_means_the_same_has_the_same_hash() -> None:
             "each head by itself can be dropped, not kept",
         ),
         (changed("predicts", 0, "unit", to="logits"), "key 'unit': unknown unit 'logits'"),
-        (changed("predicts", 1, to=dict(CONTENT["predicts"][0])), r"2 says what \[\[predicts\]\] 1 says"),
+        (changed("predicts", 1, to=dict(CONTENT["predicts"][0])), r"2 repeats \[\[predicts\]\] 1"),
         (
             changed("controls", 0, "heads", to="rand"),
             r"\[\[controls\]\] 1, key 'heads': unknown kind of control",

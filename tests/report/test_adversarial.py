@@ -156,7 +156,7 @@ def test_the_sound_certificate_stands_beside_the_published_one(worst: Document, 
     assert [row[1] for row in rows[:2]] == ["all pairs, as a U-statistic theorem", "as published"]
     assert rows[0][6] == ""
     assert "no theorem" in rows[1][6]
-    assert rows[4][6] == "none: takes 2,995 independent inputs, there are 160"
+    assert rows[4][6] == "none: needs 2,995 independent inputs; there are 160"
     assert rows[4][2] == rows[4][3] == "\N{EN DASH}"
 
 

@@ -118,7 +118,7 @@ def test_too_few_or_only_constant_raters_are_undefined() -> None:
     assert kendall_w(np.ones((3, 4)), rng=stream(0, "w")).permutation.reason == "zero_variance"
     with pytest.raises(NonFiniteError, match="scores hold nan"):
         kendall_w(np.full((2, 2), math.nan), rng=stream(0, "w"))
-    with pytest.raises(InputError, match="n_permutations is 0; at least 1"):
+    with pytest.raises(InputError, match="n_permutations is 0; expected at least 1"):
         kendall_w(np.ones((3, 4)), rng=stream(0, "w"), n_permutations=0)
 
 

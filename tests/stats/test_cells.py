@@ -308,7 +308,7 @@ def test_a_bad_combination_is_found_in_its_cell() -> None:
 def test_values_are_pairs_or_a_matrix() -> None:
     with pytest.raises(ShapeError, match=r"exceeds has shape \(2, 2, 2\); \[P\] pairs or the matrix"):
         cell_tests(np.zeros((2, 2, 2), dtype=bool), np.zeros((2, 1, 1)))
-    with pytest.raises(InputError, match=r"exceeds has shape \(0, 3\); at least one value"):
+    with pytest.raises(InputError, match=r"exceeds has shape \(0, 3\); expected at least one value"):
         cell_tests(np.zeros((0, 3), dtype=bool), np.zeros((0, 1)))
 
 
@@ -337,7 +337,7 @@ def test_ids_cover_both_axes() -> None:
 
 
 def test_there_are_permutations() -> None:
-    with pytest.raises(InputError, match="permutations is 0; at least 1"):
+    with pytest.raises(InputError, match="permutations is 0; expected at least 1"):
         cell_tests(np.zeros(4, dtype=bool), np.zeros(4), permutations=0)
 
 

@@ -421,14 +421,14 @@ def test_counts_start_at_one(n: int) -> None:
         lambda: best_order_statistic(n, 0.5, 0.9),
         lambda: maximum_exceedance(n),
     ):
-        with pytest.raises(InputError, match=rf"n is {n}; at least 1"):
+        with pytest.raises(InputError, match=rf"n is {n}; expected at least 1"):
             refused()
     for refused in (
         lambda: all_pairs_failure(4, n, 0.5, 0.1),
         lambda: all_pairs_order_failure(4, n, 0.5, 1),
         lambda: best_all_pairs_order(4, n, 0.5, 0.9),
     ):
-        with pytest.raises(InputError, match=rf"n_corrupted is {n}; at least 1"):
+        with pytest.raises(InputError, match=rf"n_corrupted is {n}; expected at least 1"):
             refused()
 
 
@@ -443,5 +443,5 @@ def test_unknown_bounds_list_near_ones() -> None:
 
 @pytest.mark.parametrize("order", [0, 21])
 def test_a_rank_lies_among_the_values(order: int) -> None:
-    with pytest.raises(InputError, match=rf"order is {order}; a rank among the 4 x 5 values, 1 to 20"):
+    with pytest.raises(InputError, match=rf"order is {order}; expected a rank among the 4 x 5 values, 1 to 20"):
         all_pairs_order_failure(4, 5, 0.5, order)

@@ -203,7 +203,7 @@ def test_histograms_refuse_what_they_cannot_draw() -> None:
         histogram(np.array([2.0]), maximum=1.0)
     with pytest.raises(InputError, match="maximum is inf"):
         histogram(np.array([2.0]), maximum=math.inf)
-    with pytest.raises(InputError, match="n_bins is 0; at least 1 bin"):
+    with pytest.raises(InputError, match="n_bins is 0; expected at least 1 bin"):
         histogram(np.array([2.0]), n_bins=0)
 
 
@@ -238,7 +238,7 @@ def test_more_than_there_are_returns_all_and_warns() -> None:
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_at_least_one_value_is_asked_for(k: int) -> None:
-    with pytest.raises(InputError, match=rf"k is {k}; at least 1"):
+    with pytest.raises(InputError, match=rf"k is {k}; expected at least 1"):
         top_indices(np.ones(3), k)
 
 
@@ -346,7 +346,7 @@ def test_every_description_needs_finite_values() -> None:
     ):
         with pytest.raises(NonFiniteError, match=r"values hold nan at \(1,\)"):
             refused(bad)
-        with pytest.raises(InputError, match=r"values have shape \(0,\); at least one value"):
+        with pytest.raises(InputError, match=r"values have shape \(0,\); expected at least one value"):
             refused(np.empty(0))
 
 
