@@ -228,7 +228,7 @@ def test_outputs_without_a_token_are_not_ranked() -> None:
     assert measured.details["n_outputs"] == 3
     assert measured.details["label_top1_full"] == 0.5
     assert measure_runs(everything, "topk", K=[1], vocabulary=3).value == measured.value
-    with pytest.raises(InputError, match="vocabulary=5; the model has 4 outputs"):
+    with pytest.raises(InputError, match="vocabulary is 5; expected 2 to 4"):
         measure_runs(everything, "topk", K=[1], vocabulary=5)
 
 

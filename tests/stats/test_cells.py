@@ -306,7 +306,7 @@ def test_a_bad_combination_is_found_in_its_cell() -> None:
 
 
 def test_values_are_pairs_or_a_matrix() -> None:
-    with pytest.raises(ShapeError, match=r"exceeds has shape \(2, 2, 2\); \[P\] pairs or the matrix"):
+    with pytest.raises(ShapeError, match=r"exceeds has shape \(2, 2, 2\); expected \[P\] pairs or the matrix"):
         cell_tests(np.zeros((2, 2, 2), dtype=bool), np.zeros((2, 1, 1)))
     with pytest.raises(InputError, match=r"exceeds has shape \(0, 3\); expected at least one value"):
         cell_tests(np.zeros((0, 3), dtype=bool), np.zeros((0, 1)))

@@ -288,7 +288,7 @@ def test_bad_input_is_named(unchecked: None) -> None:
     with pytest.raises(InputError, match="n is 0; expected at least 1 observation"):
         hoeffding_radius(np.array([3, 0]))
     ones = np.ones(2)
-    with pytest.raises(ShapeError, match=r"weights have shape \(3,\); one per value, \(2,\)"):
+    with pytest.raises(ShapeError, match=r"weights have shape \(3,\); expected one per value, \(2,\)"):
         confidence_sequence(ones, weights=np.ones(3))
     with pytest.raises(InputError, match=r"weights run from 1 to 1; expected values in \[0, 0\.5\]"):
         confidence_sequence(ones, weights=ones, largest_weight=0.5)

@@ -111,7 +111,7 @@ def test_bad_input_is_named() -> None:
         certified_inclusion(np.ones((3, 1)), deletion=0.5, failure=1.0, rng=rng)
     with pytest.raises(InputError, match="n_draws is 0; expected at least 1"):
         certified_inclusion(np.ones((3, 1)), deletion=0.5, n_draws=0, rng=rng)
-    with pytest.raises(InputError, match=r"lower is 1\.5; a share"):
+    with pytest.raises(InputError, match=r"lower is 1\.5; expected a fraction"):
         edit_radius(1.5, 0.5)
     with pytest.raises(NonFiniteError, match="effects hold nan"):
         certified_inclusion(np.full((3, 1), math.nan), deletion=0.5, rng=rng)

@@ -318,7 +318,7 @@ def test_more_cells_than_small_integers_count() -> None:
 
 def test_cells_refuse_labels_that_do_not_fit() -> None:
     with pytest.raises(
-        ShapeError, match=r"labels of the rows have shape \(2,\); one that broadcasts to \(3,\)"
+        ShapeError, match=r"labels of the rows have shape \(2,\); expected one that broadcasts to \(3,\)"
     ):
         cell_table(np.ones(3), np.array(["a", "b"]))
     with pytest.raises(ShapeError, match=r"labels of the columns have shape \(4, 3\)"):
@@ -351,5 +351,5 @@ def test_every_description_needs_finite_values() -> None:
 
 
 def test_a_standard_error_has_one_or_two_axes() -> None:
-    with pytest.raises(ShapeError, match=r"shape \(2, 2, 2\); a vector or a matrix"):
+    with pytest.raises(ShapeError, match=r"shape \(2, 2, 2\); expected a vector or a matrix"):
         mean_standard_error(np.ones((2, 2, 2)))
