@@ -122,7 +122,10 @@ def test_a_quick_run_shortens_what_learns() -> None:
             "no method could",
         ),
         (("truth", "--models", "", "--methods", "eap"), "takes names is empty"),
-        (("truth", "--models", PLANTED, "--methods", "eap", "--device", "foo"), "device 'foo' does not exist"),
+        (
+            ("truth", "--models", PLANTED, "--methods", "eap", "--device", "foo"),
+            "device 'foo' does not exist",
+        ),
     ],
 )
 def test_what_leaves_nothing_to_judge_is_refused(arguments: tuple[str, ...], message: str) -> None:

@@ -398,7 +398,7 @@ def test_circuits_of_other_graphs_are_refused() -> None:
 )
 def test_circuits_of_other_estimators_are_refused(setting: str, values: tuple[object, object]) -> None:
     a, b = (random_scores(VIT, 0, **{setting: value}) for value in values)
-    with pytest.raises(InputError, match=f"{setting} is {values[0]!r} and {values[1]!r}; use the same for both"):
+    with pytest.raises(InputError, match=f"{setting} is {values[0]!r} and {values[1]!r}; use the same"):
         circuit_shift(a, b)
     circuit_shift(a, random_scores(VIT, 0))  # a record without the setting is not compared
 
@@ -406,7 +406,7 @@ def test_circuits_of_other_estimators_are_refused(setting: str, values: tuple[ob
 def test_circuits_found_with_other_options_are_refused() -> None:
     spsa = random_scores(VIT, 0, method="eap", options={"estimator": "spsa", "orders": (1, 2)})
     gradient = random_scores(VIT, 0, method="eap")
-    with pytest.raises(InputError, match=r"options is \{'estimator': 'spsa'.*\} and \{\}; use the same for both"):
+    with pytest.raises(InputError, match=r"options is \{'estimator': 'spsa'.*\} and \{\}; use the same"):
         circuit_shift(spsa, gradient)
     read = random_scores(VIT, 1, method="eap", options={"estimator": "spsa", "orders": [1, 2]})
     circuit_shift(spsa, read)  # a file holds lists

@@ -306,7 +306,9 @@ def test_a_bad_combination_is_found_in_its_cell() -> None:
 
 
 def test_values_are_pairs_or_a_matrix() -> None:
-    with pytest.raises(ShapeError, match=r"exceeds has shape \(2, 2, 2\); expected \[P\] pairs or the matrix"):
+    with pytest.raises(
+        ShapeError, match=r"exceeds has shape \(2, 2, 2\); expected \[P\] pairs or the matrix"
+    ):
         cell_tests(np.zeros((2, 2, 2), dtype=bool), np.zeros((2, 1, 1)))
     with pytest.raises(InputError, match=r"exceeds has shape \(0, 3\); expected at least one value"):
         cell_tests(np.zeros((0, 3), dtype=bool), np.zeros((0, 1)))
@@ -315,9 +317,7 @@ def test_values_are_pairs_or_a_matrix() -> None:
 def test_a_label_belongs_to_an_input() -> None:
     exceeds = np.zeros((3, 4), dtype=bool)
     for shape in ((3,), (4,), (3, 4), (2, 1)):
-        with pytest.raises(
-            ShapeError, match=r"labels of the rows have shape .* \(3, 1\) or \(1, 4\)"
-        ):
+        with pytest.raises(ShapeError, match=r"labels of the rows have shape .* \(3, 1\) or \(1, 4\)"):
             cell_tests(exceeds, np.zeros(shape))
     with pytest.raises(ShapeError, match=r"labels of the columns have shape \(5,\)"):
         cell_tests(exceeds[0], np.zeros(4), np.zeros(5))

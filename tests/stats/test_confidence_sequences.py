@@ -278,12 +278,16 @@ def test_bad_input_is_named(unchecked: None) -> None:
         betting_log_capital(z, np.array([0.5]))
     with pytest.raises(NonFiniteError, match="values hold nan"):
         confidence_sequence(np.array([math.nan]))
-    with pytest.raises(InputError, match=r"bounds are \(1\.0, 0\.0\); expected two finite numbers in ascending order"):
+    with pytest.raises(
+        InputError, match=r"bounds are \(1\.0, 0\.0\); expected two finite numbers in ascending order"
+    ):
         confidence_sequence(z, bounds=(1.0, 0.0))
     with pytest.raises(UnknownNameError, match="unknown method of confidence sequences 'bets'"):
         confidence_sequence(z, method="bets")
     for failure in (0.0, 1.0):
-        with pytest.raises(InputError, match=f"failure is {failure}; expected a probability above 0 and below 1"):
+        with pytest.raises(
+            InputError, match=f"failure is {failure}; expected a probability above 0 and below 1"
+        ):
             confidence_sequence(z, failure=failure)
     with pytest.raises(InputError, match="n is 0; expected at least 1 observation"):
         hoeffding_radius(np.array([3, 0]))

@@ -443,5 +443,7 @@ def test_unknown_bounds_list_near_ones() -> None:
 
 @pytest.mark.parametrize("order", [0, 21])
 def test_a_rank_lies_among_the_values(order: int) -> None:
-    with pytest.raises(InputError, match=rf"order is {order}; expected a rank among the 4 x 5 values, 1 to 20"):
+    with pytest.raises(
+        InputError, match=rf"order is {order}; expected a rank among the 4 x 5 values, 1 to 20"
+    ):
         all_pairs_order_failure(4, 5, 0.5, order)

@@ -765,7 +765,9 @@ class StoreContract:
         alone = store.put("audit", {"seed": 1}, {})
         before = store.digest()
         for identity, other in ((scores, job), (circuit, measured)):
-            with pytest.raises(InputError, match=f"{identity} cannot be removed, because {other} refer to it"):
+            with pytest.raises(
+                InputError, match=f"{identity} cannot be removed, because {other} refer to it"
+            ):
                 store.remove([alone, identity])
         for wrong in ("ab" * 4, "0" * 16):  # the hash of a circuit, and nothing at all
             with pytest.raises(UnknownNameError, match="begins"):

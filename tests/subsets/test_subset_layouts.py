@@ -228,7 +228,9 @@ def test_indices_and_weights_that_do_not_fit_are_named(layout):
         matrix.count(np.array([0, 3]))
     with pytest.raises(InputError, match="examples holds indices from -1"):
         matrix.dense(np.array([-1]))
-    with pytest.raises(InputError, match="models holds indices from 3 to 3, but the matrix has models 0 to 2"):
+    with pytest.raises(
+        InputError, match="models holds indices from 3 to 3, but the matrix has models 0 to 2"
+    ):
         as_matrix(HAND, np.array([3]), layout=layout)
 
 

@@ -28,7 +28,9 @@ def published(shared: Shared, name: str) -> PublishedSelections:
     path = shared(f"data/oodselect_published/{name}.npz")
     if name == "PACS":
         return load_published(path)
-    with pytest.warns(AssayWarning, match=f"{name}.npz holds no corrected_of_published.*only for set operations"):
+    with pytest.warns(
+        AssayWarning, match=f"{name}.npz holds no corrected_of_published.*only for set operations"
+    ):
         return load_published(path)
 
 
