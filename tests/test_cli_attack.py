@@ -137,7 +137,7 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     missing = document["explanation"]["missing"]
     assert missing["total"] == pytest.approx(document["explanation"]["mean"], rel=0.2)
     shown = run(*plain, *extra, "--report", "page.html").stdout
-    for text in ("What search found", "Inputs from outside the grammar", "What the circuit lacks"):
+    for text in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
         assert text in shown
     assert "Inputs from outside the grammar" in (tmp_path / "page.html").read_text()
 
@@ -166,17 +166,17 @@ def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (("--protocol", "mached"), "did you mean 'matched'"),
-        (("--protocol", "iid", "--n-clean", "5"), "protocol 'iid' has no use for --n-clean"),
+        (("--protocol", "iid", "--n-clean", "5"), "protocol 'iid' does not use --n-clean"),
         (("--n-pairs", "5"), "it takes --n-clean and --n-corrupted"),
-        (("--enumerate", "--n-clean", "5"), "an enumeration has no use for --n-clean"),
+        (("--enumerate", "--n-clean", "5"), "an enumeration does not use --n-clean"),
         (("--enumerate", "--circuit", "FILE"), r"620,928 distinct clean and 60,230,016 distinct"),
         (("--divergence", "klx"), "unknown divergence 'klx'"),
         (("--save", "w.pt"), "give NAME.safetensors, or NAME.json"),
-        (("--edges", "5", "--circuit", "x"), "choose one of them"),
+        (("--edges", "5", "--circuit", "x"), "use only one"),
         (("--percentile", "1.2", "--circuit", "FILE", *TINY), "percentile"),
         (
             ("--percentile", "0.9999", "--epsilon", "0.0005", "--circuit", "FILE", *TINY),
-            "take epsilon < 0.0001",
+            "Use epsilon < 0.0001",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_every_printed_circuit_can_be_shown_reported_measured_and_attacked(run: 
     assert call("report", stored["id"], "--save", "scores.html").exit_code == 0
     refused = call("measure", "--circuit", stored["id"], "--n", "4")
     assert refused.exit_code == 2
-    assert "is a scores, which holds no circuit" in refused.stderr
+    assert "is a scores, which does not hold a circuit" in refused.stderr
 
 
 @pytest.mark.parametrize("circuit", ["a2.h3,a3.h0", "own.json", "file.safetensors"])

@@ -121,8 +121,11 @@ def test_a_quick_run_shortens_what_learns() -> None:
             ("truth", "--models", PLANTED, "--methods", "eap", "--objectives", "kl", "--n", "4"),
             "no method could",
         ),
-        (("truth", "--models", "", "--methods", "eap"), "lists names got none"),
-        (("truth", "--models", PLANTED, "--methods", "eap", "--device", "foo"), "no device 'foo'"),
+        (("truth", "--models", "", "--methods", "eap"), "takes names is empty"),
+        (
+            ("truth", "--models", PLANTED, "--methods", "eap", "--device", "foo"),
+            "device 'foo' does not exist",
+        ),
     ],
 )
 def test_what_leaves_nothing_to_judge_is_refused(arguments: tuple[str, ...], message: str) -> None:
@@ -201,4 +204,4 @@ def test_an_import_with_an_edge_that_does_not_exist_is_refused_by_name(tmp_path:
 def test_two_imports_of_one_name_are_refused(made: tuple[Path, Outcome]) -> None:
     file = made[0] / "scores" / "eap.safetensors"
     result = run("benchmark", "discovery", *SMALL, "--import", file, "--import", file, code=2)
-    assert "two imported files are called 'eap'" in result.stderr
+    assert "two imported files are named 'eap'" in result.stderr

@@ -63,7 +63,7 @@ def test_a_table_a_verdict_a_model_and_a_picture(run: Run, tmp_path: Path) -> No
     assert [line.split()[0] for line in lines[1:4]] == ["0", "2", "4"]
     assert sum("*" in line for line in lines[1:4]) == 1
     assert "verdict: " in found.stdout
-    assert "choosing by sketch, whose labels that would use: step " in found.stdout
+    assert "selected by sketch, which uses its labels: step " in found.stdout
     with Image.open(tmp_path / "course.png") as picture:
         assert picture.size[0] > 300
     assert assay.load_model(tmp_path / "tuned").classes == SHAPE_CLASSES
@@ -147,7 +147,7 @@ def test_a_plan_costs_nothing(run: Run, tmp_path: Path) -> None:
         (("--shallow", "0-1", "--deep", "1"), "overlap"),
         (("--loss", "lag"), "log"),
         (("--variant", "eap"), "target_logit"),
-        (("--figure", "course.jpg"), "written as .png or .svg"),
+        (("--figure", "course.jpg"), "ending in .png or .svg"),
         (("--train-batch", "1"), "batches of 1 image"),
         (("--shapes", "sketch"), "2 domains are given"),
         (("--watch-shapes", "neon", "--watch-shapes", "neon"), "two watched sets are named 'neon'"),

@@ -203,7 +203,7 @@ def test_a_target_calibrates_on_the_corrupted_domains(
     written = kept.stat().st_mtime_ns
     assert run(*arguments, "--n", "16").exit_code == 0
     assert kept.stat().st_mtime_ns == written  # measured once
-    assert "What a shift stands for" in (tmp_path / "assay-monitor/monitor.html").read_text()
+    assert "What a shift means" in (tmp_path / "assay-monitor/monitor.html").read_text()
 
 
 def test_folders_serve_as_reference_and_known_images(run: Run, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_file_of_scores_is_a_reference_too(run: Run, tmp_path: Path) -> None:
     for setting, asked in (("steps", "7"), ("method", "eap"), ("ablation", "zero")):
         refused = run(*given, f"--{setting}", asked)
         assert refused.exit_code == 2
-        assert f"{setting} is {asked} and the circuit of" in refused.stderr
+        assert f"{setting} is {asked}, but the circuit of" in refused.stderr
     assert not (tmp_path / "third/readings.jsonl").exists()
 
 
@@ -296,10 +296,10 @@ def test_the_cost_is_shown_without_running(run: Run, tmp_path: Path) -> None:
         ((*KNOWN, "--images", "shapes:flat", "--distance", "spear"), "unknown distance"),
         ((*KNOWN, "--images", "shapes:flat", "--order", "size"), "unknown order"),
         ((*KNOWN, "--images", "shapes:flat", "--rule", "both"), "unknown rule"),
-        ((*KNOWN, "--images", "shapes:flat", "--threshold", "1", "--target", "0.5"), "both given"),
+        ((*KNOWN, "--images", "shapes:flat", "--threshold", "1", "--target", "0.5"), "exclude each other"),
         ((*KNOWN, "--images", "shapes:flat", "--target", "50"), "target is 50"),
         ((*FEW, "--images", "shapes:flat", "--alpha", "0.01"), "needs at least 99"),
-        ((*KNOWN, "--images", "shapes:flat", "--known", "shapes:flat"), "leave known out"),
+        ((*KNOWN, "--images", "shapes:flat", "--known", "shapes:flat"), "remove known"),
     ],
 )
 def test_wrong_use_is_exit_code_2(run: Run, arguments: tuple[str, ...], message: str) -> None:

@@ -70,15 +70,15 @@ def test_the_model_of_other_commands_does_not_turn_the_page_into_an_overview(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "mini", "--task", "ioi"), "--model and --task each ask for a page"),
+        (("--model", "mini", "--task", "ioi"), "--model and --task select different pages"),
         (("--model", "minnie"), "did you mean 'mini'"),
         (("--sweep", "none"), "no sweep 'none'"),
         (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),
         (
             ("--compare", "nope.safetensors", "x"),
-            "there is no file nope.safetensors; give a circuit file, the id",
+            "nope.safetensors does not exist; give a circuit file, the id",
         ),
-        (("--compare", "folder/nope", "x"), "there is no file folder/nope"),
+        (("--compare", "folder/nope", "x"), "folder/nope does not exist"),
         (("--compare", "nope", "x"), "a result id is up to 16 hex digits, got 'nope'"),
     ],
 )

@@ -143,7 +143,7 @@ def test_unknown_training_runs_keep_a_verdict_from_being_supported(tmp_path: Pat
     planted(groups=False).save(tmp_path / "answers.npz")
     given = (tmp_path / "answers.npz", "--size", "30", *QUICK, "--permutations", "1", "--store", tmp_path)
     found = run(*given)
-    unknown = "which models share a training run or a family was not given"
+    unknown = "groups and families are missing"
     assert unknown in " ".join(found.stdout.lower().split())
     own = document(*given, "--groups", "model")
     assert not any(unknown in reason for reason in own["verdict"]["reasons"])
@@ -180,7 +180,7 @@ def test_a_gate_fires_where_a_subset_is_supported(
     given = (archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
     fired = run(*given, "--gate")
     assert fired.exit_code == 3
-    assert "gate: on 40 of the examples better models do worse" in fired.stderr
+    assert "gate: better models do worse on 40 of the examples" in fired.stderr
     planted(turned=0).save(tmp_path / "sound.npz")
     sound = run(
         tmp_path / "sound.npz",
@@ -224,9 +224,9 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--sizes", "20", "--size", "30"], "give one of them"),
         (["--sizes", "20,many"], "--sizes is '20,many'"),
         (["--sizes", "20,20"], "size 20 is given more than once"),
-        (["--size", "201"], "size is 201; between 1 and the 200 examples"),
+        (["--size", "201"], "size is 201; expected 1 to 200"),
         (["--solver", "swop"], "did you mean 'swap'"),
-        (["--solver", "greedy"], "test references now"),
+        (["--solver", "greedy"], "now only a test reference"),
         (["--split", "grup"], "did you mean 'group'"),
         (["--path", "warmish"], "did you mean 'warm'"),
         (["--strata", "lihgt"], "did you mean 'light'"),
@@ -235,8 +235,8 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--ids", "chosen.xlsx"], "give NAME.csv"),
         (["--images", "photos"], "--images"),
         (["--ood-env", "3"], "--ood-env"),
-        (["--digits-models", "40"], "leave one out"),
-        (["--device", "abacus"], "no device 'abacus'"),
+        (["--digits-models", "40"], "remove one"),
+        (["--device", "abacus"], "device 'abacus' does not exist"),
     ],
 )
 def test_wrong_use_is_answered_with_what_to_type(

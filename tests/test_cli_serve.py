@@ -46,7 +46,7 @@ def test_a_public_address_without_a_token_is_wrong_usage(tmp_path: Path) -> None
     Store(tmp_path / "store")
     found = invoke("serve", "--store", str(tmp_path / "store"), "--host", "0.0.0.0")
     assert found.exit_code == 2
-    assert "others can reach the store: give --token" in found.stderr
+    assert "others can reach the store on" in found.stderr
 
 
 def test_a_missing_store_or_monitor_is_an_error(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_dry_run_prints_the_cost_and_runs_nothing(
     store = tmp_path / "none"
     result = run(plan, "--store", store, "--dry-run", "--workers", "2")
     assert result.exit_code == 0, result.output
-    assert f"small: {JOBS} jobs, 0 of them in the store already" in result.stdout
+    assert f"small: {JOBS} jobs, 0 already in the store" in result.stdout
     assert "with 2 workers: an estimate, from passes timed on this machine" in result.stdout
     assert not store.exists()
     held = json.loads(run(plan, "--store", calm[0], "--dry-run", "--json", "--quiet").stdout)

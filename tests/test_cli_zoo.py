@@ -129,12 +129,12 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(run: Run, tmp_path: Path) -
     ("arguments", "code", "message"),
     [
         (["train", "inside", "--shapes", "flat", "--out", "zoo"], 2, "did you mean 'inside-out'"),
-        (["train", "grid.toml", "--out", "zoo"], 2, "no images are given"),
+        (["train", "grid.toml", "--out", "zoo"], 2, "images are missing"),
         (["train", "grid.toml", "--shapes", "flaat", "--out", "zoo"], 2, "did you mean 'flat'"),
         (["train", "grid.toml", "--shapes", "flat", "--shapes", "neon", "--out", "zoo"], 2, "trained on one"),
-        (["train", "grid.toml", "--images", "nothing", "--out", "zoo"], 1, "there are no images at nothing"),
+        (["train", "grid.toml", "--images", "nothing", "--out", "zoo"], 1, "nothing has no images"),
         (["list", "nowhere"], 1, "nowhere is not a directory"),
-        (["index", "--shapes", "flat"], 2, "the embedded zoo is part of the package"),
+        (["index", "--shapes", "flat"], 2, "the embedded zoo is read-only"),
     ],
 )
 def test_bad_input_is_named(run: Run, arguments: list[str], code: int, message: str) -> None:

@@ -264,7 +264,7 @@ def test_an_unwritable_place_is_refused_before_any_work(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("assay.pipeline.auditing.draw_prompts", _forbidden)
-    with pytest.raises(OutputError, match="cannot write to .*file/out: .*; choose a directory"):
+    with pytest.raises(OutputError, match="cannot write to .*file/out: .*; choose a writable directory"):
         audit(tiny, task, out=tmp_path / "file" / "out")
 
 
@@ -422,7 +422,7 @@ def test_a_circuit_is_measured_on_prompts_it_was_not_found_on(mini: Model, tmp_p
     whole = load_task(path, mini)
     circuit = discover(mini, whole.subset(list(range(30))), "eap").top(60)
     with pytest.warns(
-        AssayWarning, match="30 of the 50 prompts of 'own' are left out: the circuit was found"
+        AssayWarning, match="30 of the 50 prompts of 'own' are skipped, because the circuit was found"
     ):
         fresh = prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit)
     assert sorted(fresh.ids.tolist()) == list(range(31, 51))  # line numbers
@@ -452,7 +452,7 @@ def test_more_prompts_than_there_are_is_said(mini: Model, tmp_path: Path) -> Non
     with pytest.warns(AssayWarning) as said:
         assert draw_prompts(mini, many, n=40, seed=0).measured.n == 25
     assert [str(each.message).partition(";")[0] for each in said] == [
-        f"'many' has 25 prompts to {part} on, fewer than the 40 asked for" for part in ("discover", "measure")
+        f"'many' has 25 prompts to {part} on, fewer than the requested 40" for part in ("discover", "measure")
     ]
 
 
@@ -666,7 +666,7 @@ def test_devices_are_named_when_there_is_no_such_one(monkeypatch: pytest.MonkeyP
     check_options(device="cpu")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     for name in ("cuda", "cuda:0", "gpu", "meta", ""):
-        with pytest.raises(InputError, match=f"no device '{name}': PyTorch .* here has cpu$"):
+        with pytest.raises(InputError, match=f"device '{name}' does not exist: PyTorch .* here has cpu$"):
             check_options(device=name)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))

@@ -140,7 +140,7 @@ def test_wrong_calls_are_refused_before_a_run_is_made(client: Any, unchecked: No
     before = len(client.search_runs(["0"]))
     with pytest.raises(InputError, match="nothing to log"):
         log_to_mlflow()
-    with pytest.raises(InputError, match="both given"):
+    with pytest.raises(InputError, match="exclude each other"):
         log_to_mlflow({"value": 1}, run_id="a", experiment="b")
     with pytest.raises(InputError, match="a int is not a result"):
         log_to_mlflow(3)

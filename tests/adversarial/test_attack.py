@@ -391,7 +391,7 @@ def test_a_full_disk_keeps_what_is_done_and_says_so(
     out = reader.recv()
     assert out.startswith("OutputError cannot write")
     assert "of" in out
-    assert f"blocks are kept in {job}: make room and run the same again" in out
+    assert f"blocks are saved in {job}: free some space and run the same command again" in out
     kept = sorted(job.iterdir())
     assert len(list(job.glob("block-*"))) >= 2
     assert not [path for path in kept if path.name.startswith(".")]
@@ -404,7 +404,7 @@ def test_a_directory_that_cannot_be_made_is_an_output_error(
     tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="to keep blocks"):
+    with pytest.raises(OutputError, match="for blocks"):
         run_in(tmp_path / "file", tiny, circuit, ids_task(12))
 
 
@@ -525,7 +525,7 @@ def test_rows_give_a_certificate_only_if_declared_independent(tiny: Model, ids_t
     task = ids_task(60)
     circuit = assay.discover(tiny, task, "eap").top(20)
     worst = worst_case(circuit, tiny, task, "file")
-    with pytest.raises(InputError, match="were not declared to be independent draws"):
+    with pytest.raises(InputError, match="were not declared independent"):
         worst.certificate(0.95)
     assert worst.to_dict()["certificates"] == []
     assert "not_certified" in worst.warnings

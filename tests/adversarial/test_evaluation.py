@@ -103,7 +103,7 @@ def test_inputs_of_several_lengths_pair_within_their_length(module64: nn.Module)
     unequal = int(np.flatnonzero(clean.lengths.numpy() != 4)[0])
     with pytest.raises(InputError, match=rf"pair \({unequal}, 2\) joins prompts of \d and 4 tokens"):
         evaluator.pairs(np.array([unequal]), np.array([2]))
-    with pytest.raises(InputError, match="a table of all pairs needs one read position"):
+    with pytest.raises(InputError, match="a table of all pairs needs a single read position"):
         evaluator.table(slice(None), slice(None))
 
 

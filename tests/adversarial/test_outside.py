@@ -145,7 +145,7 @@ def test_unused_words_are_usable_and_new(mini: Model) -> None:
 
 
 def test_what_cannot_be_done_is_refused(mini: Model, circuit: Circuit, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nothing is changed .* objects=\["):
+    with pytest.raises(InputError, match=r"the task is unchanged.* objects=\["):
         outside_grammar(circuit, mini, "ioi")
     with pytest.raises(
         UnknownNameError, match="unknown option of task 'ioi' 'object'; did you mean 'objects'"
@@ -153,15 +153,15 @@ def test_what_cannot_be_done_is_refused(mini: Model, circuit: Circuit, tmp_path:
         outside_grammar(circuit, mini, "ioi", object=["book"])
     with pytest.raises(TokenizationError, match=r"0 of 1 objects can be used .* dropped 'zebra'"):
         outside_grammar(circuit, mini, "ioi", objects=["zebra"])
-    with pytest.raises(InputError, match="prompts of one|one read position|length"):
+    with pytest.raises(InputError, match="prompts of one|single read position|length"):
         outside_grammar(
             circuit, mini, "ioi", n_clean=2, n_corrupted=2, corrupted="ordinary",
             templates=["Then, {name1} and {name2} met and {name3} gave a {object} to"],
         )  # fmt: skip
-    with pytest.raises(FileFormatError, match="no-list.txt cannot be read"):
+    with pytest.raises(FileFormatError, match="cannot read word list .*no-list.txt"):
         read_words(tmp_path / "no-list.txt")
     (tmp_path / "empty.txt").write_text("# nothing\n")
-    with pytest.raises(FileFormatError, match="holds no word"):
+    with pytest.raises(FileFormatError, match="is empty; write one word"):
         read_words(tmp_path / "empty.txt")
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"clean": "Then, Mary", "corrupted": "Then, John", "answers": [" and"]}))

@@ -191,9 +191,9 @@ def test_reusing_the_clean_prompts_puts_matched_pairs_on_the_diagonal(ioi: PairT
 
 
 def test_reusing_clean_prompts_needs_equal_counts_and_protocol_all(ioi: PairTask) -> None:
-    with pytest.raises(InputError, match="25 clean prompts, and n_corrupted is 20"):
+    with pytest.raises(InputError, match="25 clean prompts, but n_corrupted is 20"):
         sample_pairs(ioi, "all", 25, 20, reuse_clean=True)
-    with pytest.raises(InputError, match="protocol 'iid' has no use"):
+    with pytest.raises(InputError, match="protocol 'iid' does not use"):
         sample_pairs(ioi, "iid", 25, reuse_clean=True)
 
 
@@ -336,15 +336,15 @@ def test_an_enumeration_that_is_too_large_says_how_many_prompts_exist(ioi: PairT
 
 
 def test_a_grammar_that_does_not_enumerate_says_so(mini_tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="docstring are not enumerated; draw them"):
+    with pytest.raises(InputError, match="docstring cannot be enumerated; draw them"):
         sample_pairs(load_task("docstring", mini_tokenizer, n=1), "all", enumerate=True)
-    with pytest.raises(InputError, match="leave enumerate out"):
+    with pytest.raises(InputError, match="remove enumerate"):
         sample_pairs(rows_task(), "file", enumerate=True)
 
 
 def test_prompts_of_unequal_length_are_refused_in_a_product(mini_tokenizer: Any) -> None:
     task = load_task("ioi", mini_tokenizer, n=1, template_ids=[0, 1])
-    with pytest.raises(TokenizationError, match=r"one token count.*15 tokens: 'Then.*19 tokens: 'Then"):
+    with pytest.raises(TokenizationError, match=r"single token count.*15 tokens: 'Then.*19 tokens: 'Then"):
         sample_pairs(task, "all", 20, 20)
     with pytest.raises(TokenizationError, match=r"pair \d+: clean prompt 'Then.* has lengths 1[59] and corr"):
         sample_pairs(task, "iid", 40)
@@ -365,7 +365,7 @@ def test_rows_of_unequal_length_are_refused_in_a_product() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "match"),
-    [((0, 5), "n_clean is 0; give a whole number from 1"), ((5, -2), "n_corrupted is -2")],
+    [((0, 5), "n_clean is 0; give a whole number of at least 1"), ((5, -2), "n_corrupted is -2")],
 )
 def test_counts_start_at_one(counts: tuple[int, int], match: str, ioi: PairTask) -> None:
     with pytest.raises(InputError, match=match):

@@ -222,8 +222,8 @@ def test_a_method_measured_on_fewer_models_says_so(truth: TruthTable) -> None:
     assert served["exact", "kl"] == ("2 of 2", "50%")
     assert tables.partly_measured(truth) == []
     assert tables.partly_measured(table) == [
-        "eap (logit_diff, kl) was measured on 1 of the 2 models; its shares are of those",
-        "exact (logit_diff) was measured on 1 of the 2 models; its shares are of those",
+        "eap (logit_diff, kl) was measured on 1 of the 2 models; its shares refer to those",
+        "exact (logit_diff) was measured on 1 of the 2 models; its shares refer to those",
     ]
     text = truth_markdown(table)
     assert "- eap (logit_diff, kl) was measured on 1 of the 2 models" in text

@@ -219,8 +219,8 @@ def test_each_step_of_the_published_order_is_judged_by_its_interval() -> None:
     across, touching = Bounded(value=0.1, low=-0.1, high=0.3), Bounded(value=0.1, low=0.0, high=0.3)
     assert order_of(above) == [absent, "as published", absent, absent]
     assert order_of(below) == [absent, "reversed", absent, absent]
-    assert order_of(across) == [absent, "not told apart", absent, absent]
-    assert order_of(touching) == [absent, "not told apart", absent, absent]  # strictly better is claimed
+    assert order_of(across) == [absent, "not distinguished", absent, absent]
+    assert order_of(touching) == [absent, "not distinguished", absent, absent]  # strictly better is claimed
     weak = ("ugs", "eap-ig-inputs")
     assert order_of(touching, names=weak)[3] == "as published"  # at least as good is claimed
     assert order_of(None)[1] == absent
@@ -266,7 +266,7 @@ def test_planted_models_bring_their_examples_and_truth() -> None:
     assert isinstance(target.held_out, PairTask)
     assert target.task.data_hash != target.held_out.data_hash
     assert target.truth == planted_model("induction/gpt2/bare").edges
-    with pytest.raises(InputError, match="brings its own examples"):
+    with pytest.raises(InputError, match="has its own examples"):
         find_target("planted:induction/gpt2/bare", "ioi")
 
 
@@ -286,7 +286,7 @@ def test_coloured_digits_are_named_as_images_are() -> None:
     assert isinstance(even.held_out, ImageTask)
     facts = even.held_out.config["counterparts"]
     assert (facts["swap"], facts["agreement"]) == ("colour", 0.5)
-    with pytest.raises(InputError, match="it is a probability"):
+    with pytest.raises(InputError, match="expected a probability"):
         find_target("colour-digits", "colour-digits:2", n=4)
     with pytest.raises(UnknownNameError, match="swap of coloured digits"):
         find_target("colour-digits", "colour-digits:0.5/color", n=4)
@@ -339,7 +339,7 @@ def test_contradictions_are_refused(model: Model, task: PairTask, found: Discove
         benchmark_discovery(model, task, ["random"], selection="best")
     with pytest.raises(InputError, match="held_out= is given"):
         benchmark_discovery(model, task, ["random"], evaluate="same", held_out=task)
-    with pytest.raises(InputError, match="like a method judged"):
+    with pytest.raises(InputError, match="like a method of the benchmark"):
         benchmark_discovery(model, task, ["eap"], imports={"eap": found.scores["eap"]})
     foreign = build_graph(1, 1)
     scores = EdgeScores(foreign, torch.zeros(foreign.n_sources, foreign.n_targets))
@@ -347,7 +347,7 @@ def test_contradictions_are_refused(model: Model, task: PairTask, found: Discove
         benchmark_discovery(model, task, ["random"], imports={"x": scores})
     with pytest.raises(UnknownNameError, match="unknown method 'nobody'"):
         benchmark_discovery(model, task, ["nobody"])
-    with pytest.raises(InputError, match="too few to judge"):
+    with pytest.raises(InputError, match="too few to hold some out"):
         benchmark_discovery(model, replace(task.subset([0, 1]), grammar=None), ["random"])
     with pytest.raises(InputError, match="no row 'x'"):
         found.row("x")

@@ -226,7 +226,7 @@ def test_a_gate_that_lost_a_method_stays_open(model: Model, task: PairTask) -> N
         clean=few.clean, corrupted=few.corrupted, answers=few.answers, wrong=few.wrong, lengths=lengths
     )
     found = calibrate_all(HEADS, model, odd, gates=["M98", "E1b"])
-    assert "each of the 5 prompts has a length of its own" in found.missing["y_keep/resample-donor"]
+    assert "the 5 prompts all have different lengths" in found.missing["y_keep/resample-donor"]
     assert (found["M98"].status, found["M98"].reason) == ("inconclusive", "method_missing")
     assert found["M98"].published in ("pass", "fail")
     assert found["E1b"].reason != "method_missing"
@@ -335,7 +335,7 @@ def test_all_that_changes_a_verdict_changes_the_record(
 def test_what_has_no_name_of_its_own_is_not_kept(model: Model, task: PairTask, tmp_path: Path) -> None:
     usual = OBJECTIVES["logit_diff"]
     double = replace(usual, loss=lambda logits, clean, batch: 2 * usual.loss(logits, clean, batch))
-    with pytest.raises(InputError, match="'logit_diff' is none that is registered"):
+    with pytest.raises(InputError, match="'logit_diff' is not registered"):
         calibrate_all(HEADS, model, task, gates=["C11"], objective=double, folder=tmp_path)
     store = Store(tmp_path / "store")
     found = calibrate_stored(HEADS, model, task, store=store, gates=["C11"], objective=double)

@@ -346,7 +346,7 @@ def test_the_record_is_plain_json() -> None:
         ({"level": 0.0}, InputError, "level is 0.0"),
         ({"resamples": 0}, InputError, "resamples is 0"),
         ({"radius": -1}, InputError, "radius is -1"),
-        ({"radius": 2}, InputError, "certifies at most 1 edits and radius is 2; use deletion above 0.7071"),
+        ({"radius": 2}, InputError, "certifies at most 1 edits, but radius is 2; use deletion above 0.7071"),
         ({"radius": 1, "how": "bootstrap"}, InputError, "certify nothing"),
         ({"radius": 1, "resamples": 20}, InputError, "even 20 agreeing resamples certify at most 0 edits"),
         ({"k": 0}, InputError, "choose k from 1 to"),
@@ -363,7 +363,7 @@ def test_certify_needs_examples() -> None:
         certify(bare, 4)
     with pytest.raises(InputError, match="at least 1 examples"):
         certify(scores_of(torch.zeros(0, 8)), 4)
-    with pytest.raises(InputError, match="at most 16"):
+    with pytest.raises(InputError, match="limited to 16"):
         selection_probability(noisy(17), 4)
 
 

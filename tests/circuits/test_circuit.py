@@ -231,7 +231,7 @@ def test_sizes_outside_the_graph_are_refused(k: int) -> None:
 
 
 def test_masks_of_another_shape_or_type_are_refused() -> None:
-    with pytest.raises(ShapeError, match="needs a torch.bool mask of shape"):
+    with pytest.raises(ShapeError, match="expected a torch.bool mask of shape"):
         Circuit(graph=GRAPH, mask=torch.zeros(3, 4, dtype=torch.bool))
     with pytest.raises(InputError, match="is not an edge of the graph"):
         Circuit(graph=GRAPH, mask=torch.ones_like(GRAPH.valid))

@@ -78,7 +78,7 @@ def test_text_means_what_the_objects_do(model: Model, tmp_path: Path) -> None:
         (lambda m, t, c: assay.measure(c, t, m, "kl"), "model is a PairTask"),
         (lambda m, t, c: assay.measure("mini", "a2.h3", "ioi", "kl"), "model is 'a2.h3', which names"),
         (lambda m, t, c: assay.measure(c, m, t, ["kl", "topk"]), "metric is a list of 2; give one name"),
-        (lambda m, t, c: assay.measure(c, m, "kl", t), "metric is a PairTask; its name is expected"),
+        (lambda m, t, c: assay.measure(c, m, "kl", t), "metric is a PairTask; expected its name"),
         (lambda m, t, c: assay.worst_case(m, c, t), "model is a Circuit"),
         (lambda m, t, c: search_worst(m, c, t), "model is a Circuit"),
         (lambda m, t, c: outside_grammar(m, c, t), "model is a Circuit"),
@@ -134,7 +134,7 @@ def test_a_circuit_is_a_file_heads_or_a_published_name(model: Model, tmp_path: P
     assert getattr(named_circuit("ioi_gpt2_wang26", model.graph), "id", None) == "ioi_gpt2_wang26"
     with pytest.raises(GraphMismatchError):
         named_circuit(tmp_path / "c.safetensors", assay.build_graph(1, 1))
-    with pytest.raises(InputError, match="heads are written as in a0.h3,a2.h1"):
+    with pytest.raises(InputError, match="write heads as in a0.h3,a2.h1"):
         named_circuit("a2.h3,b1", model.graph)
     with pytest.raises(InputError, match=r"'a2h3' is not a name such as 'a2.h3'"):
         Circuit.from_heads(model.graph, ["a2h3"])

@@ -232,5 +232,5 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_shipped_circuit_of_another_shape_is_refused() -> None:
-    with pytest.raises(GraphMismatchError, match="describes 12 layers of 12 heads; the graph has 4 of 4"):
+    with pytest.raises(GraphMismatchError, match="describes 12 layers of 12 heads, but the graph has 4 of 4"):
         Circuit.from_heads(build_graph(4, 4), "ioi_gpt2_wang26")

@@ -115,7 +115,7 @@ def test_labels_serve_ragged_prompts_and_belong_to_one_task() -> None:
     assert spans.label(task, labels).tolist() == labels.tolist()
     with pytest.raises(InputError, match="belong to one task; give labels="):
         spans.label(task)
-    with pytest.raises(InputError, match="labels name span 4, but there are 0 to 1"):
+    with pytest.raises(InputError, match="labels name span 4, but there are only 0 to 1"):
         spans.label(prompts(2), torch.tensor([[0, 4]]))
 
 
@@ -130,7 +130,7 @@ def test_labels_serve_ragged_prompts_and_belong_to_one_task() -> None:
         ((3,), {"a": slice(5, 9)}, "span 'a' is empty in prompt 0"),
         ((3,), {"a": []}, r"span 'a' holds \[\] in prompt 0"),
         ((3,), {"a": [0, -3]}, "give each position once"),
-        ((3,), {"rest": 0}, "the name 'rest', which such positions get, is taken"),
+        ((3,), {"rest": 0}, "would get the name 'rest', which is already used"),
         ((3,), {"a@b": 0}, "holds '@' or '->'"),
         ((3,), torch.tensor([[0, -1, 1]]), "position 1 of prompt 0 has label -1"),
     ],
@@ -154,7 +154,7 @@ def test_wrong_kinds_of_spans_are_refused(unchecked: None) -> None:
 def test_spans_are_checked_when_made(unchecked: None) -> None:
     with pytest.raises(ShapeError, match=r"reach is \(2, 2\) and read \(1,\) for 1 spans"):
         Spans(names=("a",), reach=torch.ones(2, 2).bool(), read=torch.ones(1).bool(), rule={})
-    with pytest.raises(InputError, match="the logits are read in no span"):
+    with pytest.raises(InputError, match="none of the spans holds the read position"):
         Spans(names=("a",), reach=torch.ones(1, 1).bool(), read=torch.zeros(1).bool(), rule={})
     with pytest.raises(InputError, match="each name once"):
         Spans(names=("a", "a"), reach=torch.ones(2, 2).bool(), read=torch.ones(2).bool(), rule={})
@@ -163,14 +163,14 @@ def test_spans_are_checked_when_made(unchecked: None) -> None:
 
 
 def test_a_task_of_another_template_is_refused() -> None:
-    with pytest.raises(InputError, match="has a span '3' where the circuit has 0, 1, 2"):
+    with pytest.raises(InputError, match="has a span '3', but the circuit has 0, 1, 2"):
         THREE.label(prompts(4))
 
 
 def test_a_task_that_is_read_elsewhere_is_refused() -> None:
     task = prompts(3, positions=torch.tensor([1]))
     with pytest.raises(
-        InputError, match="read in span '1', and these spans have edges into the logits at 2 only"
+        InputError, match="read in span '1', but these spans have edges into the logits only at 2"
     ):
         THREE.label(task)
 
@@ -252,7 +252,7 @@ def test_bad_circuits_are_refused() -> None:
     slots = edge_slots(GRAPH, THREE)
     with pytest.raises(InputError, match="mask keeps input->logits@0, which is not an edge of the graph"):
         Circuit(graph=GRAPH, spans=THREE, mask=torch.ones_like(slots))
-    with pytest.raises(ShapeError, match="needs a torch.bool mask"):
+    with pytest.raises(ShapeError, match="expected a torch.bool mask"):
         Circuit(graph=GRAPH, spans=Spans.each(4), mask=slots)
     with pytest.raises(InputError, match="the logits are not read in span '1'"):
         Circuit.from_edges(GRAPH, ["m1->logits@1"], THREE)
@@ -394,7 +394,7 @@ def test_what_is_of_edges_everywhere_refuses_edges_at_spans() -> None:
         certify(scores, 3)
     with pytest.raises(InputError, match=r"use .total\(\).greedy"):
         scores.greedy(3)
-    with pytest.raises(InputError, match="of different spans"):
+    with pytest.raises(InputError, match="have different spans"):
         scores.top(3).jaccard(scores.total().top(3))
 
 

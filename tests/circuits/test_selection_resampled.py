@@ -97,7 +97,7 @@ def test_consistent_needs_examples() -> None:
     bare = EdgeScores(GRAPH, torch.zeros(GRAPH.n_sources, GRAPH.n_targets))
     with pytest.raises(InputError, match=r"discover\(\.\.\., per_example=True\)"):
         bare.consistent(4)
-    with pytest.raises(InputError, match="at least 2 examples to resample; these scores have 1"):
+    with pytest.raises(InputError, match="at least 2 examples to resample, but these scores have 1"):
         scores_of(torch.ones(1, GRAPH.n_edges)).consistent(4)
     with pytest.raises(InputError, match="choose k from 1 to"):
         random_scores(4).consistent(0)

@@ -106,14 +106,14 @@ def test_heads_are_checked_before_they_are_registered_where_that_is_cheap(run: R
     assert "is checked" not in run("movers.toml", "--register").stdout
     assert json.loads(run("movers.toml", "--register", "--json").stdout)["heads_checked"] is True
     Path("far.toml").write_text(TEXT.replace('"mini"', '"some/model"').replace("a3.h4", "a3.h44"))
-    assert "whether some/model has these heads is checked when" in run("far.toml", "--register").stdout
+    assert "the claim run checks whether some/model has these heads" in run("far.toml", "--register").stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("none.toml",), 1, "cannot read none.toml"),
-        (("movers.toml", "--tier", "validated"), 2, "--tier is what --gate asks for"),
+        (("movers.toml", "--tier", "validated"), 2, "--tier has no effect without --gate"),
         (("movers.toml", "--gate", "--tier", "valid"), 2, "did you mean 'validated'"),
     ],
 )

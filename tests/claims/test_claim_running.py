@@ -211,7 +211,7 @@ def test_predictions_made_after_the_look_stay_proposed(
     late.write_text(TEXT.replace("retains_at_least = 0.8", "retains_at_most = 0.5"))
     # The earlier registration of the file knows that its prompts have been measured.
     (tmp_path / "movers.registered.json").write_bytes((place / "movers.registered.json").read_bytes())
-    with pytest.raises(InputError, match="no longer says what was registered"):
+    with pytest.raises(InputError, match="differs from its registration"):
         run_claim(late, model)
     found = run_claim(late, model, folder=place / "tables", register_anew=True)
     assert not found.registered_before
@@ -339,7 +339,7 @@ def test_a_task_file_gives_the_fresh_prompts_that_it_has(
     (line,) = [each for each in found.evidence if each.kind == "replication"]
     assert line.state == state
     assert found.gates["C30.completeness"].reason == "pool_too_small"
-    with pytest.raises(InputError, match=r"own\.jsonl has \d+ prompts and the claim speaks of n = 24"):
+    with pytest.raises(InputError, match=r"own\.jsonl has \d+ prompts, but the claim needs n = 24"):
         run_claim(
             parse_claim({**content, "claim": {**content["claim"], "n": 24}}, folder=tmp_path),
             model,

@@ -172,7 +172,7 @@ def test_the_record_names_the_methods_and_what_they_share() -> None:
         ([FIRST, SECOND], {"weights": [0.0, 0.0]}, InputError, "not all 0"),
         ([FIRST, SECOND], {"weights": [1.0, math.nan]}, InputError, "finite"),
         ([FIRST, scores_of([0] * 8, "ugs")], {"rule": "mean-score"}, InputError, "scores of ugs are all 0"),
-        ([FIRST, scores_of([1] * 46, "acdc", GRAPH)], {}, GraphMismatchError, "acdc scores a graph"),
+        ([FIRST, scores_of([1] * 46, "acdc", GRAPH)], {}, GraphMismatchError, "acdc scores the graph"),
     ],
 )
 def test_consensus_refuses(several: list, options: dict, error: type[Exception], message: str) -> None:

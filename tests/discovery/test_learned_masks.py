@@ -237,7 +237,7 @@ def test_unknown_options_are_named(gpt2_tiny: nn.Module) -> None:
     model = load_model(gpt2_tiny)
     with pytest.raises(UnknownNameError, match="unknown ugs option 'update'; did you mean 'updates'"):
         discover(model, random_task(model), "ugs", update=3)
-    with pytest.raises(UnknownNameError, match="method 'eap' has no options, and 'updates' was given"):
+    with pytest.raises(UnknownNameError, match="method 'eap' has no options, but 'updates' was given"):
         discover(model, random_task(model), "eap", updates=3)
 
 

@@ -156,7 +156,7 @@ def test_bad_input_is_named(gpt2_tiny: nn.Module) -> None:
             divergence=divergence,
             start=EdgeScores(other, torch.ones(other.valid.shape)),
         )
-    with pytest.raises(InputError, match="every score to start from is 0"):
+    with pytest.raises(InputError, match="every starting score is 0"):
         learn_mask(
             runner,
             lambda step: pairs,

@@ -180,7 +180,7 @@ def test_methods_without_this_form_are_refused(gpt2_tiny: nn.Module) -> None:
 def test_automatic_steps_are_refused(gpt2_tiny: nn.Module, unchecked: None) -> None:
     model = load_model(gpt2_tiny)
     automatic: Any = "auto"
-    with pytest.raises(InputError, match="steps='auto' serves discover alone"):
+    with pytest.raises(InputError, match="steps='auto' works only with discover"):
         discover_positions(model, small_task(model), steps=automatic)
 
 
@@ -299,7 +299,7 @@ def test_circuits_that_do_not_fit_are_refused(gpt2_tiny: nn.Module, llama_tiny64
     other = Circuit.full(load_model(llama_tiny64).graph, Spans.each(6))
     with pytest.raises(GraphMismatchError, match="the circuit belongs to another model"):
         run_circuit(model, task, other)
-    with pytest.raises(InputError, match="has a span '4' where the circuit has 0, 1, 2, 3"):
+    with pytest.raises(InputError, match="has a span '4', but the circuit has 0, 1, 2, 3"):
         run_circuit(model, task, Circuit.full(model.graph, Spans.each(4)))
 
 
@@ -332,7 +332,7 @@ def test_metrics_of_single_edges_and_foreign_runs_are_refused(gpt2_tiny64: nn.Mo
             measure(circuit, model, task, metric)
     with pytest.raises(InputError, match="random_circuits= changes single edges"):
         measure(circuit, model, task, "kl", random_circuits=2)
-    with pytest.raises(InputError, match="pairs= runs ordinary circuits"):
+    with pytest.raises(InputError, match="pairs= works only with ordinary circuits"):
         run_circuit(model, task, circuit, pairs=torch.tensor([[0, 1]]))
 
 

@@ -254,7 +254,7 @@ def test_head_circuits_hold_to_the_golden_interventions() -> None:
 
 def test_pairs_need_resampling(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
-    with pytest.raises(InputError, match="but 'zero' ablation uses none"):
+    with pytest.raises(InputError, match="but 'zero' ablation does not use them"):
         run_circuit(
             model,
             random_task(model),
@@ -306,7 +306,7 @@ def test_other_weights_are_warned_about(gpt2_tiny64: nn.Module) -> None:
         mask=model.graph.valid,
         provenance={"model": {"id": "other", "weight_hash": "0" * 16}},
     )
-    with pytest.warns(AssayWarning, match="found on 'other'"):
+    with pytest.warns(AssayWarning, match="discovered on 'other'"):
         run_circuit(model, random_task(model), circuit)
 
 
@@ -340,7 +340,7 @@ def test_batch_size_of_zero_is_refused(gpt2_tiny64: nn.Module) -> None:
 
 def test_positional_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
-    for n, message in ((1, "give at least 2 examples"), (5, "replaces by the mean of each position")):
+    for n, message in ((1, "give at least 2 examples"), (5, "uses the mean of each position")):
         with pytest.raises(InputError, match=message):
             run_circuit(
                 model,

@@ -148,7 +148,7 @@ def test_a_runner_for_another_prefix_shares_the_weights(gpt2_tiny64: nn.Module) 
 def test_inputs_without_the_prefix_are_refused(gpt2_tiny64: nn.Module, prefix: list[int]) -> None:
     model = load_model(gpt2_tiny64)
     runner = PairRunner(model, Circuit.empty(model.graph), prefix=torch.tensor(prefix))
-    with pytest.raises(InputError, match="do not all begin with the prefix"):
+    with pytest.raises(InputError, match="must start with the shared prefix"):
         runner.prepare_clean(torch.full((2, 4), 9))
 
 
@@ -156,7 +156,7 @@ def test_inputs_of_two_lengths_are_refused(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     runner = PairRunner(model, Circuit.random(model.graph, 20, seed=0))
     left, right = runner.prepare_clean(torch.full((1, 4), 9)), runner.prepare_corrupted(torch.full((1, 5), 9))
-    with pytest.raises(InputError, match="4 tokens and the corrupted ones 5"):
+    with pytest.raises(InputError, match="4 tokens, the corrupted ones 5"):
         runner.product(left, right)
 
 

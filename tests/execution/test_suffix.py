@@ -70,7 +70,7 @@ def test_targets_without_a_way_to_the_logits_are_dead(tiny_module: Callable[...,
     assert runner.everywhere(graph.target_index("a1.kv0.k"))
     assert not runner.everywhere(graph.target_index("a1.h1.q"))
     assert runner.everywhere(graph.target_index("m0"))
-    with pytest.raises(InputError, match=r"m1 has no way to logits through kept edges"):
+    with pytest.raises(InputError, match=r"m1 has no path to the logits through kept edges"):
         list(runner.logits(graph.target_index("m1"), [0], torch.ones(1, 1, dtype=torch.bool)))
 
 
@@ -107,7 +107,7 @@ def test_half_precision_follows_the_runner_of_circuits(tiny_module: Callable[...
 def test_nothing_to_commit(tiny_module: Callable[..., nn.Module]) -> None:
     model, task = model_and_task("gpt2", tiny_module)
     runner = prepared(model, task, "zero")
-    with pytest.raises(InputError, match="nothing to commit; ask for logits first"):
+    with pytest.raises(InputError, match="nothing to commit; request logits first"):
         runner.commit(0)
 
 
@@ -124,7 +124,7 @@ def test_calls_that_cannot_be_served(tiny_module: Callable[..., nn.Module], unch
         list(runner.logits(last, [0], one))
     batch = next(task.batches(2))
     baseline = ABLATIONS["zero"].prepare(model, task, batch_size=2, seed=0).baseline(batch)
-    with pytest.raises(InputError, match="add all of them first"):
+    with pytest.raises(InputError, match="add all examples before that"):
         runner.add(batch.clean, baseline, batch.positions)
     first = model.graph.target_index("m0")
     list(runner.logits(first, [0], one))

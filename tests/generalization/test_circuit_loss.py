@@ -322,7 +322,7 @@ def test_unknown_names_list_the_near_ones(model: Model, images: Tensor) -> None:
 
 
 def test_a_batch_of_one_too_few_points_and_missing_labels_are_refused(model: Model, images: Tensor) -> None:
-    with pytest.raises(InputError, match=r"a batch of 1 image has no mean .* batches of 2 or more"):
+    with pytest.raises(InputError, match=r"a batch of 1 image equals its mean.* batches of 2 or more"):
         live_scores(model, images[:1])
     with pytest.raises(InputError, match=r"steps \(m\) is 1"):
         live_scores(model, images, steps=1)

@@ -213,7 +213,7 @@ def test_the_output_alone_needs_only_the_edges_into_the_logits(include_input: bo
 def test_no_deep_edge_is_the_floor_and_no_edge_is_undefined() -> None:
     graph = build_graph(2, 1)
     values = torch.zeros(graph.n_sources, graph.n_targets)
-    with pytest.warns(DegenerateDataWarning, match="no edge from deep or shallow"):
+    with pytest.warns(DegenerateDataWarning, match="all scores of edges from deep or shallow"):
         assert math.isnan(dependency_depth_bias(EdgeScores(graph, values)))
     values[1, -1] = 1.0
     assert dependency_depth_bias(EdgeScores(graph, values)) == pytest.approx(math.log(1e-12))
@@ -237,7 +237,7 @@ def test_ratios_outside_the_range_are_refused(ratio: float) -> None:
 
 
 def test_one_block_has_no_two_sides() -> None:
-    with pytest.raises(InputError, match="1 block.* two sets of 1 apart; a model of 2"):
+    with pytest.raises(InputError, match="1 block.* two separate sets of 1; use a model with 2"):
         layer_sets(1, 0.3)
 
 

@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused() -> None:
         depth_bias_interval(GRAPH, None)
     with pytest.raises(ShapeError, match=r"shape \(6, 3\).*\[n, 13, 29\] or.*\[n, 13\]"):
         depth_bias_interval(GRAPH, torch.zeros(6, 3))
-    with pytest.raises(ShapeError, match="targets='deep' reads others"):
+    with pytest.raises(ShapeError, match="targets='deep' needs others"):
         depth_bias_interval(GRAPH, per_example[:, :, -1], targets="deep")
     with pytest.raises(UnknownNameError, match="did you mean 'output'"):
         depth_bias_interval(GRAPH, per_example, targets="out")

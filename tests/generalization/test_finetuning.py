@@ -302,7 +302,7 @@ def test_a_zero_head_has_no_depth_bias() -> None:
 def test_what_cannot_be_trained_is_refused_before_the_first_step(tmp_path: Path) -> None:
     sets = images(), images(start=100, n=24)
     common = {"transform": TRANSFORM}
-    with pytest.raises(InputError, match="batches of 1 image have no mean"):
+    with pytest.raises(InputError, match="batches of 1 image cannot be used"):
         finetune(shapes_vit(), *sets, tmp_path / "run", recipe=replace(RECIPE, batch_size=1), **common)
     with pytest.raises(InputError, match="trains the head alone"):
         finetune(shapes_vit(), *sets, tmp_path / "run", recipe=replace(RECIPE, mode="linear"), **common)
@@ -318,7 +318,7 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step(tmp_path: Path)
             circuit=CircuitSettings(shallow=(0, 0), deep=(3, 3)),
             **common,
         )
-    with pytest.raises(InputError, match="in the training set too"):
+    with pytest.raises(InputError, match="also in the training set"):
         finetune(shapes_vit(), images(), images(), tmp_path / "run", recipe=RECIPE, **common)
     other = replace(images(), classes=tuple(reversed(SHAPE_CLASSES)))
     with pytest.raises(InputError, match="the order differs"):
@@ -334,13 +334,13 @@ def test_another_run_in_the_folder_is_refused(finished: FineTuning) -> None:
 def test_dynamics_without_checkpoints_images_or_labels_are_refused(
     finished: FineTuning, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="holds no checkpoint"):
+    with pytest.raises(InputError, match="has no checkpoint"):
         training_dynamics(tmp_path, images())
     with pytest.raises(InputError, match="give at least one step"):
         training_dynamics({}, images())
-    with pytest.raises(InputError, match="1 image to measure circuits on"):
+    with pytest.raises(InputError, match="1 image is too few for circuits"):
         training_dynamics(finished.run.folder, images(n=1))
     with pytest.raises(InputError, match="'sketch' has no labels"):
         training_dynamics(finished.run.folder, images(), watch={"sketch": replace(images(), labels=None)})
-    with pytest.raises(InputError, match="no checkpoint of step 3; there are 0, 2, 4, 6"):
+    with pytest.raises(InputError, match="step 3 has no checkpoint; available steps: 0, 2, 4, 6"):
         finished.dynamics.at(3)

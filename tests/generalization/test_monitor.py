@@ -280,7 +280,7 @@ def test_the_document_is_plain_json_and_complete(calibrated: Monitor) -> None:
 
 
 def test_a_reference_of_another_model_is_refused(model: Model, reference: EdgeScores) -> None:
-    with pytest.raises(GraphMismatchError, match="the reference circuit has the graph"):
+    with pytest.raises(GraphMismatchError, match="the reference circuit belongs to the graph"):
         Monitor(load_model(untrained_vit(layers=2)), reference)
     with pytest.raises(GraphMismatchError, match="belongs to a model with weights"):
         Monitor(load_model(untrained_vit(seed=0)), reference)
@@ -322,7 +322,7 @@ def test_calibration_that_cannot_hold_is_refused(model: Model, reference: EdgeSc
 
 
 def test_batches_that_cannot_be_compared_are_refused(calibrated: Monitor) -> None:
-    with pytest.raises(InputError, match="the batch holds 11 images and the known ones 12"):
+    with pytest.raises(InputError, match="the batch holds 11 images, the known batches 12"):
         calibrated.observe(images("flat", 100, 11))
     with pytest.raises(InputError, match="1 image"):
         calibrated.observe(images("flat", 100, 1))

@@ -119,7 +119,7 @@ def test_the_curve_of_a_perfect_shift_is_near_one_and_of_noise_is_not() -> None:
 
 
 def test_curves_need_test_domains() -> None:
-    with pytest.raises(InputError, match="no test domain"):
+    with pytest.raises(InputError, match="test domains are missing"):
         DomainCalibration(known=planted(5, 0, slope=1.0)).curves()
 
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_measured_is_refused(model: Model, reference: EdgeScores)
     flat = draw_shapes("flat", 12, start=50).task(TRANSFORM)
     with pytest.raises(InputError, match="no domain"):
         measure_domains(model, reference, {})
-    with pytest.raises(InputError, match="comes twice"):
+    with pytest.raises(InputError, match="is given twice"):
         measure_domains(model, reference, [("a", flat), ("a", flat)])
     from dataclasses import replace
 

@@ -50,5 +50,5 @@ def test_a_bad_complete_line_is_named(tmp_path: Path, line: str) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot add to"):
+    with pytest.raises(OutputError, match="cannot write to"):
         Journal(tmp_path / "file" / "log.jsonl").append("monitor", {})

@@ -167,7 +167,7 @@ def test_bad_input_is_refused() -> None:
         motif(matrices, performance, kind="loading")
     bad = matrices.clone()
     bad[4, 0, 1] = math.nan
-    with pytest.raises(NonFiniteError, match="dependency matrix 4 is not finite; leave that model"):
+    with pytest.raises(NonFiniteError, match="dependency matrix 4 is not finite; remove that model"):
         motif(bad, performance)
     with pytest.raises(NonFiniteError, match="performance 0 is not finite"):
         motif(matrices, [math.inf, *performance.tolist()[1:]])
@@ -183,7 +183,7 @@ def test_matrices_of_several_sizes_are_refused() -> None:
 
 def test_universal_motifs_need_motifs_of_one_kind() -> None:
     found = motif(*zoo(0))
-    with pytest.raises(InputError, match="at least one; got none"):
+    with pytest.raises(InputError, match="at least one motif; got none"):
         universal_motif([])
     with pytest.raises(InputError, match="loadings of shape .* weights of shape"):
         universal_motif([found, motif(*zoo(1), kind="weights")])

@@ -69,7 +69,7 @@ def test_a_probit_straightens_rates() -> None:
     assert correlate(x, rates).r2 < 0.98
     assert correlate(x, rates, probit=True).r2 == pytest.approx(1)
     assert correlate([0.0, 1.0, 2.0], [0.0, 0.5, 1.0], probit=True).r2 == pytest.approx(1)
-    with pytest.raises(InputError, match="reaches from 0.0 to 1.5"):
+    with pytest.raises(InputError, match="ranges from 0.0 to 1.5"):
         correlate([0.0, 1.0, 2.0], [0.0, 0.5, 1.5], probit=True)
 
 

@@ -194,7 +194,7 @@ def test_models_of_different_graphs_are_refused_where_circuits_are_read() -> Non
 def test_models_of_different_classes_are_refused() -> None:
     shown = zoo()
     shown["q0.9"] = replace(shown["q0.9"], classes=("a", "b", "c", "d"))
-    with pytest.raises(InputError, match=r"different classes apart \(4 unnamed and 4: a, b, c, d\)"):
+    with pytest.raises(InputError, match=r"different classes \(4 unnamed and 4: a, b, c, d\)"):
         rank_inspections(shown, settings=SETTINGS)
 
 
@@ -207,7 +207,7 @@ def test_models_that_saw_different_images_are_refused(change: dict) -> None:
 
 
 def test_inspections_of_other_settings_are_refused() -> None:
-    with pytest.raises(InputError, match=r"measured with steps=5, and this ranking uses 3"):
+    with pytest.raises(InputError, match=r"measured with steps=5, but this ranking uses 3"):
         rank_inspections(zoo(), settings=InspectionSettings(draws=30, steps=3))
 
 
@@ -215,7 +215,7 @@ def test_inspections_of_other_settings_are_refused() -> None:
     ("more", "message"),
     [
         ({"metrics": ["ddb-outptu"]}, "did you mean 'ddb-output'"),
-        ({"metrics": []}, "no metric to rank by"),
+        ({"metrics": []}, "metrics is empty"),
         ({"measure": "auc"}, "unknown measure 'auc'"),
         ({"ratio": 0.6}, r"ratio is 0\.6"),
         ({"ratio": 0.0}, "ratio is 0"),

@@ -176,10 +176,10 @@ def test_models_in_training_mode_are_refused() -> None:
 def test_labels_must_be_there_and_fit_the_model() -> None:
     images = draw_shapes("flat", 6)
     unlabelled = type(images)(pixels=images.pixels, domain="flat").task()
-    with pytest.raises(InputError, match="sharpness needs labels, and the images of 'flat' have none"):
+    with pytest.raises(InputError, match="sharpness needs labels, but the images of 'flat' have none"):
         sharpness(tiny_vit(), unlabelled)
     task = images.task()
-    with pytest.raises(InputError, match="labels go from 1 to 6 and the model tells 6 classes apart"):
+    with pytest.raises(InputError, match="labels go from 1 to 6, but the model has 6 classes"):
         sharpness(tiny_vit(), [(task.images, task.labels + 1)])
 
 

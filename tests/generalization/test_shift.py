@@ -375,7 +375,7 @@ def test_a_zero_vector_has_no_cosine() -> None:
 
 @pytest.mark.parametrize("k", [0, -3, 9])
 def test_more_edges_than_there_are_cannot_be_chosen(k: int) -> None:
-    with pytest.raises(InputError, match=f"top_k is {k}; this graph has 8 edges"):
+    with pytest.raises(InputError, match=f"top_k is {k}; expected 1 to 8"):
         circuit_shift(tiny_scores(), tiny_scores(), distance="jaccard", top_k=k)
 
 
@@ -398,7 +398,7 @@ def test_circuits_of_other_graphs_are_refused() -> None:
 )
 def test_circuits_of_other_estimators_are_refused(setting: str, values: tuple[object, object]) -> None:
     a, b = (random_scores(VIT, 0, **{setting: value}) for value in values)
-    with pytest.raises(InputError, match=f"{setting} is {values[0]!r} and {values[1]!r}; discover both"):
+    with pytest.raises(InputError, match=f"{setting} is {values[0]!r} and {values[1]!r}; use the same"):
         circuit_shift(a, b)
     circuit_shift(a, random_scores(VIT, 0))  # a record without the setting is not compared
 
@@ -406,7 +406,7 @@ def test_circuits_of_other_estimators_are_refused(setting: str, values: tuple[ob
 def test_circuits_found_with_other_options_are_refused() -> None:
     spsa = random_scores(VIT, 0, method="eap", options={"estimator": "spsa", "orders": (1, 2)})
     gradient = random_scores(VIT, 0, method="eap")
-    with pytest.raises(InputError, match=r"options is \{'estimator': 'spsa'.*\} and \{\}; discover both"):
+    with pytest.raises(InputError, match=r"options is \{'estimator': 'spsa'.*\} and \{\}; use the same"):
         circuit_shift(spsa, gradient)
     read = random_scores(VIT, 1, method="eap", options={"estimator": "spsa", "orders": [1, 2]})
     circuit_shift(spsa, read)  # a file holds lists

@@ -134,7 +134,7 @@ def test_positions_outside_the_prompt_are_refused(
     gpt2_tiny64: nn.Module, make_task: MakeTask, unchecked: None
 ) -> None:
     model, task = load_model(gpt2_tiny64), make_task()
-    with pytest.raises(InputError, match=r"positions \[7\] of example 0 do not lie in its 7 tokens"):
+    with pytest.raises(InputError, match=r"positions \[7\] of example 0 lie outside its 7 tokens"):
         head_outputs(model, task, positions=task.lengths)
     with pytest.raises(ShapeError, match=r"expected \[6\] or \[6, n_read\]"):
         head_outputs(model, task, positions=task.positions[:3])
@@ -169,14 +169,14 @@ def test_parts_that_do_not_add_up_are_an_error(
     golden_model: Model, golden_task: PairTask, golden_outputs: HeadOutputs
 ) -> None:
     wrong = replace(golden_outputs, mlp=golden_outputs.mlp * 1.01)
-    with pytest.raises(InconsistentRunError, match="miss the margin by"):
+    with pytest.raises(InconsistentRunError, match="differ from the margin by"):
         direct_attribution(golden_model, wrong, margin_directions(golden_model, golden_task))
 
 
 def test_impossible_directions_are_refused(
     golden_model: Model, golden_task: PairTask, golden_outputs: HeadOutputs, unchecked: None
 ) -> None:
-    with pytest.raises(InputError, match="names no wrong outputs"):
+    with pytest.raises(InputError, match="has no wrong outputs"):
         margin_directions(golden_model, replace(golden_task, wrong=None))
     with pytest.raises(ShapeError, match=r"expected \[24, 64\]"):
         direct_attribution(golden_model, golden_outputs, torch.zeros(3, 64, dtype=torch.float64))

@@ -204,7 +204,7 @@ def test_options_are_checked_before_anything_runs(
         ("mediation", {"positions": "some"}, "choose 'last' or 'all'"),
         ("activation-patching", {"aggregate": "sum"}, "choose 'ratio_of_sums' or"),
         ("llc", {"estimator": "hessian"}, "choose 'fisher_count' or 'sgld'"),
-        ("llc", {"heads": [(0, 0)]}, "give estimator='sgld' with them"),
+        ("llc", {"heads": [(0, 0)]}, "belong to estimator='sgld'"),
         ("spectral-norm", {"matrix": "o"}, "choose 'ov' or 'qk'"),
         ("dla", {"direction": "wrong"}, "choose 'difference' or 'correct'"),
         ("dla", {"norm": "running"}, "choose 'frozen' or 'none'"),

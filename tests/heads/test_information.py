@@ -117,7 +117,7 @@ def test_undefined_cases_have_reasons(function) -> None:
     assert (few.reason, np.isnan(few.values).all()) == ("too_few", True)
     constant = function(scores_of(planted(20)[0]), np.ones(20))
     assert (constant.reason, np.isnan(constant.values).all()) == ("constant_target", True)
-    with pytest.raises(InputError, match="chose no heads"):
+    with pytest.raises(InputError, match="did not select heads"):
         parent_flags(constant)
 
 

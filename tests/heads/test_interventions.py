@@ -144,7 +144,7 @@ def test_a_prompt_alone_in_its_length_has_no_donor(gpt2_tiny64: nn.Module) -> No
         torch.testing.assert_close(kept[2], run_model(model, task)[2])
     lengths = torch.tensor([7, 6, 5])
     task = PairTask(clean=base.clean, corrupted=base.corrupted, answers=base.answers, lengths=lengths)
-    with pytest.raises(InputError, match="each of the 3 prompts has a length of its own"):
+    with pytest.raises(InputError, match="the 3 prompts all have different lengths"):
         logits_under(model, task, "resample-donor", [(0, 0)], setting=setting_of(model, task))
 
 

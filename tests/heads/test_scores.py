@@ -41,7 +41,7 @@ def test_ties_go_to_the_lower_layer_then_the_lower_head() -> None:
     assert scores.top(4) == ((0, 1), (0, 2), (1, 1), (0, 0))
     assert scores.top(1, magnitude=True) == ((1, 0),)
     assert scores.top(0) == ()
-    with pytest.raises(InputError, match="k is 7; 'test' has 6 heads"):
+    with pytest.raises(InputError, match="k is 7, but 'test' has 6 heads"):
         scores.top(7)
 
 
@@ -101,7 +101,7 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(FileFormatError, match="may be truncated"):
         load_head_scores(path)
-    with pytest.raises(FileFormatError, match="no head scores file"):
+    with pytest.raises(FileFormatError, match="give a head scores file"):
         load_head_scores(tmp_path / "nothing")
     with pytest.raises(OutputError, match="cannot write"):
         some([0.0] * 6).save(tmp_path / "missing" / "heads")

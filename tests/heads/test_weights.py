@@ -162,7 +162,7 @@ def test_impossible_directions_are_refused(golden_model: Model, unchecked: None)
         answer_directions(golden_model, torch.tensor([1]), torch.tensor([1, 2]))
     with pytest.raises(InputError, match="max_pairs is 0"):
         answer_directions(golden_model, torch.tensor([1]), torch.tensor([2]), max_pairs=0)
-    with pytest.raises(InputError, match="output ids run from 1 to 97; the model has outputs 0 to 96"):
+    with pytest.raises(InputError, match="output ids run from 1 to 97, but the model has outputs 0 to 96"):
         answer_directions(golden_model, torch.tensor([1]), torch.tensor([97]))
     with pytest.raises(ShapeError, match=r"expected \[n, 64\]"):
         ov_norm(golden_model, torch.zeros(2, 5, dtype=torch.float64))

@@ -228,7 +228,7 @@ def test_outputs_without_a_token_are_not_ranked() -> None:
     assert measured.details["n_outputs"] == 3
     assert measured.details["label_top1_full"] == 0.5
     assert measure_runs(everything, "topk", K=[1], vocabulary=3).value == measured.value
-    with pytest.raises(InputError, match="vocabulary=5; the model has 4 outputs"):
+    with pytest.raises(InputError, match="vocabulary is 5; expected 2 to 4"):
         measure_runs(everything, "topk", K=[1], vocabulary=5)
 
 
@@ -276,7 +276,7 @@ def test_a_tau_without_any_order_is_undefined() -> None:
         ([-1], "list sizes are integers from 1"),
         ([2.0], "K holds 2.0"),
         ([True], "K holds True"),
-        ([1, 5, 5], "none twice"),
+        ([1, 5, 5], "each once"),
         ([], "at least one size"),
     ],
 )
@@ -286,7 +286,7 @@ def test_impossible_list_sizes_are_refused(ks: list, message: str, unchecked: No
 
 
 def test_unknown_supports_and_thresholds_are_refused() -> None:
-    with pytest.raises(InputError, match="support='both' is not offered"):
+    with pytest.raises(InputError, match="support is 'both'; choose"):
         measure_runs(random_runs(), "topk", support="both")
     with pytest.raises(UnknownNameError, match="did you mean 'acc@5' or 'acc@1'"):
         measure_runs(random_runs(), "topk", thresholds={"acc@2": 0.5})

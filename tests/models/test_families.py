@@ -230,7 +230,7 @@ def test_streams_that_are_not_sums_are_refused(build: Callable[[], nn.Module], m
 
 
 def test_unknown_modules_are_refused_by_name() -> None:
-    message = r"Linear \(model type None\).*served model types: .*gpt2.*VisionTransformer"
+    message = r"Linear \(model type None\).*supported model types: .*gpt2.*VisionTransformer"
     with pytest.raises(UnsupportedModelError, match=message):
         load_model(nn.Linear(2, 2))
 

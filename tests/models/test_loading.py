@@ -71,10 +71,10 @@ def test_truncated_weights_are_refused(saved: Path) -> None:
 
 
 def test_directories_without_a_model_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"holds no config\.json"):
+    with pytest.raises(FileFormatError, match=r"has no config\.json"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(FileFormatError, match="holds no weights"):
+    with pytest.raises(FileFormatError, match="has no weights"):
         load_model(tmp_path)
 
 
@@ -144,5 +144,5 @@ def test_prompts_longer_than_the_positions_are_refused(gpt2_tiny: nn.Module) -> 
     ids = torch.ones(2, 33).long()
     task = PairTask(clean=ids, corrupted=ids, answers=ids[:, :1], wrong=ids[:, :1] + 1)
     for call in (run_model, discover):
-        with pytest.raises(TokenizationError, match="has 33 tokens and the model reads 32"):
+        with pytest.raises(TokenizationError, match="has 33 tokens, but the model reads only 32"):
             call(model, task)

@@ -337,7 +337,7 @@ def test_weights_of_whole_numbers_are_refused() -> None:
 
 
 def test_no_examples_are_refused() -> None:
-    with pytest.raises(InputError, match="was asked for 0 examples; ask for at least 1"):
+    with pytest.raises(InputError, match="n is 0; give at least 1"):
         build("induction/gpt2/bare").examples(0)
 
 

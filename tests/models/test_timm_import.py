@@ -70,5 +70,5 @@ def test_operators_are_declared_only_where_the_build_did_not_load(
 
 def test_a_build_that_loaded_is_not_mended(tmp_path: Path) -> None:
     done = imported(tmp_path, "loaded-without-them")
-    assert "MissingExtraError: 'timm:x' is a timm model and timm cannot be imported" in done.stderr
+    assert "MissingExtraError: 'timm:x' is a timm model, but timm cannot be imported" in done.stderr
     assert "torchvision::nms" in done.stderr

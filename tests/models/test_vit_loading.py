@@ -142,7 +142,7 @@ def test_preprocessing_is_read(saved: Path) -> None:
 def test_without_preprocessing_a_warning_says_what_is_assumed(saved: Path) -> None:
     model = load_model(saved)
     assert model.preprocessing is None
-    with pytest.warns(AssayWarning, match="nothing is stored about this model's images"):
+    with pytest.warns(AssayWarning, match="the model does not state how to prepare its images"):
         assert EvalTransform.for_model(model).mean == (0.5, 0.5, 0.5)
 
 
@@ -182,7 +182,7 @@ def test_nan_weights_are_named(saved: Path) -> None:
 
 def test_live_modules_without_a_head_are_refused() -> None:
     config = transformers.ViTConfig(**SMALL)
-    with pytest.raises(UnsupportedModelError, match="ViTModel: it is not an image classifier; served"):
+    with pytest.raises(UnsupportedModelError, match="ViTModel: it is not an image classifier; supported"):
         load_model(transformers.ViTModel(config).eval())
     with pytest.raises(UnsupportedModelError, match=r"no classification head \(num_labels is 0\)"):
         load_model(vit(num_labels=0))
@@ -196,7 +196,7 @@ def test_a_subclass_of_a_served_class_is_served() -> None:
 
 
 def test_grey_images_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="reads images of 1 channels; image tasks are RGB"):
+    with pytest.raises(UnsupportedModelError, match="reads images of 1 channels, but image tasks are RGB"):
         load_model(vit(num_channels=1))
 
 
@@ -248,7 +248,7 @@ def test_images_of_another_size(model: Model) -> None:
 def test_labels_beyond_the_classes(model: Model) -> None:
     task = images(labels=torch.tensor([0, 1, 6, 2]))
     with pytest.raises(
-        InputError, match=r"labels hold class 6 \(image 2\), and the model has classes 0 to 5"
+        InputError, match=r"labels hold class 6 \(image 2\), but the model has classes 0 to 5"
     ):
         discover(model, task)
 

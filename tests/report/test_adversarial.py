@@ -78,7 +78,7 @@ def test_the_verdict_holds_worst_mean_empty_circuit_and_certificate(worst: Docum
     ]
     assert tail_verdict(worst) == (
         "Worst divergence over 25,600 distinct pairs: 9.65 nats (28.4 times the mean of 0.340). "
-        "Without any circuit: mean 7.20, worst 13.2. With confidence 0.971, at least "
+        "Empty circuit: mean 7.20, worst 13.2. With confidence 0.971, at least "
         "99\N{NARROW NO-BREAK SPACE}% of all pairs of this kind stay at or below 995 nats. "
         "Percentile 99.9 cannot be bounded: it needs 2,995 independent inputs; this sample has 1,000."
     )
@@ -111,20 +111,20 @@ def test_divergences_without_a_unit_of_their_own_are_sayable(worst: Document, un
         ({"reuse_clean": True}, "made from the clean ones"),
         ({"independent": False}, "the inputs are not independent draws"),
         ({"independent": False, "protocol": "file"}, "were not declared independent draws"),
-        ({}, "no percentile was asked for"),
+        ({}, "no percentile was requested"),
     ],
 )
 def test_without_a_certificate_the_page_says_why(worst: Document, changes: Document, reason: str) -> None:
     worst |= {"certificates": [], **changes}
-    assert f"Nothing is certified: {page_words.no_certificate(worst)}." in tail_verdict(worst)
+    assert f"No bound is certified: {page_words.no_certificate(worst)}." in tail_verdict(worst)
     assert reason in render(worst)
 
 
 def test_an_enumerated_population_is_exact(worst: Document) -> None:
     worst["enumerated"] = True
-    assert tail_verdict(worst).endswith("These are all the pairs there are, so its percentiles are exact.")
+    assert tail_verdict(worst).endswith("These are all possible pairs, so the percentiles are exact.")
     assert (
-        "All 25,600 pairs that the task’s grammar allows were run, each counted by its probability."
+        "All 25,600 pairs that the task’s grammar allows were run, each weighted by its probability."
         in render(worst)
     )
 
@@ -156,14 +156,14 @@ def test_the_sound_certificate_stands_beside_the_published_one(worst: Document, 
     assert [row[1] for row in rows[:2]] == ["all pairs, as a U-statistic theorem", "as published"]
     assert rows[0][6] == ""
     assert "no theorem" in rows[1][6]
-    assert rows[4][6] == "none: takes 2,995 independent inputs, there are 160"
+    assert rows[4][6] == "none: needs 2,995 independent inputs; there are 160"
     assert rows[4][2] == rows[4][3] == "\N{EN DASH}"
 
 
 def test_a_certificate_short_of_its_confidence_says_what_it_takes() -> None:
     made = certificate(np.arange(1000.0), 0.95, epsilon=0.01).to_dict()
     assert page_words.certificate_note(made, "pairs") == (
-        "short of the 95\N{NARROW NO-BREAK SPACE}% asked for; 1,326 pairs would do"
+        "less than the requested 95\N{NARROW NO-BREAK SPACE}%; 1,326 pairs would be enough"
     )
 
 
@@ -335,7 +335,7 @@ def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
 
 
 def test_parts_that_are_not_there_are_left_out(worst: Document, page_text: str) -> None:
-    for title in ("What search found", "Inputs from outside the grammar", "What the circuit lacks"):
+    for title in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
         assert title not in page_text
     bare = {
         key: value
@@ -359,7 +359,7 @@ def test_parts_that_are_not_there_are_left_out(worst: Document, page_text: str) 
     } | {"worst": []}
     text = render(bare)
     Page(text)
-    assert "The prompts of this task carry no fields to compare." in text
+    assert "The prompts of this task have no fields to compare." in text
     assert "None were kept." in text
 
 
@@ -385,7 +385,7 @@ def test_search_outside_and_explanation_are_shown_apart(worst: Document) -> None
     Page(text)
     for words in (
         "bound the maximum from below",
-        "no number above speaks of them",
+        "the numbers above do not cover them",
         "4,896",
         "14.2",
         "animals",
@@ -402,7 +402,7 @@ def test_pairs_that_search_found_look_like_the_worst_ones(worst: Document, page_
     text = render(worst)
     Page(text)
     assert text.count('class="worst-pair"') == page_text.count('class="worst-pair"') + 3
-    found = text[text.index("What search found") :]
+    found = text[text.index("Worst pairs found by search") :]
     assert found.count('class="aligned"') == 3
     assert "4,896" in found
 
@@ -427,15 +427,15 @@ def test_deep_and_long_extras_stay_bounded(worst: Document) -> None:
 def test_warnings_and_a_useless_circuit_are_pointed_out(worst: Document, page_text: str) -> None:
     assert "p99.99 of this many pairs rests on less than one value." in page_text
     worst["anchor"]["ratio_of_means"] = 0.97
-    assert "hardly closer to the model than no circuit at all (ratio of means 0.97)" in render(worst)
+    assert "hardly closer to the model than the empty circuit (ratio of means 0.97)" in render(worst)
 
 
 @pytest.mark.parametrize(
     ("protocol", "words"),
     [
         ("matched", "3,200 distinct pairs were run, each a clean prompt with a corrupted version of itself."),
-        ("iid", "drawn anew and independently for"),
-        ("file", "The 3,200 distinct pairs of the task were run as they stand."),
+        ("iid", "drawn independently for"),
+        ("file", "The 3,200 distinct pairs of the task were run unchanged."),
         ("other", "3,200 pairs were run (protocol other)."),
     ],
 )
@@ -547,7 +547,7 @@ def test_the_histogram_is_written_as_a_picture(worst: Document, tmp_path: Path, 
 
 
 def test_pictures_have_two_endings(worst: Document, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"written as \.png or \.svg; got 'a\.pdf'"):
+    with pytest.raises(InputError, match=r"cannot write 'a\.pdf': give a name ending in \.png or \.svg"):
         save_histogram(tmp_path / "a.pdf", worst)
     with pytest.raises(OutputError, match="cannot write"):
         save_histogram(tmp_path / "missing" / "a.png", worst)

@@ -64,9 +64,9 @@ def test_a_column_per_run_with_titles_and_both_sides(tmp_path: Path) -> None:
 def test_what_is_no_course_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"schema None, expected 'assay-dynamics/1'"):
         dynamics_data({"readings": []})
-    with pytest.raises(InputError, match=r"written as .png or .svg; got 'x.jpg'"):
+    with pytest.raises(InputError, match=r"cannot write 'x.jpg': give a name ending in .png or .svg"):
         dynamics_figure(document(), tmp_path / "x.jpg")
-    with pytest.raises(InputError, match="5 runs; a picture holds 1 to 4"):
+    with pytest.raises(InputError, match="got 5 runs; a figure holds 1 to 4"):
         plot_dynamics({str(number): dynamics_data(document()) for number in range(5)})
     with pytest.raises(OutputError, match="cannot write"):
         dynamics_figure(document(), tmp_path / "missing" / "x.png")

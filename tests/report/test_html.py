@@ -145,7 +145,7 @@ def test_the_area_says_how_edges_were_ranked(document: Document, page_text: str)
 def test_undefined_numbers_say_why(page_text: str) -> None:
     text = page_text
     assert "n/a" in text
-    assert "undefined: all values tie" in text
+    assert "undefined: all values are equal" in text
 
 
 def test_long_lists_of_answers_are_shortened(document: Document) -> None:
@@ -226,9 +226,9 @@ def test_other_documents_are_refused(result: Document, message: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("result", [3, [3], [[]], None], ids=repr)
 def test_other_objects_are_refused(result: Any) -> None:
-    accepted = "made from audits, worst cases, calibrations, claims, rankings, subsets, monitors, their "
-    accepted += "documents, measurements and lists of measurements"
-    with pytest.raises(InputError, match=f"{accepted}; got (int|list|NoneType), which is none of these"):
+    accepted = "Pass audits, worst cases, calibrations, claims, rankings, subsets, monitors, their "
+    accepted += "documents, measurements or lists of measurements"
+    with pytest.raises(InputError, match=f"cannot make a report from (int|list|NoneType). {accepted}"):
         render(result)
 
 

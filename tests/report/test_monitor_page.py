@@ -167,7 +167,7 @@ def test_the_map_has_a_cell_where_edges_join_two_layers(document: dict[str, Any]
 
 def test_the_verdict_says_what_happened(document: dict[str, Any]) -> None:
     said = monitor_page.verdict(document)
-    assert "2 of 4 batches raised the alarm; it first went off at batch 3, 2026-03-03 10:00 UTC" in said
+    assert "2 of 4 batches raised the alarm, the first at batch 3, 2026-03-03 10:00 UTC" in said
     assert "3 batches in distribution have 0.100 to 0.200" in said
     for each in document["readings"]:
         each["alarm"] = False
@@ -197,7 +197,7 @@ def test_the_page_is_whole_and_escapes_what_it_is_given(
     for piece in (
         "Shift over time",
         "Where in the network",
-        "What a shift stands for",
+        "What a shift means",
         "At most 0.05 false alarms.",
     ):
         assert piece in text
@@ -216,7 +216,7 @@ def test_the_page_does_without_what_is_not_there(document: dict[str, Any]) -> No
     text = render(document)
     assert text.count('<svg class="plot"') == 1
     assert "Where in the network" not in text
-    assert "What a shift stands for" not in text
+    assert "What a shift means" not in text
 
 
 def tables(document: dict[str, Any], title: str) -> list[Table]:
@@ -237,7 +237,7 @@ def test_one_map_where_the_last_reading_is_the_worst(document: dict[str, Any]) -
 
 def test_the_curve_lists_shift_first(document: dict[str, Any], domains: dict[str, Any]) -> None:
     domains["curves"] = {"ac": domains["curves"]["ac"], "spearman": domains["curves"]["spearman"]}
-    curve, _ = tables({**document, "domains": domains}, "What a shift stands for")
+    curve, _ = tables({**document, "domains": domains}, "What a shift means")
     assert [each.name for each in curve.columns[1:]] == ["shift (spearman)", "average confidence"]
     assert curve.rows[0] == ["0.50", "0.90", "n/a"]
 

@@ -108,7 +108,7 @@ def test_nothing_of_a_name_is_an_error_with_near_names(filled: tuple[Store, Fill
 def test_a_name_is_a_value_not_a_condition(filled: tuple[Store, Filled]) -> None:
     store, _ = filled
     for name in ('mini" OR "1" = "1', "mini' OR 1=1 --", "*", "%", "mini; kind = audit"):
-        with pytest.raises(UnknownNameError, match="holds nothing about"):
+        with pytest.raises(UnknownNameError, match="holds no results about"):
             overview_document(store, model=name)
 
 

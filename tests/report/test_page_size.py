@@ -39,7 +39,7 @@ def test_a_graph_of_gpt2_with_every_edge_listed() -> None:
 def test_more_measurements_than_a_table_shows() -> None:
     text = render([measurement()] * 1_000)
     assert len(text.encode()) < PAGE_LIMIT
-    assert "600 more rows are left out" in text
+    assert "600 more rows are omitted" in text
 
 
 def test_a_monitor_of_more_batches_than_its_pictures_show() -> None:
@@ -48,7 +48,7 @@ def test_a_monitor_of_more_batches_than_its_pictures_show() -> None:
     document["readings"] = [{**one, "index": i, "shift": 0.2 + (i % 7) / 100} for i in range(6_000)]
     text = render(document)
     assert len(text.encode()) < PAGE_LIMIT
-    assert "The pictures show the newest 2,000 of 6,000 batches" in text
+    assert "The figures show the newest 2,000 of 6,000 batches" in text
 
 
 def test_many_results_on_one_page_end_before_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_one_size_needs_no_correction() -> None:
 def test_a_weak_tendency_is_called_weak() -> None:
     weak = document()
     weak["verdict"] |= {"aotil": False, "r": -0.2, "low": -0.3, "high": -0.1}
-    assert f"The tendency is weak: R is above {MINUS}0.3" in page_words.verdict(weak)
+    assert f"The effect is weak: R is above {MINUS}0.3" in page_words.verdict(weak)
 
 
 def test_an_inconclusive_verdict_gives_its_reasons_as_sentences() -> None:
@@ -121,17 +121,17 @@ def test_caveats_name_what_makes_r_doubtful() -> None:
     text = " ".join(page_words.caveats(found))
     assert "25\N{NARROW NO-BREAK SPACE}% of the test models have accuracy 0 or 1" in text
     assert "3 families have models both" in text
-    assert "12 models: too few" in text
+    assert "12 models are too few" in text
     assert "Reliability of the in-distribution accuracies is 0.71" in text
-    assert "take each model as independent" in " ".join(page_words.caveats(document(bare=True)))
+    assert "treat each model as independent" in " ".join(page_words.caveats(document(bare=True)))
 
 
 def test_a_subset_that_carries_other_examples_along_says_so() -> None:
     found = document()
     found["replication"]["selected"]["negative"] = 0.51
-    assert any("Only 51" in note and "A smaller one is purer" in note for note in page_words.caveats(found))
+    assert any("Only 51" in note and "Choose a smaller one" in note for note in page_words.caveats(found))
     found["verdict"]["status"] = "inconclusive"
-    assert not any("A smaller one" in note for note in page_words.caveats(found))
+    assert not any("Choose a smaller one" in note for note in page_words.caveats(found))
 
 
 def test_reliable_data_of_known_families_have_no_caveat_but_of_the_class() -> None:
@@ -244,7 +244,7 @@ def test_a_document_without_a_verdict_or_its_null_still_makes_a_page(tmp_path: P
         row["verdict"] = None
     text = save_report(tmp_path / "page.html", found).read_text()
     assert "not judged" in text
-    assert "What the whole procedure finds" not in text
+    assert "The result of the whole procedure" not in text
     assert "Chosen twice" not in text
 
 

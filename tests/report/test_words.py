@@ -100,7 +100,7 @@ def test_an_unsolved_task_has_no_faithful_circuit(document: Document, code: str)
     assert solved(document)
     document["measurements"][0]["warnings"] = [code]
     assert not solved(document)
-    assert "does not do ioi" in verdict(document)
+    assert "does not solve ioi" in verdict(document)
     assert "divides by the model’s gain over its corrupted run" in caveats(document)[0]
 
 

@@ -264,7 +264,7 @@ def test_a_folder_that_vanishes_is_waited_for_and_nothing_counts_twice(tmp_path:
     found = list(hours.follow(folder, idle_timeout=5.0))
     assert [names(each) for each in found] == [["0.png", "1.png"], ["2.png", "3.png"]]
     assert len(hours.heard) == 2  # once each, however long it is away
-    assert "waiting until it is back" in hours.heard[0]
+    assert "waiting until it is available again" in hours.heard[0]
     assert hours.heard[1].endswith("is back")
     with pytest.raises(FileFormatError, match="not a folder"):
         list(Hours().follow(tmp_path / "never"))

@@ -317,7 +317,7 @@ def test_the_end_tries_a_few_times_and_leaves_the_rest(make: Make, tmp_path: Pat
     desk.notifier.finish(desk.clock.wait)
     assert sink.asked == 1 + alarms.TRIES_AT_THE_END
     assert desk.clock.now - begun < 15
-    assert "1 event(s) were not taken" in desk.heard[-1]
+    assert "1 event(s) could not be delivered" in desk.heard[-1]
 
 
 def test_a_state_that_cannot_be_written_does_not_stop_the_monitor(make: Make, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_state_that_cannot_be_written_does_not_stop_the_monitor(make: Make, tm
     desk = Desk(make, tmp_path / "gone", sink)
     desk.read("!")
     assert sink.said == [("alarm", 0)]
-    assert "what was told is not kept" in desk.heard[0]
+    assert "cannot save the record of sent alarms" in desk.heard[0]
 
 
 # ------------------------------------------------------------------------------------------------- the file
@@ -413,7 +413,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_places_that_are_no_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
         AlarmFile(tmp_path)
-    with pytest.raises(DeliveryError, match="not an ordinary file"):
+    with pytest.raises(DeliveryError, match="not a regular file"):
         AlarmFile(Path("/dev/null")).deliver(EVENT)
     (tmp_path / "file").write_text("")
     with pytest.raises(DeliveryError, match="File exists"):
@@ -504,7 +504,7 @@ def test_another_status_is_a_failure_without_secrets(host: Host, code: int) -> N
 @pytest.mark.parametrize("target", ["/elsewhere", "file:///etc/passwd", "ftp://127.0.0.1/", "gopher://x"])
 def test_no_redirect_is_followed(host: Host, code: int, target: str) -> None:
     host.answer = status(code, Location=target)
-    with pytest.raises(DeliveryError, match="a redirect, which is not followed"):
+    with pytest.raises(DeliveryError, match="a redirect; redirects are not followed"):
         Webhook(host.url()).deliver(EVENT)
     assert len(host.asked) == 1
 
@@ -523,7 +523,7 @@ def test_a_host_that_is_silent_or_drips_is_given_up_in_time(host: Host) -> None:
         with pytest.raises(DeliveryError, match=r"no answer within 0\.4 s"):
             sink.deliver(EVENT)
         # One at a time: a host that holds requests open cannot collect them.
-        with pytest.raises(DeliveryError, match="the request before is still without an answer"):
+        with pytest.raises(DeliveryError, match="the previous request is still unanswered"):
             sink.deliver(EVENT)
     finally:
         over.set()
@@ -552,10 +552,10 @@ def test_what_is_no_http_or_cannot_be_reached_is_a_failure(host: Host) -> None:
         ("ftp://host/SECRET", "scheme 'ftp'"),
         ("hooks.example.org/SECRET", "scheme ''"),
         ("https:///SECRET", "no host"),
-        ("https://host/SEC RET", "characters that no URL has"),
-        ("https://host/SECRET\r\nX-Evil: 1", "characters that no URL has"),
-        ("https://host:SECRET/", "no URL"),
-        ("https://[::1/SECRET", "no URL"),
+        ("https://host/SEC RET", "characters that a URL cannot have"),
+        ("https://host/SECRET\r\nX-Evil: 1", "characters that a URL cannot have"),
+        ("https://host:SECRET/", "not a URL"),
+        ("https://[::1/SECRET", "not a URL"),
         ("", "scheme ''"),
     ],
 )

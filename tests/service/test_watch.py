@@ -101,7 +101,7 @@ def test_a_file_of_options_may_spell_them_either_way(tmp_path: Path) -> None:
         ("alarm-fil = 'x'", UnknownNameError, "did you mean 'alarm-file'"),
         ("[moniter]\nwindow = 8", UnknownNameError, "unknown option of a monitor"),
         ("window = 'eight'", InputError, "window in .*: .*integer"),
-        ("monitor = 3", InputError, "name of a table"),
+        ("monitor = 3", InputError, "must be a table"),
         ("window = ", FileFormatError, "cannot read"),
         ("\x00", FileFormatError, "cannot read"),
     ],
@@ -125,7 +125,7 @@ def test_a_webhook_is_shown_nowhere(tmp_path: Path) -> None:
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="give an alarm file or a webhook"):
+    with pytest.raises(InputError, match="without an alarm file or a webhook"):
         MonitorRun(options(tmp_path, cool_down="10m"), tell=print)
     with pytest.raises(InputError, match="not a duration"):
         MonitorRun(options(tmp_path, cool_down="soon", alarm_file=tmp_path / "a"), tell=print)
@@ -201,7 +201,7 @@ def test_the_directory_of_another_process_is_read_as_it_is_written(tmp_path: Pat
     assert not problem(monitor)
     journal.write_bytes(whole + b"not JSON\n")
     assert n_readings(monitor) == 2  # the last good state stays
-    assert "cannot be read as the directory of a monitor" in problem(monitor)
+    assert "as the directory of a monitor" in problem(monitor)
     journal.write_bytes(whole)
     assert not problem(monitor)
     (out / "monitor.json").write_text('{"schema": "assay-monitor/99"}')
@@ -252,7 +252,7 @@ def test_broken_uploads_are_passed_over_and_counted_by_default_when_following(
     process = start("--idle-timeout", "2")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "in/broken.png cannot be decoded; it is passed over and counted" in errors
+    assert "skipped in/broken.png: it cannot be decoded" in errors
     monitor = watched(tmp_path / "out")
     assert n_readings(monitor) == 1
     assert "assay_monitor_unreadable_files_total" in metrics_text([monitor.document]).decode()
@@ -307,8 +307,8 @@ def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "was cut short and does not count" in errors
-    assert "stopped; the same command goes on" in errors
+    assert "is incomplete and is ignored" in errors
+    assert "Stopped. Run the same command again" in errors
     assert "report   out/monitor.html" in output
     document = json.loads((tmp_path / "out" / "monitor.json").read_text())
     names = [name for each in document["readings"] for name in each["sources"]]

@@ -138,21 +138,21 @@ def test_the_list_is_filtered_sorted_and_paged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
-        ("/nowhere", 404, "no such page"),
+        ("/nowhere", 404, "This page does not exist"),
         ("/result/0123456789abcdef", 404, "no result in"),
         ("/result/..%2f..%2fetc%2fpasswd", 404, ""),
         ("/result/....", 404, "hex digits"),
         ("/result/ABCDEF012345", 404, "hex digits"),
-        ("/monitor/7", 404, "no such page"),
-        ("/monitor/-1", 404, "no such page"),
-        ("/monitor/../../etc", 404, "no such page"),
+        ("/monitor/7", 404, "This page does not exist"),
+        ("/monitor/-1", 404, "This page does not exist"),
+        ("/monitor/../../etc", 404, "This page does not exist"),
         ("/?order=payload", 400, "cannot order by"),
-        ("/?start=-1", 400, "a whole number is needed"),
-        ("/?start=99999999999999999999", 400, "a whole number is needed"),
+        ("/?start=-1", 400, "expected a whole number"),
+        ("/?start=99999999999999999999", 400, "expected a whole number"),
         ("/?where=nonsense", 400, "cannot read the condition"),
         ("/?where=" + "x" * 3_000, 400, "more than 2,000 characters"),
         ("/model", 400, "add ?name="),
-        ("/model?name=other", 404, "holds nothing about"),
+        ("/model?name=other", 404, "holds no results about"),
         ("/compare?a=/etc/passwd&b=/etc/passwd", 404, "hex digits"),
     ],
 )
@@ -194,9 +194,9 @@ def test_the_api_lists_results_page_by_page_whatever_is_stored_meanwhile(tmp_pat
         ("/api/results/xyz", 404, "a result's id is 4 or more hex digits"),
         ("/api/result", 404, "GET /api/results lists results, GET /api/results/ID returns one"),
         ("/api/results?modle=mini", 400, "unknown parameter 'modle'; did you mean 'model'"),
-        ("/api/results?limit=many", 400, "limit is 'many'; a whole number is needed"),
+        ("/api/results?limit=many", 400, "limit is 'many'; expected a whole number"),
         ("/api/results?limit=5000", 400, "at most 1,000"),
-        ("/api/results?cursor=7", 400, "cursor is '7'; give the one that the page before returned"),
+        ("/api/results?cursor=7", 400, "cursor is '7'; give the cursor that the previous page returned"),
         ("/api/results?where=modle = 1", 400, "unknown column 'modle'"),
     ],
 )
@@ -220,7 +220,7 @@ def test_the_api_passes_the_same_door_as_the_pages(filled: tuple[Store, Filled])
         assert answer.status_code == status
         assert ("error" in answer.json()) == (status != 200)
     assert client.post("/api/results").status_code == 405
-    assert client.post("/api/results").json()["error"] == "This site can only be read."
+    assert client.post("/api/results").json()["error"] == "This site is read-only."
 
 
 def test_a_file_named_like_an_id_is_not_opened(
@@ -246,7 +246,7 @@ def test_an_unforeseen_failure_tells_the_visitor_nothing(
     answer = client.get("/")
     assert answer.status_code == 500
     assert "secret" not in answer.text
-    assert "in the log of the server" in answer.text
+    assert "See the log of the server" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_names_that_only_the_browser_knows_are_refused(
 
 def test_a_public_address_needs_a_token(filled: tuple[Store, Filled]) -> None:
     for host in ("0.0.0.0", "::", "192.168.7.7", "example.org"):
-        with pytest.raises(InputError, match="others can reach the store: give --token"):
+        with pytest.raises(InputError, match="others can reach the store on"):
             create_app(filled[0], host=host)
     for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"):
         assert is_loopback(host)

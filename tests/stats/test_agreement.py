@@ -118,7 +118,7 @@ def test_too_few_or_only_constant_raters_are_undefined() -> None:
     assert kendall_w(np.ones((3, 4)), rng=stream(0, "w")).permutation.reason == "zero_variance"
     with pytest.raises(NonFiniteError, match="scores hold nan"):
         kendall_w(np.full((2, 2), math.nan), rng=stream(0, "w"))
-    with pytest.raises(InputError, match="n_permutations is 0; at least 1"):
+    with pytest.raises(InputError, match="n_permutations is 0; expected at least 1"):
         kendall_w(np.ones((3, 4)), rng=stream(0, "w"), n_permutations=0)
 
 
@@ -164,7 +164,7 @@ def test_ties_go_to_the_lower_index_and_nan_ranks_last() -> None:
         chosen = top_members(np.array([math.nan, -math.inf, 2.0]), 2)
     assert chosen.tolist() == [False, True, True]
     for k in (-1, 4):
-        with pytest.raises(InputError, match=f"k is {k} of 3 scores; a number between 0 and 3"):
+        with pytest.raises(InputError, match=f"k is {k} of 3 scores; expected a number between 0 and 3"):
             top_members(np.ones(3), k)
 
 

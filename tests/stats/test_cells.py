@@ -306,18 +306,18 @@ def test_a_bad_combination_is_found_in_its_cell() -> None:
 
 
 def test_values_are_pairs_or_a_matrix() -> None:
-    with pytest.raises(ShapeError, match=r"exceeds has shape \(2, 2, 2\); \[P\] pairs or the matrix"):
+    with pytest.raises(
+        ShapeError, match=r"exceeds has shape \(2, 2, 2\); expected \[P\] pairs or the matrix"
+    ):
         cell_tests(np.zeros((2, 2, 2), dtype=bool), np.zeros((2, 1, 1)))
-    with pytest.raises(InputError, match=r"exceeds has shape \(0, 3\); at least one value"):
+    with pytest.raises(InputError, match=r"exceeds has shape \(0, 3\); expected at least one value"):
         cell_tests(np.zeros((0, 3), dtype=bool), np.zeros((0, 1)))
 
 
 def test_a_label_belongs_to_an_input() -> None:
     exceeds = np.zeros((3, 4), dtype=bool)
     for shape in ((3,), (4,), (3, 4), (2, 1)):
-        with pytest.raises(
-            ShapeError, match=r"labels of the rows have shape .* \(3, 1\) or \(1, 4\) is needed"
-        ):
+        with pytest.raises(ShapeError, match=r"labels of the rows have shape .* \(3, 1\) or \(1, 4\)"):
             cell_tests(exceeds, np.zeros(shape))
     with pytest.raises(ShapeError, match=r"labels of the columns have shape \(5,\)"):
         cell_tests(exceeds[0], np.zeros(4), np.zeros(5))
@@ -325,19 +325,19 @@ def test_a_label_belongs_to_an_input() -> None:
 
 def test_an_input_has_one_label() -> None:
     ids = (np.array([0, 1, 1]), np.arange(4))
-    with pytest.raises(InputError, match="draws 1 and 2 have one input id and different labels"):
+    with pytest.raises(InputError, match="draws 1 and 2 have the same input id but different labels"):
         cell_tests(np.zeros((3, 4), dtype=bool), np.array([["a"], ["a"], ["b"]]), inputs=ids)
 
 
 def test_ids_cover_both_axes() -> None:
     with pytest.raises(
-        ShapeError, match=r"inputs holds ids for \(3,\) draws, the values have shape \(3, 4\)"
+        ShapeError, match=r"inputs holds ids for \(3,\) draws, but the values have shape \(3, 4\)"
     ):
         cell_tests(np.zeros((3, 4), dtype=bool), np.zeros((3, 1)), inputs=(np.arange(3),))
 
 
 def test_there_are_permutations() -> None:
-    with pytest.raises(InputError, match="permutations is 0; at least 1"):
+    with pytest.raises(InputError, match="permutations is 0; expected at least 1"):
         cell_tests(np.zeros(4, dtype=bool), np.zeros(4), permutations=0)
 
 

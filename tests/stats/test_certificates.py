@@ -181,9 +181,7 @@ def test_an_epsilon_with_each_method_of_pairs() -> None:
     disjoint = certificate(values, 0.95, epsilon=0.01, method="disjoint")
     assert (disjoint.order, disjoint.n_needed) == (960, 1326)
     assert disjoint.confidence == pytest.approx(0.919, abs=5e-4)
-    with pytest.raises(
-        InputError, match="asymptotic method finds its own order statistic; leave epsilon out"
-    ):
+    with pytest.raises(InputError, match="asymptotic method chooses its own order statistic; remove epsilon"):
         certificate(values, 0.95, epsilon=0.01, method="asymptotic")
 
 
@@ -413,7 +411,7 @@ def test_bad_confidences_and_epsilons_are_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
 def test_there_must_be_values(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="at least one value is needed"):
+    with pytest.raises(InputError, match="expected at least one value"):
         certificate(np.empty(shape), 0.9)
 
 
@@ -447,7 +445,7 @@ def test_methods_fit_what_the_values_share() -> None:
 
 
 def test_a_family_has_members() -> None:
-    with pytest.raises(InputError, match="no percentiles were given"):
+    with pytest.raises(InputError, match="percentiles are missing"):
         certificate_family(LADDER, [])
 
 

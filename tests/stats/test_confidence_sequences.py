@@ -272,25 +272,29 @@ def test_capital_against_the_mean_is_an_e_value(mean: float) -> None:
 
 def test_bad_input_is_named(unchecked: None) -> None:
     z = np.array([0.5, 1.5])
-    with pytest.raises(InputError, match=r"values run from 0\.5 to 1\.5; they must lie in \[0, 1\]"):
+    with pytest.raises(InputError, match=r"values run from 0\.5 to 1\.5; expected values in \[0, 1\]"):
         confidence_sequence(z)
-    with pytest.raises(InputError, match=r"values run from 0\.5 to 1\.5; they must lie in \[0, 1\]"):
+    with pytest.raises(InputError, match=r"values run from 0\.5 to 1\.5; expected values in \[0, 1\]"):
         betting_log_capital(z, np.array([0.5]))
     with pytest.raises(NonFiniteError, match="values hold nan"):
         confidence_sequence(np.array([math.nan]))
-    with pytest.raises(InputError, match=r"bounds are \(1\.0, 0\.0\); two finite numbers, ascending"):
+    with pytest.raises(
+        InputError, match=r"bounds are \(1\.0, 0\.0\); expected two finite numbers in ascending order"
+    ):
         confidence_sequence(z, bounds=(1.0, 0.0))
     with pytest.raises(UnknownNameError, match="unknown method of confidence sequences 'bets'"):
         confidence_sequence(z, method="bets")
     for failure in (0.0, 1.0):
-        with pytest.raises(InputError, match=f"failure is {failure}; a probability above 0 and below 1"):
+        with pytest.raises(
+            InputError, match=f"failure is {failure}; expected a probability above 0 and below 1"
+        ):
             confidence_sequence(z, failure=failure)
-    with pytest.raises(InputError, match="n is 0; at least 1 observation"):
+    with pytest.raises(InputError, match="n is 0; expected at least 1 observation"):
         hoeffding_radius(np.array([3, 0]))
     ones = np.ones(2)
-    with pytest.raises(ShapeError, match=r"weights have shape \(3,\); one per value, \(2,\)"):
+    with pytest.raises(ShapeError, match=r"weights have shape \(3,\); expected one per value, \(2,\)"):
         confidence_sequence(ones, weights=np.ones(3))
-    with pytest.raises(InputError, match=r"weights run from 1 to 1; they must lie in \[0, 0\.5\]"):
+    with pytest.raises(InputError, match=r"weights run from 1 to 1; expected values in \[0, 0\.5\]"):
         confidence_sequence(ones, weights=ones, largest_weight=0.5)
-    with pytest.raises(InputError, match=r"largest_weight is 0\.0; a finite number above 0"):
+    with pytest.raises(InputError, match=r"largest_weight is 0\.0; expected a finite number above 0"):
         confidence_sequence(ones, weights=ones, largest_weight=0.0)

@@ -121,7 +121,7 @@ def test_degenerate_groups_are_undefined() -> None:
 
 
 def test_bad_input_is_named(unchecked: None) -> None:
-    with pytest.raises(InputError, match="hits is 6 of 5; a count between 0 and 5"):
+    with pytest.raises(InputError, match="hits is 6 of 5; expected a count between 0 and 5"):
         detection(6, 5, 0, 5)
     with pytest.raises(InputError, match="false_alarms is -1 of 5"):
         detection(1, 5, -1, 5)

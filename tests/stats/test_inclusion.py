@@ -105,13 +105,15 @@ def test_no_examples_or_no_heads() -> None:
 def test_bad_input_is_named() -> None:
     rng = stream(0, "bad")
     for deletion in (0.0, 1.0):
-        with pytest.raises(InputError, match=f"deletion is {deletion}; a probability above 0 and below 1"):
+        with pytest.raises(
+            InputError, match=f"deletion is {deletion}; expected a probability above 0 and below 1"
+        ):
             certified_inclusion(np.ones((3, 1)), deletion=deletion, rng=rng)
-    with pytest.raises(InputError, match=r"failure is 1\.0; a probability"):
+    with pytest.raises(InputError, match=r"failure is 1\.0; expected a probability"):
         certified_inclusion(np.ones((3, 1)), deletion=0.5, failure=1.0, rng=rng)
-    with pytest.raises(InputError, match="n_draws is 0; at least 1"):
+    with pytest.raises(InputError, match="n_draws is 0; expected at least 1"):
         certified_inclusion(np.ones((3, 1)), deletion=0.5, n_draws=0, rng=rng)
-    with pytest.raises(InputError, match=r"lower is 1\.5; a share"):
+    with pytest.raises(InputError, match=r"lower is 1\.5; expected a fraction"):
         edit_radius(1.5, 0.5)
     with pytest.raises(NonFiniteError, match="effects hold nan"):
         certified_inclusion(np.full((3, 1), math.nan), deletion=0.5, rng=rng)

@@ -106,7 +106,7 @@ def test_e_rejections_are_those_of_the_literal_rule(e_values: np.ndarray, level:
 
 def test_e_values_may_be_infinite_but_not_negative() -> None:
     assert e_benjamini_hochberg(np.array([math.inf, 0.0])).tolist() == [0.0, 1.0]
-    with pytest.raises(InputError, match="the smallest e-value is -1; e-values are at least 0"):
+    with pytest.raises(InputError, match="the smallest e-value is -1; expected values of at least 0"):
         e_benjamini_hochberg(np.array([-1.0, math.nan]))
 
 
@@ -144,7 +144,7 @@ def test_q_values_are_the_literal_minimum(p_values: np.ndarray) -> None:
 
 
 def test_p_values_are_probabilities() -> None:
-    with pytest.raises(InputError, match=r"p-values run from 0\.5 to 1\.5; they must lie in \[0, 1\]"):
+    with pytest.raises(InputError, match=r"p-values run from 0\.5 to 1\.5; expected values in \[0, 1\]"):
         benjamini_hochberg(np.array([0.5, 1.5]))
 
 
@@ -191,7 +191,7 @@ def test_a_partial_conjunction_names_what_it_cannot_take() -> None:
         with pytest.raises(InputError, match=f"least is {least} of 2 p-values"):
             partial_conjunction(np.array([0.1, 0.2]), least)
     for wrong in (math.nan, 1.5):
-        with pytest.raises(InputError, match="each must lie in"):
+        with pytest.raises(InputError, match="expected values in"):
             partial_conjunction(np.array([0.1, wrong]), 1)
 
 
@@ -214,7 +214,7 @@ def test_true_discoveries_are_what_closed_testing_leaves(
     chosen = data.draw(st.lists(st.integers(0, len(p) - 1), unique=True))
     flags = np.isin(np.arange(len(p)), chosen)
     assert true_discoveries(np.array(p), flags, alpha=alpha) == literal_true_discoveries(p, chosen, alpha)
-    with pytest.raises(InputError, match="each must lie in"):
+    with pytest.raises(InputError, match="expected values in"):
         true_discoveries(np.array([*p, math.nan]), np.append(flags, True))
 
 

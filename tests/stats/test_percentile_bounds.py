@@ -233,7 +233,7 @@ def test_a_tiny_epsilon_is_solved_without_walking_every_run() -> None:
 
 
 def test_an_epsilon_beyond_exact_reach_points_to_the_closed_form() -> None:
-    with pytest.raises(InputError, match=r"exact sizes are worked out up to 1e\+12; take bound='chernoff'"):
+    with pytest.raises(InputError, match=r"exact sizes are computed only up to 1e\+12; use bound='chernoff'"):
         percentile_sample_size(0.5, 0.95, 1e-9)
     assert percentile_sample_size(0.5, 0.95, 1e-9, "chernoff") == pytest.approx(
         -math.log(0.05) / 2e-18, rel=1e-9
@@ -410,7 +410,7 @@ def test_no_order_statistic_lies_beyond_the_maximum(p: float, epsilon: float) ->
         lambda: percentile_sample_size(p, 0.95, epsilon),
         lambda: all_pairs_failure(10, 10, p, epsilon),
     ):
-        with pytest.raises(InputError, match=r"p \+ epsilon is 1.*must stay below 1.*take epsilon < "):
+        with pytest.raises(InputError, match=r"p \+ epsilon is 1.*must stay below 1.*Use epsilon < "):
             refused()
 
 
@@ -421,14 +421,14 @@ def test_counts_start_at_one(n: int) -> None:
         lambda: best_order_statistic(n, 0.5, 0.9),
         lambda: maximum_exceedance(n),
     ):
-        with pytest.raises(InputError, match=rf"n is {n}; at least 1"):
+        with pytest.raises(InputError, match=rf"n is {n}; expected at least 1"):
             refused()
     for refused in (
         lambda: all_pairs_failure(4, n, 0.5, 0.1),
         lambda: all_pairs_order_failure(4, n, 0.5, 1),
         lambda: best_all_pairs_order(4, n, 0.5, 0.9),
     ):
-        with pytest.raises(InputError, match=rf"n_corrupted is {n}; at least 1"):
+        with pytest.raises(InputError, match=rf"n_corrupted is {n}; expected at least 1"):
             refused()
 
 
@@ -443,5 +443,7 @@ def test_unknown_bounds_list_near_ones() -> None:
 
 @pytest.mark.parametrize("order", [0, 21])
 def test_a_rank_lies_among_the_values(order: int) -> None:
-    with pytest.raises(InputError, match=rf"order is {order}; a rank among the 4 x 5 values, 1 to 20"):
+    with pytest.raises(
+        InputError, match=rf"order is {order}; expected a rank among the 4 x 5 values, 1 to 20"
+    ):
         all_pairs_order_failure(4, 5, 0.5, order)

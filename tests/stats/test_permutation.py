@@ -89,7 +89,7 @@ def test_means_without_spread_or_values() -> None:
     json.dumps(up.to_dict(), allow_nan=False)
     with pytest.raises(NonFiniteError, match="values hold nan"):
         mean_test(np.array([math.nan]), rng=RNG(0))
-    with pytest.raises(InputError, match="n_permutations is 0; at least 1"):
+    with pytest.raises(InputError, match="n_permutations is 0; expected at least 1"):
         mean_test(np.ones(3), rng=RNG(0), n_permutations=0)
 
 

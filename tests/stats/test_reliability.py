@@ -69,9 +69,9 @@ def test_lengthening_twice_is_lengthening_by_the_product(r: float, first: float,
 def test_stepping_up_refuses_what_is_no_correlation() -> None:
     assert spearman_brown(math.nan).reason == "undefined"
     assert spearman_brown(-0.5, factor=3.0).reason == "pole"
-    with pytest.raises(InputError, match=r"r is 1\.5; a correlation lies in \[-1, 1\]"):
+    with pytest.raises(InputError, match=r"r is 1\.5; expected a correlation in \[-1, 1\]"):
         spearman_brown(1.5)
-    with pytest.raises(InputError, match=r"factor is 0\.0; a finite number above 0"):
+    with pytest.raises(InputError, match=r"factor is 0\.0; expected a finite number above 0"):
         spearman_brown(0.5, factor=0.0)
 
 

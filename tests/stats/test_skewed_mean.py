@@ -69,7 +69,7 @@ def test_units_do_not_matter_and_equal_values_are_judged_by_their_value() -> Non
     flat = skewed_mean_interval(2.0, np.full(20, 2.0))
     assert (flat.low, flat.high, flat.reason) == (2.0, 2.0, "degenerate")
     assert skewed_mean_interval(2.0, np.ones(1)).reason == "too_few"
-    with pytest.raises(InputError, match="1 value is given"):
+    with pytest.raises(InputError, match="got 1 value"):
         mean_above(np.ones((1, 2)))
 
 

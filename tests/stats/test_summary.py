@@ -197,13 +197,13 @@ def test_every_value_falls_in_one_bin(values: np.ndarray, n_bins: int) -> None:
 
 
 def test_histograms_refuse_what_they_cannot_draw() -> None:
-    with pytest.raises(InputError, match=r"values go down to -1; .* must not be negative"):
+    with pytest.raises(InputError, match=r"the smallest value is -1; .* must not be negative"):
         histogram(np.array([-1.0, 1.0]))
-    with pytest.raises(InputError, match=r"maximum is 1\.0; .* the largest value, 2, on is needed"):
+    with pytest.raises(InputError, match=r"maximum is 1\.0; .* the largest value, 2"):
         histogram(np.array([2.0]), maximum=1.0)
     with pytest.raises(InputError, match="maximum is inf"):
         histogram(np.array([2.0]), maximum=math.inf)
-    with pytest.raises(InputError, match="n_bins is 0; at least 1 bin"):
+    with pytest.raises(InputError, match="n_bins is 0; expected at least 1 bin"):
         histogram(np.array([2.0]), n_bins=0)
 
 
@@ -232,13 +232,13 @@ def test_largest_values_equal_a_plain_sort(values: np.ndarray, data: st.DataObje
 
 
 def test_more_than_there_are_returns_all_and_warns() -> None:
-    with pytest.warns(DegenerateDataWarning, match="5 largest values were asked for and there are 2"):
+    with pytest.warns(DegenerateDataWarning, match="5 largest values were requested, but there are only 2"):
         assert top_indices(np.array([1.0, 2.0]), 5).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_at_least_one_value_is_asked_for(k: int) -> None:
-    with pytest.raises(InputError, match=rf"k is {k}; at least 1"):
+    with pytest.raises(InputError, match=rf"k is {k}; expected at least 1"):
         top_indices(np.ones(3), k)
 
 
@@ -318,12 +318,14 @@ def test_more_cells_than_small_integers_count() -> None:
 
 def test_cells_refuse_labels_that_do_not_fit() -> None:
     with pytest.raises(
-        ShapeError, match=r"labels of the rows have shape \(2,\); one that broadcasts to \(3,\)"
+        ShapeError, match=r"labels of the rows have shape \(2,\); expected one that broadcasts to \(3,\)"
     ):
         cell_table(np.ones(3), np.array(["a", "b"]))
     with pytest.raises(ShapeError, match=r"labels of the columns have shape \(4, 3\)"):
         cell_table(np.ones(3), np.array(["a", "b", "c"]), np.full((4, 3), "x"))
-    with pytest.raises(InputError, match=r"quantiles are \(99\.0,\); at least one share in \[0, 1\]"):
+    with pytest.raises(
+        InputError, match=r"quantiles are \(99\.0,\); expected at least one fraction in \[0, 1\]"
+    ):
         cell_table(np.ones(2), np.array(["a", "b"]), quantiles=(99.0,))
     with pytest.raises(InputError, match=r"quantiles are \(\)"):
         cell_table(np.ones(2), np.array(["a", "b"]), quantiles=())
@@ -344,10 +346,10 @@ def test_every_description_needs_finite_values() -> None:
     ):
         with pytest.raises(NonFiniteError, match=r"values hold nan at \(1,\)"):
             refused(bad)
-        with pytest.raises(InputError, match=r"values have shape \(0,\); at least one value"):
+        with pytest.raises(InputError, match=r"values have shape \(0,\); expected at least one value"):
             refused(np.empty(0))
 
 
 def test_a_standard_error_has_one_or_two_axes() -> None:
-    with pytest.raises(ShapeError, match=r"shape \(2, 2, 2\); a vector or a matrix"):
+    with pytest.raises(ShapeError, match=r"shape \(2, 2, 2\); expected a vector or a matrix"):
         mean_standard_error(np.ones((2, 2, 2)))

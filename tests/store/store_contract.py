@@ -559,7 +559,7 @@ class StoreContract:
         [
             ("modle = mini", r"unknown column 'modle'; did you mean 'model'.*payload\.modle"),
             ("payloda.value = 1", "unknown document 'payloda'; did you mean 'payload'"),
-            ("payload = 1", r"payload is a document; name something inside it, e.g. payload\.seed"),
+            ("payload = 1", r"payload is a document; name a field inside it, e.g. payload\.seed"),
             (
                 "model",
                 "cannot read the condition 'model'; write KEY OP VALUE with OP one of = != < <= > >= ~",
@@ -568,11 +568,11 @@ class StoreContract:
             ("= mini", "cannot read the condition"),
             ("", "cannot read the condition"),
             ("value > high", "value compares with a number or null, got 'high'"),
-            ("value ~ 1", "~ looks for text, and value is a number"),
+            ("value ~ 1", "~ searches text, but value is a number"),
             ("value > null", "null is only equal or not"),
             ("payload.x < true", "true is only equal or not"),
             ("payload.x ~ 1", "quote the number"),
-            ("value > 1e999", "beyond every number"),
+            ("value > 1e999", "outside the range of numbers"),
             ('payload.x = "unfinished', "cannot read .* as quoted text"),
             ("task = ioi and metric = kl", "looks like several conditions.*several.*in double quotes"),
             ("value > 0.1 OR payload.x.y>=3", "looks like several conditions"),
@@ -583,7 +583,7 @@ class StoreContract:
             ('task = "ioi" and payload."a b" != 1', "looks like several conditions"),
             ("task === ioi", "none of the operators = != < <= > >= ~; .* begins with = in double quotes"),
             ("task =~ io", "none of the operators"),
-            ('payload."" = 1', "a path cannot lead through a key such as ''"),
+            ('payload."" = 1', "a path cannot contain a key such as ''"),
         ],
     )
     def test_a_condition_that_cannot_be_read_says_how_to_write_it(
@@ -765,7 +765,9 @@ class StoreContract:
         alone = store.put("audit", {"seed": 1}, {})
         before = store.digest()
         for identity, other in ((scores, job), (circuit, measured)):
-            with pytest.raises(InputError, match=f"{identity} cannot be removed: {other} refer to it"):
+            with pytest.raises(
+                InputError, match=f"{identity} cannot be removed, because {other} refer to it"
+            ):
                 store.remove([alone, identity])
         for wrong in ("ab" * 4, "0" * 16):  # the hash of a circuit, and nothing at all
             with pytest.raises(UnknownNameError, match="begins"):
@@ -814,7 +816,7 @@ class StoreContract:
         key = store.put("scores", {"seed": 0}, {"x": 1}, {"a": torch.arange(3)})
         other.put("scores", {"seed": 0}, {"x": 2}, {"a": torch.arange(3)})
         other.put("scores", {"seed": 1}, {})
-        with pytest.raises(InputError, match=f"both stores hold {key}, and not with the same content"):
+        with pytest.raises(InputError, match=f"both stores hold {key}, but with different content"):
             store.merge(other)
         assert store.count() == 1
 

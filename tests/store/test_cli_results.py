@@ -81,7 +81,7 @@ def test_store_rm_asks_and_removes(filled: list[str], monkeypatch: pytest.Monkey
     ids = [each["id"] for each in json.loads(run("store", "ls", *filled, "--json").stdout)]
     refused = run("store", "rm", ids[0], *filled)
     assert refused.exit_code == 2
-    assert "not a terminal that could be asked; pass --yes" in refused.stderr
+    assert "cannot ask for confirmation without a terminal; pass --yes" in refused.stderr
     for answer, code in (("n\n", 1), ("y\n", 0)):
         stdin = io.StringIO(answer)
         monkeypatch.setattr(stdin, "isatty", lambda: True)
@@ -163,7 +163,7 @@ def test_a_wrong_question_says_what_is_right(filled: list[str], arguments: list[
             ["--kind", "scores", "--where", 'payload."a b".c = 1', "--where", "value > 0"],
             "none of the newest 1 results of kind 'scores' has payload.\"a b\".c;",
         ),
-        (["--kind", "score"], "the store holds no result of kind 'score'"),
+        (["--kind", "score"], "the store does not hold a result of kind 'score'"),
     ],
 )
 def test_an_empty_answer_says_what_no_result_has(filled: list[str], arguments: list[str], note: str) -> None:

@@ -60,11 +60,11 @@ def test_a_place_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> No
     [
         (
             "mysql://u:secret@localhost/x",
-            "lives in SQLite or PostgreSQL, got 'mysql://u:\\*\\*\\*@localhost/x'",
+            "is in SQLite or PostgreSQL, got 'mysql://u:\\*\\*\\*@localhost/x'",
         ),
-        ("nonsense://", "cannot read|lives in SQLite"),
+        ("nonsense://", "cannot read|is in SQLite"),
         ("sqlite:///results.db", r"the database of a results store is DIR/assay\.db, got"),
-        (Path("postgresql+psycopg://u:secret@h/db"), "was a URL before it became a path"),
+        (Path("postgresql+psycopg://u:secret@h/db"), "was converted from a URL to a path"),
     ],
 )
 def test_another_database_is_refused_without_showing_a_password(location: Any, message: str) -> None:
@@ -218,7 +218,7 @@ def test_another_program_s_database_is_refused_and_kept(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
         database.execute("CREATE TABLE songs (title TEXT)")
     database.close()
-    with pytest.raises(FileFormatError, match="is a database, but no results store"):
+    with pytest.raises(FileFormatError, match="is a database, but not a results store"):
         Store(tmp_path)
 
 
@@ -229,7 +229,7 @@ def test_another_program_s_database_is_refused_and_kept(tmp_path: Path) -> None:
             SCHEMA_VERSION + 1,
             rf"newer version of assay: its schema is {SCHEMA_VERSION + 1}, .* upgrade assay",
         ),
-        (2, "was written by assay 0.1.0 and cannot be read: name another directory or database"),
+        (2, "was written by assay 0.1.0 and cannot be read. Give another directory or database"),
         (1, "was written by assay 0.1.0 and cannot be read"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_changed_row_is_found(store: Store) -> None:
     database.close()
     problems = store.verify()
     assert [each.startswith(f"{key} (measurement): ") for each in problems] == [True, True]
-    assert "it does not give this id" in problems[0]
+    assert "does not give this id" in problems[0]
     assert "no summary" in problems[1]
 
 
@@ -322,7 +322,7 @@ def test_a_full_disk_leaves_nothing_of_a_row(mount: Callable[..., Path]) -> None
     with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
         while True:
             filler.write(bytes(4096))
-    with pytest.raises(OutputError, match=r"full; make room and run the same command again|I/O error"):
+    with pytest.raises(OutputError, match=r"full; free some space and run the same command again|I/O error"):
         store.put("scores", {"seed": 1}, {"text": "x" * 200_000})
     assert [each.id for each in store.query()] == [first]
     (disk / "filler").unlink()

@@ -213,7 +213,7 @@ def test_a_matrix_that_does_not_fit_even_packed_is_refused(
     data = CorrectnessData.of(np.tile(CORRECT, (40, 120)), np.tile(ACCURACY, 40))
     CorrectnessData.save(data, tmp_path / f"data.{suffix}")
     monkeypatch.setattr(_contents, "free_memory", lambda: 15_000)
-    with pytest.raises(InputError, match="200 models and 360 examples does not fit: even packed"):
+    with pytest.raises(InputError, match="200 models and 360 examples does not fit into memory: even packed"):
         CorrectnessData.load(tmp_path / f"data.{suffix}")
 
 
@@ -266,7 +266,7 @@ BAD_CONTENT = {
     "too many labels": (
         {"X": CORRECT, "y": ACCURACY, "label": np.zeros(4, int)},
         ShapeError,
-        r"array 'label': labels has shape \(4,\); correct holds 3 examples",
+        r"array 'label': labels has shape \(4,\), but correct holds 3 examples",
     ),
     "unknown label": (
         {"X": CORRECT, "y": ACCURACY, "label": np.array([0, -1, 1])},
@@ -288,8 +288,8 @@ BAD_CONTENT = {
         ShapeError,
         r"meta\['site'\] has shape \(2,\)",
     ),
-    "too few models": ({"X": CORRECT[:3], "y": ACCURACY[:3]}, InputError, "3 models; at least 4"),
-    "no example": ({"X": CORRECT[:, :0], "y": ACCURACY}, InputError, "no example"),
+    "too few models": ({"X": CORRECT[:3], "y": ACCURACY[:3]}, InputError, "3 models; expected at least 4"),
+    "not hold any example": ({"X": CORRECT[:, :0], "y": ACCURACY}, InputError, "not hold any example"),
     "no y": ({"X": CORRECT}, FileFormatError, "lacks the array 'y'"),
     "no X": ({"y": ACCURACY}, FileFormatError, "neither 'X' nor 'X_bits'"),
     "both": (
@@ -322,7 +322,7 @@ BAD_CONTENT = {
     "a name misspelt": (
         {"X": CORRECT, "y": ACCURACY, "families": np.array(["a"] * 5)},
         FileFormatError,
-        "'families' that no correctness archive has; did you mean 'family'",
+        "unknown array 'families'; did you mean 'family'",
     ),
     "a foreign array": ({"X": CORRECT, "y": ACCURACY, "qqqqq": ACCURACY}, FileFormatError, "known: X, y"),
     "a source that is not JSON": (
@@ -393,7 +393,7 @@ def test_a_matrix_shorter_than_it_says_is_refused(tmp_path: Path) -> None:
     np.save(buffer, CORRECT)
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as file:
         file.writestr("X.npy", buffer.getvalue()[:-4])
-    with pytest.raises(FileFormatError, match="'X' is cut off"):
+    with pytest.raises(FileFormatError, match="'X' is truncated"):
         CorrectnessData.load(tmp_path / "data.npz")
 
 

@@ -227,7 +227,7 @@ def test_directions_that_are_none_are_named(
 
 @pytest.mark.usefixtures("unchecked")
 def test_distances_need_one_width_and_a_known_mode() -> None:
-    with pytest.raises(ShapeError, match="rows of one width, from one encoder"):
+    with pytest.raises(ShapeError, match="expected rows of equal width, from one encoder"):
         distance_scores(np.eye(2), np.eye(3))
     with pytest.raises(UnknownNameError, match="did you mean 'nearest'"):
         distance_scores(np.eye(2), np.eye(2), "neares")
@@ -298,11 +298,11 @@ def test_sizes_and_draws_out_of_range_are_named() -> None:
     data, models = small(), np.arange(40)
     with pytest.raises(InputError, match="draws is 0"):
         drawn_of(data, models, 5, draws=0)
-    with pytest.raises(InputError, match="size is 201; a subset of 1 to 200 examples is possible"):
+    with pytest.raises(InputError, match="size is 201; expected 1 to 200 examples"):
         drawn_of(data, models, 201)
     with pytest.raises(InputError, match="size is 0"):
         chosen(data, "hard", models, 0)
-    with pytest.raises(InputError, match="size is 3; a subset of 1 to 2 examples"):
+    with pytest.raises(InputError, match="size is 3; expected 1 to 2 examples"):
         chosen(data, "marginal", models, 3, allowed=np.arange(200) < 2)
 
 
@@ -364,7 +364,7 @@ def test_a_table_stays_inside_what_is_allowed() -> None:
     assert rows["all"][0].size == 100
     assert rows["hard"][1].r == rows["marginal"][1].r == rows["all"][0].r
     assert rows["random"][1].low == pytest.approx(rows["all"][0].r, abs=1e-12)
-    with pytest.raises(InputError, match="size is 101; a subset of 1 to 100"):
+    with pytest.raises(InputError, match="size is 101; expected 1 to 100"):
         baseline_rows(problem(small(), allowed=allowed), [101])
 
 

@@ -189,7 +189,7 @@ def test_a_record_gives_the_value_back() -> None:
         ([], "sets is empty"),
         ([[0], []], r"sets\[1\] has shape \(0,\)"),
         ([[0, 1, 1]], r"sets\[0\] holds 1 more than once"),
-        ([[0], [1, 10]], r"sets\[1\] holds 10; positions lie in \[0, 9\]"),
+        ([[0], [1, 10]], r"sets\[1\] holds 10; positions must lie in \[0, 9\]"),
         ([[-1]], r"sets\[0\] holds -1"),
     ],
 )
@@ -199,7 +199,7 @@ def test_sets_that_are_none_are_named(sets: list[list[int]], message: str) -> No
 
 
 def test_a_mask_is_no_selection() -> None:
-    with pytest.raises(ShapeError, match="np.flatnonzero turns a mask"):
+    with pytest.raises(ShapeError, match="np.flatnonzero converts a mask"):
         selection_consistency([np.array([True, False])], 2)
     with pytest.raises(InputError, match="n_random is 0"):
         selection_consistency([[0], [1]], 2, n_random=0)

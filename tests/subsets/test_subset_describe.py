@@ -219,12 +219,12 @@ def test_a_selection_is_compared_with_what_it_left(digits: tuple[np.ndarray, np.
     found = describe_selection(selection, images, ranker=PixelRanker(), phrases=CONCEPTS)
     assert found.scores[0].phrase == "much ink"
     assert (found.n_selected, found.n_comparison) == (50, 200)
-    with pytest.raises(InputError, match="the data hold no images"):
+    with pytest.raises(InputError, match="the data have no images"):
         describe_selection(selection, ranker=PixelRanker(), phrases=CONCEPTS)
     with pytest.raises(InputError, match="7 images for 1797 examples"):
         describe_selection(selection, images[:7], phrases=CONCEPTS)
     whole: Any = SimpleNamespace(indices=np.arange(1797), data=pool)
-    with pytest.raises(InputError, match="nothing is left"):
+    with pytest.raises(InputError, match="no example is left"):
         describe_selection(whole, images, phrases=CONCEPTS)
 
 
@@ -305,20 +305,20 @@ def test_a_language_model_is_asked_for_properties_other_than_the_class() -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "nothing makes phrases"),
-        ({"proposer": propose}, "give a captioner too"),
+        ({}, "phrases are missing"),
+        ({"proposer": propose}, "add a captioner"),
         ({"phrases": "ink"}, r"give a list of phrases, \['ink'\]"),
-        ({"phrases": []}, "there are no phrases"),
+        ({"phrases": []}, "no phrases were given or proposed"),
         ({"phrases": ["a", 3]}, "a phrase is 3 of type int"),
         ({"phrases": ["a"], "n_images": 0}, "^n_images is 0"),
         ({"phrases": ["a"], "q": 1.5}, "q is 1.5"),
         ({"phrases": ["a"], "domains": ["x"]}, "domains has 1 entries for 4"),
-        ({"captioner": lambda images, prompt: ["one"]}, "gave 1 captions for 3 images"),
+        ({"captioner": lambda images, prompt: ["one"]}, "returned 1 captions for 3 images"),
         (
             {"captioner": lambda images, prompt: [None] * len(images), "proposer": propose},
             "failed on all selected images",
         ),
-        ({"captioner": caption, "proposer": lambda a, b, n: []}, "the proposer made none"),
+        ({"captioner": caption, "proposer": lambda a, b, n: []}, "no phrases were given or proposed"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -336,8 +336,8 @@ def test_an_empty_side_is_refused() -> None:
 @pytest.mark.parametrize(
     ("images", "texts", "error", "message"),
     [
-        (np.ones((2, 2)), np.ones((1, 2)), ShapeError, r"shape \(2, 2\); \(3, d\) is needed"),
-        (np.ones((3, 2)), np.ones((2, 2)), ShapeError, "gave text embeddings"),
+        (np.ones((2, 2)), np.ones((1, 2)), ShapeError, r"shape \(2, 2\); expected \(3, d\)"),
+        (np.ones((3, 2)), np.ones((2, 2)), ShapeError, "returned text embeddings"),
         (np.ones((3, 3)), np.ones((1, 2)), ShapeError, "3 and texts in 2 dimensions"),
         (np.zeros((3, 2)), np.ones((1, 2)), NonFiniteError, "selected image embedding in row 0 has norm 0"),
         (np.full((3, 2), np.nan), np.ones((1, 2)), NonFiniteError, "has norm nan"),

@@ -138,7 +138,7 @@ def test_progress_counts_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_few_models_or_workers_are_refused() -> None:
-    with pytest.raises(InputError, match="n_models is 10; at least 32, two of each of 16 families"):
+    with pytest.raises(InputError, match="n_models is 10; expected at least 32, two of each of 16 families"):
         digits_data(n_models=10)
     with pytest.raises(InputError, match="workers is 0"):
         digits_data(workers=0)

@@ -223,17 +223,19 @@ def test_an_unknown_layout_lists_the_known_ones():
 def test_indices_and_weights_that_do_not_fit_are_named(layout):
     matrix = matrix_of(HAND, layout)
     with pytest.raises(
-        InputError, match="examples holds indices from 0 to 3; the matrix has examples 0 to 2"
+        InputError, match="examples holds indices from 0 to 3, but the matrix has examples 0 to 2"
     ):
         matrix.count(np.array([0, 3]))
     with pytest.raises(InputError, match="examples holds indices from -1"):
         matrix.dense(np.array([-1]))
-    with pytest.raises(InputError, match="models holds indices from 3 to 3; the matrix has models 0 to 2"):
+    with pytest.raises(
+        InputError, match="models holds indices from 3 to 3, but the matrix has models 0 to 2"
+    ):
         as_matrix(HAND, np.array([3]), layout=layout)
 
 
 def test_bits_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match=r"ceil\(models / 8\) rows is needed, 2 for 9 models"):
+    with pytest.raises(ShapeError, match=r"ceil\(models / 8\) rows, 2 for 9 models"):
         PackedMatrix(np.zeros((1, 4), dtype=np.uint8), 9)
     with pytest.raises(InputError, match="bits set beyond model 8"):
         PackedMatrix(np.full((2, 4), 255, dtype=np.uint8), 9)
@@ -242,11 +244,11 @@ def test_bits_that_do_not_fit_are_refused():
 def test_a_device_that_is_not_there_or_would_stay_idle_is_refused() -> None:
     correct = np.ones((8, 12), dtype=np.uint8)
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="device is 'cuda', which PyTorch cannot use here"):
+        with pytest.raises(InputError, match="PyTorch cannot use device 'cuda' here"):
             as_matrix(correct, device="cuda")
-    with pytest.raises(InputError, match="device is 'nowhere', which PyTorch cannot use here"):
+    with pytest.raises(InputError, match="PyTorch cannot use device 'nowhere' here"):
         as_matrix(correct, device="nowhere")
     for layout in ("dense", "packed"):
-        with pytest.raises(InputError, match=f"device is 'meta' and layout '{layout}' lies in main memory"):
+        with pytest.raises(InputError, match=f"device is 'meta', but layout '{layout}' uses main memory"):
             as_matrix(correct, layout=layout, device="meta")
         as_matrix(correct, layout=layout, device="cpu")

@@ -70,7 +70,7 @@ def test_half_an_example_is_a_gentler_clip():
 
 def test_bad_input_is_named(unchecked):
     x = np.array([0.5, 0.6, 0.7, 0.8])
-    with pytest.raises(InputError, match=r"accuracy\[1\] is 1\.5; accuracies are shares"):
+    with pytest.raises(InputError, match=r"accuracy\[1\] is 1\.5; accuracies are fractions"):
         correlate(x, np.array([0.1, 1.5, 0.2, 0.3]))
     with pytest.raises(InputError, match=r"accuracy\[1\] is nan"):
         correlate(x, np.array([0.1, math.nan, 0.2, 0.3]))

@@ -133,7 +133,7 @@ def test_bad_sizes_are_named(planted):
     for sizes, message in (
         ([], "empty"),
         ([5, 5], "5 is given more than once"),
-        ([401], "between 1 and the 400"),
+        ([401], "expected 1 to 400"),
     ):
         with pytest.raises(InputError, match=message):
             assay.selection_path(planted.correct, planted.id_accuracy, sizes, families=planted.families)

@@ -106,14 +106,14 @@ class TestPermuteAccuracy:
             permute_accuracy(y, None, rng(), "block")
         with pytest.raises(InputError, match="groups= or families="):
             permute_accuracy(y, None, rng(), "group")
-        with pytest.raises(InputError, match="training runs belong to one family"):
+        with pytest.raises(InputError, match="each training run must belong to one family"):
             permute_accuracy(y, np.array([0, 0, 1, 1]), rng(), within=np.array([0, 1, 1, 2]))
 
     def test_the_default_follows_what_is_known(self, planted, independent):
         unknown = replace(independent, groups=None)
         assert (Exchange.of(planted).kind, Exchange.of(planted).unit_kind) == ("group", "family")
         assert (Exchange.of(unknown).kind, Exchange.of(unknown).unit_kind) == ("free", "model")
-        with pytest.raises(InputError, match="none are known"):
+        with pytest.raises(InputError, match="but they are unknown"):
             Exchange.of(unknown, "group")
 
     def test_a_permutation_does_not_depend_on_those_before(self, planted):

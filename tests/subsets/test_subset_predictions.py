@@ -101,7 +101,7 @@ def test_the_last_checkpoint_is_the_highest_step_not_the_last_name(tmp_path: Pat
     assert everything.groups is not None
     assert everything.groups[-2:] == ("vit/b", "vit/b")
     assert load_predictions(place, ood_env=2, checkpoints=[200]).model_ids[-1] == "vit/b/200"
-    with pytest.raises(InputError, match=r"no file is of step 300; there are the steps \[200, 1000\]"):
+    with pytest.raises(InputError, match=r"no file has step 300; available steps: \[200, 1000\]"):
         load_predictions(place, ood_env=2, checkpoints=[200, 300])
 
 
@@ -182,10 +182,10 @@ def test_rows_in_distribution_need_not_agree(tmp_path: Path) -> None:
     [
         (
             changed_row(4, "env2_in", 1, ("nan", 5, 2)),
-            r"vit/a.*, row 5: p_0 is nan, no number \(1 such rows\)",
+            r"vit/a.*, row 5: p_0 is nan, not a number \(1 such rows\)",
         ),
         (changed_row(0, "env0_in", 0, (9, "", 1)), "row 1: p_1 is nan"),
-        (changed_row(4, "env2_in", 1, ("high", 5, 2)), "row 5: p_0 is 'high', no number"),
+        (changed_row(4, "env2_in", 1, ("high", 5, 2)), "row 5: p_0 is 'high', not a number"),
         (changed_row(4, "env2_in", "", (1, 5, 2)), "row 5: label is nan"),
         (changed_row(4, "env2_in", "dog", (1, 5, 2)), "row 5: label is 'dog'"),
         (changed_row(4, "env2_in", 3, (1, 5, 2)), "row 5: the label is 3; .* whole number from 0 to 2"),
@@ -194,11 +194,11 @@ def test_rows_in_distribution_need_not_agree(tmp_path: Path) -> None:
         (changed_row(4, "sketch", 1, (1, 5, 2)), "row 5: the domain is 'sketch'"),
         (changed_row(4, "", 1, (1, 5, 2)), "row 5: the domain is ''"),
         (text()[:-4], "p_2 is nan|p_1 is nan"),  # cut off inside the last row
-        (text(header="domain,label,p_0,p_1,p_3"), "no column 'p_2'"),
-        (text(header="domain,y,p_0,p_1,p_2"), "no column 'label'; .* it has domain, y, p_0"),
-        (text(header="domain,label,a,b,c"), "no column 'p_0'"),
+        (text(header="domain,label,p_0,p_1,p_3"), "lacks the column 'p_2'"),
+        (text(header="domain,y,p_0,p_1,p_2"), "lacks the column 'label'; .* it has domain, y, p_0"),
+        (text(header="domain,label,a,b,c"), "lacks the column 'p_0'"),
         ("domain,label,p_0,p_1\n", "has no row"),
-        ("", "cannot be read as a table"),
+        ("", "as a table of predictions"),
     ],
 )
 def test_a_bad_file_is_named_with_its_row(tmp_path: Path, content: str, message: str) -> None:
@@ -212,15 +212,15 @@ def test_a_bad_file_is_named_with_its_row(tmp_path: Path, content: str, message:
     [
         (
             {"ood_env": 3},
-            r"no row of env3_in or env3_out.* it has env0_in, env0_out, env1_out, env2_in, env2_out",
+            r"lacks rows of env3_in or env3_out.* it has env0_in, env0_out, env1_out, env2_in, env2_out",
         ),
-        ({"ood_env": 2, "id_envs": [0, 5]}, "no row of env5_out, though 5 is among id_envs"),
+        ({"ood_env": 2, "id_envs": [0, 5]}, "lacks rows of env5_out, though 5 is among id_envs"),
         ({"ood_env": 2, "id_envs": [0, 2]}, "environment 2 is among id_envs and ood_env"),
         ({"ood_env": 2, "id_envs": []}, "id_envs is empty"),
         ({"ood_env": []}, "ood_env is empty"),
         ({"ood_env": [2, 2]}, "listed twice"),
         ({"ood_env": [0, 1, 2]}, "no environment besides"),
-        ({"ood_env": 2, "checkpoints": "first"}, "checkpoints is 'first'; allowed are 'last', 'all'"),
+        ({"ood_env": 2, "checkpoints": "first"}, "checkpoints is 'first'; expected 'last', 'all'"),
         ({"ood_env": 2, "example_ids": ["a", "b"]}, r"example_ids has shape \(2,\)"),
         ({"ood_env": 2, "example_ids": ["a", "b", "a"]}, "'a' 2 times"),
     ],
@@ -235,7 +235,7 @@ def test_arguments_that_cannot_be_meant_are_refused(
 def test_files_of_one_folder_count_as_one_run_unless_told_otherwise(tmp_path: Path) -> None:
     for step in range(100, 600, 100):
         (tmp_path / f"global_step_{step}_predictions.csv").write_text(text())
-    with pytest.raises(InputError, match="count as checkpoints of one run.*give run_of"):
+    with pytest.raises(InputError, match="count as checkpoints of one run.*Give run_of"):
         load_predictions(tmp_path, ood_env=2)
     assert load_predictions(tmp_path, ood_env=2, run_of=lambda path: path.name).n_models == 5
     assert load_predictions(tmp_path, ood_env=2, checkpoints="all").n_models == 5
@@ -253,11 +253,11 @@ def test_files_of_other_names_have_no_step(tmp_path: Path) -> None:
 
 
 def test_paths_that_hold_nothing_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no file named global_step_\*_predictions.csv"):
+    with pytest.raises(InputError, match=r"does not contain a file named global_step_\*_predictions.csv"):
         load_predictions(tmp_path, ood_env=2)
-    with pytest.raises(FileFormatError, match=r"nowhere.csv is neither a file nor a folder"):
+    with pytest.raises(FileFormatError, match=r"nowhere.csv is not a file or a folder"):
         load_predictions(tmp_path / "nowhere.csv", ood_env=2)
-    with pytest.raises(InputError, match="no prediction file is given"):
+    with pytest.raises(InputError, match="prediction files are missing"):
         load_predictions([], ood_env=2)
     place = folder(tmp_path)
     twice = [place, place / "vit/b/global_step_200_predictions.csv"]

@@ -213,7 +213,7 @@ def test_numeric_can_be_chosen() -> None:
     assert len(prevalence_shift(chosen, attributes, numeric=["site"]).of("site")) == 1
     with pytest.raises(UnknownNameError, match="did you mean 'site'"):
         prevalence_shift(chosen, attributes, numeric=["sit"])
-    with pytest.raises(InputError, match="a numeric one holds numbers"):
+    with pytest.raises(InputError, match="a numeric attribute must hold numbers"):
         prevalence_shift(chosen, attributes, numeric=["sex"])
 
 
@@ -295,13 +295,13 @@ def test_an_attribute_that_names_examples_is_left_out() -> None:
     [
         ({"indices": [0]}, "nothing to compare: give labels="),
         ({"indices": [0, 0], "labels": [0, 1]}, "indices holds 0 more than once"),
-        ({"indices": [5], "labels": [0, 1]}, r"indices holds 5; positions lie in \[0, 1\]"),
+        ({"indices": [5], "labels": [0, 1]}, r"indices holds 5; positions must lie in \[0, 1\]"),
         ({"indices": [], "labels": [0, 1]}, r"indices has shape \(0,\)"),
         ({"indices": [0], "attributes": {"label": [0, 1]}}, "attributes holds 'label'"),
         ({"indices": [0], "attributes": {"a": [0, 1], "b": [0]}}, r"b has shape \(1,\)"),
         (
             {"indices": [0], "labels": [0, 3], "label_names": ["a"]},
-            "labels run from 0 to 3; label_names lists 1",
+            "labels run from 0 to 3, but label_names lists only 1",
         ),
         ({"indices": [0], "labels": [0, 1], "level": 1.0}, "level=1.0"),
         ({"indices": [0], "labels": [0, 1], "n_resamples": 0}, "n_resamples=0"),
@@ -315,9 +315,9 @@ def test_arguments_out_of_range_are_named(arguments: dict[str, Any], message: st
 
 
 def test_given_draws_must_fit() -> None:
-    with pytest.raises(ShapeError, match=r"draws have shapes \(3, 1\) and \(3, 4\); resamples by 2"):
+    with pytest.raises(ShapeError, match=r"draws have shapes \(3, 1\) and \(3, 4\); expected resamples by 2"):
         prevalence_shift([0, 1], labels=[0, 1, 0, 1], draws=(np.zeros((3, 1), int), np.zeros((3, 4), int)))
-    with pytest.raises(InputError, match=r"draws run from 0 to 2; positions lie in \[0, 1\]"):
+    with pytest.raises(InputError, match=r"draws run from 0 to 2; positions must lie in \[0, 1\]"):
         prevalence_shift(
             [0, 1], labels=[0, 1, 0, 1], draws=(np.full((3, 2), 2) * [0, 1], np.zeros((3, 4), int))
         )

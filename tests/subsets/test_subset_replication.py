@@ -196,7 +196,7 @@ class TestHoldout:
         bare = replace(selection.data, embedding=None, meta={}, labels=None)
         with pytest.raises(InputError, match="no embedding, metadata or labels"):
             example_holdout(replace(selection, data=bare))
-        with pytest.raises(InputError, match="the data have none"):
+        with pytest.raises(InputError, match="the data have no embedding"):
             example_holdout(replace(selection, data=bare), "embedding")
 
 

@@ -168,7 +168,7 @@ def holed(frame: pd.DataFrame, model: str, example: str, value: Any) -> pd.DataF
         (wide() * 3, "answer of model 'a' on example 'x' is 3"),
         (wide().set_axis(["a", "b", "c", "a"]), "two models are named 'a'"),
         (wide().set_axis(["x", "y", "x"], axis=1), "two columns of the frame are named 'x'"),
-        (long().rename(columns={"model": "name"}), "no column 'model', so it is taken as wide"),
+        (long().rename(columns={"model": "name"}), "no column 'model', so it is read as wide"),
         (long().assign(family=list("uvw" * 4)), "model 'a' has two values of 'family'"),
         (long().assign(label=range(12)), "example 'x' has two values of 'label'"),
         (with_domains().replace({"domain": {"id": "train"}}), r"frame\['domain'\] holds 'train'"),
@@ -183,8 +183,8 @@ def test_a_frame_that_cannot_be_meant_is_refused(frame: pd.DataFrame, message: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "id_accuracy is missing, and the frame has no rows in distribution"),
-        ({"id_accuracy": {"a": 0.5}}, r"id_accuracy says nothing of model 'b' \(3 are missing\)"),
+        ({}, "id_accuracy is missing, and the frame has no in-distribution rows"),
+        ({"id_accuracy": {"a": 0.5}}, r"id_accuracy lacks model 'b' \(3 are missing\)"),
         ({"id_accuracy": {name: 100 * y for name, y in ACCURACY.items()}}, "divide them by 100"),
         ({"id_accuracy": [0.5]}, r"id_accuracy has shape \(1,\)"),
         ({"id_accuracy": ACCURACY, "meta": ["site"]}, "unknown column of the frame 'site'"),
@@ -206,7 +206,7 @@ def test_a_wide_frame_has_no_columns_of_facts() -> None:
 def test_a_model_without_rows_in_distribution_has_no_accuracy() -> None:
     frame = with_domains()
     frame = frame[~((frame["model"] == "c") & (frame["domain"] == "id"))]
-    with pytest.raises(InputError, match="model 'c' has no row in distribution"):
+    with pytest.raises(InputError, match="model 'c' has no in-distribution row"):
         CorrectnessData.from_frame(frame)
 
 
@@ -309,12 +309,12 @@ def test_an_estimator_that_cannot_answer_is_named(odd: Any, error: Any, message:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"y_id": Y_ID[:3]}, r"y_id has shape \(3,\); X_id has 4 rows"),
+        ({"y_id": Y_ID[:3]}, r"y_id has shape \(3,\), but X_id has 4 rows"),
         ({"y_ood": np.array([0, np.nan, 1])}, r"y_ood\[1\] is NaN"),
         ({"X_id": X_ID[:0], "y_id": Y_ID[:0]}, "X_id has no row"),
-        ({"estimators": four(Constant(0))[:3]}, "3 models; at least 4"),
+        ({"estimators": four(Constant(0))[:3]}, "3 models; expected at least 4"),
         ({"estimators": [*four(Constant(0)), ("a", Constant(1))]}, "two models are named 'a'"),
-        ({"families": {"a": "u"}}, "families says nothing of model 'b'"),
+        ({"families": {"a": "u"}}, "families lacks model 'b'"),
         ({"groups": ["u"]}, "groups holds 1 names"),
         ({"example_ids": ["x", "x", "y"]}, "'x' 2 times"),
     ],

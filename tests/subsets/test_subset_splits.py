@@ -85,7 +85,7 @@ def test_given_parts():
         ({"train": range(20), "test": range(30, 40)}, "has the parts"),
         ((range(20), range(20, 40)), "holds 2 parts"),
         ({"train": range(20), "val": range(20, 30), "test": range(30, 33)}, "test part holds 3 models"),
-        ({"train": [0.5], "val": range(20, 30), "test": range(30, 33)}, "not a list of places"),
+        ({"train": [0.5], "val": range(20, 30), "test": range(30, 33)}, "expected a list of model positions"),
         ("half", "unknown split"),
         ("family", "needs families="),
     ],

@@ -257,7 +257,7 @@ def test_a_given_start_equals_the_literal_version(problem, share):
 def test_without_validation_it_warns_and_keeps_the_last_set(problem):
     correct, id_accuracy, size = problem["correct"], problem["id_accuracy"], problem["size"]
     train = problem["train"]
-    with pytest.warns(AssayWarning, match=r"no validation models: swap stopped after kappa = 0\.1"):
+    with pytest.warns(AssayWarning, match=r"validation models are missing: swap stopped after kappa = 0\.1"):
         found = solve(correct, id_accuracy, size, train=train, validation=None)
     expected, _ = literal_swap(
         correct[train],
@@ -622,7 +622,7 @@ def test_constraints_that_cannot_be_met_are_named(size, options, message):
 
 def test_equal_accuracies_are_refused():
     matrix = as_matrix(HAND)
-    with pytest.raises(InputError, match="id_train holds no two different accuracies"):
+    with pytest.raises(InputError, match="id_train: all accuracies are equal"):
         swap(matrix, np.full(4, 0.5), 2, validation=matrix, id_validation=HAND_ID)
-    with pytest.raises(InputError, match="id_validation holds no two different accuracies"):
+    with pytest.raises(InputError, match="id_validation: all accuracies are equal"):
         swap(matrix, HAND_ID, 2, validation=matrix, id_validation=np.full(4, 0.5))

@@ -131,7 +131,7 @@ class TestPlan:
     def test_two_units_fill_none(self):
         data = data_with(40, groups=np.arange(40) % 2)
         assert plan_folds(data).splits is None
-        with pytest.raises(InputError, match="2 training runs of 40 models do not fill 3 folds"):
+        with pytest.raises(InputError, match="2 training runs of 40 models are too few for 3 folds"):
             cross_fit(data, 5, settings=Settings())
         with pytest.raises(InputError, match="folds is 2"):
             plan_folds(data, 2)
@@ -305,7 +305,7 @@ class TestJudge:
         assert verdict.kind == "free"
         assert verdict.r < AOTIL
         assert verdict.p_value == 0.05
-        assert any("takes them as independent" in note for note in verdict.notes)
+        assert any("treats them as independent" in note for note in verdict.notes)
 
     def test_independent_runs_are_said_to_be_so(self):
         made = planted_matrix(60, 200, planted=0.3, slope=0.6, n_families=60, seed=1)
@@ -327,7 +327,7 @@ class TestJudge:
         assert verdict.status == "inconclusive"
         assert math.isnan(verdict.r)
         assert math.isnan(verdict.p_value)
-        assert any("do not fill 3 folds" in reason for reason in verdict.reasons)
+        assert any("are too few for 3 folds" in reason for reason in verdict.reasons)
         assert (
             SubsetVerdict.from_dict(json.loads(json.dumps(verdict.to_dict()))).to_dict() == verdict.to_dict()
         )
@@ -335,7 +335,7 @@ class TestJudge:
     def test_too_few_permutations_are_a_reason(self, planted):
         verdict = judge_sizes(planted, (oodselect(planted, size=30),), n_permutations=9)[0]
         assert verdict.status == "inconclusive"
-        assert "ask for at least 19" in verdict.reasons[0]
+        assert "use at least 19" in verdict.reasons[0]
 
     def test_eight_test_units_bring_their_interval_in(self, planted, planted_selections):
         selection = planted_selections[0]
@@ -370,7 +370,7 @@ class TestJudge:
         assert SubsetVerdict.from_dict(record).to_dict() == found.to_dict()
 
     def test_its_errors_say_what_to_give(self, planted, planted_selections):
-        with pytest.raises(InputError, match="no selection"):
+        with pytest.raises(InputError, match="selections are missing"):
             judge_sizes(planted, ())
         with pytest.raises(InputError, match="n_permutations is 0"):
             judge_sizes(planted, planted_selections, n_permutations=0)

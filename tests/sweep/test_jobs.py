@@ -41,7 +41,7 @@ def test_a_plan_becomes_jobs_after_what_they_need(jobs: tuple[Job, ...]) -> None
 
 
 def test_a_size_beyond_the_graph_is_refused() -> None:
-    with pytest.raises(InputError, match=r"1,520 edges is asked for, .* model 'mini' has 1,519"):
+    with pytest.raises(InputError, match=r"1,520 edges was requested, .* model 'mini' has 1,519"):
         expand(parse_plan({**BASE, "sizes": [80, 1519, 1520]}))
 
 
@@ -107,14 +107,14 @@ def test_other_weights_than_planned_are_refused(jobs: tuple[Job, ...], tmp_path:
     job = jobs[0]
     record = {**job.record, "model": {**job.record["model"], "weight_hash": "0" * 16}}
     other = Job(name=job.name, kind=job.kind, record=record, source=job.source)
-    with pytest.raises(InputError, match="the model of job 'discover mini ioi eap' changed since"):
+    with pytest.raises(InputError, match="the model of job 'discover mini ioi eap' changed after"):
         run_job(other, Store(tmp_path))
 
 
 def test_other_examples_than_planned_are_refused(jobs: tuple[Job, ...], tmp_path: Path) -> None:
     job = jobs[0]
     other = Job(name=job.name, kind=job.kind, record=job.record, source={**job.source, "n": 17})
-    with pytest.raises(InputError, match="the discovery of job 'discover mini ioi eap' changed since"):
+    with pytest.raises(InputError, match="the discovery of job 'discover mini ioi eap' changed after"):
         run_job(other, Store(tmp_path))
 
 
@@ -158,7 +158,7 @@ def test_a_circuit_from_a_file_is_measured(tmp_path: Path) -> None:
     assert store.get(identity).payload["name"] == "kl"
     assert store.get(identity).provenance["circuit"] == circuit.hash
     assay.discover(model, task, "eap").top(90).connected().save(tmp_path / "ioi.safetensors")
-    with pytest.raises(InputError, match="the circuit of job 'read mini ioi mine' changed since"):
+    with pytest.raises(InputError, match="the circuit of job 'read mini ioi mine' changed after"):
         run_job(read, Store(tmp_path / "other"))
 
 
@@ -179,7 +179,7 @@ def test_images_are_swept_too(tmp_path: Path) -> None:
         run_job(job, store)
     (measured,) = store.find("measurement")
     assert measured.payload["n"] == 8
-    with pytest.raises(InputError, match="gates are asked for, and task 'colour-digits' is images"):
+    with pytest.raises(InputError, match="gates are defined on prompts, but task 'colour-digits' has images"):
         expand(plan.model_copy(update={"gates": ("bootstrap-stability",)}))
 
 

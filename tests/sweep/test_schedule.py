@@ -134,7 +134,7 @@ def test_what_is_needed_may_lie_in_the_store(tmp_path: Path) -> None:
 
 def test_a_need_that_is_nowhere_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"job 'second' needs [0-9a-f]{16}, which is neither among the jobs nor"
+        InputError, match=r"job 'second' needs [0-9a-f]{16}, which is neither a job of the plan nor"
     ):
         run_jobs([job("second", needs=[job("first")])], tmp_path, executor=InProcess(1), work=behave)
 
@@ -261,7 +261,7 @@ def test_time_left_follows_the_cost_not_the_count() -> None:
 def test_an_executor_that_gives_up_ends_the_sweep(tmp_path: Path) -> None:
     class Gone(InProcess):
         def wait(self, seconds: float) -> list[Ended]:
-            raise AssayError("no worker came up")
+            raise AssayError("no worker started")
 
-    with pytest.raises(AssayError, match="no worker came up"):
+    with pytest.raises(AssayError, match="no worker started"):
         run_jobs([job("only")], tmp_path, executor=Gone(1), work=behave)

@@ -142,7 +142,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         ({"methods": ["ifr"]}, "'ifr' decides on all examples together"),
         (
             {"methods": [{"method": "eap-ig-inputs", "steps": "auto"}]},
-            "steps = 'auto' looks at all of them",
+            "steps = 'auto' needs all of them",
         ),
     ],
 )

@@ -142,7 +142,7 @@ def test_splits_share_no_handwriting_whatever_the_seed() -> None:
         ({"n": 0}, "n=0, size=28, start=0: at least 1 image"),
         ({"size": 13}, "size=13"),
         ({"start": -1}, "start=-1"),
-        ({"agreement": 1.5}, "agreement is 1.5; it is a probability"),
+        ({"agreement": 1.5}, "agreement is 1.5; expected a probability"),
         ({"agreement": float("nan")}, "agreement is nan"),
         ({"label_noise": -0.1}, "label_noise is -0.1"),
         ({"split": "validation"}, "known: test, train"),
@@ -232,8 +232,8 @@ def test_the_source_without_an_agreement_is_three_domains() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("colour-digits:much", "'much'; it is a probability"),
-        ("colour-digits:1.1", "'1.1'; it is a probability"),
+        ("colour-digits:much", "'much'; expected a probability"),
+        ("colour-digits:1.1", "'1.1'; expected a probability"),
         ("colour-digits:0.5/size", "swap of coloured digits"),
     ],
 )

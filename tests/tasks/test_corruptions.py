@@ -140,7 +140,7 @@ def test_frost_takes_photographs_and_says_so(tmp_path: Path, golden: dict[str, n
 
 def test_bad_textures_are_named(tmp_path: Path, golden: dict[str, np.ndarray]) -> None:
     images = repeated(golden["image"])
-    with pytest.raises(InputError, match="holds no image"):
+    with pytest.raises(InputError, match="has no images"):
         corrupt(images, "frost-1", frost_textures=tmp_path)
     with pytest.raises(InputError, match="is not a folder"):
         corrupt(images, "frost-1", frost_textures=tmp_path / "absent")

@@ -97,7 +97,7 @@ def test_classes_of_a_model_set_the_labels_or_are_refused(pacs: Path) -> None:
     assert images.labels is not None
     assert images.labels.tolist() == [0]
     assert images.classes == ("owl", "dog")
-    with pytest.raises(InputError, match=r"class folders \['cat'\] that are none of the classes"):
+    with pytest.raises(InputError, match=r"class folders \['cat'\] outside the classes"):
         read_image_folder(pacs / "art", classes=["owl", "dog"])
 
 
@@ -145,7 +145,7 @@ def test_more_than_8_bits_are_refused_rather_than_cut_off(pacs: Path) -> None:
     with pytest.raises(FileFormatError, match=r"dog/9\.png cannot be decoded .*beyond 8 bits; scale it"):
         read_image_folder(pacs / "art")
     assert read_image_folder(pacs / "art", options=ReadOptions(skip_bad=True)).skipped == ("dog/9.png",)
-    with pytest.raises(InputError, match="mode F, numbers beyond 8 bits"):
+    with pytest.raises(InputError, match="mode F, with more than 8 bits"):
         EvalTransform().pixels(Image.fromarray(np.ones((4, 6), dtype=np.float32)))
 
 
@@ -204,7 +204,7 @@ def test_the_layout_of_imagenet_c(tmp_path: Path) -> None:
     assert unnamed.labels is not None
     assert unnamed.labels.tolist() == [1]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="empty has no folder; expected empty/CORRUPTION/SEVERITY"):
+    with pytest.raises(InputError, match="empty has no folders; expected empty/CORRUPTION/SEVERITY"):
         read_imagenet_c(tmp_path / "empty")
     (tmp_path / "empty").rmdir()
     with pytest.raises(UnknownNameError, match="corruption of"):
@@ -279,7 +279,7 @@ def test_tables_that_do_not_fit_are_named(camelyon: Path) -> None:
     with pytest.raises(FileFormatError, match=r"none\.csv cannot be read"):
         read_table(camelyon, TableLayout(table="none.csv", path="", label=""))
     (camelyon / "metadata.csv").write_text("a,b\n1\n")
-    with pytest.raises(FileFormatError, match="row 0 has another number of columns"):
+    with pytest.raises(FileFormatError, match="row 0 and the header differ in the number of columns"):
         read_table(camelyon, TableLayout(path="{a}", label="b"))
 
 
@@ -391,5 +391,5 @@ def test_parquet_as_datasets_writes_it(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"holds \['label'\]; expected a column image"):
         read_parquet(tmp_path / "b.parquet")
     (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(FileFormatError, match="cannot be read as parquet"):
+    with pytest.raises(FileFormatError, match="cannot read .* as parquet"):
         read_parquet(tmp_path / "c.parquet")

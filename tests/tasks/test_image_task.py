@@ -156,7 +156,7 @@ def test_parts_are_disjoint_and_cover_the_set() -> None:
     assert sorted(ids) == list(range(7))
     assert [part.ids.tolist() for part in image_set().parts(3, seed=4)] == [p.ids.tolist() for p in parts]
     assert [p.ids.tolist() for p in image_set().parts(3, seed=5)] != [p.ids.tolist() for p in parts]
-    with pytest.raises(InputError, match="ask for 1 to 7"):
+    with pytest.raises(InputError, match="give 1 to 7"):
         image_set().parts(8)
 
 
@@ -166,7 +166,7 @@ def test_a_sample_is_ordered_and_seeded() -> None:
     assert (drawn.pixels[:, 0, 0, 0] == drawn.ids).all()
     assert image_set().sample(4, seed=1).ids.tolist() == drawn.ids.tolist()
     assert image_set().sample(99).n == 7
-    with pytest.raises(InputError, match="take at least 1 of the images"):
+    with pytest.raises(InputError, match="give at least 1 of the images"):
         image_set().sample(0)
 
 
@@ -205,7 +205,7 @@ def test_counterparts_must_be_of_the_same_images() -> None:
         (
             {"pixels": np.zeros((0, 4, 4, 3), dtype=np.uint8), "domain": "fog"},
             InputError,
-            "'fog' has no image",
+            "'fog' has no images",
         ),
     ],
 )

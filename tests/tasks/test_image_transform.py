@@ -137,13 +137,15 @@ def test_a_model_that_knows_nothing_of_its_images_gets_the_defaults_and_a_warnin
 
 def test_the_size_of_the_model_counts_more_than_the_stored_one() -> None:
     stored = {"size": {"height": 40, "width": 40}, "image_mean": [0.1, 0.2, 0.3], "resample": 3}
-    with pytest.warns(AssayWarning, match=r"takes 32 x 32 pixels and what is stored with it makes 40 x 40"):
+    with pytest.warns(
+        AssayWarning, match=r"reads 32 x 32 pixels, but its stored image settings produce 40 x 40"
+    ):
         found = EvalTransform.for_model(model_of((32, 32), stored))
     assert found == EvalTransform(resize=(32, 32), mean=(0.1, 0.2, 0.3), resample="bicubic")
 
 
 def test_stored_descriptions_of_other_kinds_are_refused() -> None:
-    with pytest.raises(InputError, match=r"has the keys \['sample_rate'\]; expected those of"):
+    with pytest.raises(InputError, match=r"have the keys \['sample_rate'\]; expected those of"):
         EvalTransform.for_model(model_of((32, 32), {"sample_rate": 16000}))
 
 
@@ -192,8 +194,8 @@ def test_bad_settings_are_refused(arguments: dict, error: type[Exception], messa
     [
         ({"size": {"longest_edge": 30}}, "height and width, or shortest_edge"),
         ({"do_pad": True}, "write an EvalTransform"),
-        ({"crop_pct": 0.9}, "by a share; write an EvalTransform"),
-        ({"do_center_crop": True, "crop_size": {"shortest_edge": 9}}, "a height and a width are needed"),
+        ({"crop_pct": 0.9}, "by a share, which is not supported; write an EvalTransform"),
+        ({"do_center_crop": True, "crop_size": {"shortest_edge": 9}}, "expected a height and a width"),
         ({"resample": 9}, "codes are 0 to 5"),
         ({"image_mean": [0.5, 0.5]}, "image_mean has 2 values"),
     ],

@@ -60,7 +60,7 @@ def test_a_loaded_model_brings_its_tokenizer_and_its_vocabulary(mini_tokenizer: 
     assert load_task("ioi", Loaded(mini_tokenizer, len(mini_tokenizer)), n=2).tokenizer is mini_tokenizer
     with pytest.raises(TokenizationError, match="clean holds id .*vocabulary ends at 9"):
         load_task("ioi", Loaded(mini_tokenizer, 10), n=2)
-    with pytest.raises(TokenizationError, match="task 'ioi' needs a tokenizer and the model has none"):
+    with pytest.raises(TokenizationError, match="task 'ioi' needs a tokenizer, but the model has none"):
         load_task("ioi", Loaded(None, 10), n=2)
 
 
@@ -111,7 +111,7 @@ def test_a_file_of_text_becomes_a_task_with_its_fields(tmp_path: Path, mini_toke
     assert task.answers[0, 1] == -1
     assert task.config == {"task": "pairs", "file": "pairs.jsonl", "bos": False, "n": 2}
     assert load_task(str(path), mini_tokenizer, n=1).n == 1
-    with pytest.warns(AssayWarning, match="holds 2 pairs, fewer than the 50 asked for"):
+    with pytest.warns(AssayWarning, match="holds 2 pairs, fewer than the requested 50"):
         assert load_task(str(path), mini_tokenizer, n=50).n == 2
 
 
@@ -140,7 +140,7 @@ def without(*keys: str) -> dict[str, Any]:
 
 MALFORMED: dict[str, tuple[Any, type[Exception], str]] = {
     "not JSON": ("{oops", FileFormatError, r"bad.jsonl, line 2: not JSON"),
-    "not an object": ([1, 2], FileFormatError, "line 2: a list, not an object; expected"),
+    "not an object": ([1, 2], FileFormatError, "line 2: got a list; expected a JSON object"),
     "keys missing": (
         without("corrupted", "answers"),
         FileFormatError,
@@ -172,12 +172,12 @@ MALFORMED: dict[str, tuple[Any, type[Exception], str]] = {
     "an unknown word": (
         {**PAIR, "clean": "Then, Zyxw"},
         TokenizationError,
-        r"line 2: prompt 'Then, Zyxw' holds a word",
+        r"line 2: prompt 'Then, Zyxw' has a word",
     ),
     "unequal lengths": (
         {**PAIR, "corrupted": "Then, Mary and John went to the store. John gave a ring"},
         TokenizationError,
-        "line 2: pair 0: clean prompt 'Then, .* has 15 tokens and corrupted prompt 'Then, .* has 14",
+        "line 2: pair 0: clean prompt 'Then, .* has 15 tokens, corrupted prompt 'Then, .* has 14",
     ),
     "right and wrong": (
         {**PAIR, "wrong": [" Mary"]},
@@ -200,12 +200,12 @@ def test_a_file_that_cannot_be_a_task_is_refused(tmp_path: Path, mini_tokenizer:
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FileFormatError, match=r"binary.jsonl is not UTF-8"):
         load_task(tmp_path / "binary.jsonl", mini_tokenizer)
-    with pytest.raises(FileFormatError, match=r"empty.jsonl holds no pair; expected one JSON object"):
+    with pytest.raises(FileFormatError, match=r"empty.jsonl has no pairs; expected one JSON object"):
         load_task(write(tmp_path / "empty.jsonl", ""), mini_tokenizer)
-    with pytest.raises(FileFormatError, match="some lines have 'wrong' answers and some have none"):
+    with pytest.raises(FileFormatError, match="only some lines have 'wrong' answers"):
         load_task(write(tmp_path / "mixed.jsonl", PAIR, without("wrong")), mini_tokenizer)
     with pytest.raises(
-        TokenizationError, match=r"line 1: prompt 'Then, .* is text and there is no tokenizer"
+        TokenizationError, match=r"line 1: prompt 'Then, .* is text, but the tokenizer is missing"
     ):
         read_pairs(write(tmp_path / "text.jsonl", PAIR))
     with pytest.raises(InputError, match="a task file takes no options; got corruption"):
@@ -255,13 +255,13 @@ def test_a_continuation_is_judged_in_its_context(mini_tokenizer: Any) -> None:
 
 
 def test_nothing_to_encode_is_an_empty_task(mini_tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="no prompt to encode; the task is empty"):
+    with pytest.raises(InputError, match="the task is empty; give at least one prompt"):
         encode_prompts([], Tokens(mini_tokenizer))
     with pytest.raises(TokenizationError, match="prompt '' has no token"):
         encode_prompts([Prompt(text="")], Tokens(mini_tokenizer))
     with pytest.raises(TokenizationError, match=r"prompt ids \[1, 2\] has no answer"):
         pair_task([Prompt(ids=(1, 2))], [Prompt(ids=(3, 4))], None, name="bare")
-    with pytest.raises(TokenizationError, match=r"answer ' x' is text and there is no tokenizer"):
+    with pytest.raises(TokenizationError, match=r"answer ' x' is text, but the tokenizer is missing"):
         encode_prompts([Prompt(ids=(1,), answers=(" x",))], None)
 
 

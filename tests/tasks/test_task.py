@@ -211,12 +211,12 @@ def test_an_id_beyond_the_vocabulary_is_named(name: str) -> None:
 
 
 BAD_CALLS: dict[str, tuple[Callable[[PairTask], Any], str]] = {
-    "rows beyond": (lambda t: t.subset([0, 3]), "subset asks for rows 0 to 3; there are 0 to 2"),
-    "negative rows": (lambda t: t.subset([-1]), "subset asks for rows -1 to -1"),
+    "rows beyond": (lambda t: t.subset([0, 3]), "subset names rows 0 to 3, but there are 0 to 2"),
+    "negative rows": (lambda t: t.subset([-1]), "subset names rows -1 to -1"),
     "no rows": (lambda t: t.subset([]), "at least one row number"),
     "a mask": (lambda t: t.subset(torch.tensor([True, False, True])), "at least one row number"),
     "batch of none": (lambda t: list(t.batches(0)), "batch_size is 0"),
-    "all of it": (lambda t: t.split(1.0), r"fraction in \(0, 1\) and 2 pairs; got 1.0 and 3"),
+    "all of it": (lambda t: t.split(1.0), r"fraction in \(0, 1\) and at least 2 pairs; got 1.0 and 3"),
     "one pair": (lambda t: t.subset([0]).split(0.5), "got 0.5 and 1"),
 }
 

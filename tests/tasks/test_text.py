@@ -120,9 +120,9 @@ def test_a_grammar_that_is_not_enumerated_says_so(mini_tokenizer: Any) -> None:
         grammar = load_task(key, mini_tokenizer, n=1).grammar
         assert grammar is not None
         assert grammar.population is grammar.corrupted_population is None
-        with pytest.raises(InputError, match=f"prompts of {key} are not enumerated; draw them"):
+        with pytest.raises(InputError, match=f"prompts of {key} cannot be enumerated; draw them"):
             grammar.support()
-        with pytest.raises(InputError, match=f"corrupted prompts of {key} are not enumerated"):
+        with pytest.raises(InputError, match=f"corrupted prompts of {key} cannot be enumerated"):
             grammar.corrupted_support({})
 
 
@@ -147,15 +147,15 @@ def test_fillers_that_are_not_one_token_are_dropped_and_listed(mini_tokenizer: A
             {"objects": ["Zyxw", "ring"]},
             r"ioi: 1 of 2 objects can be used .*at least 2.*dropped 'Zyxw'",
         ),
-        ("ioi", {"names": ["Mary", "John"]}, "ioi: 2 of 2 names can be used .*at least 3 are needed"),
-        ("ioi", {"names": NAMES, "avoid_clean_names": True}, "at least 5 are needed"),
+        ("ioi", {"names": ["Mary", "John"]}, "ioi: 2 of 2 names can be used .*expected at least 3"),
+        ("ioi", {"names": NAMES, "avoid_clean_names": True}, "expected at least 5"),
         (
             "docstring",
             {"arg_names": ["load", "size"]},
-            "docstring: 2 of 2 arg_names .*at least 15 are needed",
+            "docstring: 2 of 2 arg_names .*expected at least 15",
         ),
         ("docstring", {"words": ["oil"]}, "docstring: 1 of 1 words .*at least 3"),
-        ("sva", {"verbs": [["is", "blibber"]]}, "sva: 0 of 1 verbs .*at least 1 are needed"),
+        ("sva", {"verbs": [["is", "blibber"]]}, "sva: 0 of 1 verbs .*expected at least 1"),
     ],
 )
 def test_too_few_usable_fillers_are_an_error(
@@ -170,7 +170,7 @@ def test_too_few_usable_fillers_are_an_error(
     [
         ("ioi", {"names": ["Mary", "John", "Mary"]}, "names holds 'Mary' more than once"),
         ("ioi", {"template_ids": [20]}, "unknown ioi template id 20"),
-        ("ioi", {"template_ids": []}, r"ioi: no template is given; name at least one id out of 0..19"),
+        ("ioi", {"template_ids": []}, r"ioi: templates are missing; name at least one id out of 0..19"),
         (
             "ioi",
             {"templates": ["{name1} and {name2} saw"]},
@@ -186,12 +186,12 @@ def test_too_few_usable_fillers_are_an_error(
         ("sva", {"attractor": "incongrous"}, "unknown attractor 'incongrous'; did you mean 'incongruent'"),
         ("gendered-pronoun", {"template_ids": [7]}, "unknown gendered-pronoun template id 7"),
         ("docstring", {"style": "google"}, "unknown docstring style 'google'; did you mean 'goog'"),
-        ("induction", {"length": 1}, "length is 1, at least 2"),
-        ("induction", {"length": 8, "k": 8}, r"k is 8, allowed are 1 .. 7 for length 8"),
+        ("induction", {"length": 1}, "length is 1; expected at least 2"),
+        ("induction", {"length": 8, "k": 8}, r"k is 8; expected 1 to 7 for length 8"),
         (
             "induction",
             {"length": 5000},
-            "5000 different ids are drawn and the vocabulary has|5000 ids are drawn",
+            "5000 ids are drawn, but the vocabulary has",
         ),
     ],
 )

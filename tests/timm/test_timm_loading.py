@@ -159,7 +159,7 @@ def _drop_a_tensor(path: Path) -> None:
         (lambda path: change(path / "config.json", model_args={"sauce": 1}), "unexpected keyword .*sauce"),
         (lambda path: change(path / "config.json", num_classes=7), "size mismatch for head.weight"),
         (lambda path: (path / "config.json").write_text("{"), r"cannot read .*config\.json as JSON"),
-        (lambda path: (path / "config.json").unlink(), "holds no config.json"),
+        (lambda path: (path / "config.json").unlink(), "has no config.json"),
     ],
     ids=["truncated", "incomplete", "unknown", "arguments", "classes", "no JSON", "no config"],
 )
@@ -221,7 +221,7 @@ def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "junk.pth").write_bytes(b"junk")
     save_file(made().state_dict(), tmp_path / "narrow.safetensors")
     for name, message in (
-        ("absent.safetensors", r"^there is no file \S*absent\.safetensors"),
+        ("absent.safetensors", r"^file \S*absent\.safetensors does not exist"),
         ("junk.safetensors", "cannot load .* with timm: .*header"),
         ("junk.pth", r"^cannot read \S*junk\.pth as a PyTorch checkpoint: "),
         ("narrow.safetensors", "cannot load .* with timm: (?s:.*)size mismatch"),
@@ -238,7 +238,7 @@ def test_unknown_names() -> None:
 def test_a_live_module_without_stored_facts() -> None:
     model = load_model(VisionTransformer(**SMALL).eval())
     assert (model.id, model.preprocessing, model.classes) == ("VisionTransformer", None, None)
-    with pytest.warns(AssayWarning, match="nothing is stored about this model's images"):
+    with pytest.warns(AssayWarning, match="the model does not state how to prepare its images"):
         EvalTransform.for_model(model)
 
 
@@ -260,17 +260,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "post-norm": ({"block_fn": vision_transformer.ResPostBlock}, r"blocks\.0 is a ResPostBlock"),
     "parallel": (
         {"block_fn": vision_transformer.ParallelScalingBlock},
-        r"blocks\.0 is a ParallelScalingBlock; served are blocks that normalise before attention and MLP",
+        r"blocks\.0 is a ParallelScalingBlock; supported are blocks that normalise before attention and MLP",
     ),
     "parallel things": ({"block_fn": vision_transformer.ParallelThingsBlock}, "is a ParallelThingsBlock"),
     "norm of all heads": ({"scale_attn_norm": True}, r"normalises all heads together .* \(attn\.norm\)"),
     "gate": ({"attn_layer": Gated}, r"gates its attention output \(attn\.gate\)"),
     "differential attention": ({"attn_layer": "diff"}, "has a DiffAttention"),
-    "RMS norm": ({"norm_layer": RmsNorm}, r"has norm RmsNorm; served is LayerNorm"),
+    "RMS norm": ({"norm_layer": RmsNorm}, r"has norm RmsNorm; supported is LayerNorm"),
     "any size": ({"dynamic_img_size": True}, "takes images of any size; create it with a fixed img_size"),
     "no head": ({"num_classes": 0}, r"no classification head \(num_classes is 0\)"),
     "dropped patches": ({"patch_drop_rate": 0.2}, r"drops patches \(patch_drop\)"),
-    "grey": ({"in_chans": 1}, "reads images of 1 channels; image tasks are RGB, 3 channels"),
+    "grey": ({"in_chans": 1}, "reads images of 1 channels, but image tasks are RGB, 3 channels"),
 }
 
 
@@ -290,7 +290,7 @@ def test_recomputed_blocks_are_refused() -> None:
 
 
 def test_other_architectures_of_timm_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"^ResNet .*served.*, and timm's VisionTransformer"):
+    with pytest.raises(UnsupportedModelError, match=r"^ResNet .*supported.*, and timm's VisionTransformer"):
         load_model(timm.create_model("resnet10t", pretrained=False).eval())
 
 
@@ -310,10 +310,10 @@ def test_tasks_that_do_not_fit(saved: Path) -> None:
     with pytest.raises(ShapeError, match="are 16 x 16 and the model reads 32 x 32"):
         run_model(model, images((16, 16)))
     with pytest.raises(
-        InputError, match=r"labels hold class 6 \(image 3\), and the model has classes 0 to 5"
+        InputError, match=r"labels hold class 6 \(image 3\), but the model has classes 0 to 5"
     ):
         run_model(model, images(labels=torch.tensor([0, 1, 2, 6])))
     with pytest.raises(InputError, match="model and data do not have the same classes"):
         run_model(model, images(classes=("circle", "square", "triangle", "star", "cross", "sun")))
-    with pytest.raises(InputError, match="give a model and a task of one kind"):
+    with pytest.raises(InputError, match="give a model and a task of the same kind"):
         run_model(load_model("mini"), images())

@@ -72,7 +72,7 @@ def test_routes_equal_their_twin(module: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mlp_layer": GatedMlp}, "the MLP is a GatedMlp.*described are Mlp, GluMlp and SwiGLU"),
+        ({"mlp_layer": GatedMlp}, "the MLP is a GatedMlp.*supported are Mlp, GluMlp and SwiGLU"),
         ({"mlp_layer": GluMlp, "act_layer": nn.Sigmoid}, "the activation Sigmoid of .* is 0.5 at 0"),
     ],
     ids=["unknown", "not zero at zero"],

@@ -247,7 +247,7 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_state_and_a_damaged_model_are_named(tmp_path: Path) -> None:
     run = train(tiny(), TRAIN, VALIDATION, RECIPE, tmp_path / "run")
     tiny(seed=9).save_pretrained(run.folder)
-    with pytest.raises(FileFormatError, match=r"are not those that .*training\.json describes"):
+    with pytest.raises(FileFormatError, match=r"do not match .*training\.json"):
         train(tiny(), TRAIN, VALIDATION, RECIPE, tmp_path / "run")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "state.safetensors").write_bytes(b"half a file")
@@ -262,11 +262,11 @@ def test_data_that_do_not_fit_are_refused_before_the_first_step(tmp_path: Path) 
         train(tiny(), TRAIN, renamed, RECIPE, place)
     with pytest.raises(InputError, match="have no labels"):
         train(tiny(), TRAIN, dataclasses.replace(VALIDATION, labels=None), RECIPE, place)
-    with pytest.raises(InputError, match="24 validation images are in the training set too"):
+    with pytest.raises(InputError, match="24 validation images are also in the training set"):
         train(tiny(), TRAIN, TRAIN.subset(range(24)), RECIPE, place)
-    with pytest.raises(InputError, match="7 outputs and the data 6 classes"):
+    with pytest.raises(InputError, match="7 outputs, but the data 6 classes"):
         train(tiny(n_classes=7), TRAIN, VALIDATION, RECIPE, place)
-    with pytest.raises(ShapeError, match="reads images of 32 x 32 and these are 16 x 16"):
+    with pytest.raises(ShapeError, match="reads images of 32 x 32, but these are 16 x 16"):
         train(
             tiny(), draw_shapes("flat", 12, size=16), draw_shapes("flat", 6, start=12, size=16), RECIPE, place
         )

@@ -92,7 +92,7 @@ SCRATCH = {"scratch": {"source": "scratch"}}
         ({"inits": SCRATCH, "axes": {"rl": [1]}}, UnknownNameError, "unknown field of a recipe 'rl'"),
         ({"inits": SCRATCH, "axes": {"lr": []}}, InputError, "the axis lr is empty"),
         ({"inits": SCRATCH, "axes": {"lr": 0.1}}, InputError, "give a list of at least one value"),
-        ({"inits": SCRATCH, "axes": {"lr": [0.1, 0.1]}}, InputError, "holds one recipe twice"),
+        ({"inits": SCRATCH, "axes": {"lr": [0.1, 0.1]}}, InputError, "holds a recipe twice"),
         ({"inits": SCRATCH, "axes": {"lr": [-1.0]}}, InputError, r"lr is -1\.0"),
         ({"inits": SCRATCH, "fixed": 3}, InputError, r"write a table \[fixed\]"),
         ({"inits": {"a": {"path": "x"}}}, InputError, "the initialisation 'a' is"),
@@ -112,7 +112,7 @@ def test_bad_grids_are_refused(content: dict[str, Any], error: type[Exception], 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("name = [")
-    with pytest.raises(FileFormatError, match=r"grid\.toml is no TOML or JSON file of a grid"):
+    with pytest.raises(FileFormatError, match=r"grid\.toml is not a TOML or JSON file of a grid"):
         Grid.read(tmp_path / "grid.toml")
     with pytest.raises(UnknownNameError, match="unknown grid file or preset 'tinny'; did you mean 'tiny'"):
         Grid.read("tinny")
@@ -157,7 +157,7 @@ def test_a_tolerance_of_zero_keeps_every_best_and_a_size_adds_the_next() -> None
         select_configurations(sweep(TABLE), size=4)
     with pytest.raises(InputError, match="tolerance is -1"):
         select_configurations(sweep(TABLE), tolerance=-1)
-    with pytest.raises(InputError, match="has no trained model with a recipe"):
+    with pytest.raises(InputError, match="does not have a trained model with a recipe"):
         select_configurations(sweep({}))
 
 

@@ -151,7 +151,7 @@ def test_the_file_is_the_archive_of_oodselect(zoo: Zoo) -> None:
     assert np.array_equal(again.correct, matrix.correct)
     assert (again.keys, again.domain, again.n_id) == (matrix.keys, matrix.domain, matrix.n_id)
     path.write_bytes(b"nothing")
-    with pytest.raises(FileFormatError, match="holds no correctness matrix"):
+    with pytest.raises(FileFormatError, match="is not a correctness matrix"):
         Correctness.load(path)
     twice = dataclasses.replace(matrix, ids=matrix.ids * 0)
     with pytest.raises(InputError, match="two images of 'sketch' have the same id"):
@@ -189,9 +189,9 @@ def test_models_and_images_that_do_not_fit_are_named(zoo: Zoo) -> None:
     renamed = dataclasses.replace(IMAGES, classes=("a", "b", "c", "d", "e", "f"))
     with pytest.raises(InputError, match="model 'model-0' of the zoo 'pair': .*the same classes"):
         zoo.correctness(renamed)
-    with pytest.raises(InputError, match="have no labels; correctness needs them"):
+    with pytest.raises(InputError, match="have no labels, but correctness needs them"):
         zoo.correctness(dataclasses.replace(IMAGES, labels=None))
-    with pytest.raises(InputError, match="has no trained model yet"):
+    with pytest.raises(InputError, match="does not have a trained model yet"):
         dataclasses.replace(zoo, entries=()).correctness(IMAGES)
     broken = module(3)
     with torch.no_grad():

@@ -179,7 +179,7 @@ def show_cost(cost: "Forecast", *, as_json: bool) -> None:
     if as_json:
         print_json(cost.to_dict())
         return
-    echo(f"{cost.model['id']}, n = {cost.n}: at most so many forward passes over one prompt or image")
+    echo(f"{cost.model['id']}, n = {cost.n}: maximum forward passes over one prompt or image")
     rows = [[each.stage, f"{each.runs:,}", f"{each.passes:,}"] for each in cost.stages]
     total = ["total", "", f"{cost.passes:,}"]
     print_table("", ["stage", "runs", "passes"], [*rows, total], right="runs passes")

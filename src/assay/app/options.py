@@ -43,7 +43,7 @@ def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
     del type_
     value = tokens[0].value
     if value != "auto" and not (value.isdecimal() and int(value) > 0):
-        raise ValueError(f"{value!r} is neither a count from 1 nor auto")
+        raise ValueError(f"{value!r} is not valid; give a count of at least 1, or auto")
     return value if value == "auto" else int(value)
 
 

@@ -91,7 +91,7 @@ class Quiet:
     Attributes:
         quiet: Print no progress and no notes on stderr.
         config: TOML file of options.
-        traceback: Show where an error came from.
+        traceback: Show the traceback of an error.
     """
 
     quiet: Annotated[bool, RUNNING] = False
@@ -158,7 +158,7 @@ class Seeded:
     """Where randomness starts.
 
     Attributes:
-        seed: Root seed.
+        seed: Root seed of all random draws.
     """
 
     seed: Annotated[int, RUNNING, at_least(0)] = 0
@@ -169,7 +169,7 @@ class Placed:
     """Where a model runs.
 
     Attributes:
-        device: cpu, cuda, cuda:1, ... auto takes the first accelerator, else cpu.
+        device: cpu, cuda, cuda:1, ... auto picks the first accelerator, else cpu.
     """
 
     device: Annotated[str, RUNNING, one_of("auto", "cpu", "cuda")] = "auto"
@@ -265,7 +265,7 @@ class Saving:
     """Files for the result.
 
     Attributes:
-        out: Output directory; every file goes there under its usual name.
+        out: Output directory; every file gets its usual name there.
         save: File for the result.
     """
 

@@ -86,7 +86,7 @@ class Counted:
     """How many prompts.
 
     Attributes:
-        n: Prompts to draw. Default: 200, all of a file.
+        n: Prompts to draw. Default: 200; all rows of a file.
     """
 
     n: Annotated[Count | None, INPUTS] = None
@@ -97,7 +97,7 @@ class SkipBad:
     """What happens to images that cannot be read.
 
     Attributes:
-        skip_bad: Leave out image files that cannot be decoded, and count them.
+        skip_bad: Skip and count image files that cannot be decoded.
     """
 
     skip_bad: Annotated[bool, INPUTS] = False
@@ -108,8 +108,8 @@ class OnImages(SkipBad):
     """Images instead of a task.
 
     Attributes:
-        images: Instead of --task, for an image classifier: shapes:DOMAIN, colour-digits:AGREEMENT, an .npz
-            file, or a folder of one domain.
+        images: Images for an image classifier, instead of --task: shapes:DOMAIN, colour-digits:AGREEMENT, an
+            .npz file, or a folder of one domain.
     """
 
     images: Annotated[str | None, INPUTS] = None
@@ -120,8 +120,8 @@ class HeldOut:
     """Files for the two halves.
 
     Attributes:
-        discover_on: JSONL file to find the circuit on; --task is then measured on.
-        measure_on: JSONL file to measure on; --task is then for finding the circuit.
+        discover_on: JSONL file to discover the circuit on; --task is then used to measure.
+        measure_on: JSONL file to measure on; --task is then used to discover.
     """
 
     discover_on: Annotated[str | None, INPUTS] = None
@@ -147,7 +147,7 @@ class Ablating(Behaviour):
     """What is measured, and what a cut edge carries.
 
     Attributes:
-        ablation: What a cut edge carries. Default: the task's own.
+        ablation: Value that replaces a removed edge. Default: the task's own.
     """
 
     ablation: Annotated[str | None, DISCOVERY, completing("ablations")] = None
@@ -159,7 +159,7 @@ class Discovering(Behaviour):
 
     Attributes:
         method: Discovery method; `assay list methods` lists them.
-        steps: Quadrature nodes of the method, or auto.
+        steps: Number of quadrature nodes of the method, or auto.
     """
 
     method: Annotated[str, DISCOVERY, completing("methods")] = "eap-ig-inputs"
@@ -171,7 +171,7 @@ class Sizing(Discovering):
     """How a circuit is discovered and how large it becomes.
 
     Attributes:
-        target: Normalised faithfulness a discovered circuit must reach.
+        target: Normalised faithfulness that a discovered circuit must reach.
     """
 
     target: Annotated[float, DISCOVERY] = 0.9
@@ -182,8 +182,8 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
     """The circuit that is judged, given or discovered.
 
     Attributes:
-        circuit: Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id of the store.
-            Default: one discovered, as audit does.
+        circuit: Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id in the store.
+            Default: discover one, as audit does.
     """
 
     size_option: ClassVar[str] = ""  # that sizes a discovered circuit
@@ -230,7 +230,7 @@ class OfEdges(OfCircuit):
     """The circuit that is judged, or the size of a discovered one.
 
     Attributes:
-        edges: Size of a discovered circuit, instead of --target.
+        edges: Number of edges of a discovered circuit, instead of --target.
     """
 
     size_option = "edges"

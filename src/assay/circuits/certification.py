@@ -167,14 +167,14 @@ def _assumption(scores: EdgeScores, how: str) -> dict[str, str]:
     ablation = scores.provenance.get("ablation")
     if how == "deletion" and scores.provenance.get("method") == "consensus":
         return {
-            "assumes": "the weight of each method stays as measured on all examples; recomputed after an "
-            "edit it moves, and the radii are not certified"
+            "assumes": "the weight of each method keeps its value from all examples; if recomputed after an "
+            "edit it would move, and the radii would not be certified"
         }
     if how != "deletion" or ablation not in SHARED_BASELINES:
         return {}
     return {
-        "assumes": f"replaced values of ablation {ablation!r} stay as measured on all examples; recomputed "
-        "after an edit they move, and the radii are not certified"
+        "assumes": f"replaced values of ablation {ablation!r} keep their values from all examples; if "
+        "recomputed after an edit they would move, and the radii would not be certified"
     }
 
 
@@ -187,10 +187,10 @@ def _check(how: str, deletion: float | int, radius: int, correction: str, select
         raise unknown_name("selection", selection, SELECTIONS)
     if not 0 < deletion < 1:
         raise InputError(
-            f"deletion is {deletion}; a probability above 0 and below 1 is needed, 0.6 by default"
+            f"deletion is {deletion}; expected a probability above 0 and below 1 (0.6 by default)"
         )
     if radius < 0:
-        raise InputError(f"radius is {radius}; a number of edits, 0 or more, is needed")
+        raise InputError(f"radius is {radius}; expected a number of edits, 0 or more")
     if how == "bootstrap" and radius > 0:
         raise InputError(
             f"radius is {radius}, but bootstrap frequencies certify nothing; use how='deletion' or radius=0"
@@ -198,7 +198,7 @@ def _check(how: str, deletion: float | int, radius: int, correction: str, select
     if how == "deletion" and deletion**radius <= 0.5 and radius > 0:
         reach = math.floor(math.log(0.5) / math.log(deletion))
         raise InputError(
-            f"deleting examples with probability {deletion} certifies at most {reach} edits and radius is "
+            f"deleting examples with probability {deletion} certifies at most {reach} edits, but radius is "
             f"{radius}; use deletion above {0.5 ** (1 / radius):.4f} or a smaller radius"
         )
 
@@ -219,14 +219,16 @@ def _chosen_counts(
 ) -> Int[Tensor, " E"]:
     """How often each edge is chosen when the chooser runs on every resample; an empty one chooses nothing."""
     if scores.per_example is None:  # refused before
-        raise InputError("scores per example are needed")
+        raise InputError("scores per example are missing")
     weights = torch.from_numpy(drawn).to(scores.per_example.dtype)
     counts = torch.zeros(scores.graph.n_edges, dtype=torch.int64)
     for row in weights[weights.sum(1) > 0]:
         mean = torch.tensordot(row / row.sum(), scores.per_example, dims=1)
         chosen = chooser(EdgeScores(scores.graph, mean, provenance=scores.provenance), k)
         if chosen.graph.fingerprint != scores.graph.fingerprint:
-            raise GraphMismatchError("the selection returned a circuit of another graph than the scores'")
+            raise GraphMismatchError(
+                "the selection returned a circuit for another graph than that of the scores"
+            )
         counts += chosen.mask[scores.graph.valid]
     return counts
 
@@ -357,7 +359,7 @@ def selection_probability(
     table = edge_table(scores.graph, scores.per_example, "the exact selection probability", at_least=0)
     n = table.shape[0]
     if n > 16:
-        raise InputError(f"{n} examples have 2^{n} parts; this goes through all of them for at most 16")
+        raise InputError(f"{n} examples have 2^{n} subsets; the exact probability is limited to 16 examples")
     probability = torch.zeros(table.shape[1], dtype=torch.float64)
     parts = torch.tensor(list(itertools.product((0.0, 1.0), repeat=n)), dtype=table.dtype).view(2**n, n)
     for size in range(1, n + 1):

@@ -102,11 +102,9 @@ class CertifiedCircuit(display.Shown):
             InputError: For a negative radius, or for bootstrap frequencies, which certify nothing.
         """
         if self.how != "deletion":
-            raise InputError(
-                "bootstrap frequencies carry no certificate; make them with certify(..., how='deletion')"
-            )
+            raise InputError("bootstrap frequencies carry no certificate; use certify(..., how='deletion')")
         if radius < 0:
-            raise InputError(f"radius is {radius}; a number of edits, 0 or more, is needed")
+            raise InputError(f"radius is {radius}; expected a number of edits, 0 or more")
         mask = (self.decision == 1) & (self.radius >= radius)
         return Circuit(
             graph=self.graph,

@@ -62,8 +62,8 @@ class Circuit(display.Shown):
         expected = tuple(slots.shape)
         if tuple(self.mask.shape) != expected or self.mask.dtype != torch.bool:
             raise ShapeError(
-                f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; this graph needs a torch.bool "
-                f"mask of shape {expected}"
+                f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; expected a torch.bool mask of shape "
+                f"{expected}"
             )
         outside = self.mask & ~slots
         if outside.any():
@@ -132,8 +132,8 @@ class Circuit(display.Shown):
         if isinstance(heads, HeadCircuit):
             if (heads.n_layers, heads.n_heads) != (graph.n_layers, graph.n_heads):
                 raise GraphMismatchError(
-                    f"head circuit {heads.id!r} describes {heads.n_layers} layers of {heads.n_heads} heads; "
-                    f"the graph has {graph.n_layers} of {graph.n_heads}"
+                    f"head circuit {heads.id!r} describes {heads.n_layers} layers of {heads.n_heads} heads, "
+                    f"but the graph has {graph.n_layers} of {graph.n_heads}"
                 )
             roles = {name: role.heads for name, role in heads.roles.items()}
             provenance = {"published": heads.id, "task": heads.task}
@@ -191,7 +191,7 @@ class Circuit(display.Shown):
     def at(self, span: str) -> "Circuit":
         """The edges kept at one span."""
         if self.spans is None:
-            raise InputError("this circuit keeps its edges at every position; it has no spans")
+            raise InputError("this circuit keeps its edges at every position, so it has no spans")
         provenance = {"span": span, "part_of": self.hash}
         return Circuit(graph=self.graph, mask=self.mask[self.spans.index(span)], provenance=provenance)
 
@@ -328,11 +328,11 @@ class Circuit(display.Shown):
             raise InputError(f"expected a Circuit, got {type(other).__name__}")
         if other.graph.fingerprint != self.graph.fingerprint:
             raise GraphMismatchError(
-                f"circuits of different graphs: {self.graph.describe()} and {other.graph.describe()}"
+                f"the circuits have different graphs: {self.graph.describe()} and {other.graph.describe()}"
             )
         spans = [None if each.spans is None else each.spans.describe() for each in (self, other)]
         if spans[0] != spans[1]:
-            raise InputError("circuits of different spans of positions; compare them as .anywhere()")
+            raise InputError("the circuits have different spans of positions; compare them as .anywhere()")
         return other
 
     def __or__(self, other: "Circuit") -> "Circuit":

@@ -98,13 +98,15 @@ def _check_shape(theirs: Graph, ours: Graph | None, path: Path) -> None:
     if ours is None:
         return
     if not ours.mlps:
-        raise GraphMismatchError(f"{path}: EAP-IG graphs have MLPs, the graph asked for is attention-only")
+        raise GraphMismatchError(
+            f"{path}: EAP-IG graphs have MLPs, but the requested graph is attention-only"
+        )
     shapes = [(each.n_layers, each.n_heads, each.parallel) for each in (theirs, ours)]
     if shapes[0] != shapes[1]:
         described = ["{} layers of {} heads, parallel {}".format(*shape) for shape in shapes]
         raise GraphMismatchError(
-            f"{path} describes {described[0]}; the graph asked for has {described[1]}. Give the graph of the "
-            "model that the file was made with"
+            f"{path} describes {described[0]}, but the requested graph has {described[1]}. Give the graph "
+            "of the model that the file was made with"
         )
 
 
@@ -119,7 +121,7 @@ def copies_of(theirs: Graph, ours: Graph) -> Tensor:
         columns.append(ours.mlp_target(layer))
     columns.append(ours.n_targets - 1)
     if len(columns) != theirs.n_targets:
-        raise GraphMismatchError(f"{theirs.n_targets} targets do not map on {ours.n_targets}")
+        raise GraphMismatchError(f"{theirs.n_targets} targets do not match {ours.n_targets}")
     return torch.tensor(columns)
 
 
@@ -153,8 +155,9 @@ def _joined_circuit(
         row, column = split.nonzero()[0].tolist()
         raise InputError(
             f"{path} keeps {int(count[row, column])} of the {int(copies[column])} copies of "
-            f"{ours.edge_name(row, column)}, which is one edge here ({int(split.sum())} edges are split so); "
-            "read it with shared='any' or shared='all', or select a circuit from the scores"
+            f"{ours.edge_name(row, column)}, which is a single edge here ({int(split.sum())} edges are "
+            "split in this way); read it with shared='any' or shared='all', or select a circuit from the "
+            "scores"
         )
     mask = count == copies if shared == "all" else count > 0
     return Circuit(
@@ -203,15 +206,15 @@ def graph_document(scores: EdgeScores | None, kept: Circuit | None, *, d_model: 
     """The JSON document of scores, a circuit, or both; without scores an edge is scored 1 or 0."""
     given = scores if scores is not None else kept
     if given is None:
-        raise InputError("there is nothing to write: give scores or a circuit")
+        raise InputError("nothing to write; give scores or a circuit")
     ours = given.graph
     if not ours.mlps:
         raise GraphMismatchError(
-            "EAP-IG graphs have an MLP in every block; this graph is attention-only and cannot be written"
+            "EAP-IG graphs have an MLP in every block, so an attention-only graph cannot be written"
         )
     if kept is not None and kept.graph.fingerprint != ours.fingerprint:
         raise GraphMismatchError(
-            f"the circuit is of a graph {kept.graph.describe()}, the scores of {ours.describe()}"
+            f"the circuit belongs to the graph {kept.graph.describe()}, the scores to {ours.describe()}"
         )
     theirs = build_graph(ours.n_layers, ours.n_heads, parallel=ours.parallel)
     columns = copies_of(theirs, ours)

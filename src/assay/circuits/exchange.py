@@ -77,7 +77,9 @@ def load_submission(
     """
     root = Path(path)
     if not root.is_dir():
-        raise FileFormatError(f"no folder at {root}; expected a submission with folders like ioi_gpt2")
+        raise FileFormatError(
+            f"folder {root} does not exist; expected a submission with folders such as ioi_gpt2"
+        )
     folders = sorted(each for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
     folders = folders or [root]
     return tuple(_load_entry(folder, graph, shared=shared, partial=partial) for folder in folders)
@@ -92,7 +94,7 @@ def _load_entry(
     )
     if not files:
         raise FileFormatError(
-            f"{folder} holds no .json or .pt file; expected {IMPORTANCES} or one file per circuit"
+            f"{folder} has no .json or .pt file; expected {IMPORTANCES} or one file per circuit"
         )
     own = graph.get(model) if isinstance(graph, Mapping) else graph
     read = [read_eap_ig(each, own, shared=shared, partial=partial) for each in files]
@@ -105,8 +107,8 @@ def _load_entry(
         for file, each in zip(files, read, strict=True):
             if each.circuit is None and each.scores is not None and bool(each.scores.values.any()):
                 raise FileFormatError(
-                    f"{file} holds scores and lies beside {len(files) - 1} other file(s); expected one "
-                    "file with scores, or files that each hold a circuit"
+                    f"{file} holds scores but lies beside {len(files) - 1} other file(s); expected one file "
+                    "with scores, or files that each hold a circuit"
                 )
     circuits = [each.circuit or Circuit.empty(each.graph) for each in read]
     ordered = tuple(sorted(circuits, key=lambda circuit: circuit.n_edges))
@@ -129,7 +131,7 @@ def split_folder_name(name: str) -> tuple[str, str]:
     task, _, model = name.rpartition("_")
     if not task or not model:
         raise FileFormatError(
-            f"folder {shorten(name)!r} does not name a task and a model; MIB's are called like ioi_gpt2"
+            f"folder {shorten(name)!r} does not name a task and a model; use a name such as ioi_gpt2"
         )
     return task, model
 
@@ -205,8 +207,8 @@ def _folder_name(task: str, model: str) -> str:
 def _check_sizes(circuits: Sequence[Circuit], task: str, model: str) -> None:
     if len(circuits) != len(PERCENTAGES):
         raise InputError(
-            f"{task} on {model} has {len(circuits)} circuits; one for each of {PERCENTAGES} % of the edges "
-            "is needed"
+            f"{task} on {model} has {len(circuits)} circuits; expected one for each of {PERCENTAGES} % of "
+            "the edges"
         )
     for percentage, circuit in zip(PERCENTAGES, circuits, strict=True):
         # A shared k or v edge counts once per query head in the benchmark's graph.
@@ -215,5 +217,5 @@ def _check_sizes(circuits: Sequence[Circuit], task: str, model: str) -> None:
         if n_edges > percentage / 100 * theirs.n_edges:
             raise InputError(
                 f"the circuit of {task} on {model} for {percentage:g} % keeps {n_edges} of {theirs.n_edges} "
-                f"edges ({n_edges / theirs.n_edges:.3%}); give the nine from small to large"
+                f"edges ({n_edges / theirs.n_edges:.3%}); give the nine in ascending order"
             )

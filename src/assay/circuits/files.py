@@ -111,7 +111,7 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
         FileFormatError: If the file is truncated, tampered with, of another kind or too new.
     """
     if not path.is_file():
-        raise FileFormatError(f"no {kind} file at {path}")
+        raise FileFormatError(f"{path} does not exist; give a {kind} file")
     refuse_pickle(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -148,7 +148,7 @@ def flags(array: Tensor) -> Tensor:
         ValueError: If a byte is neither 0 nor 1, or the array holds something else.
     """
     if array.dtype != torch.uint8 or bool((array > 1).any()):
-        raise ValueError(f"its flags are {array.dtype}; bytes that are 0 or 1 are needed")
+        raise ValueError(f"its flags are {array.dtype}; expected bytes that are 0 or 1")
     return array.bool()
 
 
@@ -159,7 +159,7 @@ def real_numbers(array: Tensor) -> Tensor:
         ValueError: If it holds something else.
     """
     if not array.dtype.is_floating_point:
-        raise ValueError(f"its numbers are {array.dtype}; floating-point numbers are needed")
+        raise ValueError(f"its numbers are {array.dtype}; expected floating-point numbers")
     return array
 
 
@@ -171,7 +171,7 @@ def _described(shape: Mapping[str, Any]) -> Graph:
     ):
         raise ValueError(f"its graph is described by {dict(shape)}")
     if layers * (heads + 1) * layers * (heads + 2 * shared + 1) > MOST_CELLS:
-        raise ValueError(f"its graph has {layers} layers of {heads} heads, more than any file can hold")
+        raise ValueError(f"its graph has {layers} layers of {heads} heads, which is too large to be read")
     return build_graph(layers, heads, shared, parallel=shape["parallel"], mlps=shape["mlps"])
 
 
@@ -208,7 +208,7 @@ def read_edges(
             )
     if graph is not None and graph.fingerprint != stored.fingerprint:
         raise GraphMismatchError(
-            f"{path} belongs to another model: its graph is {stored.describe()}, the one asked for is "
+            f"{path} belongs to another model: its graph is {stored.describe()}, but the requested one is "
             f"{graph.describe()}"
         )
     return stored, arrays, metadata

@@ -55,7 +55,7 @@ def takes_text(
         def call(*positional: Any, **named: Any) -> Any:
             bound = signature.bind(*positional, **named)
             given = bound.arguments
-            about = f"{function.__name__} takes {', '.join(order)} in this order"
+            about = f"{function.__name__} takes {', '.join(order)}, in this order"
             names = [name for name in (*_WANTED, *_ONE) if name in given]  # the model, which reads the others
             for name in names:  # before anything is loaded: of swapped arguments one may be text
                 several = name == "task" and several_tasks and _is_sequence(given[name])
@@ -87,7 +87,7 @@ def _check(name: str, value: object, about: str) -> None:
         if isinstance(value, list | tuple | set | frozenset):
             raise InputError(f"{name} is a {kind} of {len(value)}; give one name, and call once for each")
         if isinstance(value, (Model, Task, Circuit, EdgeScores)):
-            raise InputError(f"{name} is a {kind}; its name is expected as text. {about}")
+            raise InputError(f"{name} is a {kind}; expected its name as text. {about}")
         return
     what, classes = _WANTED[name]
     heads = (*_TEXT, HeadCircuit, list, tuple, set, frozenset)
@@ -101,7 +101,7 @@ def _check_everywhere(name: str, value: object, function: str) -> None:
     if isinstance(value, (Circuit, EdgeScores)) and value.spans is not None:
         ordinary = "anywhere" if isinstance(value, Circuit) else "total"
         raise InputError(
-            f"{name} holds edges at spans of positions, which {function} does not take; give "
+            f"{name} holds edges at spans of positions, which {function} does not accept; give "
             f"{name}.{ordinary}()"
         )
 
@@ -157,12 +157,12 @@ def named_circuit(source: str | Path, graph: Graph) -> Circuit | HeadCircuit:
         circuit = published_circuit(text)
         if circuit.graph.fingerprint != graph.fingerprint:
             raise GraphMismatchError(
-                f"circuit {text!r} belongs to another model: its graph is {circuit.graph.describe()}, "
-                f"the one asked for is {graph.describe()}"
+                f"circuit {text!r} belongs to another model: its graph is {circuit.graph.describe()}, but "
+                f"the requested one is {graph.describe()}"
             )
         return circuit
     if text in published_head_circuits():
         return load_head_circuit(text)
     if "," in text:
-        raise InputError(f"circuit is {text!r}; heads are written as in a0.h3,a2.h1 (layer, then head)")
+        raise InputError(f"circuit is {text!r}; write heads as in a0.h3,a2.h1 (layer, then head)")
     raise unknown_name("circuit", text, [*published_circuits(), *published_head_circuits()])

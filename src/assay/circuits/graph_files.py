@@ -66,7 +66,7 @@ class GraphFileContent:
         for count, what in ((len(scores), "score"), (len(flags), "in_graph flag")):
             if 0 < count < len(self.edges):
                 raise FileFormatError(
-                    f"{path}: {count} of {len(self.edges)} edges have a {what}; all or none are expected"
+                    f"{path}: only {count} of {len(self.edges)} edges have a {what}; expected all or none"
                 )
 
         def matrix(values: list[Any], dtype: torch.dtype) -> Tensor:
@@ -82,7 +82,7 @@ class GraphFileContent:
 def read_content(path: Path) -> GraphFileContent:
     """What a file holds, checked as far as it can be without a graph to fit."""
     if not path.is_file():
-        raise FileFormatError(f"no file at {path}; expected a graph file, .json or .pt")
+        raise FileFormatError(f"{path} does not exist; expected a graph file, .json or .pt")
     return _read_torch(path) if path.suffix == ".pt" else _read_json(path)
 
 
@@ -102,7 +102,8 @@ def _read_json(path: Path) -> GraphFileContent:
     if missing:
         if missing == ["edges"]:
             raise FileFormatError(
-                f"{path} has nodes but no edges: a node-level file scores no edges; export it at edge level"
+                f"{path} has nodes but no edges: a node-level file does not score edges; export it at "
+                "edge level"
             )
         raise FileFormatError(
             f"{path} is not an EAP-IG graph file: {', '.join(missing)} should be an object; found the keys "
@@ -113,7 +114,7 @@ def _read_json(path: Path) -> GraphFileContent:
     edges = {name: _edge_values(name, value, path) for name, value in document["edges"].items()}
     if not edges:
         raise FileFormatError(
-            f"{path} has nodes but no edges: a node-level file scores no edges; export it at edge level"
+            f"{path} has nodes but no edges: a node-level file does not score edges; export it at edge level"
         )
     return GraphFileContent(config=config, edges=edges)
 
@@ -124,7 +125,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise ValueError(f"{shorten(name)!r} stands twice in one object")
+                raise ValueError(f"{shorten(name)!r} occurs twice in one object")
             seen.add(name)
     return content
 
@@ -160,8 +161,8 @@ def _check_nodes(nodes: Mapping[str, Any], graph: Graph, path: Path) -> None:
             )
         if isinstance(value, dict) and "neurons" in value:
             raise FileFormatError(
-                f"{path}: node {name!r} has neurons; circuits of single neurons are not read, export at edge "
-                "level"
+                f"{path}: node {name!r} has neurons, but circuits of single neurons are not supported; "
+                "export at edge level"
             )
 
 
@@ -175,7 +176,7 @@ def _read_torch(path: Path) -> GraphFileContent:
         document = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UnsafeFileError(
-            f"{path} is refused: it holds more than tensors and plain values, or is not a torch file; "
+            f"{path} is rejected: it holds more than tensors and plain values, or is not a torch file, so "
             "loading it could run code. Export it as JSON (EAP-IG: graph.to_json)"
         ) from error
     # A damaged archive fails with whatever its first wrong byte brings about.
@@ -191,7 +192,7 @@ def _read_torch(path: Path) -> GraphFileContent:
         )
     if "neurons_in_graph" in document or "neurons_scores" in document:
         raise FileFormatError(
-            f"{path} has neurons; circuits of single neurons are not read, export at edge level"
+            f"{path} has neurons, but circuits of single neurons are not supported; export at edge level"
         )
     with malformed(path, "a graph file with lists of nodes"):
         sources, targets = (tuple(map(str, document[key])) for key in ("src_nodes", "dst_nodes"))
@@ -201,7 +202,7 @@ def _read_torch(path: Path) -> GraphFileContent:
     ):
         shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in matrices]
         raise FileFormatError(
-            f"{path}: edges_scores and edges_in_graph are {shapes}; {len(sources)} sources and "
+            f"{path}: edges_scores and edges_in_graph are {shapes}, but {len(sources)} sources and "
             f"{len(targets)} targets are named"
         )
     graph, _ = graph_of(document["cfg"], path)
@@ -237,7 +238,7 @@ def graph_of(config: Any, path: Path) -> tuple[Graph, int | None]:
     if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
         raise FileFormatError(
             f"{path}: cfg has n_layers={shorten(repr(sizes[0]))} and n_heads={shorten(repr(sizes[1]))}; "
-            "whole numbers of at least 1 are needed"
+            "expected whole numbers of at least 1"
         )
     layers, heads = (int(size) for size in sizes if size is not None)
     if layers * (heads + 1) * layers * (3 * heads + 1) > MOST_CELLS:
@@ -247,7 +248,7 @@ def graph_of(config: Any, path: Path) -> tuple[Graph, int | None]:
     parallel = config.get("parallel_attn_mlp", False)
     if not isinstance(parallel, bool):
         raise FileFormatError(
-            f"{path}: parallel_attn_mlp is {shorten(repr(parallel))}; true or false is needed"
+            f"{path}: parallel_attn_mlp is {shorten(repr(parallel))}; expected true or false"
         )
     width = config.get("d_model")
     return build_graph(layers, heads, parallel=parallel), width if isinstance(width, int) else None
@@ -286,7 +287,7 @@ def _unknown_edge(name: str, graph: Graph, path: Path) -> UnknownNameError:
     shown = f"{path}: unknown edge {shorten(name)!r}"
     targets = {their_target(each) for each in graph.targets}
     if not arrow:
-        return UnknownNameError(f"{shown}: it has no '->'; edges are written like 'input->a0.h0<q>'")
+        return UnknownNameError(f"{shown}: it has no '->'; write edges as in 'input->a0.h0<q>'")
     for kind, end, known in (("source", source, set(graph.sources)), ("target", target, targets)):
         if end not in known:
             return UnknownNameError(

@@ -419,12 +419,12 @@ def _check_stated(circuit: HeadCircuit, content: Mapping[str, Any], origin: str)
         if stated is not None and band in BAND_ORDINALS and stated != BAND_ORDINALS[band]:
             raise InputError(
                 f"{origin}: role {name!r} states ordinal {stated}, but its band {band!r} has ordinal "
-                f"{BAND_ORDINALS[band]}; leave the ordinal out"
+                f"{BAND_ORDINALS[band]}; remove the ordinal"
             )
     if "head_edges" in content:
         differing = {tuple(edge) for edge in content["head_edges"]} ^ set(circuit.head_edges)
         if differing:
             raise InputError(
-                f"{origin}: head edge {list(min(differing))} is in `head_edges` or follows from "
-                "`pathways`, but not both; leave head_edges out"
+                f"{origin}: head edge {list(min(differing))} is in `head_edges` or follows from `pathways`, "
+                "but not both; remove head_edges"
             )

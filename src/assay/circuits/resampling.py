@@ -50,12 +50,14 @@ def edge_table(
     """
     if per_example is None:
         raise InputError(
-            f"{purpose} needs a score per example and these scores hold only their mean; make them with "
+            f"{purpose} needs a score per example, but these scores hold only their mean; make them with "
             "discover(..., per_example=True)"
         )
     n = per_example.shape[0]
     if n < at_least:
-        raise InputError(f"{purpose} needs at least {at_least} examples to resample; these scores have {n}")
+        raise InputError(
+            f"{purpose} needs at least {at_least} examples to resample, but these scores have {n}"
+        )
     table = per_example.flatten(1)[:, graph.valid.flatten()]
     table = table if table.dtype in (torch.float32, torch.float64) else table.float()
     bad = ~torch.isfinite(table)
@@ -64,7 +66,7 @@ def edge_table(
         row, column = graph.valid.nonzero()[edge].tolist()
         raise InputError(
             f"the score of {graph.edge_name(row, column)} on example {example} is "
-            f"{table[example, edge].item()}; {purpose} needs finite scores"
+            f"{table[example, edge].item()}, but {purpose} needs finite scores"
         )
     return table
 
@@ -72,9 +74,9 @@ def edge_table(
 def check_resamples(resamples: int, level: float | int) -> None:
     """Refuse a level outside (0, 1), or too few resamples to resolve it."""
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; a confidence above 0 and below 1 is needed, 0.95 by default")
+        raise InputError(f"level is {level}; expected a confidence above 0 and below 1 (0.95 by default)")
     if resamples < 1:
-        raise InputError(f"resamples is {resamples}; at least 1 is needed, 1000 by default")
+        raise InputError(f"resamples is {resamples}; expected at least 1 (1000 by default)")
 
 
 def consistent_edges(
@@ -92,7 +94,7 @@ def consistent_edges(
     allowed = math.floor(resamples * (1 - level) / 2 + 1e-9)
     if allowed < 1:
         raise InputError(
-            f"{resamples} resamples do not resolve a {level:.6g} interval: its ends are the "
+            f"{resamples} resamples are too few for a {level:.6g} interval, whose ends are the "
             f"{(1 - level) / 2:.3g} quantiles; use at least {math.ceil(2 / (1 - level) - 1e-9)} resamples"
         )
     counts = resample_weights("bootstrap", table.shape[0], resamples, 0.0, seed)

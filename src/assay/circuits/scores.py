@@ -59,10 +59,10 @@ class EdgeScores(display.Shown):
     def __post_init__(self) -> None:
         shape = tuple(self.slots.shape)
         if tuple(self.values.shape) != shape:
-            raise ShapeError(f"values has shape {tuple(self.values.shape)}; this graph needs {shape}")
+            raise ShapeError(f"values has shape {tuple(self.values.shape)}; expected {shape}")
         each = self.per_example
         if each is not None and (each.ndim != 3 or tuple(each.shape[1:]) != shape):
-            raise ShapeError(f"per_example has shape {tuple(each.shape)}; this graph needs [n, *{shape}]")
+            raise ShapeError(f"per_example has shape {tuple(each.shape)}; expected [n, *{shape}]")
         bad = ~torch.isfinite(self.values) & self.slots
         if bool(bad.any()):
             (name,) = slot_names(self.graph, self.spans, bad.nonzero()[:1])
@@ -95,7 +95,7 @@ class EdgeScores(display.Shown):
     def at(self, span: str) -> "EdgeScores":
         """The scores of the edges at one span."""
         if self.spans is None:
-            raise InputError("these scores are of edges at every position; they have no spans")
+            raise InputError("these scores are for edges at every position, so they have no spans")
         values = self.values[self.spans.index(span)]
         return EdgeScores(self.graph, values, provenance={**self.provenance, "span": span})
 
@@ -129,7 +129,7 @@ class EdgeScores(display.Shown):
         """
         check_n_edges(self.graph, k)
         if self.spans is not None:
-            raise InputError("greedy growth is of edges, not of edges at spans; use .total().greedy(k)")
+            raise InputError("greedy growth works on edges, not on edges at spans; use .total().greedy(k)")
         scores = (self.values.abs() if absolute else self.values).tolist()
         feeding: list[list[int]] = [column.nonzero().squeeze(1).tolist() for column in self.graph.feeds.T]
         upstream = [rows.nonzero().squeeze(1).tolist() for rows in self.graph.valid.T]

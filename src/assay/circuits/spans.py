@@ -59,7 +59,9 @@ class Spans:
                 f"expected ({n}, {n}) and ({n},)"
             )
         if not bool(self.read.any()):
-            raise InputError("the logits are read in no span; one of them must hold the read position")
+            raise InputError(
+                "none of the spans holds the read position, where the logits are read; add it to one"
+            )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -104,7 +106,7 @@ class Spans:
         """
         if length < 1 or (read is not None and not -length <= read < length):
             raise InputError(
-                f"spans of {length} positions, read at {read}; give a length >= 1 and a position in it"
+                f"spans of {length} positions, read at {read}; give a length >= 1 and a position inside it"
             )
         reads = torch.zeros(length, dtype=torch.bool)
         reads[slice(None) if read is None else read] = True
@@ -166,12 +168,14 @@ class Spans:
         found, names, _ = _labelled(task, choice)
         if labels is not None:
             if int(found.max()) >= len(self):
-                raise InputError(f"labels name span {int(found.max())}, but there are 0 to {len(self) - 1}")
+                raise InputError(
+                    f"labels name span {int(found.max())}, but there are only 0 to {len(self) - 1}"
+                )
             return self._read_where_expected(task, found)
         unknown = [name for name in names if name not in self.names]
         if unknown:
             raise InputError(
-                f"{task.name!r} has a span {unknown[0]!r} where the circuit has {', '.join(self.names)}; run "
+                f"{task.name!r} has a span {unknown[0]!r}, but the circuit has {', '.join(self.names)}; run "
                 "it on prompts of the same template and length, or give labels="
             )
         places = torch.tensor([self.names.index(name) for name in names] + [NO_SPAN])
@@ -187,8 +191,8 @@ class Spans:
             row = int(elsewhere[0])
             expected = [name for name, here in zip(self.names, self.read.tolist(), strict=True) if here]
             raise InputError(
-                f"prompt {row} of {task.name!r} is read in span {self.names[int(read[row])]!r}, and these "
-                f"spans have edges into the logits at {', '.join(expected)} only"
+                f"prompt {row} of {task.name!r} is read in span {self.names[int(read[row])]!r}, but these "
+                f"spans have edges into the logits only at {', '.join(expected)}"
             )
         return labels
 
@@ -269,8 +273,8 @@ def _placed(task: Task, places: Mapping[str, Place]) -> tuple[Tensor, tuple[str,
         if REST in names:
             row, column = left.nonzero()[0].tolist()
             raise InputError(
-                f"position {column} of prompt {row} is in no span, and the name {REST!r}, which such "
-                "positions get, is taken"
+                f"position {column} of prompt {row} is in no span and would get the name {REST!r}, which is "
+                "already used; rename that span"
             )
         labels[left] = len(names)
         names.append(REST)

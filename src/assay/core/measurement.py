@@ -439,7 +439,7 @@ class Measurement(display.Shown):
             NaN ends with a reason where the value is undefined or rests on fewer than two examples.
         """
         if not 0 < level < 1:
-            raise InputError(f"level is {level}; a coverage between 0 and 1 is needed, e.g. 0.95")
+            raise InputError(f"level is {level}; expected a coverage between 0 and 1, e.g. 0.95")
         method = method or self.interval_method
         key = (level, method)
         if key not in self._intervals:

@@ -322,7 +322,7 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> "n
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
             raise FileFormatError(
-                f"{path}: the array {key!r} has the format {version}; plain arrays are read"
+                f"{path}: the array {key!r} has the unsupported format {version}; write plain arrays"
             )
         read = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

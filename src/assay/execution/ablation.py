@@ -308,8 +308,8 @@ def check_aligned(key: str, reference: Task, task: Task) -> None:
     lengths = sorted({*reference.lengths.tolist(), *task.lengths.tolist()})
     if len(lengths) > 1:
         raise InputError(
-            f"{key} replaces by the mean of each position, and the prompts have lengths {lengths}; use "
-            "prompts of one template, or 'mean'"
+            f"{key} uses the mean of each position, but the prompts have lengths {lengths}; use prompts of "
+            "one template, or 'mean'"
         )
 
 

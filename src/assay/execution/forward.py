@@ -94,8 +94,8 @@ def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Te
     if bool(bad.any()):
         row = int(rows[bad.nonzero()[0, 0]])
         raise NonFiniteError(
-            f"{what} has NaN or infinite logits for example {row}; check the model's weights and "
-            "number type (float16 overflows)"
+            f"{what} has NaN or infinite logits for example {row}; check the model's weights and dtype "
+            "(float16 overflows)"
         )
 
 
@@ -104,9 +104,9 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
     if circuit.graph.mlps != model.graph.mlps:
         owners = {True: "a model with MLPs", False: "an attention-only model"}
         raise GraphMismatchError(
-            f"the circuit belongs to {owners[circuit.graph.mlps]}, and {model.id!r} is "
-            f"{owners[model.graph.mlps]}: that is another graph, with other nodes and edges. Run the circuit "
-            "on the model it was found on"
+            f"the circuit belongs to {owners[circuit.graph.mlps]}, but {model.id!r} is "
+            f"{owners[model.graph.mlps]}, so their graphs differ. Run the circuit on the model it was "
+            "discovered on"
         )
     if circuit.graph.fingerprint != model.graph.fingerprint:
         raise GraphMismatchError(
@@ -117,9 +117,8 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
     found_on = circuit.provenance.get("model")
     if isinstance(found_on, dict) and found_on.get("weight_hash") not in (None, model.weight_hash):
         warnings.warn(
-            f"the circuit was found on {found_on.get('id')!r} with weights {found_on['weight_hash']}, "
-            "and is run on "
-            f"{model.id!r} with weights {model.weight_hash}",
+            f"the circuit was discovered on {found_on.get('id')!r} with weights {found_on['weight_hash']}, "
+            f"but runs on {model.id!r} with weights {model.weight_hash}",
             AssayWarning,
             stacklevel=3,
         )
@@ -217,7 +216,9 @@ def run_circuit(
     task = model.bind(task)
     if circuit.spans is not None:
         if pairs is not None:
-            raise InputError("pairs= runs ordinary circuits; give circuit.anywhere(), or task.paired(pairs)")
+            raise InputError(
+                "pairs= works only with ordinary circuits; give circuit.anywhere(), or task.paired(pairs)"
+            )
         where = circuit.spans.label(task, labels)
         return _run_spans(
             model, task, circuit, where, replacement, asked=batch_size, memory=memory, seed=seed, check=check
@@ -347,8 +348,8 @@ def _pair_tiles(
 def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
     if not ablation.paired:
         raise InputError(
-            f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation uses none; use "
-            "ablation='resample', or leave pairs out"
+            f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation does not use them; use "
+            "ablation='resample', or remove pairs"
         )
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype != torch.int64 or len(pairs) == 0:
         raise ShapeError(
@@ -357,14 +358,14 @@ def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
         )
     if int(pairs.min()) < 0 or int(pairs.max()) >= task.n:
         raise InputError(
-            f"pairs hold indices from {int(pairs.min())} to {int(pairs.max())}; the task has rows 0 "
-            f"to {task.n - 1}"
+            f"pairs hold indices from {int(pairs.min())} to {int(pairs.max())}, but the task has rows 0 to "
+            f"{task.n - 1}"
         )
     unequal = (task.lengths[pairs[:, 0]] != task.lengths[pairs[:, 1]]).nonzero()
     if len(unequal):
         clean, corrupted = pairs[unequal[0, 0]].tolist()
         raise InputError(
             f"pair ({clean}, {corrupted}) joins prompts of {int(task.lengths[clean])} and "
-            f"{int(task.lengths[corrupted])} tokens; "
-            "edges can only be patched between prompts of one length"
+            f"{int(task.lengths[corrupted])} tokens, but edges can only be patched between prompts of one "
+            "length"
         )

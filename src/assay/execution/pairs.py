@@ -132,8 +132,8 @@ class PairRunner:
         shared = len(self.prefix)
         if tokens.shape[1] <= shared or not bool((tokens[:, :shared].cpu() == self.prefix.cpu()).all()):
             raise InputError(
-                f"inputs of {tokens.shape[1]} tokens do not all begin with the prefix of {shared} tokens "
-                "and go on after it; make the runner with the prefix that these inputs share"
+                f"inputs of {tokens.shape[1]} tokens must start with the shared prefix of {shared} tokens "
+                "and be longer than it. Make the runner with a prefix that all inputs share"
             )
         tokens = tokens.to(self.model.device)
         with self.model.tracing(streams=True) as trace:
@@ -266,7 +266,7 @@ class _Tile:
     ) -> None:
         if clean.length != corrupted.length:
             raise InputError(
-                f"the clean inputs have {clean.length} tokens and the corrupted ones {corrupted.length}; "
+                f"the clean inputs have {clean.length} tokens, the corrupted ones {corrupted.length}, but "
                 "edges can only be patched between inputs of one length"
             )
         self.runner, self.model = runner, runner.model

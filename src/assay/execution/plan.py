@@ -184,7 +184,7 @@ def compile_plan(
         pools: True where `logits` reads all positions (mean pooling), not one.
     """
     if mask.shape != graph.valid.shape:
-        raise ShapeError(f"mask has shape {tuple(mask.shape)}; a plan needs {tuple(graph.valid.shape)}")
+        raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
     clean, ablated = source_types(graph, mask)
     kept = mask & ~ablated[:, None] if resample else mask.clone()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools)

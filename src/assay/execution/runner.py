@@ -81,7 +81,7 @@ class CircuitRunner:
             baseline: Ablated values; one row that all share, or one per clean input.
             read: Read position of each clean input.
         """
-        assert not self.plan.everything, "a full circuit is the model; run it instead"
+        assert not self.plan.everything, "a full circuit is the model itself; run the model instead"
         run = _CircuitRun(self, clean, baseline, read)
         return run.finish()
 

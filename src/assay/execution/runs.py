@@ -107,7 +107,7 @@ class CircuitRuns:
             return self.circuit.dropped()
         if which == "empty":
             return self.circuit.emptied()
-        raise InputError(f"no run named {which!r}; choose 'full', 'keep', 'drop' or 'empty'")
+        raise InputError(f"there is no run {which!r}; choose 'full', 'keep', 'drop' or 'empty'")
 
     def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
         """Logits of any circuit of the same graph under the same ablation."""

@@ -127,8 +127,8 @@ class SoftRunner:
             raise ShapeError(f"read has shape {tuple(read.shape)}; expected ({len(clean)},)")
         if int(read.min()) < 0 or int(read.max()) >= clean.shape[1]:
             raise InputError(
-                f"read positions run from {int(read.min())} to {int(read.max())}; prompts have positions 0 "
-                f"to {clean.shape[1] - 1}"
+                f"read positions run from {int(read.min())} to {int(read.max())}, but prompts have "
+                f"positions 0 to {clean.shape[1] - 1}"
             )
         model, width = self.model, int(read.max()) + 1
         device = model.device

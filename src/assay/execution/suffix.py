@@ -84,7 +84,7 @@ class SuffixRunner:
             InputError: If edges have been cut already.
         """
         if self._live.opened:
-            raise InputError("examples were added after cuts were asked for; add all of them first")
+            raise InputError("cuts have already been requested; add all examples before that")
         with self.model.tracing(streams=True) as trace:
             hidden = self.model.forward(inputs)
         self._examples.append(CutExamples(self._live, trace, baseline, read))
@@ -141,7 +141,7 @@ class SuffixRunner:
             InputError: If there was none since the last commit.
         """
         if self._asked is None:
-            raise InputError("there is nothing to commit; ask for logits first")
+            raise InputError("nothing to commit; request logits first")
         target, sources, cuts = self._asked
         for place, examples in enumerate(self._examples):
             if len(self._passes) == len(self._examples):
@@ -170,13 +170,13 @@ class SuffixRunner:
             )
         if self._live.stage_of[target] > self._cut:
             raise InputError(
-                f"edges before {graph.targets[target]} have been cut, so it no longer reads clean sources; "
-                "ask for targets in reverse order"
+                f"edges before {graph.targets[target]} were already cut, so it no longer reads clean "
+                "sources; request targets in reverse order"
             )
         if not self.live(target):
             raise InputError(
-                f"{graph.targets[target]} has no way to logits through kept edges; cutting its edges changes "
-                "nothing"
+                f"{graph.targets[target]} has no path to the logits through kept edges, so cutting its "
+                "edges changes nothing"
             )
         for row in sources:
             if not self.kept[row, target]:

@@ -289,7 +289,7 @@ def faithfulness_curve(
     check_choice("selection", selection, ("top", "greedy"))
     if scores.graph.fingerprint != model.graph.fingerprint:
         raise GraphMismatchError(
-            f"the scores are of {scores.graph.describe()}, the model is {model.graph.describe()}"
+            f"the scores are of {scores.graph.describe()}, but the model is {model.graph.describe()}"
         )
     if runs is None:
         whole = Circuit.full(model.graph)
@@ -297,7 +297,7 @@ def faithfulness_curve(
             model, task, whole, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
         )
     elif runs.model is not model or runs.task is not task:
-        raise InputError("runs= was made for another model or task than the ones given; leave it out")
+        raise InputError("runs= was made for another model or task; remove it")
     sizes = [int(share * scores.graph.n_edges) for share in shares]
     circuits = [_choose(scores, size, absolute=absolute, selection=selection) for size in sizes]
     if prune:
@@ -352,7 +352,7 @@ def _check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
     ascending = all(a < b for a, b in pairwise(values))
     if len(values) < 2 or not ascending or not 0 < values[0] <= values[-1] <= 1:
         raise InputError(
-            f"fractions={list(fractions)} must be at least two ascending shares of the edges in (0, 1]"
+            f"fractions is {list(fractions)}; give at least two ascending shares of the edges in (0, 1]"
         )
     return values
 

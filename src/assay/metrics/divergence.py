@@ -127,7 +127,7 @@ def _answer_set(
     else:
         ids = np.broadcast_to(np.array(list(restricted_to), dtype=np.int64), (n, len(restricted_to)))
         if not len(restricted_to) or ids.min() < 0:
-            raise InputError(f"restricted_to={restricted_to!r} must list output ids >= 0, at least one")
+            raise InputError(f"restricted_to is {restricted_to!r}; give at least one output id >= 0")
     if ids.max(initial=-1) >= d_vocab:
         raise InputError(f"restricted_to holds id {ids.max()}, but the vocabulary ends at {d_vocab - 1}")
     return ids

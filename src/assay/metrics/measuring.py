@@ -91,9 +91,7 @@ def measure(
             model, task, circuit, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
         )
     elif runs.circuit != circuit or runs.model is not model or runs.task is not task:
-        raise InputError(
-            "runs= was made for another circuit, model or task than the ones given; leave it out"
-        )
+        raise InputError("runs= was made for another circuit, model or task; remove it")
     return measure_runs(runs, metric, random_circuits=random_circuits, **options)
 
 
@@ -111,7 +109,7 @@ def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **
     if runs.circuit.spans is not None:
         _check_whole(spec, random_circuits)
     if random_circuits < 0:
-        raise InputError(f"random_circuits is {random_circuits}; a count from 0 is needed")
+        raise InputError(f"random_circuits is {random_circuits}; expected a count of at least 0")
     measurement = compute(runs, spec, **options)
     if "full" in spec.runs:  # whatever is judged beside a model that fails at the task is marked
         new = [
@@ -142,7 +140,7 @@ def measurement_provenance(
 def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:
     if spec.compute is None:
         raise InputError(
-            f"{spec.key} is measured from edge scores, not from one circuit: use faithfulness_curve"
+            f"{spec.key} is measured from edge scores, not from one circuit; use faithfulness_curve"
         )
     for name in options:
         if name not in spec.options:
@@ -158,8 +156,8 @@ def _check_whole(spec: MetricSpec, random_circuits: int) -> None:
             key for key, each in METRICS.items() if each.compute and not each.own_runs + each.runs_per_head
         ]
         raise InputError(
-            f"{what} changes single edges or heads of a circuit, or many circuits, and this circuit keeps "
-            f"its edges at some positions only; use {', '.join(whole)}, or measure circuit.anywhere()"
+            f"{what} changes single edges or heads of a circuit, or many circuits, but this circuit keeps "
+            f"its edges only at some positions; use {', '.join(whole)}, or measure circuit.anywhere()"
         )
 
 
@@ -180,7 +178,7 @@ def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
 
     Args:
         circuit: Gives size, kind and graph.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         index: Which of the random circuits; each is drawn independently of how many are asked for.
     """
     rng = stream(seed, f"random-like/{index}")

@@ -230,7 +230,5 @@ def task_warnings(runs: CircuitRuns, used: Bool[np.ndarray, " n"]) -> tuple[str,
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     """`value` if it is one of the allowed words of an option."""
     if value not in allowed:
-        raise InputError(
-            f"{name}={value!r} is not offered; choose {' or '.join(repr(each) for each in allowed)}"
-        )
+        raise InputError(f"{name} is {value!r}; choose {' or '.join(repr(each) for each in allowed)}")
     return str(value)

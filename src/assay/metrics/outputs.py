@@ -24,7 +24,7 @@ def _by_rows(
     """`kernel` over blocks of rows of tables of one shape."""
     if len({table.shape for table in tables}) > 1:
         raise ShapeError(
-            f"runs to compare differ in shape: {', '.join(str(table.shape) for table in tables)}"
+            f"runs to compare have different shapes: {', '.join(str(table.shape) for table in tables)}"
         )
     n, width = tables[0].shape
     rows = max(1, _BLOCK // max(width, 1))

@@ -15,34 +15,33 @@ RECORD = {"id", "name", "hash", "value", "n", "unit", "direction", "statistic", 
 Document = Mapping[str, Any]
 
 LEGEND = (
-    "The tinted stretch of each small axis is where the published rule says pass; a verdict is given only "
-    "when "
-    "the whole interval agrees. Squares: mean of random circuits of equal size."
+    "The tinted part of each small axis is where the published rule passes; a verdict is given only if the "
+    "whole interval agrees. Squares: mean of random circuits of equal size."
 )
 
 # What each measurement means, by its code.
 MEANINGS = {
     "D02.faithfulness": "Share of the model’s margin that remains when only the circuit’s edges are kept.",
-    "D02.faithfulness_norm": "The same share, counted from the empty circuit (0) to the whole model (1).",
+    "D02.faithfulness_norm": "The same share on a scale from the empty circuit (0) to the whole model (1).",
     "D02.completeness": "Share of the margin that is lost when the circuit itself is ablated.",
     "D01.output_divergence": "Mean divergence between the output distributions of circuit and model.",
     "D03.kl": "Mean information lost when the circuit’s output replaces the model’s.",
     "D03.reverse-kl": "The same with the roles of circuit and model exchanged.",
     "D03.js": "Jensen-Shannon divergence, symmetric, at most 0.69.",
-    "D03.tv": "Total variation: probability mass that changes place.",
-    "D03.kl_faithfulness": "One minus the divergence relative to the empty circuit’s.",
-    "D04.ce_delta_drop": "Rise of the cross-entropy of the right answer when the circuit is ablated.",
-    "D04.ce_delta_keep": "Rise of the cross-entropy of the right answer when only the circuit is kept.",
-    "D04.ce_ratio": "Harm of ablating the circuit over harm of ablating everything else.",
-    "D05.acc_at_K": "Share of prompts on which circuit and model predict the same token. "
-    "The verdict asks for the top five too.",
-    "D05.acc_at_5": "Mean overlap of the circuit’s five likeliest tokens with the model’s.",
-    "D05.acc_at_10": "Mean overlap of the ten likeliest tokens.",
-    "D05.tau_5": "Rank agreement (Kendall) inside the model’s top five.",
-    "D05.tau_10": "Rank agreement (Kendall) inside the model’s top ten.",
+    "D03.tv": "Total variation: probability mass that moves.",
+    "D03.kl_faithfulness": "One minus the divergence relative to that of the empty circuit.",
+    "D04.ce_delta_drop": "Increase of the cross-entropy of the right answer when the circuit is ablated.",
+    "D04.ce_delta_keep": "Increase of the cross-entropy of the right answer when only the circuit is kept.",
+    "D04.ce_ratio": "Damage from ablating the circuit, divided by damage from ablating everything else.",
+    "D05.acc_at_K": "Share of prompts on which circuit and model predict the same token. The verdict also "
+    "requires the top five.",
+    "D05.acc_at_5": "Mean overlap of the five most likely tokens of circuit and model.",
+    "D05.acc_at_10": "Mean overlap of the ten most likely tokens.",
+    "D05.tau_5": "Rank agreement (Kendall) within the model’s top five.",
+    "D05.tau_10": "Rank agreement (Kendall) within the model’s top ten.",
     "D05.label_top1_full": "Share of prompts on which the model ranks a right answer first.",
-    "D05.label_top1_circuit": "Share of prompts on which the circuit does.",
-    "C4b.minimality": "Mean loss of faithfulness when one head is taken out of the circuit.",
+    "D05.label_top1_circuit": "Share of prompts on which the circuit ranks a right answer first.",
+    "C4b.minimality": "Mean loss of faithfulness when one head is removed from the circuit.",
     "MIB.cpr": "Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
     "MIB.cmd": "Mean distance of the faithfulness curve from 1.",
 }
@@ -58,8 +57,8 @@ DIRECTIONS = {
 
 REASONS = {
     "zero_denominator": "undefined: the model has no margin on this task",
-    "no_valid_prompt": "undefined: no prompt gave finite logits",
-    "all_tied": "undefined: all values tie",
+    "no_valid_prompt": "undefined: none of the prompts gave finite logits",
+    "all_tied": "undefined: all values are equal",
 }
 
 
@@ -102,7 +101,11 @@ def measurements_page(records: Sequence[Document]) -> Page:
     caption: list[Text] = [LEGEND]
     if left:
         listing = code("assay store ls --kind measurement")
-        caption += [f" {words.number(left)} more rows are left out; ", listing, " lists all that are stored."]
+        caption += [
+            f" {words.number(left)} more rows are omitted; ",
+            listing,
+            " lists all that are stored.",
+        ]
     printed, unprinted = first(records, RECORDS)
     notes = [
         Details(

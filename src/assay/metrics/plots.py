@@ -60,9 +60,7 @@ def plot_measurement(measurement: Measurement, ax: Axes | None = None) -> Axes:
     }
     rows = {name: part for name, part in parts.items() if math.isfinite(part.value)}
     if not rows:
-        raise InputError(
-            f"{measurement.name} is undefined ({measurement.reason}), so there is nothing to draw"
-        )
+        raise InputError(f"cannot plot {measurement.name}: it is undefined ({measurement.reason})")
     ax = axes_of(ax, 6.6, 0.9 + 0.34 * max(2, len(rows)))
     rule, random = measurement.rule, (measurement.baseline.get("random") or {}).get("value")
     limits = () if rule is None else (rule.pass_at, rule.fail_at)

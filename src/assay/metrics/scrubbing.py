@@ -22,7 +22,7 @@ def _scrubbed(
 ) -> tuple[Replacements, Bool[np.ndarray, " n"]]:
     """The replacements, and the examples that may count."""
     if draws < 1:
-        raise InputError(f"draws is {draws}; give at least 1, 5 by default")
+        raise InputError(f"draws is {draws}; give at least 1 (5 by default)")
     replaced = Complement(runs=runs).draw(METHODS[same_answer], draws=draws, kl=kl)
     used = finite_examples(runs, "full") & replaced.served & np.isfinite(replaced.margins).all(axis=0)
     return replaced, used

@@ -123,7 +123,7 @@ def check_k(ks: Sequence[Any] | None, n_outputs: int) -> tuple[int, ...]:
         if k >= n_outputs:
             raise InputError(f"K holds {k}, but there are {n_outputs} outputs to rank; choose K below that")
     if not len(ks) or len(set(ks)) < len(ks):
-        raise InputError(f"K={list(ks)} must list at least one size and none twice")
+        raise InputError(f"K is {list(ks)}; give at least one size, each once")
     return tuple(sorted(int(k) for k in ks))
 
 
@@ -167,7 +167,9 @@ def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None)
         tokenizer = runs.model.tokenizer
         vocabulary = d_vocab if tokenizer is None else min(len(tokenizer), d_vocab)
     if not 1 < vocabulary <= d_vocab:
-        raise InputError(f"vocabulary={vocabulary}; the model has {d_vocab} outputs, at least 2 are ranked")
+        raise InputError(
+            f"vocabulary is {vocabulary}; expected 2 to {d_vocab}, the number of outputs of the model"
+        )
     ks = check_k(K, vocabulary)
     used = finite_examples(runs, "full", "keep")
     full, keep = (np.where(used[:, None], run[:, :vocabulary], 0.0) for run in logits)

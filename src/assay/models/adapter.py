@@ -78,8 +78,8 @@ class Model:
         for path, parameter in module.named_parameters():
             if parameter.is_floating_point() and parameter.dtype.itemsize == 1:
                 raise UnsupportedModelError(
-                    f"weight {path!r} of {name} is stored as {parameter.dtype}, which no layer computes with "
-                    "as it stands; dequantise the weights first"
+                    f"weight {path!r} of {name} is stored as {parameter.dtype}, which layers cannot compute "
+                    "with; dequantise the weights first"
                 )
             if not bool(torch.isfinite(parameter).all()):
                 raise NonFiniteError(
@@ -153,7 +153,9 @@ class Model:
 
     def _sees(self) -> Vision:
         if self.vision is None:
-            raise InputError(f"{self.id} is a language model: it has no images, tokens of images or classes")
+            raise InputError(
+                f"{self.id} is a language model: images, image tokens and classes do not apply to it"
+            )
         return self.vision
 
     @property
@@ -241,8 +243,8 @@ class Model:
         if has_images is (self.vision is None):
             reads, holds = ("prompts", "images") if self.vision is None else ("images", "prompts")
             raise InputError(
-                f"{self.id} reads {reads}, and the task {known.name!r} holds {holds}; give a model and a "
-                "task of one kind"
+                f"{self.id} reads {reads}, but the task {known.name!r} holds {holds}; give a model and a "
+                "task of the same kind"
             )
         if self.vision is None:
             known.validate(self.n_vocab, self.n_positions)
@@ -250,8 +252,8 @@ class Model:
             most = getattr(config, "max_position_embeddings", None)
             if most is not None and known.length > most:
                 warnings.warn(
-                    f"the longest prompt of {known.name!r} has {known.length} tokens and {self.id} was made "
-                    f"for {most}. Numbers on longer prompts say little about it; make the prompts shorter",
+                    f"the longest prompt of {known.name!r} has {known.length} tokens, but {self.id} was "
+                    f"made for {most}. Results on longer prompts are unreliable; make the prompts shorter",
                     AssayWarning,
                     stacklevel=2,
                 )
@@ -268,8 +270,8 @@ class Model:
         """
         if self.vision is not None:
             raise UnsupportedModelError(
-                f"{what} serves language models so far, and {self.id} is an image classifier; discover, "
-                "discover_heads, measure, faithfulness_curve and run_circuit serve both"
+                f"{what} supports only language models so far, but {self.id} is an image classifier; "
+                "discover, discover_heads, measure, faithfulness_curve and run_circuit support both"
             )
 
     def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
@@ -279,7 +281,7 @@ class Model:
         """
         if self.vision is not None:
             if self.pools:
-                raise InputError(f"{self.id} pools positions; its logits cannot be read from one")
+                raise InputError(f"{self.id} pools positions, so its logits cannot be read at one position")
             single = self.vision.logits(self.module, hidden.reshape(-1, 1, self.d_model))
             return single.reshape(*hidden.shape[:-1], -1)
         logits: Tensor = self.unembed_module(hidden)
@@ -321,8 +323,8 @@ class Model:
         training = next((path for path, part in self.module.named_modules() if part.training), None)
         if training is not None:
             raise InputError(
-                f"{f'{training} of ' if training else ''}{self.id} is in training mode, so dropout would "
-                "change its numbers; call module.eval() first"
+                f"{f'{training} of ' if training else ''}{self.id} is in training mode, where dropout "
+                "changes its outputs; call module.eval() first"
             )
         if self.vision is not None:
             return self.vision.hidden(self.module, inputs.to(self.dtype))

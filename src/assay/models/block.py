@@ -50,9 +50,7 @@ class Norm:
             value = getattr(self.module, name, None)
             if isinstance(value, float):
                 return value
-        raise UnsupportedModelError(
-            f"norm {type(self.module).__name__} states neither eps nor variance_epsilon"
-        )
+        raise UnsupportedModelError(f"norm {type(self.module).__name__} has neither eps nor variance_epsilon")
 
     def standardise(
         self, x: Float[Tensor, "*batch d_model"]

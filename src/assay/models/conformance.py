@@ -123,8 +123,8 @@ class _PartCheck:
         for part in _parts(model):
             if part not in self.seen:
                 raise UnsupportedModelError(
-                    f"{self.named(part)} is never called, so nothing can be read there; correct the "
-                    f"description of family {model.family.key!r}"
+                    f"{self.named(part)} is never called, so it cannot be read; correct the description of "
+                    f"family {model.family.key!r}"
                 )
         self.same(model.module, "the stream entering the first block", entering, trace.input)
         assert trace.final_in is not None
@@ -241,7 +241,7 @@ class _PartCheck:
     def refuse(self, module: nn.Module, how: str) -> NoReturn:
         raise UnsupportedModelError(
             f"{self.named(module)} does not compute what its weights and the description of family "
-            f"{self.model.family.key!r} say: {how}. Circuits read the weights as they stand: merge adapters "
-            "(merge_and_unload()) and dequantise the weights first. In a family of your own, correct the "
+            f"{self.model.family.key!r} imply: {how}. Circuits read the weights directly: merge adapters "
+            "(merge_and_unload()) and dequantise the weights first. In your own family, correct the "
             "description"
         )

@@ -81,8 +81,8 @@ def family_of(module: nn.Module) -> Family:
         )
     served = ", ".join(sorted(name for _, family in FAMILIES.items() for name in family.model_types))
     raise UnsupportedModelError(
-        f"{type(module).__name__} (model type {model_type!r}) belongs to no described family; served "
-        f"model types: {served}, and timm's VisionTransformer"
+        f"{type(module).__name__} (model type {model_type!r}) is not supported; supported model types: "
+        f"{served}, and timm's VisionTransformer"
     )
 
 
@@ -123,8 +123,8 @@ def load_model(
     if isinstance(source, nn.Module):
         if dtype is not None or device is not None:
             raise InputError(
-                "a live module is used as it is; convert or move it yourself instead of passing "
-                "dtype= or device="
+                "a live module is used unchanged; convert or move it yourself instead of passing dtype= or "
+                "device="
             )
         stored = vits.timm_preprocessing(source) if vits.is_timm_vit(source) else None
         return _bound(source, tokenizer=tokenizer, name=type(source).__name__, preprocessing=stored)
@@ -137,9 +137,9 @@ def load_model(
         path = Path(location.removeprefix(_TIMM_DIRECTORY))
         location, name = str(path), path.name
         if not path.is_dir():
-            raise FileFormatError(f"there is no directory {path}; expected one with timm's config.json")
+            raise FileFormatError(f"directory {path} does not exist; expected one with timm's config.json")
     if path.is_dir() and not (path / "config.json").is_file():
-        raise FileFormatError(f"{path} holds no config.json; expected a directory written by save_pretrained")
+        raise FileFormatError(f"{path} has no config.json; expected a directory written by save_pretrained")
     preprocessing: Mapping[str, Any] | None
     if location.startswith("timm:") or (path.is_dir() and _is_timm_directory(path)):
         module = _from_timm(location, allow_pickle=allow_pickle).to(dtype or torch.float32)
@@ -151,7 +151,7 @@ def load_model(
         module.to(device)
     if tokenizer is None and family_of(module).vision is None:
         tokenizer = _load_tokenizer(location)
-    with malformed(location, "a model whose configuration makes sense"):
+    with malformed(location, "a model with a consistent configuration"):
         return _bound(module.eval(), tokenizer=tokenizer, name=name, preprocessing=preprocessing)
 
 
@@ -236,12 +236,12 @@ def _check_checkpoint(location: str, *, allow_pickle: bool) -> None:
         return
     path = Path(checkpoint)
     if not path.is_file():
-        raise FileFormatError(f"there is no file {path}; expected timm:{name}@checkpoint.safetensors")
+        raise FileFormatError(f"file {path} does not exist; expected timm:{name}@checkpoint.safetensors")
     if path.suffix == ".safetensors":
         refuse_pickle(path)
     elif not allow_pickle:
         raise UnsafeFileError(
-            f"{path} is not a safetensors file, and opening a pickle can run any code; convert it, or pass "
+            f"{path} is not a safetensors file, and opening a pickle can run any code. Convert it, or pass "
             "allow_pickle=True if you trust its origin"
         )
 
@@ -327,7 +327,7 @@ def _from_pretrained(location: str, *, dtype: torch.dtype, allow_pickle: bool) -
         raise
     except pickle.UnpicklingError as error:
         raise UnsafeFileError(
-            f"{location!r} holds a pickle of more than weights, which is refused: "
+            f"{location!r} holds a pickle with more than weights, which is rejected: "
             f"{printable(str(error))[:300]}"
         ) from error
     # ImportError: a configuration may ask for a library that is not installed.
@@ -354,8 +354,8 @@ def _refuse_elsewhere(config: Path) -> None:
     """Refuse a configuration that names its weights itself."""
     if (named := read_json(config).get("transformers_weights")) is not None:
         raise UnsafeFileError(
-            f"{config} names its weights itself ({printable(repr(named))[:200]}); they are read from "
-            f"{WEIGHTS} or {INDEX}: remove transformers_weights"
+            f"{config} names its own weight files ({printable(repr(named))[:200]}), but weights are read "
+            f"only from {WEIGHTS} or {INDEX}; remove transformers_weights"
         )
 
 
@@ -364,8 +364,8 @@ def _refuse_early(config: Config, location: str) -> None:
     for field in ("quantization_config", "compression_config"):
         if getattr(config, field, None) is not None:
             raise UnsupportedModelError(
-                f"{location}: its configuration has {field}, so its weights are not the numbers that it "
-                "computes with; dequantise it and save it again"
+                f"{location}: its configuration has {field}, so the stored weights differ from the numbers "
+                "it computes with; dequantise it and save it again"
             )
     if config.model_type in _REFUSED:
         suffix, why = _REFUSED[config.model_type]

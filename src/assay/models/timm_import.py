@@ -34,8 +34,8 @@ def timm_create_model(wanted: str) -> Callable[..., nn.Module]:
         from timm import create_model
     except (ImportError, RuntimeError) as error:
         raise MissingExtraError(
-            f"{wanted!r} is a timm model and timm cannot be imported ({error}); install it with "
-            "pip install 'assay[vision]'"
+            f"{wanted!r} is a timm model, but timm cannot be imported ({error}); install it with pip "
+            "install 'assay[vision]'"
         ) from error
     built: Callable[..., nn.Module] = create_model
     return built

@@ -56,7 +56,7 @@ def convert_attention_only(
     mlps = sorted(name for name in names if ".mlp." in name or ".ln2." in name)
     if mlps:
         raise UnsupportedModelError(
-            f"the checkpoint has MLPs ({mlps[0]}), so its graph is another one; expected attention alone"
+            f"the checkpoint has MLPs ({mlps[0]}), but only attention-only models are supported"
         )
     state, config = _state(_Given(weights, names))
     place = Path(directory)
@@ -86,7 +86,7 @@ def _read(path: Path, *, allow_pickle: bool) -> dict[str, Tensor]:
     except Exception as error:  # a damaged pickle fails with whatever its first wrong byte brings about
         raise FileFormatError(f"cannot read {path} as a PyTorch checkpoint: {error}") from error
     if not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
-        raise FileFormatError(f"{path} holds something else than tensors by name; expected a state dict")
+        raise FileFormatError(f"{path} must hold tensors by name only; expected a state dict")
     return weights
 
 
@@ -105,7 +105,9 @@ class _Given:
         self.left.discard(name)
         weight = self.weights[name].float()
         if shape and tuple(weight.shape) != shape:
-            raise ShapeError(f"{name!r} has shape {tuple(weight.shape)}; {shape} fits the other parameters")
+            raise ShapeError(
+                f"{name!r} has shape {tuple(weight.shape)}; expected {shape} to match the other parameters"
+            )
         return weight
 
     def or_else(self, name: str, value: float, *shape: int) -> Tensor:
@@ -126,8 +128,8 @@ def _state(given: _Given) -> tuple[dict[str, Tensor], dict[str, Any]]:
     (vocabulary, width), (heads, _, inner) = embedding.shape, first.shape
     if heads * inner != width:
         raise ShapeError(
-            f"{heads} heads of {inner} make {heads * inner}, and the stream is {width} wide; blocks of GPT-2 "
-            "need the two to be equal"
+            f"{heads} heads of {inner} make {heads * inner}, but the stream has width {width}; blocks of "
+            "GPT-2 need the two to be equal"
         )
     n_layers = 1 + max(
         int(name.split(".")[1]) for name in given.left | {"blocks.0."} if name[:7] == "blocks."
@@ -154,8 +156,8 @@ def _state(given: _Given) -> tuple[dict[str, Tensor], dict[str, Any]]:
     state["lm_head.bias"] = given.or_else("unembed.b_U", 0.0, vocabulary)
     if given.left:
         raise FileFormatError(
-            f"the checkpoint holds {', '.join(sorted(given.left)[:5])}, which no attention-only model has; "
-            "expected the parameters that TransformerLens names"
+            f"the checkpoint holds {', '.join(sorted(given.left)[:5])}, which do not belong to an "
+            "attention-only model; expected the parameters that TransformerLens names"
         )
     config = {
         "model_type": "attention_only",

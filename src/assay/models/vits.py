@@ -32,7 +32,7 @@ def _kind(module: nn.Module) -> str:
 
 def _refuse_headless(module: nn.Module) -> str | None:
     if not _kind(module):
-        return f"it is not an image classifier; served classes: {', '.join(_HEADS)}"
+        return f"it is not an image classifier; supported classes: {', '.join(_HEADS)}"
     if any(isinstance(head, nn.Identity) for head in _classifiers(module)):
         return "it has no classification head (num_labels is 0); save it with one"
     return None
@@ -162,16 +162,16 @@ def _refuse_timm(module: nn.Module) -> str | None:
 
 def _refuse_block(block: Any) -> str | None:
     if type(block).__name__ != "Block":
-        return f"is a {type(block).__name__}; served are blocks that normalise before attention and MLP"
+        return f"is a {type(block).__name__}; supported are blocks that normalise before attention and MLP"
     attention = block.attn
     if type(attention).__name__ != "Attention":
-        return f"has a {type(attention).__name__}; served is plain multi-head attention"
+        return f"has a {type(attention).__name__}; supported is plain multi-head attention"
     if not isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity):
         return "normalises all heads together before the output projection (attn.norm)"
     if getattr(attention, "gate", None) is not None:
         return "gates its attention output (attn.gate)"
     if not isinstance(block.norm1, nn.LayerNorm):
-        return f"has norm {type(block.norm1).__name__}; served is LayerNorm"
+        return f"has norm {type(block.norm1).__name__}; supported is LayerNorm"
     return None
 
 
@@ -180,8 +180,8 @@ def _timm_gated(block: nn.Module) -> str | None:
     kind = type(block.get_submodule("mlp")).__name__
     if kind not in ("Mlp", "GluMlp", "SwiGLU"):
         raise UnsupportedModelError(
-            f"the MLP is a {kind}, and where its gate is, if it has one, is not described; described are "
-            "Mlp, GluMlp and SwiGLU"
+            f"the MLP is a {kind}, which is not supported, because the place of its gate is unknown; "
+            "supported are Mlp, GluMlp and SwiGLU"
         )
     return None if kind == "Mlp" else "mlp.norm"
 
@@ -294,7 +294,7 @@ def check_vision_weights(module: nn.Module, name: str) -> None:
     channels = convolutions[0].in_channels if convolutions else 3
     if channels != 3:
         raise UnsupportedModelError(
-            f"{name} reads images of {channels} channels; image tasks are RGB, 3 channels"
+            f"{name} reads images of {channels} channels, but image tasks are RGB, 3 channels"
         )
 
 

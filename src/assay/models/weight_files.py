@@ -81,7 +81,7 @@ def _shards(index: Path) -> list[str]:
     """Names of the files of an index, each once."""
     named = read_json(index).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(each, str) for each in named.values()):
-        raise FileFormatError(f"{index} has no table 'weight_map' from weights to names of files")
+        raise FileFormatError(f"{index} lacks the table 'weight_map' from weights to file names")
     return sorted(set(named.values()))
 
 
@@ -89,12 +89,12 @@ def _shard(location: str, name: str, index: Path, *, allow_pickle: bool) -> Path
     plain = Path(name).name == name and not set(name) & set("/\\\0")
     if not plain or not (allow_pickle or name.endswith(".safetensors")):
         raise UnsafeFileError(
-            f"{index} names {name[:200]!r}; plain names of safetensors files beside it are read"
+            f"{index} names {name[:200]!r}; only plain names of safetensors files beside it are read"
             + ("" if allow_pickle or not plain else ", or pass allow_pickle=True if you trust their origin")
         )
     found = find_checkpoint(location, name)
     if found is None:
-        raise FileFormatError(f"{index} names {name!r}, and there is no such file beside it")
+        raise FileFormatError(f"{index} names {name!r}, but this file does not exist beside it")
     return found
 
 
@@ -105,12 +105,12 @@ def _pickles(location: str, *, allow_pickle: bool) -> list[Path]:
         return []
     pickles = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
     if not pickles:
-        raise FileFormatError(f"{path} holds no weights; expected {WEIGHTS} beside config.json")
+        raise FileFormatError(f"{path} has no weights; expected {WEIGHTS} beside config.json")
     if not allow_pickle:
         raise UnsafeFileError(
-            f"{path} holds only pickled weights ({', '.join(each.name for each in pickles)}), no {WEIGHTS}. "
-            "Opening a pickle can run any code; convert them to safetensors, or pass allow_pickle=True "
-            "if you trust their origin"
+            f"{path} has only pickled weights ({', '.join(each.name for each in pickles)}), not {WEIGHTS}. "
+            "Opening a pickle can run any code; convert them to safetensors, or pass allow_pickle=True if "
+            "you trust their origin"
         )
     return pickles
 
@@ -153,8 +153,8 @@ def check_sizes(config: Path, files: Sequence[Path], *, timm: bool = False) -> l
 
 def _too_large(config: Path, what: str, tensors: int, elements: int) -> FileFormatError:
     return FileFormatError(
-        f"{config} describes {what}, and the weights are {tensors:,} tensors of {elements:,} numbers "
-        "together; the two do not belong together"
+        f"{config} describes {what}, but the weights are {tensors:,} tensors of {elements:,} numbers in "
+        "total; the two do not belong together"
     )
 
 
@@ -204,7 +204,7 @@ def check_shapes(build: Callable[[], nn.Module], shapes: Sequence[tuple[int, ...
     absent = [(each.numel(), name) for name, each in named if tuple(each.shape) not in held]
     if sum(size for size, _ in absent) > (elements := sum(map(math.prod, shapes))):
         raise FileFormatError(
-            f"{config} describes {max(absent)[1]} of {max(absent)[0]:,} numbers, and the weights are "
-            f"{len(shapes):,} tensors of {elements:,} numbers together, none of that shape; the two do not "
+            f"{config} describes {max(absent)[1]} of {max(absent)[0]:,} numbers, but none of the "
+            f"{len(shapes):,} weight tensors ({elements:,} numbers in total) has that shape; the two do not "
             "belong together"
         )

@@ -133,7 +133,7 @@ def audit(
         budget=budget,
     )
     if not 0 < target <= 1:
-        raise InputError(f"target is {target}; the normalised faithfulness to reach lies in (0, 1], e.g. 0.9")
+        raise InputError(f"target is {target}; expected a normalised faithfulness in (0, 1], e.g. 0.9")
     for place in (out, store):
         if place is not None and not isinstance(place, Store) and "://" not in os.fspath(place):
             check_writable(Path(place))
@@ -202,8 +202,8 @@ class AuditOptions:
         if self.n_random is not None and self.n_random < 1:
             usual = RANDOM_FULL if self.full else RANDOM
             raise InputError(
-                f"n_random is {self.n_random}; give at least 1 random circuit to compare with (default "
-                f"{usual}), or leave them out with skip"
+                f"n_random is {self.n_random}; give at least 1 random circuit (default {usual}), or skip "
+                "the stage with skip"
             )
         scope_of(full=self.full, skip=self.skip)
         if self.budget is not None:

@@ -93,7 +93,8 @@ def read_scores(path: Path, model: Model, task: str | None = None) -> EdgeScores
     """
     if not path.exists():
         raise FileFormatError(
-            f"there is no {path}; give edge scores: .safetensors, .json or .pt, or the folder of a submission"
+            f"{path} does not exist; give edge scores: .safetensors, .json or .pt, or the folder of a "
+            "submission"
         )
     if path.is_dir():
         found = load_submission(_folder_of(path, task), model.graph)[0].scores
@@ -103,7 +104,7 @@ def read_scores(path: Path, model: Model, task: str | None = None) -> EdgeScores
         found = read_eap_ig(path, model.graph).scores
     if found is None:
         raise FileFormatError(
-            f"{path} holds circuits without scores of their edges; the benchmark ranks edges by score"
+            f"{path} holds circuits without edge scores, but the benchmark ranks edges by score"
         )
     return found
 

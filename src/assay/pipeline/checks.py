@@ -37,7 +37,7 @@ def check_writable(directory: Path, *, make: bool = False) -> None:
             pass
     except OSError as error:
         raise OutputError(
-            f"cannot write to {directory}: {error.strerror}; choose a directory that you may write to"
+            f"cannot write to {directory}: {error.strerror}; choose a writable directory"
         ) from error
 
 
@@ -81,7 +81,9 @@ def check_device(name: str) -> None:
     except RuntimeError:  # no such type of device
         asked = None
     if asked is None or (asked.type != "cpu" and f"{asked.type}:{asked.index or 0}" not in devices):
-        raise InputError(f"no device {name!r}: PyTorch {torch.__version__} here has {', '.join(devices)}")
+        raise InputError(
+            f"device {name!r} does not exist: PyTorch {torch.__version__} here has {', '.join(devices)}"
+        )
 
 
 def registered(objective: Objective, ablation: Ablation) -> bool:

@@ -55,8 +55,8 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
     own = graph_of(payload["graph"])
     if graph is not None and graph.fingerprint != own.fingerprint:
         raise GraphMismatchError(
-            f"the circuit of {found.id} belongs to another model: its graph is {own.describe()}, the one "
-            f"asked for is {graph.describe()}"
+            f"the circuit of {found.id} belongs to another model: its graph is {own.describe()}, but the "
+            f"requested one is {graph.describe()}"
         )
     heads = of["heads"]
     return Circuit(

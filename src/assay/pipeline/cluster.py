@@ -85,9 +85,9 @@ class RayWorkers(Executor):
             self._none_since = time.monotonic()
         elif time.monotonic() - self._none_since > READY_SECONDS:
             raise AssayError(
-                f"no worker came up within {READY_SECONDS:.0f} s: each needs {self._limits.threads} CPUs and "
-                f"{self._limits.memory or 0:,} bytes of memory, and the cluster has "
-                f"{dict(self._ray.cluster_resources())}; lower the limits, or give it nodes of that size"
+                f"no worker started within {READY_SECONDS:.0f} s: each needs {self._limits.threads} CPUs "
+                f"and {self._limits.memory or 0:,} bytes of memory, and the cluster has "
+                f"{dict(self._ray.cluster_resources())}. Lower the limits, or add nodes of that size"
             )
         return ended
 

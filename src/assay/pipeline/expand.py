@@ -244,8 +244,8 @@ class _Made:
         if not isinstance(measured, PairTask):
             what = "gates" if self.plan.gates else "[attack]"
             raise InputError(
-                f"{what} are asked for, and task {self.task!r} is images; they are defined on prompts: make "
-                "a plan of its own for the images"
+                f"{what} are defined on prompts, but task {self.task!r} has images; make a separate plan "
+                "for the images"
             )
         if self.plan.gates:
             passes = sum(stage.passes for stage in plan_calibration(self.model, min(measured.n, 100)))
@@ -285,11 +285,11 @@ def _check_dealt(shards: int, method: EdgeMethod, choice: MethodChoice) -> None:
     if not method.divisible():
         raise InputError(
             f"[shards] discover is {shards}, and method {method.key!r} decides on all examples together, so "
-            "they cannot be dealt to several jobs; leave out the shards, or the method"
+            "they cannot be split over several jobs. Leave out the shards, or the method"
         )
     if choice.steps == "auto":
         raise InputError(
-            "[shards] discover deals examples to several jobs, and steps = 'auto' looks at all of them "
+            "[shards] discover splits examples over several jobs, but steps = 'auto' needs all of them "
             "before it takes more; give a number of steps, e.g. 5"
         )
 
@@ -299,8 +299,8 @@ def _check_sizes(plan: Plan, model: Model, name: str) -> None:
     n_edges = model.graph.n_edges
     if beyond := [size for size in plan.sizes if size > n_edges]:
         raise InputError(
-            f"sizes: a circuit of {beyond[0]:,} edges is asked for, and the graph of model {name!r} has "
-            f"{n_edges:,}; give sizes from 1 to {n_edges:,}, or make a plan of its own for this model"
+            f"sizes: a circuit of {beyond[0]:,} edges was requested, but the graph of model {name!r} has "
+            f"{n_edges:,}; give sizes from 1 to {n_edges:,}, or make a separate plan for this model"
         )
 
 
@@ -309,7 +309,7 @@ def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[
     model = load_model(source["model"], device=source["device"])
     path = plan.locate(job.circuit)
     if not Path(path).is_file():
-        raise InputError(f"[[job]] {job.name!r}: there is no circuit file {path}")
+        raise InputError(f"[[job]] {job.name!r}: circuit file {path} does not exist")
     circuit = load_circuit(path, model.graph)
     for seed in plan.seeds:
         made = _Made(plan=plan, model=model, model_name=job.model, task=job.task, seed=seed, source=source)

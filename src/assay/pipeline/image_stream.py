@@ -69,8 +69,8 @@ class Watch:
             raise unknown_name("order of files", self.order, ORDERS)
         if self.size < 2 or self.poll <= 0 or (self.idle_timeout is not None and self.idle_timeout < 0):
             raise InputError(
-                f"batches of {self.size} images, poll {self.poll} s, idle timeout {self.idle_timeout} s: at "
-                "least 2 images, and times above 0 are needed"
+                f"batches of {self.size} images, poll {self.poll} s, idle timeout {self.idle_timeout} s; "
+                "expected at least 2 images, and times above 0"
             )
 
 
@@ -190,7 +190,7 @@ class _Arrivals:
             fresh = [path for path in _files(self._folder, self._watch) if str(path) not in self._taken]
         except (FileFormatError, OSError) as error:
             if not self._gone:
-                self._tell(f"{self._folder} cannot be read ({error}); waiting until it is back")
+                self._tell(f"cannot read {self._folder} ({error}); waiting until it is available again")
             self._gone = True
             return []
         if self._gone:
@@ -283,7 +283,7 @@ def _file_batches(
             sources=tuple(map(str, read)),
             skipped=tuple(skipped),
             note=f"all images of this batch lie in {folders.pop().name}/, others in other folders; if these "
-            "are classes, take --order random"
+            "folders are classes, use --order random"
             if mixed and len(folders) == 1
             else "",
         )
@@ -308,7 +308,9 @@ def _read(
         bad = [path for path in bad if path not in later]
         if bad and not watch.skip_bad:
             read_images(bad[:1], domain=folder.name, options=replace(patient, skip_bad=False))
-            raise FileFormatError(f"{bad[0]} could not be decoded and now can; the same command reads it")
+            raise FileFormatError(
+                f"{bad[0]} could not be decoded before but now can; run the same command again to read it"
+            )
         arrivals.tried(path for path in paths if path not in later and path not in bad)
         arrivals.give_up(bad)
     return part, [str(path) for path in bad]

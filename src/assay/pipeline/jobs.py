@@ -164,8 +164,8 @@ def inputs_of(job: Job) -> Division:
 def _check(job: Job, what: str, found: Mapping[str, Any]) -> None:
     if found != job.record[what]:
         raise InputError(
-            f"the {what} of job {job.name!r} changed since the plan was read: it was {job.record[what]}, and "
-            f"is {dict(found)}; start the sweep again"
+            f"the {what} of job {job.name!r} changed after the plan was read: it was {job.record[what]}, "
+            f"now it is {dict(found)}; start the sweep again"
         )
 
 
@@ -266,7 +266,7 @@ def _select(job: Job, store: Store) -> tuple[str, ...]:
     scores = scoring.stage.stored(store)
     if scores is None:
         raise FileFormatError(
-            f"the store says that the scores of {job.name!r} were made, and does not hold them; run "
+            f"the store lists the scores of {job.name!r} as done, but does not hold them; run "
             "`store.verify()`, then start the sweep with another store"
         )
     record = circuit_record(job.record, scoring.stage.record)

@@ -97,7 +97,7 @@ class LocalWorkers(Executor):
         if self._stillborn >= MOST_STILLBORN:
             raise AssayError(
                 f"{self._stillborn} workers in a row ended before they were ready, the last with "
-                f"{_status(worker.process.exitcode)}; is there memory for {len(self._workers)} of them?"
+                f"{_status(worker.process.exitcode)}; check the memory for {len(self._workers)} of them"
             )
 
 

@@ -49,7 +49,7 @@ class MonitorPlan:
         rule, alpha, distance: As in `Monitor`.
         method, objective, ablation, steps: Of the reference circuit; None: as a file's circuit was found,
             else `eap-ig-inputs`, what the images ask for, and 5 steps.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         skip_bad: Pass over image files that cannot be read.
         batch_size: Images per pass.
     """
@@ -74,10 +74,10 @@ class MonitorPlan:
     def __post_init__(self) -> None:
         if self.threshold is not None and self.target is not None:
             raise InputError(
-                "threshold and target were both given; a target determines a threshold: give one"
+                "threshold and target exclude each other, because a target determines a threshold; give one"
             )
         if self.target is not None and not 0 < self.target <= 1:
-            raise InputError(f"target is {self.target}; a performance above 0 and at most 1 is needed")
+            raise InputError(f"target is {self.target}; expected a performance above 0 and at most 1")
         if self.window < 2:
             raise InputError(f"window is {self.window}; a batch needs at least 2 images")
 
@@ -283,14 +283,14 @@ def _reference(
         return scores, pool
     if plan.known is not None and plan.known == plan.reference:
         raise InputError(
-            f"known and reference images are both {plan.known}; leave known out, then the images are divided"
+            f"known and reference images are both {plan.known}; remove known, and the images are split"
         )
     images = _known(plan, plan.reference, model, transform)
     order = stream(plan.seed, "monitor/reference").permutation(images.n)
     if images.n < plan.window:
         raise InputError(
-            f"{plan.reference} holds {images.n} images and the reference circuit rests on {plan.window}; "
-            "give more images or a smaller window"
+            f"{plan.reference} holds {images.n} images, but the reference circuit needs {plan.window}; give "
+            "more images or a smaller window"
         )
     if pool is None and images.n > plan.window:
         pool = images.subset(order[plan.window :].tolist())
@@ -336,8 +336,8 @@ def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
         asked, recorded = getattr(plan, name), scores.provenance.get(name)
         if asked is not None and recorded is not None and asked != recorded:
             raise InputError(
-                f"{name} is {asked} and the circuit of {plan.reference} was found with {recorded}, which "
-                f"then holds for every batch; leave {name} out, or give the images of the reference"
+                f"{name} is {asked}, but the circuit of {plan.reference} was discovered with {recorded}, "
+                f"which must hold for every batch; remove {name}, or give the images of the reference"
             )
 
 
@@ -353,7 +353,7 @@ def _domains(
     """The corrupted domains, from the directory where they were measured before."""
     if pool is None:
         raise InputError(
-            "a target needs labelled images in distribution to corrupt; give --known, or a reference folder "
+            "a target needs labelled in-distribution images to corrupt; give --known, or a reference folder "
             "with more images than the window"
         )
     stored = out / DOMAINS
@@ -392,7 +392,7 @@ def _read_domains(path: Path) -> DomainCalibration:
     try:
         content: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} cannot be read ({error}); remove it to measure again") from error
+        raise FileFormatError(f"cannot read {path} ({error}); remove it to measure again") from error
     with malformed(path, "a calibration on corrupted domains"):
         return DomainCalibration.from_dict(content)
 
@@ -407,6 +407,6 @@ def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progr
     if pool is None or (by_default and pool.n < plan.window):
         if plan.known_batches is None:
             return
-        raise InputError("no images in distribution are left to calibrate on; give --known")
+        raise InputError("no in-distribution images are left to calibrate on; give --known")
     progress("known batches", 0, plan.known_batches or 0)
     monitor.calibrate(pool, batch_size=plan.window, n_batches=plan.known_batches)

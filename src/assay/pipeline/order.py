@@ -25,4 +25,4 @@ def in_order(needs: Mapping[str, Iterable[str]], called: Mapping[str, str] | Non
     except graphlib.CycleError as error:
         names = reversed(error.args[1])  # it lists the needed before the needing
         circle = " -> ".join((called or {}).get(name, name) for name in names)
-        raise InputError(f"jobs need each other in a circle: {circle}; remove one of these needs") from error
+        raise InputError(f"jobs need each other in a cycle: {circle}; remove one of these needs") from error

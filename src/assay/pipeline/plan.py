@@ -52,22 +52,22 @@ def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
 def _plan_name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(
-            f"{printable(value, lines=False)[:80]!r} cannot be a file name everywhere; use up to 64 letters, "
-            "digits, '.', '_' and '-', the first a letter or digit"
+            f"{printable(value, lines=False)[:80]!r} is not a valid file name on every system; use up to 64 "
+            "letters, digits, '.', '_' and '-', the first a letter or digit"
         )
     return value
 
 
 def _text(value: str) -> str:
     if not value.strip() or printable(value, lines=False) != value:
-        raise ValueError(f"a name is needed, got {value!r}")
+        raise ValueError(f"expected a name, got {value!r}")
     return value
 
 
 def _steps(value: Any) -> int | str:
     if value == "auto" or (type(value) is int and value >= 1):
         return cast(int | str, value)
-    raise ValueError(f"a count from 1 or 'auto' is needed, got {value!r:.60}")
+    raise ValueError(f"expected a count of at least 1, or 'auto', got {value!r:.60}")
 
 
 # ---- names --------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def _complaint(error: ValidationError, origin: str) -> InputError:
     if kind == "missing":
         what = "is missing"
     elif kind == "too_short":
-        what = "is an empty list; list at least one, or leave the key out"
+        what = "is an empty list; list at least one, or remove the key"
     elif kind == "value_error":
         cause = first["ctx"]["error"]
         place = f"{_place(where)}: " if where else ""

@@ -148,8 +148,8 @@ def prompts_to_measure(
     if len(fresh) == whole.n or len({prompts[row] for row in fresh}) < FEWEST_PER_HALF:
         return _sample(whole, range(whole.n), n, seed, MEASURE)
     warnings.warn(
-        f"{whole.n - len(fresh)} of the {whole.n} prompts of {whole.name!r} are left out: the circuit was "
-        "found on them",
+        f"{whole.n - len(fresh)} of the {whole.n} prompts of {whole.name!r} are skipped, because the "
+        "circuit was found on them",
         AssayWarning,
         stacklevel=2,
     )
@@ -221,7 +221,7 @@ def _sample(task: PairTask, rows: Sequence[int], n: int | None, seed: int, part:
     if n is not None and n > len(rows):
         purpose = "discover and measure" if part == "both" else part
         warnings.warn(
-            f"{task.name!r} has {len(rows)} prompts to {purpose} on, fewer than the {n} asked for; all of "
+            f"{task.name!r} has {len(rows)} prompts to {purpose} on, fewer than the requested {n}; all of "
             "them are used",
             AssayWarning,
             stacklevel=3,
@@ -243,8 +243,8 @@ def _apart(discovery: PairTask, measured: PairTask) -> Draws:
     if shared:
         text = "" if measured.texts is None else f", such as {measured.texts[shared[0]]!r}"
         raise InputError(
-            f"{len(shared)} of the {measured.n} prompts to measure on are also prompts to discover on{text}; "
-            "leave each clean prompt on one side"
+            f"{len(shared)} of the {measured.n} prompts to measure on are also prompts to discover "
+            f"on{text}; keep each clean prompt on one side"
         )
     return Draws(discovery=discovery, measured=measured, held_out=True)
 

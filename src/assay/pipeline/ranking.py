@@ -153,7 +153,7 @@ def lineup(
         metrics: Keys of predictors; None: the usual ones.
         n: Images; None: all of a folder, 400 drawn ones.
         steps: Nodes of the quadrature.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         batch_size: Images per pass.
         device: Where models run.
 

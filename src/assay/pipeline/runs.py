@@ -26,7 +26,7 @@ class RunSettings:
         objective: Loss whose negative is the margin; None: the task's own.
         ablation: What a cut edge carries; None: the task's own.
         batch_size: Examples per pass.
-        seed: Root seed.
+        seed: Root seed of all random draws.
     """
 
     model: Model

@@ -221,7 +221,7 @@ class _Dispatcher:
                         self.needs[identity].add(need)
                 elif not self.store.has(need):
                     raise InputError(
-                        f"job {job.name!r} needs {need}, which is neither among the jobs nor in the store"
+                        f"job {job.name!r} needs {need}, which is neither a job of the plan nor in the store"
                     )
 
     def ranks(self) -> dict[str, tuple[int, int]]:
@@ -320,7 +320,7 @@ class _Dispatcher:
                 self.notes[self.jobs[identity].name] = ended.notes
             self.finish(identity, self.done)
             return
-        fault = ended.fault or Fault(kind="lost", message="it returned, and its row is not in the store")
+        fault = ended.fault or Fault(kind="lost", message="it returned, but its row is not in the store")
         self.attempts[identity] += 1
         self.note(identity, fault)
         self.store.claims.release(identity, self.runner)

@@ -113,8 +113,8 @@ def _batches(whole: Asked, numbers: Collection[int]) -> Any:
     method = whole.method
     if not isinstance(method, BatchMethod) or not method.divisible():
         raise InputError(
-            f"method {method.key!r} decides on all examples together, so they cannot be dealt to several "
-            "jobs; leave out [shards] discover"
+            f"method {method.key!r} decides on all examples together, so they cannot be split over several "
+            "jobs. Remove discover from [shards]"
         )
     return method.parts(whole.model, whole.task, whole.settings, whole.size, numbers) if numbers else ()
 

@@ -248,7 +248,7 @@ def runs_of(
         target: Normalised faithfulness that a discovered circuit must reach.
         top: Its size instead.
         batch_size: Prompts per pass.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         store: Where scores are taken from and kept.
         progress: Told of each stage.
     """
@@ -262,8 +262,8 @@ def runs_of(
         return settings.on(task, circuit)
     if isinstance(task, ImageTask):
         raise InputError(
-            "images are measured on a circuit that was found before; run `assay discover --images` and give "
-            "its circuit with --circuit"
+            "images are measured on an existing circuit; run `assay discover --images` and pass its circuit "
+            "with --circuit"
         )
     draws = task if isinstance(task, Draws) else draw_prompts(model, task, n=n, seed=seed)
     if not draws.held_out:

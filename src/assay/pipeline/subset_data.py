@@ -90,11 +90,11 @@ def read_data(
         data = _digits(digits_models or DIGITS_MODELS, seed, folder, progress)
         return GivenData(data=_with_units(data, groups, families), sizes=DIGITS_SIZES)
     if digits_models is not None:
-        raise InputError(f"--digits-models is about the built-in data, and {source} is given; leave one out")
+        raise InputError(f"--digits-models is for the built-in data, but {source} is given; remove one")
     if not source.exists():
         raise FileFormatError(
-            f"there is nothing at {source}; give a correctness archive, a table, or a folder of prediction "
-            "CSVs or of models"
+            f"{source} does not exist; give a correctness archive, a table, or a folder of prediction CSVs "
+            "or of models"
         )
     if source.is_dir():
         _refuse("a folder", of_table)
@@ -120,7 +120,7 @@ def _refuse(kind: str, given: Mapping[str, object]) -> None:
     """Refuse options that a source has no use for."""
     for name, value in given.items():
         if value is not None:
-            raise InputError(f"--{name} has no meaning for {kind}; leave it out")
+            raise InputError(f"--{name} has no effect for {kind}; remove it")
 
 
 # --------------------------------------------------------------------------------------------- folders
@@ -132,8 +132,8 @@ def _from_folder(
     """Prediction CSVs, one per checkpoint."""
     if ood_env is None:
         raise InputError(
-            f"{source} is a folder: of prediction CSVs, give --ood-env, the environment to select from; of a "
-            "zoo, give --images"
+            f"{source} is a folder. For prediction CSVs give --ood-env, the environment to select from; for "
+            "a zoo give --images"
         )
     options: dict[str, Any] = {} if id_envs is None else {"id_envs": _numbers("id-envs", id_envs)}
     return CorrectnessData.from_predictions(
@@ -171,7 +171,7 @@ def _from_zoo(
         raise InputError("--id-images rates the models of a zoo; give --images too, those to select from")
     zoo = Zoo.open(source)
     if not zoo.keys:
-        raise InputError(f"the zoo {zoo.name!r} has no trained model yet; run `assay zoo train`")
+        raise InputError(f"the zoo {zoo.name!r} does not have a trained model yet; run `assay zoo train`")
     first = zoo.load(zoo.keys[0])
     transform = EvalTransform.for_model(first)
 
@@ -215,8 +215,8 @@ def _from_table(
     if EXAMPLE not in frame.columns:  # wide
         if facts:
             raise InputError(
-                f"--facts {','.join(facts)}: {source} has a row per model, whose columns are examples; give "
-                "facts of the examples in a table of their own, --examples FILE"
+                f"--facts {','.join(facts)}: {source} has a row per model and a column per example; give "
+                "facts of the examples in a separate table, --examples FILE"
             )
         names = "model" if "model" in frame.columns else frame.columns[0]
         frame = frame.set_index(names)
@@ -305,7 +305,7 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
         kind = "neither a file nor a column of the table"
         if data.source.get("kind") != "frame":
             kind = "not a file"
-        also = ", or model where each model is a run of its own" if option == "groups" else ""
+        also = ", or model if each model is its own run" if option == "groups" else ""
         raise InputError(
             f"--{option} is {given!r}, which is {kind}; give a CSV file with a line MODEL,UNIT "
             f"per model{also}"
@@ -314,7 +314,7 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
     missing = [name for name in data.model_ids if name not in names]
     if missing:
         raise InputError(
-            f"{path} does not name {len(missing)} of the {data.n_models} models, {missing[0]!r} first; give "
+            f"{path} lacks {len(missing)} of the {data.n_models} models, the first is {missing[0]!r}; give "
             "every model a line MODEL,UNIT"
         )
     return [names[name] for name in data.model_ids]
@@ -323,7 +323,7 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
 def _units(path: Path) -> Mapping[str, str]:
     frame = _table(path, 0, 1)
     if frame.shape[1] < 2:
-        raise FileFormatError(f"{path} has {frame.shape[1]} column; the first two are to be model and unit")
+        raise FileFormatError(f"{path} has {frame.shape[1]} column; the first two must be model and unit")
     models, units = (frame.iloc[:, place].astype(str) for place in (0, 1))
     if models.duplicated().any():
         raise InputError(f"{path} names the model {models[models.duplicated()].iloc[0]!r} more than once")

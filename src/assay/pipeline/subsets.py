@@ -208,7 +208,7 @@ def job_record(
     if path not in PATHS:
         raise unknown_name("kind of path", path, PATHS)
     if n_permutations < 0:
-        raise InputError(f"n_permutations is {n_permutations}; give 0 for no test, or at least 19")
+        raise InputError(f"n_permutations is {n_permutations}; give 0 (no test) or at least 19")
     wanted = checked_sizes(sizes, data.n_examples)
     problem = make_problem(data, **options)
     return {

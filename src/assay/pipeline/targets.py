@@ -71,7 +71,7 @@ def targets(
         UnknownNameError: For an unknown style.
     """
     if not images and not shapes:
-        raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
+        raise InputError("images are missing; name a domain with --images DIR, or --shapes STYLE")
     options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
     tell = note or (lambda text: None)
     sources: list[str | Path] = [*(f"{SHAPES}:{style}" for style in shapes), *images]

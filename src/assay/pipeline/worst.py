@@ -82,7 +82,7 @@ def sizes(
             "all": "--n-clean and --n-corrupted",
             "file": "no count; --protocol all combines the prompts of a file",
         }.get(protocol, "--n-pairs")
-        raise InputError(f"{what} has no use for --{given[0]}; it takes {'no count' if enumerate else own}")
+        raise InputError(f"{what} does not use --{given[0]}; it takes {'no count' if enumerate else own}")
     if protocol == "all":
         return PairCounts(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
     return PairCounts(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
@@ -270,7 +270,7 @@ def with_findings(
         search: Evaluations of a search for worse pairs; None: no search.
         explained: Share out the divergence of the worst pairs among the missing edges.
         words: Options of the task's grammar, one mapping per run on inputs from outside it.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         divergence: Key of the divergence.
         progress: Told of each part as it begins.
     """

@@ -62,7 +62,7 @@ def audit_page(document: Document) -> Page:
         document: What `assay.audit` made.
     """
     task, circuit, discovery = document["task"], document["circuit"], document["discovery"]
-    apart = " that played no part in ranking its edges" if discovery["held_out"] else ""
+    apart = " that were not used to rank its edges" if discovery["held_out"] else ""
     return Page(
         kind="circuit audit",
         title=document["title"],
@@ -125,7 +125,7 @@ def _behaviour(document: Document) -> Text:
     return (
         f"{right}Objective: ",
         italic(task["objective"]),
-        f". An ablated edge carries what it would carry {ablation}.",
+        f". An ablated edge carries its value {ablation}.",
     )
 
 
@@ -246,9 +246,8 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
     elif size > n_drawn:
         parts.append(f" Only the strongest {number(n_drawn)} edges are drawn.")
     hint = (
-        " Hover or focus a node or an edge to see what it reads and writes; drag the slider to grow or "
-        "shrink "
-        "the circuit."
+        " Hover or focus a node or an edge to see what it reads and writes; drag the slider to change the "
+        "size of the circuit."
     )
     return [*parts, Span(hint, "script-only")]
 
@@ -348,10 +347,8 @@ def _heads(document: Document) -> Figure:
         draw=partial(plot_matrix, heads),
         label="Attribution of each head, signed; the numbers are in the table.",
         caption=f"Each head’s summed outgoing attribution over n = {number(document['discovery']['n'])} "
-        f"{inputs(document)}, "
-        "in units of the objective: what ablating the head would cost to first order. Blue supports, "
-        "vermilion "
-        "opposes.",
+        f"{inputs(document)}, in units of the objective: the first-order effect of ablating the head. Blue "
+        "supports, vermilion opposes.",
         more=[Details(summary="Numbers", blocks=[matrix_table(heads)])],
         name="heads",
     )
@@ -405,11 +402,10 @@ def _method(document: Document) -> Pair:
         f"{' and on those it was measured on' if circuit.get('confirmed') else ''}."
     )
     if discovery["held_out"]:
-        sizing = " They had a say in the size alone: it grew until the target held on them as well."
+        sizing = " They were used for the size alone: it grew until the target held on them as well."
         measured = (
-            f"Every measurement above was made on {number(task['n'])} other {kind} of the same "
-            f"source; {kind} that occur in both draws were left out."
-            f"{sizing if circuit.get('confirmed') else ''}"
+            f"Every measurement above was made on {number(task['n'])} other {kind} of the same source, "
+            f"without {kind} that occur in both draws.{sizing if circuit.get('confirmed') else ''}"
         )
     else:
         measured = f"Measurement used the same {kind} as discovery."

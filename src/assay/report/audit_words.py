@@ -33,8 +33,7 @@ def verdict(document: Document) -> str:
         accuracy = task.get("accuracy")
         right = "" if accuracy is None else f" (right on {percent(accuracy)} of the {inputs(document)})"
         return (
-            f"{document['model']['id']} does not do {task['name']}{right}: "
-            "there is no margin that a circuit could be said to keep."
+            f"{document['model']['id']} does not solve {task['name']}{right}, so faithfulness is undefined."
         )
     ends = words.interval(faithfulness.get("low"), faithfulness.get("high"))
     kept = f"{rounded(faithfulness['value'])} {ends}".strip()
@@ -70,8 +69,9 @@ def caveats(document: Document) -> list[str]:
     if not solved(document):
         shown = "undefined" if value is None else number(value)
         notes.append(
-            f"Faithfulness ({shown}) divides by the model’s gain over its corrupted run, which is not told "
-            "apart from zero here. The pictures below describe the model’s arithmetic, not a behaviour."
+            f"Faithfulness ({shown}) divides by the model’s gain over its corrupted run, which cannot be "
+            "distinguished from zero here. The figures below describe the model’s arithmetic, not a "
+            "behaviour."
         )
     elif value is not None and value < target:
         inside = low is not None and high is not None and low <= target <= high
@@ -82,9 +82,9 @@ def caveats(document: Document) -> list[str]:
         )
     if not discovery["held_out"]:
         notes.append(
-            f"Discovery and measurement used the same {kind}, so the numbers are optimistic and no verdict "
-            f"is more than inconclusive. Give 40 or more distinct {kind}, of which half are then held out"
-            + (", or other prompts with --measure-on FILE." if kind == "prompts" else ".")
+            f"Discovery and measurement used the same {kind}, so the numbers are optimistic and every "
+            f"verdict is at most inconclusive. Give 40 or more distinct {kind}; half of them are then held "
+            "out" + (", or other prompts with --measure-on FILE." if kind == "prompts" else ".")
         )
     gap = document["method"].get("completeness_gap")
     if gap is not None and gap > 0.05:

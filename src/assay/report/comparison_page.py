@@ -24,14 +24,14 @@ SETS = {"both": "in both", "a": "only in A", "b": "only in B"}
 FINDINGS = {
     "higher": ("\N{BLACK UP-POINTING TRIANGLE}", "higher in B"),
     "lower": ("\N{BLACK DOWN-POINTING TRIANGLE}", "lower in B"),
-    "open": ("\N{WHITE CIRCLE}", "not told apart"),
+    "open": ("\N{WHITE CIRCLE}", "not distinguished"),
     "equal": ("\N{EQUALS SIGN}", "equal"),
     "undefined": ("\N{EN DASH}", "no interval"),
 }
 HOW = {
     "paired": "paired over the same examples (BCa bootstrap)",
     "unpaired": "unpaired (Welch, from both standard errors)",
-    "none": "none: a side stores no spread",
+    "none": "none: one side does not store a spread",
 }
 Document = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def comparison_page(document: Document) -> Page:
     a, b = document["a"], document["b"]
     sections = [
         Section(title="The measurements", blocks=[_measurements(document)]),
-        Section(title="What changed in how they were made", blocks=[_changes(document)]),
+        Section(title="Differences in how they were made", blocks=[_changes(document)]),
     ]
     circuits = document["circuits"]
     if circuits and not circuits["mismatch"]:
@@ -94,13 +94,12 @@ def verdict(document: Document) -> str:
         told = [row for row in rows if row["finding"] != "undefined"]
         noun = "measurement" if len(told) == 1 else "measurements"
         parts.append(
-            f"{len(apart)} of {len(told)} shared {noun} "
-            f"{'differs' if len(apart) == 1 else 'differ'}: the {percent(document['level'])} interval "
-            "of the difference leaves out 0."
+            f"{len(apart)} of {len(told)} shared {noun} {'differs' if len(apart) == 1 else 'differ'}: the "
+            f"{percent(document['level'])} interval of the difference excludes 0."
             if told
-            else "No shared measurement has an interval of its difference."
+            else "None of the shared measurements has an interval of its difference."
         )
-    return " ".join(parts) or "The two share neither a graph nor a measurement."
+    return " ".join(parts) or "The two have neither a graph nor a measurement in common."
 
 
 def caveats(document: Document) -> list[str]:
@@ -109,7 +108,9 @@ def caveats(document: Document) -> list[str]:
     circuits = document["circuits"]
     if circuits and circuits["mismatch"]:
         a, b = circuits["mismatch"]
-        notes.append(f"The circuits belong to different graphs (A: {a}; B: {b}), so no edge is compared.")
+        notes.append(
+            f"The circuits belong to different graphs (A: {a}; B: {b}), so their edges are not compared."
+        )
     if document["a"]["id"] and document["a"]["id"] == document["b"]["id"]:
         notes.append("A and B are the same result.")
     tasks = {document[side].get("task") for side in ("a", "b")} - {None}
@@ -144,9 +145,8 @@ def _circuits(circuits: Document) -> Iterator[Block]:
             ]
             for row in circuits["layers"]
         ],
-        caption="Where the circuits agree and part: numbers of edges by the layer that writes and the "
-        "layer that "
-        "reads.",
+        caption="Where the circuits agree and differ: numbers of edges by the layer that writes and the "
+        "layer that reads.",
         style="layers",
     )
 
@@ -199,12 +199,11 @@ def _edge_table(circuits: Document) -> Table:
     )
     if sides:
         caption += (
-            ", by the larger |score|. An edge outside a circuit still has a score where that side scored "
-            "every "
+            ", by the larger |score|. An edge outside a circuit still has a score if that side scored every "
             "edge."
         )
     else:
-        caption += ". A circuit file holds edges and no scores."
+        caption += ". A circuit file holds edges without scores."
     if circuits["rank_correlation"] is not None:
         caption += (
             f" Rank correlation of |score| over all {number(circuits['graph']['n_edges'])} edges: "
@@ -244,7 +243,7 @@ def _measurements(document: Document) -> Block:
     rows = document["measurements"]
     if not rows:
         made = (
-            "The two share no measurement. ",
+            "The two have no measurement in common. ",
             code("assay audit"),
             " and ",
             code("assay measure"),
@@ -265,9 +264,8 @@ def _measurements(document: Document) -> Block:
             *(Column(name=name, sort=True) for name in ("finding", "unit", "interval is")),
         ],
         rows=[_measurement(row) for row in rows],
-        caption=f"{first}Intervals of the difference: {hows}. Each holds by itself; of twenty true zeros "
-        f"one is "
-        "expected to look like a difference.",
+        caption=f"{first}Intervals of the difference: {hows}. Each holds by itself; about one in twenty "
+        "excludes 0 although the true difference is 0.",
         style="measured",
     )
 
@@ -331,8 +329,7 @@ def _changes(document: Document) -> Block:
             ]
             for row in changes
         ],
-        caption=f"{first}Every entry of the two provenance records that is not the same: versions, seeds, "
-        f"options, "
+        caption=f"{first}Every entry of the two provenance records that differs: versions, seeds, options, "
         "hashes of model and data.",
         kind="",
         style="changes",

@@ -107,7 +107,7 @@ def plot_dynamics(runs: Mapping[str, DynamicsData]) -> Figure:
         InputError: If there is no run, or more than four.
     """
     if not 1 <= len(runs) <= 4:
-        raise InputError(f"{len(runs)} runs; a picture holds 1 to 4")
+        raise InputError(f"got {len(runs)} runs; a figure holds 1 to 4")
     figure = Figure(figsize=(1.4 + 2.9 * len(runs), 6.4), layout="constrained", facecolor=PAPER)
     grid = figure.subplots(3, len(runs), sharex="col", sharey="row", squeeze=False)
     for column, (title, data) in enumerate(runs.items()):
@@ -165,7 +165,7 @@ def dynamics_figure(
     path = Path(path)
     ending = path.suffix.lstrip(".").lower()
     if ending not in ("png", "svg"):
-        raise InputError(f"pictures are written as .png or .svg; got {path.name!r}")
+        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
     several = {title: runs} if "schema" in runs else runs
     figure = plot_dynamics({name: dynamics_data(document) for name, document in several.items()})
     metadata = {"Date": None} if ending == "svg" else {"Software": None}

@@ -148,7 +148,7 @@ def _nothing(store: Store, of: str, name: str) -> UnknownNameError:
         else ""
     )
     return UnknownNameError(
-        f"the store at {store.directory} holds nothing about the {of} {cut_text(name, 80)!r}{hint}"
+        f"the store at {store.directory} holds no results about the {of} {cut_text(name, 80)!r}{hint}"
     )
 
 

@@ -74,8 +74,8 @@ def overview_page(document: Document) -> Page:
         lede=(
             "What the results store ",
             italic(document["store"]),
-            f" held when this page was made. Brackets hold 95{NARROW}% intervals over examples. Verdicts are "
-            "those stored with the measurement: a metric without a threshold has none.",
+            f" held when this page was made. Brackets hold 95{NARROW}% intervals over examples. Verdicts "
+            "are those stored with the measurement; a metric without a threshold has none.",
         ),
         sections=sections,
         facts=list(_facts(document)),
@@ -130,8 +130,7 @@ def caveats(document: Document) -> list[str]:
     shown, n = len(document["measurements"]), document["n_measurements"]
     if shown < n:
         notes.append(
-            f"The tables look at the newest {shown:,} of {n:,} measurements. "
-            f"All of them: {_command(document)}."
+            f"The tables show the newest {shown:,} of {n:,} measurements. All of them: {_command(document)}."
         )
     metrics = _distinct(document["measurements"], "metric")
     if len(metrics) > len(document["metrics"]):
@@ -145,7 +144,7 @@ def caveats(document: Document) -> list[str]:
             "results are in the store: assay store ls."
         )
     if jobs and jobs["n_failed"]:
-        notes.append(f"{jobs['n_failed']:,} {noun('job', jobs['n_failed'])} failed; they are named below.")
+        notes.append(f"{jobs['n_failed']:,} {noun('job', jobs['n_failed'])} failed; see the list below.")
     return notes
 
 
@@ -187,7 +186,7 @@ def _grid(document: Document, axes: Sequence[str]) -> Block:
             for place in sorted(cells)[:ROWS]
         ],
         caption=f"{each} a cell has several measurements the newest is shown, with the range of all. {marks}."
-        + (f" {number(left)} more rows are left out." if left else ""),
+        + (f" {number(left)} more rows are omitted." if left else ""),
         style="grid",
         named=bool(axes),
     )
@@ -340,7 +339,7 @@ def _gates(document: Document) -> Block:
         return Note(text=made, style="quiet")
     names = {gate["key"]: gate.get("name") or gate["key"] for each in calibrations for gate in each["gates"]}
     judged = [{gate["key"]: gate for gate in each["gates"]} for each in calibrations]
-    caption = "Verdicts of the calibration gates with confidence, a column per calibration, newest first."
+    caption = "Confident verdicts of the calibration gates, one column per calibration, newest first."
     if document["n_calibrations"] > len(calibrations):
         caption += f" The newest {len(calibrations)} of {number(document['n_calibrations'])}."
     return Table(
@@ -424,7 +423,7 @@ def _failed(jobs: Document) -> Table:
     caption = (
         f"{first}Run the same ",
         code("assay sweep"),
-        " again to try them once more; what is done is kept.",
+        " again to retry them; finished jobs are kept.",
     )
     return _job_table(jobs["failed"], caption, why=True)
 

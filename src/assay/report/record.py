@@ -36,7 +36,7 @@ def record_page(result: StoredResult) -> Page:
     return Page(
         kind=kind,
         title=f"{kind.capitalize()} {result.id}",
-        lede=f"Made {made} UTC. A result of this kind has no page of its own; this is its record.",
+        lede=f"Made {made} UTC. A result of this kind does not have its own page; this is its record.",
         sections=[
             Section(title="Result", blocks=[_entries(result, result.payload)]),
             Section(title="How it was made", blocks=[_entries(result, result.provenance)]),

@@ -85,7 +85,7 @@ class PageForm:
 
 
 _SELECTION = (
-    "this is a stored selection without its data, of which a page cannot be made: read it with "
+    "this is a stored selection without its data, so its page cannot be made; read it with "
     "`assay.load_subset(path, data)` and give that"
 )
 _SUBSET = PageForm(
@@ -316,7 +316,7 @@ def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Do
             continue
         measurements = [result] if isinstance(result, Measurement) else [*result]
         if not measurements:
-            raise InputError("one of the lists of measurements is empty; leave it out")
+            raise InputError("one of the lists of measurements is empty; remove it")
         for each in measurements:
             if not isinstance(each, Measurement):
                 raise _refused(each)
@@ -340,9 +340,9 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
         return document
     if "schema" not in document and document.keys() >= VERDICT:
         raise InputError(
-            "a report is made from calibrations as a whole; got one verdict alone "
-            f"(status {document['status']!r}), which names neither its gate nor the circuit: give what "
-            "`assay.calibrate_all` returns; gates=[...] makes it judge single gates"
+            f"a report needs whole calibrations; got one verdict alone (status {document['status']!r}), "
+            "without its gate and circuit. Give the result of `assay.calibrate_all`; gates=[...] makes it "
+            "judge single gates"
         )
     FORMS[_kind(document)].check(document)
     return document
@@ -361,7 +361,6 @@ def is_reportable(document: Document) -> bool:
 
 def _refused(result: object) -> InputError:
     return InputError(
-        "a report is made from audits, worst cases, calibrations, claims, rankings, subsets, monitors, their "
-        "documents, measurements and lists of measurements; "
-        f"got {type(result).__name__}, which is none of these"
+        f"cannot make a report from {type(result).__name__}. Pass audits, worst cases, calibrations, "
+        "claims, rankings, subsets, monitors, their documents, measurements or lists of measurements"
     )

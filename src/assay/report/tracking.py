@@ -65,9 +65,11 @@ def log_to_mlflow(*results: Any, run_id: str | None = None, experiment: str | No
         Where runs are kept is MLflow's choice: `mlflow.set_tracking_uri`, or `MLFLOW_TRACKING_URI`.
     """
     if not results:
-        raise InputError("there is nothing to log; give one result or more")
+        raise InputError("nothing to log; give one result or more")
     if run_id is not None and experiment is not None:
-        raise InputError("a run and an experiment were both given; a run belongs to its experiment: give one")
+        raise InputError(
+            "run and experiment exclude each other, because a run belongs to its experiment; give one"
+        )
     entries = _named([each for result in results for each in _entries(result)])
     try:
         import mlflow

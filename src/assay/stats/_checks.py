@@ -15,7 +15,7 @@ def finite(values: Real[np.ndarray, "..."], name: str = "values") -> Float64[np.
     """The values in float64, known to be there and finite."""
     checked = np.asarray(values, dtype=np.float64)
     if checked.size == 0:
-        raise InputError(f"{name} have shape {checked.shape}; at least one value is needed")
+        raise InputError(f"{name} have shape {checked.shape}; expected at least one value")
     usable = np.isfinite(checked)
     if not usable.all():
         where = tuple(int(at) for at in np.argwhere(~usable)[0])
@@ -40,7 +40,7 @@ def coded(
         fits = np.broadcast_shapes(labels.shape, shape) == shape
     if not fits:
         raise ShapeError(
-            f"labels of the {name} have shape {labels.shape}; one that broadcasts to {shape} is needed"
+            f"labels of the {name} have shape {labels.shape}; expected one that broadcasts to {shape}"
         )
     known, codes = np.unique(labels, return_inverse=True)
     return tuple(known.tolist()), codes.reshape(labels.shape).astype(np.int64)

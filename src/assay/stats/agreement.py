@@ -72,7 +72,7 @@ def kendall_w(
         0.1111111111111111
     """
     if n_permutations < 1:
-        raise InputError(f"n_permutations is {n_permutations}; at least 1 is needed, 10,000 by default")
+        raise InputError(f"n_permutations is {n_permutations}; expected at least 1 (10,000 by default)")
     m, n = scores.shape
     x = finite(scores, "scores") if scores.size else np.asarray(scores, dtype=np.float64)
     spearman = spearman_matrix(x) if m and n else np.full((m, m), np.nan)
@@ -138,7 +138,7 @@ def top_members(scores: Real[np.ndarray, " n"], k: int) -> Bool[np.ndarray, " n"
     """
     x = np.asarray(scores, dtype=np.float64)
     if not 0 <= k <= len(x):
-        raise InputError(f"k is {k} of {len(x)} scores; a number between 0 and {len(x)} is needed")
+        raise InputError(f"k is {k} of {len(x)} scores; expected a number between 0 and {len(x)}")
     missing = int(np.isnan(x).sum())
     if missing:
         warnings.warn(
@@ -170,7 +170,7 @@ def cohen_kappa(a: Bool[np.ndarray, " n"], b: Bool[np.ndarray, " n"]) -> Estimat
         0.5
     """
     if a.shape != b.shape:
-        raise ShapeError(f"kappa compares two sets over the same items, got shapes {a.shape} and {b.shape}")
+        raise ShapeError(f"kappa compares two sets over the same items; got shapes {a.shape} and {b.shape}")
     if not len(a):
         return undefined_estimate("too_few")
     value = float(kappa_matrix(np.stack([a, b]))[0, 1])

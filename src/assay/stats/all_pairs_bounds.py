@@ -61,8 +61,8 @@ def all_pairs_order_failure(
     check_positive(n_corrupted, "n_corrupted")
     if not 1 <= order <= n_clean * n_corrupted:
         raise InputError(
-            f"order is {order}; a rank among the {n_clean} x {n_corrupted} values, "
-            f"1 to {n_clean * n_corrupted}, is needed"
+            f"order is {order}; expected a rank among the {n_clean} x {n_corrupted} values, 1 to "
+            f"{n_clean * n_corrupted}"
         )
     if bound not in ("convex", "chernoff", "hoeffding"):
         raise unknown_name("bound", bound, ("convex", "chernoff", "hoeffding"))

@@ -23,7 +23,7 @@ def _paired(x: np.ndarray, y: np.ndarray, name: str) -> tuple[np.ndarray, np.nda
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise InputError(f"{name} got NaN or infinite entries; drop those pairs first")
     if len(a) < 2:
-        reason = f"{len(a)} pair(s); at least 2 are needed"
+        reason = f"got {len(a)} pair(s); expected at least 2"
     elif (a == a[0]).all() or (b == b[0]).all():
         reason = "one vector is constant"
     else:

@@ -58,7 +58,7 @@ def bounded_mean(
         (0.801, 1.0)
     """
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; a coverage between 0 and 1 is needed, e.g. 0.95")
+        raise InputError(f"level is {level}; expected a coverage between 0 and 1, e.g. 0.95")
     if not len(values):
         return undefined_interval(level, "betting", "too_few")
     lowest, highest = bounds
@@ -66,11 +66,11 @@ def bounded_mean(
     rounding = EQUAL * (highest - lowest)
     if z.min() < lowest - rounding or z.max() > highest + rounding:
         raise InputError(
-            f"values run from {z.min():g} to {z.max():g}; they must lie in [{lowest:g}, {highest:g}]"
+            f"values run from {z.min():g} to {z.max():g}; expected values in [{lowest:g}, {highest:g}]"
         )
     if unit_id is not None:
         if unit_id.shape != z.shape:
-            raise ShapeError(f"unit_id has shape {unit_id.shape}; one per value, {z.shape}, is needed")
+            raise ShapeError(f"unit_id has shape {unit_id.shape}; expected one per value, {z.shape}")
         codes = np.unique(unit_id, return_inverse=True)[1].reshape(-1)
         z = np.bincount(codes, weights=z) / np.bincount(codes)
     z = np.clip((z - lowest) / (highest - lowest), 0.0, 1.0)

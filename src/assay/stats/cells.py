@@ -143,12 +143,12 @@ def cell_tests(
     """
     if exceeds.ndim not in (1, 2):
         raise ShapeError(
-            f"exceeds has shape {exceeds.shape}; [P] pairs or the matrix [n_clean, n_corrupted] is needed"
+            f"exceeds has shape {exceeds.shape}; expected [P] pairs or the matrix [n_clean, n_corrupted]"
         )
     if exceeds.size == 0:
-        raise InputError(f"exceeds has shape {exceeds.shape}; at least one value is needed")
+        raise InputError(f"exceeds has shape {exceeds.shape}; expected at least one value")
     if permutations is not None and permutations < 1:
-        raise InputError(f"permutations is {permutations}; at least 1 is needed")
+        raise InputError(f"permutations is {permutations}; expected at least 1")
     row_axis = _axis(rows, exceeds, "rows")
     row_labels, row_codes = coded(rows, exceeds.shape, "rows")
     if columns is None:
@@ -199,8 +199,8 @@ def _axis(labels: Shaped[np.ndarray, "..."], exceeds: Bool[np.ndarray, "..."], n
     ]
     if labels.shape not in wanted:
         raise ShapeError(
-            f"labels of the {name} have shape {labels.shape}; a label belongs to an input, so "
-            f"{' or '.join(map(str, wanted))} is needed"
+            f"labels of the {name} have shape {labels.shape}; expected {' or '.join(map(str, wanted))}, "
+            "because a label belongs to an input"
         )
     return wanted.index(labels.shape)
 
@@ -214,8 +214,8 @@ def _units(
     shapes = tuple(len(ids) for ids in inputs)
     if shapes != exceeds.shape:
         raise ShapeError(
-            f"inputs holds ids for {shapes} draws, the values have shape {exceeds.shape}; "
-            "one id array per axis is needed"
+            f"inputs holds ids for {shapes} draws, but the values have shape {exceeds.shape}; expected one "
+            "id array per axis"
         )
     return [np.unique(ids, return_inverse=True)[1].astype(np.int64) for ids in inputs]
 
@@ -226,11 +226,11 @@ def _checked_weights(
     shapes = tuple(len(each) for each in weights)
     if shapes != exceeds.shape:
         raise ShapeError(
-            f"weights are given for {shapes} draws, the values have shape {exceeds.shape}; "
-            "one array per axis is needed"
+            f"weights are given for {shapes} draws, but the values have shape {exceeds.shape}; expected one "
+            "array per axis"
         )
     if not all((np.isfinite(each) & (each > 0)).all() for each in weights):
-        raise InputError("weights hold values that are not positive numbers; leave such inputs out")
+        raise InputError("weights hold values that are not positive numbers; remove these inputs")
     return list(weights)
 
 
@@ -256,8 +256,8 @@ def _side(
         at = int(torn[0])
         twin = int(np.flatnonzero((unit == unit[at]) & (labels != labels[at]))[0])
         raise InputError(
-            f"draws {min(at, twin)} and {max(at, twin)} have one input id and different labels; "
-            "a label must be a property of the input"
+            f"draws {min(at, twin)} and {max(at, twin)} have the same input id but different labels; a "
+            "label must be a property of the input"
         )
     mass = multiplicity if weights is None else np.bincount(unit, weights=weights)
     return _Side(unit=unit, multiplicity=multiplicity, label=label, n_labels=n_labels, mass=mass)

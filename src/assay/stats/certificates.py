@@ -177,7 +177,7 @@ def certificate(
     if epsilon is None:
         best = _best(checked, percentile, delta, method)
     elif method == "asymptotic":
-        raise InputError("the asymptotic method finds its own order statistic; leave epsilon out")
+        raise InputError("the asymptotic method chooses its own order statistic; remove epsilon")
     else:
         best = _fixed(checked, percentile, delta, epsilon, method)
     bound = None if best.order is None else _smallest(checked, best.order)
@@ -222,7 +222,7 @@ def certificate_family(
         [964, 997]
     """
     if not percentiles:
-        raise InputError("no percentiles were given; at least one is needed")
+        raise InputError("percentiles are missing; give at least one")
     each = float(1 - (1 - share(delta, "delta")) / len(percentiles))
     return tuple(
         certificate(values, percentile, delta=each, method=method, seed=seed) for percentile in percentiles

@@ -86,7 +86,7 @@ def detection(
     """
     for name, count, n in (("hits", hits, n_signal), ("false_alarms", false_alarms, n_noise)):
         if not 0 <= count <= n:
-            raise InputError(f"{name} is {count} of {n}; a count between 0 and {n} is needed")
+            raise InputError(f"{name} is {count} of {n}; expected a count between 0 and {n}")
     missing = "no_members" if n_signal == 0 else "no_others" if n_noise == 0 else None
     if missing:
         distance = criterion = undefined_estimate(missing)
@@ -110,7 +110,7 @@ def _sides(scores: np.ndarray, members: np.ndarray) -> str | None:
     """Why members and others cannot be compared, if so."""
     if scores.shape != members.shape:
         raise ShapeError(
-            f"scores have shape {scores.shape} and members {members.shape}; one flag per score is needed"
+            f"scores have shape {scores.shape} and members {members.shape}; expected one flag per score"
         )
     if not members.any():
         return "no_members"

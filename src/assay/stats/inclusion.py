@@ -65,9 +65,9 @@ def edit_radius(lower: float, deletion: float) -> int | None:
         [0, 1, 6]
     """
     if not 0 < deletion < 1:
-        raise InputError(f"deletion is {deletion}; a probability above 0 and below 1 is needed")
+        raise InputError(f"deletion is {deletion}; expected a probability above 0 and below 1")
     if not 0 <= lower <= 1:
-        raise InputError(f"lower is {lower}; a share in [0, 1] is needed")
+        raise InputError(f"lower is {lower}; expected a fraction in [0, 1]")
     return math.floor(math.log(1.5 - lower) / math.log(deletion)) if lower > 0.5 else None
 
 
@@ -105,9 +105,9 @@ def certified_inclusion(
         (True, 6)
     """
     if not 0 < failure < 1:
-        raise InputError(f"failure is {failure}; a probability above 0 and below 1 is needed")
+        raise InputError(f"failure is {failure}; expected a probability above 0 and below 1")
     if n_draws < 1:
-        raise InputError(f"n_draws is {n_draws}; at least 1 is needed, 1000 by default")
+        raise InputError(f"n_draws is {n_draws}; expected at least 1 (1000 by default)")
     n, k = map(int, effects.shape)
     if k == 0:
         return ()

@@ -38,7 +38,7 @@ def draw_counts(
         draws: Given index matrix instead, `[n_resamples, n]`.
     """
     if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; at least 1 resample is needed, 2000 by default")
+        raise InputError(f"n_resamples is {n_resamples}; expected at least 1 resample (2000 by default)")
     rows = max(1, _BLOCK // max(n, 1))
     counts = np.empty((n_resamples, n))
     for start in range(0, n_resamples, rows):
@@ -80,7 +80,7 @@ def bootstrap_interval(
         Efron (1987), doi:10.1080/01621459.1987.10478410.
     """
     if method not in ("bca", "percentile"):
-        raise InputError(f"bootstrap method {method!r} is unknown; choose 'bca' or 'percentile'")
+        raise InputError(f"unknown bootstrap method {method!r}; choose 'bca' or 'percentile'")
     n = values.shape[1]
     if n < 2:
         return undefined_interval(level, method, "too_few")
@@ -294,7 +294,7 @@ def clopper_pearson(successes: int, n: int, *, level: float = 0.95) -> Interval:
         (0.6915, 1.0)
     """
     if not 0 <= successes <= n:
-        raise InputError(f"successes is {successes} of n = {n}; a count between 0 and n is needed")
+        raise InputError(f"successes is {successes} of n = {n}; expected a count between 0 and n")
     if n == 0:
         return undefined_interval(level, "clopper-pearson", "too_few")
     ends = scipy_stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="exact")
@@ -317,9 +317,9 @@ def fisher_z_interval(r: float, n: int, *, level: float = 0.95, kind: str = "pea
         Fisher (1921); Bonett and Wright (2000), doi:10.1007/BF02294183.
     """
     if kind not in ("pearson", "spearman"):
-        raise InputError(f"kind {kind!r} is unknown; choose 'pearson' or 'spearman'")
+        raise InputError(f"unknown kind {kind!r}; choose 'pearson' or 'spearman'")
     if abs(r) > 1:
-        raise InputError(f"r is {r}; a correlation lies in [-1, 1]")
+        raise InputError(f"r is {r}; expected a correlation in [-1, 1]")
     if math.isnan(r) or n < 4:
         return undefined_interval(level, "fisher-z", "undefined" if math.isnan(r) else "too_few")
     if abs(r) == 1:

@@ -29,7 +29,7 @@ def _adjusted(
     tested = ~np.isnan(p_values)
     if not ((p_values[tested] >= 0) & (p_values[tested] <= 1)).all():
         raise InputError(
-            f"p-values run from {np.nanmin(p_values):g} to {np.nanmax(p_values):g}; they must lie in [0, 1]"
+            f"p-values run from {np.nanmin(p_values):g} to {np.nanmax(p_values):g}; expected values in [0, 1]"
         )
     adjusted = np.full(p_values.shape, np.nan)
     if tested.any():
@@ -148,7 +148,7 @@ def e_benjamini_hochberg(e_values: Float64[np.ndarray, "..."]) -> Float64[np.nda
         array([0.05      , 0.13333333, 1.        , 0.05      ])
     """
     if (e_values < 0).any():
-        raise InputError(f"the smallest e-value is {np.nanmin(e_values):g}; e-values are at least 0")
+        raise InputError(f"the smallest e-value is {np.nanmin(e_values):g}; expected values of at least 0")
     # 1 / e is a p-value by Markov's inequality; the cap at 1 keeps it in range and changes no rejection.
     return benjamini_hochberg(1 / np.maximum(1.0, e_values))
 
@@ -180,9 +180,9 @@ def partial_conjunction(p_values: Float64[np.ndarray, " m"], least: int) -> floa
     """
     m = len(p_values)
     if not 1 <= least <= m:
-        raise InputError(f"least is {least} of {m} p-values; a number from 1 to {m} is needed")
+        raise InputError(f"least is {least} of {m} p-values; expected a number from 1 to {m}")
     if not ((p_values >= 0) & (p_values <= 1)).all():
-        raise InputError(f"p-values are {p_values}; each must lie in [0, 1]")
+        raise InputError(f"p-values are {p_values}; expected values in [0, 1]")
     ranks = np.arange(1, m - least + 2)
     return float(min(1.0, ((m - least + 1) / ranks * np.sort(p_values)[least - 1 :]).min()))
 
@@ -214,7 +214,7 @@ def true_discoveries(
         2
     """
     if not ((p_values >= 0) & (p_values <= 1)).all():
-        raise InputError(f"p-values are {p_values}; each must lie in [0, 1]")
+        raise InputError(f"p-values are {p_values}; expected values in [0, 1]")
     m = len(p_values)
     ordered = np.sort(p_values)
     sizes = np.arange(1, m + 1)

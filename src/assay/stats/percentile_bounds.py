@@ -61,7 +61,7 @@ def share(value: float, name: str) -> Fraction:
     """A number strictly between 0 and 1 as the fraction that its decimal digits say."""
     if not 0 < value < 1:
         hint = f"; write {value / 100:g} for {value:g} %" if 1 < value < 100 else ""
-        raise InputError(f"{name} is {value}; a number strictly between 0 and 1 is needed{hint}")
+        raise InputError(f"{name} is {value}; expected a number strictly between 0 and 1{hint}")
     return Fraction(str(value))
 
 
@@ -69,12 +69,12 @@ def _target(p: float, epsilon: float) -> tuple[Fraction, Fraction]:
     """The shares p and p + epsilon."""
     percentile = share(p, "p")
     if not 0 < epsilon < math.inf:
-        raise InputError(f"epsilon is {epsilon}; a positive number with p + epsilon < 1 is needed")
+        raise InputError(f"epsilon is {epsilon}; expected a positive number with p + epsilon < 1")
     target = percentile + Fraction(str(epsilon))
     if target >= 1:
         raise InputError(
-            f"p + epsilon is {float(target):g}; it must stay below 1, since no order statistic lies beyond "
-            f"the largest value: take epsilon < {float(1 - percentile):g}, or the best order statistic"
+            f"p + epsilon is {float(target):g}; it must stay below 1, because no order statistic lies "
+            f"beyond the largest value. Use epsilon < {float(1 - percentile):g}, or the best order statistic"
         )
     return percentile, target
 
@@ -88,7 +88,7 @@ def order_of(n: int, p: float, epsilon: float) -> int:
 def check_positive(n: int, name: str) -> None:
     """Refuse a count below 1 by name."""
     if n < 1:
-        raise InputError(f"{name} is {n}; at least 1 is needed")
+        raise InputError(f"{name} is {n}; expected at least 1")
 
 
 def _within(failure: float, allowed: float) -> bool:
@@ -266,8 +266,8 @@ def percentile_sample_size(
     if bound == "exact":
         if n > _LARGEST:
             raise InputError(
-                f"epsilon = {epsilon:g} may need {n:.3g} values, and exact sizes are worked out up to "
-                f"{_LARGEST:.0e}; take bound='chernoff' or a larger epsilon"
+                f"epsilon = {epsilon:g} may need {n:.3g} values, but exact sizes are computed only up to "
+                f"{_LARGEST:.0e}; use bound='chernoff' or a larger epsilon"
             )
         sawtooth = _Sawtooth(missing=1 - percentile, cut=1 - target, allowed=allowed)
         size = SampleSize(first=sawtooth.first(), stable=sawtooth.stable())

@@ -71,7 +71,7 @@ def mean_tests(
         Fisher (1935), The design of experiments, section 21.
     """
     if n_permutations < 1:
-        raise InputError(f"n_permutations is {n_permutations}; at least 1 is needed, 10,000 by default")
+        raise InputError(f"n_permutations is {n_permutations}; expected at least 1 (10,000 by default)")
     n, k = values.shape
     if n == 0 or k == 0:
         nothing = undefined_test("too_few")
@@ -166,9 +166,9 @@ def spearman_test(
     if alternative not in _ALTERNATIVES:
         raise unknown_name("alternative", alternative, _ALTERNATIVES)
     if n_permutations < 1:
-        raise InputError(f"n_permutations is {n_permutations}; at least 1 is needed, 10,000 by default")
+        raise InputError(f"n_permutations is {n_permutations}; expected at least 1 (10,000 by default)")
     if x.shape != y.shape:
-        raise ShapeError(f"a rank test compares vectors of equal length, got shapes {x.shape} and {y.shape}")
+        raise ShapeError(f"a rank test compares vectors of equal length; got shapes {x.shape} and {y.shape}")
     n = len(x)
     if n < 2:
         return _no_rank_test("too_few", exact=True)

@@ -179,7 +179,7 @@ def _errors(
     n = len(top)
     bottom = np.ones(n) if denominator is None else finite(denominator, "denominator")
     if bottom.shape != (n,):
-        raise ShapeError(f"denominator has shape {bottom.shape}; one value per unit, {(n,)}, is needed")
+        raise ShapeError(f"denominator has shape {bottom.shape}; expected one value per unit, {(n,)}")
     with np.errstate(all="ignore"):  # columns without a spread or a ratio become NaN, and stay so
         g = bottom / bottom.mean()
         ratio = top.mean(axis=0) / bottom.mean()

@@ -41,9 +41,9 @@ def spearman_brown(r: float, *, factor: float = 2.0) -> Estimate:
         0.6666666666666666
     """
     if abs(r) > 1:
-        raise InputError(f"r is {r}; a correlation lies in [-1, 1]")
+        raise InputError(f"r is {r}; expected a correlation in [-1, 1]")
     if not (factor > 0 and math.isfinite(factor)):
-        raise InputError(f"factor is {factor}; a finite number above 0 is needed")
+        raise InputError(f"factor is {factor}; expected a finite number above 0")
     if math.isnan(r):
         return undefined_estimate("undefined")
     below = 1 + (factor - 1) * r

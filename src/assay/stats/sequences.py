@@ -95,7 +95,7 @@ def hoeffding_radius(
     _check_failure(failure)
     count = np.asarray(n, dtype=np.float64)
     if (count < 1).any():
-        raise InputError(f"n is {count.min():g}; at least 1 observation is needed")
+        raise InputError(f"n is {count.min():g}; expected at least 1 observation")
     return np.asarray(width * np.sqrt(np.log(math.pi**2 * count**2 / (3 * failure)) / (2 * count)))
 
 
@@ -152,7 +152,7 @@ def confidence_sequence(
         raise unknown_name("method of confidence sequences", method, _METHODS)
     least, most = bounds
     if not (math.isfinite(least) and math.isfinite(most) and least < most):
-        raise InputError(f"bounds are {bounds}; two finite numbers, ascending, are needed")
+        raise InputError(f"bounds are {bounds}; expected two finite numbers in ascending order")
     n = len(values)
     if n == 0:
         empty = np.empty(0)
@@ -162,7 +162,7 @@ def confidence_sequence(
     z = finite(values)
     if z.min() < least or z.max() > most:
         raise InputError(
-            f"values run from {z.min():g} to {z.max():g}; they must lie in [{least:g}, {most:g}]"
+            f"values run from {z.min():g} to {z.max():g}; expected values in [{least:g}, {most:g}]"
         )
     smallest, largest = least, most  # of an observation, weighted or not
     if weights is not None:
@@ -197,18 +197,18 @@ def confidence_sequence(
 
 def _check_failure(failure: float) -> None:
     if not 0 < failure < 1:
-        raise InputError(f"failure is {failure}; a probability above 0 and below 1 is needed")
+        raise InputError(f"failure is {failure}; expected a probability above 0 and below 1")
 
 
 def _checked_weights(weights: Real[np.ndarray, " _"], n: int, largest: float) -> Float64[np.ndarray, " n"]:
     if not (largest > 0 and math.isfinite(largest)):
-        raise InputError(f"largest_weight is {largest}; a finite number above 0 is needed")
+        raise InputError(f"largest_weight is {largest}; expected a finite number above 0")
     if weights.shape != (n,):
-        raise ShapeError(f"weights have shape {weights.shape}; one per value, ({n},), is needed")
+        raise ShapeError(f"weights have shape {weights.shape}; expected one per value, ({n},)")
     checked = finite(weights, "weights")
     if checked.min() < 0 or checked.max() > largest:
         raise InputError(
-            f"weights run from {checked.min():g} to {checked.max():g}; they must lie in [0, {largest:g}], "
+            f"weights run from {checked.min():g} to {checked.max():g}; expected values in [0, {largest:g}], "
             "the bound given as largest_weight"
         )
     return checked
@@ -238,7 +238,7 @@ def betting_log_capital(
     z, candidates = np.asarray(values, dtype=np.float64), np.asarray(means, dtype=np.float64)
     for name, given in (("values", z), ("means", candidates)):
         if not ((given >= 0) & (given <= 1)).all():
-            raise InputError(f"{name} run from {given.min():g} to {given.max():g}; they must lie in [0, 1]")
+            raise InputError(f"{name} run from {given.min():g} to {given.max():g}; expected values in [0, 1]")
     full = np.full(len(candidates), len(z), dtype=np.int64)
     found = np.empty((len(z), len(candidates)))
     for time, capital in enumerate(_log_capital(z, candidates, full)):

@@ -51,7 +51,7 @@ def mean_above(values: Real[np.ndarray, "n k"], least: float = 0.0) -> Float64[n
     x = finite(values)
     n = len(x)
     if n < 2:
-        raise InputError(f"{n} value is given; a test of a mean needs two or more")
+        raise InputError(f"got {n} value; a test of a mean needs two or more")
     centre, spread, skewness = _moments(x)
     varied = spread > 0
     p = np.where(centre > least, 0.0, 1.0)

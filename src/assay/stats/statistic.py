@@ -301,5 +301,5 @@ def statistic_from_dict(record: Mapping[str, Any]) -> RatioOfSums | FunctionOfSu
     if record.get("kind") == "function-of-sums":
         return FunctionOfSums(**{**fields, "components": tuple(fields["components"])})
     raise FileFormatError(
-        f"a statistic of kind {record.get('kind')!r} is unknown; this file may come from a newer version"
+        f"unknown kind of statistic: {record.get('kind')!r}. The file may come from a newer version"
     )

@@ -144,7 +144,7 @@ def mean_standard_error(values: Real[np.ndarray, "..."]) -> float:
     """
     checked = finite(values)
     if checked.ndim not in (1, 2):
-        raise ShapeError(f"values have shape {checked.shape}; a vector or a matrix is needed")
+        raise ShapeError(f"values have shape {checked.shape}; expected a vector or a matrix")
     if min(checked.shape) < 2:
         return math.nan
     means = [checked] if checked.ndim == 1 else [checked.mean(axis=1), checked.mean(axis=0)]
@@ -180,7 +180,7 @@ def compare_with_anchor(values: Real[np.ndarray, "..."], anchor: Real[np.ndarray
     ours, theirs = finite(values), finite(anchor, "anchor values")
     if ours.shape != theirs.shape:
         raise ShapeError(
-            f"values have shape {ours.shape}, the anchor {theirs.shape}; the same pairs are needed"
+            f"values have shape {ours.shape}, the anchor {theirs.shape}; expected the same pairs"
         )
     reference = float(theirs.mean())
     return AnchorComparison(
@@ -231,14 +231,14 @@ def histogram(
     lowest, highest = float(checked.min()), float(checked.max())
     if lowest < 0:
         raise InputError(
-            f"values go down to {lowest:g}; the histogram starts at 0, so they must not be negative"
+            f"the smallest value is {lowest:g}; the histogram starts at 0, so values must not be negative"
         )
     if n_bins < 1:
-        raise InputError(f"n_bins is {n_bins}; at least 1 bin is needed")
+        raise InputError(f"n_bins is {n_bins}; expected at least 1 bin")
     end = highest if maximum is None else maximum
     if not highest <= end < math.inf:
         raise InputError(
-            f"maximum is {end}; a finite number from the largest value, {highest:g}, on is needed"
+            f"maximum is {end}; expected a finite number of at least the largest value, {highest:g}"
         )
     if end == 0:
         one = np.array([checked.size])
@@ -269,10 +269,10 @@ def top_indices(values: Real[np.ndarray, "..."], k: int) -> Int64[np.ndarray, " 
     """
     flat = finite(values).ravel()
     if k < 1:
-        raise InputError(f"k is {k}; at least 1 is needed")
+        raise InputError(f"k is {k}; expected at least 1")
     if k > flat.size:
         warnings.warn(
-            f"{k} largest values were asked for and there are {flat.size}; all are returned",
+            f"{k} largest values were requested, but there are only {flat.size}; all are returned",
             DegenerateDataWarning,
             stacklevel=2,
         )
@@ -360,7 +360,7 @@ def cell_table(
     """
     checked = finite(values)
     if not quantiles or not all(0 <= each <= 1 for each in quantiles):
-        raise InputError(f"quantiles are {tuple(quantiles)}; at least one share in [0, 1] is needed")
+        raise InputError(f"quantiles are {tuple(quantiles)}; expected at least one fraction in [0, 1]")
     row_labels, row_of = coded(rows, checked.shape, "rows")
     column_labels, column_of = ((None,), 0) if columns is None else coded(columns, checked.shape, "columns")
     shape = (len(row_labels), len(column_labels))

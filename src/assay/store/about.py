@@ -20,7 +20,7 @@ class About(Record):
         method: Discovery method; of what was measured of a stored circuit, the one that found the circuit.
         metric: Metric; of a worst case its divergence, of an audit `faithfulness-norm`.
         n: Examples or pairs measured.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         value: The number itself: of a worst case the largest divergence, of an audit the faithfulness of its
             circuit.
         low: Lower end of the interval of `value`.

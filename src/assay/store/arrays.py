@@ -106,8 +106,8 @@ def read_array(directory: Path, content: str) -> bytes:
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise FileFormatError(
-            f"the array file {path} of a stored result is missing; copy it back from where the store was "
-            "made, `arrays` belongs to the store as much as its database"
+            f"the array file {path} of a stored result is missing; copy it back from the original store, "
+            "because `arrays` is part of the store"
         ) from error
     except OSError as error:
         raise FileFormatError(f"cannot read the array file {path}: {error.strerror}") from error

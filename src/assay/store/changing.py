@@ -54,8 +54,8 @@ def remove_rows(connection: sa.Connection, identities: Sequence[str], *, force: 
     if referrers:
         identity, others = min(referrers.items())
         raise InputError(
-            f"{identity} cannot be removed: {listed(sorted(others))} refer to it. Remove these too, or pass "
-            "--force"
+            f"{identity} cannot be removed, because {listed(sorted(others))} refer to it. Remove these too, "
+            "or pass --force"
         )
     for start in range(0, len(identities), CHUNK):
         chunk = identities[start : start + CHUNK]

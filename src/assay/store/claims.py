@@ -144,4 +144,4 @@ def _check(job_id: str, runner: str) -> None:
         if len(text) > NAME_LENGTH or "\0" in text:
             raise InputError(f"a {what} is text of up to {NAME_LENGTH} characters, got {text!r}")
     if not runner:
-        raise InputError("a runner needs a name")
+        raise InputError("the runner has no name; give one")

@@ -104,9 +104,9 @@ class Database:
             return _explained_sqlite(error.orig, self.location, action)
         if _passing(error):
             return OutputError(
-                f"lost the results store at {place} and did not reach it again within {patience:.0f} s: "
-                f"{cause}; see that PostgreSQL runs there and run the same command again, what was stored is "
-                "kept"
+                f"lost the results store at {place} and could not reconnect within {patience:.0f} s: "
+                f"{cause}. Check that PostgreSQL runs there and run the same command again; stored results "
+                "are kept"
             )
         if isinstance(error, sa.exc.OperationalError | sa.exc.ProgrammingError | sa.exc.InternalError):
             return OutputError(f"cannot {action} the results store at {place}: {cause}")
@@ -134,13 +134,13 @@ def _explained_sqlite(error: sqlite3.Error, location: Location, action: str) -> 
         )
     if name.startswith("SQLITE_FULL"):
         return OutputError(
-            f"cannot {action} the results store at {place}: {error}; make room and run the same command "
-            "again, what was stored before is kept"
+            f"cannot {action} the results store at {place}: {error}; free some space and run the same "
+            "command again. Stored results are kept"
         )
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return FileFormatError(
-            f"cannot {action} {location.file} as a results store: {error}; it was damaged or is another "
-            "file: restore it from a copy, or move it away to begin anew"
+            f"cannot {action} {location.file} as a results store: {error}. It is damaged or another file: "
+            "restore it from a copy, or move it away to start again"
         )
     if isinstance(error, sqlite3.OperationalError) and action != "read":
         return OutputError(f"cannot {action} the results store at {place}: {error}")
@@ -197,7 +197,7 @@ def _leave_to_the_parent(engine: sa.Engine) -> None:
         if record.info["process"] != os.getpid():
             _INHERITED.append(connection)
             record.dbapi_connection = proxy.dbapi_connection = None
-            raise sa.exc.DisconnectionError("this connection belongs to the parent process")
+            raise sa.exc.DisconnectionError("this database connection was opened by the parent process")
 
 
 def _json_of_unicode(value: object) -> str:

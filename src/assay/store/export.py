@@ -35,14 +35,12 @@ def export_results(
     path = Path(path)
     single = path.suffix == ".parquet"
     if not single and (path.is_file() or path.suffix):
-        raise InputError(
-            f"{path} is not a directory and does not end in .parquet; results are exported to either"
-        )
+        raise InputError(f"{path} is not a directory and does not end in .parquet; give one of the two")
     groups: dict[str, list[ResultSummary]] = {}
     for each in store.query(kind, where):
         groups.setdefault("" if single else each.kind, []).append(each)
     if not groups:
-        raise InputError("no result matches, so there is nothing to export")
+        raise InputError("nothing to export, because no result matches")
     folder = path.parent if single else path
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -64,13 +64,13 @@ def locate(location: str | os.PathLike[str]) -> Location:
         return _from_url(text)
     if collapsed := re.match(r"(sqlite|postgresql)(\+\w+)?:/", text):
         raise InputError(
-            f"{_without_password(text)!r} was a URL before it became a path, which takes slashes from it; "
-            f"give it as text, {collapsed[0]}/..."
+            f"{_without_password(text)!r} was converted from a URL to a path, which removes slashes; give "
+            f"it as text, {collapsed[0]}/..."
         )
     if _MISTYPED.match(text) and not Path(text).is_dir():
         raise InputError(
-            f"{_without_password(text)!r} looks like the URL of a database and has no '://'; give "
-            f"{POSTGRES_DRIVER}://USER@HOST/DATABASE, or the whole path of a directory of such a name"
+            f"{_without_password(text)!r} looks like the URL of a database but has no '://'; give "
+            f"{POSTGRES_DRIVER}://USER@HOST/DATABASE, or the whole path of a directory with this name"
         )
     return _sqlite(Path(text).expanduser().absolute() / DATABASE_NAME)
 
@@ -102,8 +102,8 @@ def _from_url(text: str) -> Location:
         return _sqlite(Path(url.database).absolute())
     if backend != "postgresql":
         raise InputError(
-            f"a results store lives in SQLite or PostgreSQL, got {_without_password(text)!r}; give a "
-            f"directory or {POSTGRES_DRIVER}://USER@HOST/DATABASE"
+            f"a results store is in SQLite or PostgreSQL, got {_without_password(text)!r}; give a directory "
+            f"or {POSTGRES_DRIVER}://USER@HOST/DATABASE"
         )
     # With a slash too many, user and password are read as a part of the database's name.
     if "@" in (url.database or "") or "@" in (url.host or ""):
@@ -125,7 +125,9 @@ def _postgres(url: sa.URL) -> Location:
             f"{POSTGRES_DRIVER}://..."
         )
     if not url.database:
-        raise InputError(f"{_shown(url)!r} names no database; write {POSTGRES_DRIVER}://USER@HOST/DATABASE")
+        raise InputError(
+            f"{_shown(url)!r} lacks the name of a database; write {POSTGRES_DRIVER}://USER@HOST/DATABASE"
+        )
     if HIDDEN in (url.password, *(url.query.get(name) for name in _SECRETS)):
         raise InputError(
             f"the password of {_shown(url)!r} was hidden for display; give the URL itself, or keep the "

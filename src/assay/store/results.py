@@ -391,7 +391,7 @@ class Store:
                 different.append(result.id)
         if different:
             raise InputError(
-                f"both stores hold {listed(different)}, and not with the same content; nothing was merged. "
+                f"both stores hold {listed(different)}, but with different content; nothing was merged. "
                 "Remove these from one of the stores"
             )
         for identity in missing:
@@ -448,7 +448,9 @@ def _identity(kind: str, provenance: Mapping[str, Any]) -> str:
     try:
         return record_id(kind, provenance)
     except UnicodeEncodeError as error:
-        raise InputError(f"a provenance holds half a surrogate pair, which is not text: {error}") from error
+        raise InputError(
+            f"a provenance holds half a surrogate pair, which is not valid text: {error}"
+        ) from error
 
 
 def _check_name(what: str, text: str, longest: int) -> None:

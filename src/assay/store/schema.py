@@ -31,11 +31,11 @@ def open_schema(database: Database, *, create: bool) -> Path:
     location = database.location
     if location.directory is not None and location.sqlite and not location.file.exists():
         if not create:
-            raise InputError(f"no results store at {location.shown}: nothing was stored there yet")
+            raise InputError(f"there is no results store at {location.shown}: nothing was stored there yet")
         _make_directory(location.directory)
     version = _found_version(database)
     if version == 0 and not create:
-        raise InputError(f"no results store at {location.shown}: nothing was stored there yet")
+        raise InputError(f"there is no results store at {location.shown}: nothing was stored there yet")
     if version > SCHEMA_VERSION:
         raise FileFormatError(
             f"{location.shown} was written by a newer version of assay: its schema is {version}, this "
@@ -43,7 +43,7 @@ def open_schema(database: Database, *, create: bool) -> Path:
         )
     if 0 < version < SCHEMA_VERSION:
         raise FileFormatError(
-            f"the results store at {location.shown} was written by assay 0.1.0 and cannot be read: name "
+            f"the results store at {location.shown} was written by assay 0.1.0 and cannot be read. Give "
             "another directory or database, and run again what you need there"
         )
     if version == 0:
@@ -68,10 +68,10 @@ def _version(connection: sa.Connection, database: Database) -> int:
         _refuse_emptied(database)
         return 0
     if SCHEMA.name not in tables:
-        raise FileFormatError(f"{shown} is a database, but no results store; give another place")
+        raise FileFormatError(f"{shown} is a database, but not a results store; give another place")
     version = connection.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
     if not isinstance(version, int) or version < 1:
-        raise FileFormatError(f"{shown} holds no schema version: it is not a results store")
+        raise FileFormatError(f"{shown} has no schema version: it is not a results store")
     return version
 
 
@@ -81,7 +81,7 @@ def _refuse_emptied(database: Database) -> None:
     if location.sqlite and location.directory is not None and (location.directory / "arrays").is_dir():
         raise FileFormatError(
             f"{location.file} is empty, but arrays of results lie beside it: it was truncated. Restore it "
-            "from a copy, or move the directory away to begin anew"
+            "from a copy, or move the directory away to start again"
         )
 
 
@@ -117,7 +117,7 @@ def _record_directory(connection: sa.Connection, database: Database) -> None:
     _make_directory(directory)
     if (directory / DATABASE_NAME).exists():
         raise InputError(
-            f"{directory} is a results store of its own; name another directory for the arrays of "
+            f"{directory} is a separate results store; name another directory for the arrays of "
             f"{database.location.shown} by ?arrays=DIR"
         )
     file = directory / MARK_NAME
@@ -152,8 +152,8 @@ def _directory_of_arrays(database: Database) -> Path:
         found = ""
     if found != settings.get(MARK):
         raise InputError(
-            f"the arrays of {database.location.shown} cannot be seen from here: {directory} is not the "
-            f"directory that the store was made with (no matching file {MARK_NAME} in it). Mount it there, "
-            f"or say where it is: {POSTGRES_DRIVER}://...?arrays=DIR"
+            f"cannot find the arrays of {database.location.shown} here: {directory} is not the directory "
+            f"that the store was made with (no matching file {MARK_NAME} in it). Mount it there, or give "
+            f"its place: {POSTGRES_DRIVER}://...?arrays=DIR"
         )
     return directory

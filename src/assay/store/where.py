@@ -128,7 +128,7 @@ def _parse(text: str) -> Condition:
     if len(path) == 1:
         path = (ALIASES.get(path[0], path[0]),)
         if path[0] in DOCUMENTS:
-            raise InputError(f"{path[0]} is a document; name something inside it, e.g. {path[0]}.seed")
+            raise InputError(f"{path[0]} is a document; name a field inside it, e.g. {path[0]}.seed")
         if path[0] not in COLUMNS:
             raise _unknown_column(path[0])
     elif path[0] not in DOCUMENTS:
@@ -158,9 +158,8 @@ def _check_single(written: str, text: str, *, close: bool) -> None:
         )
     if not (written.startswith('"') and _is_json(written)) and _JOINED.search(written):
         raise InputError(
-            f"{text!r} looks like several conditions, and one text is one condition; give several (--where "
-            "CONDITION --where CONDITION; all must hold), or put the value in double quotes if it is all one "
-            "text"
+            f"{text!r} looks like several conditions; give each separately (--where CONDITION --where "
+            "CONDITION; all must hold), or put the value in double quotes if it is one text"
         )
 
 
@@ -174,7 +173,7 @@ def _is_json(text: str) -> bool:
 
 def _unknown_column(name: str) -> UnknownNameError:
     error = unknown_name("column", name, COLUMNS)
-    return UnknownNameError(f"{error}; what no column holds is named by its path, e.g. payload.{name}")
+    return UnknownNameError(f"{error}; for other fields give the path, e.g. payload.{name}")
 
 
 def _value(text: str, *, textual: bool = False) -> Scalar:
@@ -190,7 +189,7 @@ def _value(text: str, *, textual: bool = False) -> Scalar:
     if not textual and _NUMBER.fullmatch(text):
         number = float(text)
         if number in (float("inf"), float("-inf")):
-            raise InputError(f"{text} is beyond every number that can be stored")
+            raise InputError(f"{text} is outside the range of numbers that can be stored")
         if not re.fullmatch(r"[-+]?\d+", text):
             return number
         digits = text.lstrip("+-").lstrip("0") or "0"  # Python reads no whole number of thousands of digits
@@ -201,7 +200,7 @@ def _value(text: str, *, textual: bool = False) -> Scalar:
 def _storable(value: str, text: str) -> str:
     """Text that a database can be asked for: no half surrogates, no NUL."""
     if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
-        raise InputError(f"{text!a} holds a NUL or half a character, which no result is compared with")
+        raise InputError(f"{text!a} holds a NUL or half a character, which results cannot contain")
     return value
 
 
@@ -222,13 +221,11 @@ def _check_operator(condition: Condition, text: str) -> None:
         raise InputError(f"{text!r}: {shown} is only equal or not; use {shown} with = or !=")
     if operator == "~" and not isinstance(value, str):
         if condition.in_document:
-            raise InputError(
-                f"{text!r}: ~ looks for text inside text; quote the number to look for its digits"
-            )
-        raise InputError(f"{text!r}: ~ looks for text, and {condition.path[0]} is a number")
+            raise InputError(f"{text!r}: ~ searches text in text; quote the number to search for its digits")
+        raise InputError(f"{text!r}: ~ searches text, but {condition.path[0]} is a number")
 
 
 def _checked(path: tuple[str, ...]) -> tuple[str, ...]:
     if wrong := [key for key in path if not key or '"' in key or "\0" in key]:
-        raise InputError(f"a path cannot lead through a key such as {wrong[0]!r}, got {'.'.join(path)!r}")
+        raise InputError(f"a path cannot contain a key such as {wrong[0]!r}, got {'.'.join(path)!r}")
     return path

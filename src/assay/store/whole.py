@@ -53,7 +53,7 @@ def problems_of(database: Database, directory: Path) -> list[str]:
         except (InputError, UnicodeEncodeError):  # what `put` refuses
             same = False
         if not same:
-            problems.append(f"{about}: its provenance was changed, it does not give this id")
+            problems.append(f"{about}: its provenance was changed and does not give this id")
         for name, content in result.arrays.hashes.items():
             if content not in arrays:
                 try:
@@ -109,7 +109,7 @@ def _without_summary(connection: sa.Connection) -> list[str]:
     joined = RESULTS.outerjoin(SUMMARIES, SUMMARIES.c.id == RESULTS.c.id)
     without = sa.select(RESULTS.c.id, RESULTS.c.kind).select_from(joined).where(SUMMARIES.c.id.is_(None))
     return [
-        f"{row.id} ({row.kind}): it has no summary, so no search finds it; put it again into a new store"
+        f"{row.id} ({row.kind}): it has no summary, so searches cannot find it; put it again into a new store"
         for row in connection.execute(without)
     ]
 

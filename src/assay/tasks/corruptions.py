@@ -94,8 +94,8 @@ def corrupt(
     height, width = images.pixels.shape[1:3]
     if min(height, width) < MIN_SIDE:
         raise ShapeError(
-            f"images are {height} x {width}; corruptions need at least {MIN_SIDE} pixels each way. "
-            "Resize first"
+            f"images are {height} x {width}; corruptions need at least {MIN_SIDE} pixels in height and "
+            "width. Resize the images first"
         )
     record: dict[str, Any] = {"key": entry.key, "seed": seed}
     textures: Textures = ()
@@ -121,13 +121,13 @@ def _read_textures(folder: Path) -> list[UInt8[np.ndarray, "_ _ 3"]]:
     suffixes = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
     if not paths:
-        raise InputError(f"frost_textures={folder} holds no image; put PNG or JPEG files there")
+        raise InputError(f"frost_textures={folder} has no images; put PNG or JPEG files there")
     textures = []
     for path in paths:
         try:
             textures.append(np.asarray(read_rgb(path)))
         except BROKEN as error:
-            raise FileFormatError(f"frost texture {path} cannot be read: {error}") from error
+            raise FileFormatError(f"cannot read frost texture {path}: {error}") from error
     return textures
 
 

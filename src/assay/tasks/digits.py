@@ -59,7 +59,7 @@ def draw_digits(
         n: Number of images, 1 or more; a longer draw begins with the shorter one.
         agreement: Probability that the colour is the one of the label, 0 .. 1. The same image number with a
             higher agreement shows the same digit.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         split: `train` or `test`: of which handwritten digits. They share none.
         swap: None for the images themselves. `digit`: the same colour on a digit of the other class;
             `colour`: the same digit in the other colour; `both`: a digit of the other class in the other
@@ -145,7 +145,7 @@ def digits_task(
         answer: What counts as right: `label`, the class of the digit, or `colour`, the class that the colour
             stands for. With `swap="colour"` the latter asks what carries the colour.
         agreement: Probability that the colour is the one of the label. 0.5 makes the two cues independent.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         split: `test` or `train`.
         start: Number of the first image.
 
@@ -164,16 +164,16 @@ def digits_task(
         raise unknown_name("swap of coloured digits", str(swap), DIGIT_SWAPS)
     if getattr(model, "vision", None) is None:
         raise InputError(
-            f"{getattr(model, 'id', model)} reads prompts; coloured digits need an image classifier"
+            f"{getattr(model, 'id', model)} reads prompts, but coloured digits need an image classifier"
         )
     if model.vision.n_classes(model.module) != len(DIGIT_CLASSES):
         raise InputError(
-            f"{model.id} has {model.vision.n_classes(model.module)} classes and coloured digits have 2, "
+            f"{model.id} has {model.vision.n_classes(model.module)} classes, but coloured digits have 2, "
             f"{' and '.join(DIGIT_CLASSES)}; use load_model('colour-digits')"
         )
     height, width = model.image_size
     if height != width:
-        raise InputError(f"coloured digits are drawn square and {model.id} reads {height} x {width}")
+        raise InputError(f"coloured digits are square, but {model.id} reads {height} x {width}")
     images, others = (
         draw_digits(n, agreement=agreement, seed=seed, split=split, swap=each, size=height, start=start)
         for each in (None, swap)
@@ -232,7 +232,7 @@ def digits_source(source: Any) -> DigitsSource | None:
         agreement = float("nan")
     if agreement is not None and not 0 <= agreement <= 1:
         raise InputError(
-            f"{source!r} names the agreement {share!r}; it is a probability, e.g. {COLOUR_DIGITS}:0.5 or "
+            f"{source!r} gives the agreement {share!r}; expected a probability, e.g. {COLOUR_DIGITS}:0.5 or "
             f"{COLOUR_DIGITS}:0.5/colour"
         )
     if swap and swap not in DIGIT_SWAPS:
@@ -256,10 +256,10 @@ def _check(
         raise unknown_name("swap of coloured digits", swap, DIGIT_SWAPS)
     for name, share in (("agreement", agreement), ("label_noise", label_noise)):
         if not 0 <= share <= 1:  # NaN fails too
-            raise InputError(f"{name} is {share}; it is a probability, 0 to 1")
+            raise InputError(f"{name} is {share}; expected a probability, 0 to 1")
     if n < 1 or size < 14 or start < 0:
         raise InputError(
-            f"n={n}, size={size}, start={start}: at least 1 image of 14 pixels, from number 0 on"
+            f"n={n}, size={size}, start={start}; expected at least 1 image of 14 pixels, numbered from 0"
         )
 
 

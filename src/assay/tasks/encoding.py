@@ -55,7 +55,7 @@ def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens | None) -> EncodedP
         TokenizationError: If a prompt has no token, or an answer is not exactly one; the prompt is named.
     """
     if not prompts:
-        raise InputError("there is no prompt to encode; the task is empty")
+        raise InputError("the task is empty; give at least one prompt")
     rows, places = _tokenize(prompts, tokens)
     for prompt, row in zip(prompts, rows, strict=True):
         if not row:
@@ -98,7 +98,7 @@ def pair_task(
     if not torch.equal(left.lengths, right.lengths):
         index = int((left.lengths != right.lengths).nonzero()[0])
         raise TokenizationError(
-            f"pair {index}: clean prompt {clean[index]} has {int(left.lengths[index])} tokens and corrupted "
+            f"pair {index}: clean prompt {clean[index]} has {int(left.lengths[index])} tokens, corrupted "
             f"prompt {corrupted[index]} has {int(right.lengths[index])}; patching by position needs equal "
             "counts, so use fillers of one token"
         )
@@ -137,8 +137,8 @@ def _tokenize(
     written = [i for i, prompt in enumerate(prompts) if prompt.ids is None]
     if written and tokens is None:
         raise TokenizationError(
-            f"prompt {prompts[written[0]]} is text and there is no tokenizer; pass the model's tokenizer, or "
-            "token ids"
+            f"prompt {prompts[written[0]]} is text, but the tokenizer is missing; pass the model's "
+            "tokenizer, or token ids"
         )
     prefix = () if tokens is None else tokens.prefix
     rows = [prefix + (prompt.ids or ()) for prompt in prompts]
@@ -169,13 +169,15 @@ def _one_id(prompt: Prompt, piece: str | int, what: str, tokens: Tokens | None) 
     if isinstance(piece, int):
         return piece
     if tokens is None:
-        raise TokenizationError(f"{what} {piece!r} is text and there is no tokenizer; give it as a token id")
+        raise TokenizationError(
+            f"{what} {piece!r} is text, but the tokenizer is missing; give it as a token id"
+        )
     token = tokens.one_token(prompt.text, piece)
     if token is None:
         count = len(tokens.continuation(prompt.text, piece) or tokens.ids(piece))
         fact = "is unknown to the vocabulary" if count == 1 else f"is {count} tokens"
         raise TokenizationError(
-            f"{what} {piece!r} of the prompt {prompt} {fact}; exactly one known token is needed, with its "
+            f"{what} {piece!r} of the prompt {prompt} {fact}; expected exactly one known token, with its "
             "leading space where the text has one"
         )
     return token

@@ -146,7 +146,7 @@ class Grammar(ABC):
         Raises:
             InputError: If the grammar does not enumerate its prompts.
         """
-        raise InputError(f"the prompts of {self.key} are not enumerated; draw them instead")
+        raise InputError(f"the prompts of {self.key} cannot be enumerated; draw them instead")
 
     def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
         """Every corrupted choice of one clean choice with its probability given that choice.
@@ -154,7 +154,7 @@ class Grammar(ABC):
         Raises:
             InputError: If the grammar does not enumerate its prompts.
         """
-        raise InputError(f"the corrupted prompts of {self.key} are not enumerated; draw them instead")
+        raise InputError(f"the corrupted prompts of {self.key} cannot be enumerated; draw them instead")
 
 
 TASKS: Registry[type[Grammar]] = Registry("task", holds=Grammar, classes=True)
@@ -215,7 +215,7 @@ def chosen_templates(
         templates = dict(enumerate(own))
     if not templates:
         raise InputError(
-            f"{task}: no template is given; name at least one id out of {min(known)}..{max(known)}"
+            f"{task}: templates are missing; name at least one id out of {min(known)}..{max(known)}"
         )
     for template in templates.values():
         names = slot_names(template)
@@ -247,8 +247,8 @@ def usable(
     if len(kept) < at_least:
         reason = f"; dropped {_listed(dropped)}" if dropped else ""
         raise TokenizationError(
-            f"{task}: {len(kept)} of {len(words)} {kind} can be used ({rule}), at least {at_least} are "
-            f"needed{reason}; pass other {kind}, or a model with another tokenizer"
+            f"{task}: {len(kept)} of {len(words)} {kind} can be used ({rule}); expected at least "
+            f"{at_least}{reason}. Pass other {kind}, or a model with another tokenizer"
         )
     if dropped:
         warnings.warn(

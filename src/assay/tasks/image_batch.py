@@ -12,8 +12,8 @@ from assay.tasks.task import map_tensors
 
 
 NO_LABELS = (
-    "the images have no labels, which this objective or metric compares with; give ImageTask(labels=...), or "
-    "use objective='kl', 'js' or 'pseudo_margin', which need none"
+    "the images have no labels, but this objective or metric needs them; give ImageTask(labels=...), or use "
+    "objective='kl', 'js' or 'pseudo_margin', which need none"
 )
 
 
@@ -52,8 +52,8 @@ class ImageBatch(ObjectiveBatch):
         """
         if self.counterparts is None:
             raise InputError(
-                "the images have no counterparts to take ablated activations from; give "
-                "ImageTask(corrupted=...), or use ablation='mean-positional', which needs none"
+                "the images have no counterparts for ablated activations; give ImageTask(corrupted=...), or "
+                "use ablation='mean-positional', which needs none"
             )
         return self.counterparts
 

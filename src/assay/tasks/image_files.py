@@ -74,10 +74,10 @@ def read_image_folder(
     folders = _subfolders(folder)
     names = tuple(folders if classes is None else classes)
     if not folders:
-        raise InputError(f"{folder} has no class folder; expected {folder.name}/CLASS/IMAGE")
+        raise InputError(f"{folder} has no class folders; expected {folder.name}/CLASS/IMAGE")
     if not set(folders) <= set(names):
         raise InputError(
-            f"{folder} has class folders {sorted(set(folders) - set(names))} that are none of the classes "
+            f"{folder} has class folders {sorted(set(folders) - set(names))} outside the classes "
             f"{list(names)}; rename them, or give the classes of the data"
         )
     paths, labels = [], []
@@ -124,7 +124,7 @@ def read_domains(
         if name not in present:
             raise unknown_name(f"domain of {root}", name, present)
     if not present:
-        raise InputError(f"{root} has no folder; expected {root.name}/DOMAIN/CLASS/IMAGE")
+        raise InputError(f"{root} has no folders; expected {root.name}/DOMAIN/CLASS/IMAGE")
     if classes is None:
         classes = sorted({name for domain in present for name in _subfolders(root / domain)})
     return {
@@ -168,7 +168,7 @@ def read_imagenet_c(
         for severity in severities
     }
     if not folders:
-        raise InputError(f"{root} has no folder; expected {root.name}/CORRUPTION/SEVERITY/CLASS/IMAGE")
+        raise InputError(f"{root} has no folders; expected {root.name}/CORRUPTION/SEVERITY/CLASS/IMAGE")
     if classes is None:
         classes = sorted({name for folder in folders.values() for name in _subfolders(folder)})
     return {
@@ -306,7 +306,7 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
     except FileFormatError:
         raise
     except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
-        raise FileFormatError(f"{path} cannot be read as parquet: {error}") from error
+        raise FileFormatError(f"cannot read {path} as parquet: {error}") from error
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in columns.pop("image", [])]
     files = [cell for cell in cells if isinstance(cell, bytes)]
@@ -316,7 +316,7 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
         )
     labels = columns.pop("label", None)
     if labels is not None and not all(isinstance(label, int) for label in labels):
-        raise FileFormatError(f"column label of {path} holds other things than integers")
+        raise FileFormatError(f"column label of {path} must hold integers only")
     with malformed(path, "a table of the datasets library"):
         described = parse_json((table.schema.metadata or {}).get(b"huggingface", b"{}"))
         names = described.get("info", {}).get("features", {}).get("label", {}).get("names")
@@ -355,8 +355,8 @@ class RawImage:
             rgb = read_rgb(content)
         except BROKEN as error:
             raise FileFormatError(
-                f"the image {where} cannot be decoded ({error}); repair it, or leave such files out "
-                "with skip_bad (--skip-bad)"
+                f"the image {where} cannot be decoded ({error}); repair it, or skip such files with "
+                "skip_bad (--skip-bad)"
             ) from error
         return self._transformed(rgb, transform or EvalTransform(resize=None))
 
@@ -380,7 +380,7 @@ def decoded_set(
 ) -> ImageSet:
     """The images, decoded and checked, as one set."""
     if not sources:
-        raise InputError(f"domain {domain!r} has no image; files that end in {sorted(SUFFIXES)} are read")
+        raise InputError(f"domain {domain!r} has no images; supported file types: {sorted(SUFFIXES)}")
     pixels: UInt8[np.ndarray, "_ _ _ 3"] | None = None
     kept: list[int] = []
     skipped: list[str] = []
@@ -397,9 +397,9 @@ def decoded_set(
             pixels = np.empty((len(rows), *image.shape), dtype=np.uint8)
         if image.shape != pixels.shape[1:]:
             raise ShapeError(
-                f"{sources[row].name} is {image.shape[0]} x {image.shape[1]} and {sources[kept[0]].name} is "
-                f"{pixels.shape[1]} x {pixels.shape[2]}; give a transform that makes those of "
-                f"{domain!r} equal"
+                f"{sources[row].name} is {image.shape[0]} x {image.shape[1]}, but {sources[kept[0]].name} "
+                f"is {pixels.shape[1]} x {pixels.shape[2]}; give a transform that makes the images of "
+                f"{domain!r} equal in size"
             )
         pixels[len(kept)] = image
         kept.append(row)

@@ -51,7 +51,7 @@ class ImageSet:
                 f"pixels are {self.pixels.dtype} of shape {self.pixels.shape}; expected uint8 [N, H, W, 3]"
             )
         if self.pixels.size == 0:
-            raise InputError(f"domain {self.domain!r} has no image (pixels of shape {self.pixels.shape})")
+            raise InputError(f"domain {self.domain!r} has no images (pixels of shape {self.pixels.shape})")
         fill(self, ids=np.arange(self.n))
         object.__setattr__(self, "fields", dict(self.fields or {}))
         labels = None if self.labels is None else torch.from_numpy(self.labels)
@@ -98,7 +98,7 @@ class ImageSet:
             seed: Seed of the stream `images/parts`.
         """
         if not 1 <= k <= self.n:
-            raise InputError(f"{k} parts of {self.n} images; ask for 1 to {self.n}")
+            raise InputError(f"cannot split {self.n} images into {k} parts; give 1 to {self.n}")
         shuffled = stream(seed, "images/parts").permutation(self.n)
         config = {**self.config, "parts": {"k": k, "seed": seed}}
         return tuple(
@@ -162,7 +162,7 @@ def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> 
     The stream is `images/sample` of the seed, or that of another `what`.
     """
     if n is not None and n < 1:
-        raise InputError(f"n is {n}; take at least 1 of the {what}")
+        raise InputError(f"n is {n}; give at least 1 of the {what}")
     if n is None or n >= total:
         return np.arange(total)
     return np.sort(stream(seed, f"{what}/sample").choice(total, n, replace=False))

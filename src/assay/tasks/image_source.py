@@ -90,8 +90,8 @@ def find_domains(
         return [_archive(path)]
     if not path.is_dir():
         raise FileFormatError(
-            f"there are no images at {path}; expected a folder, an .npz or .parquet file, "
-            f"'{COLOUR_DIGITS}' or '{COLOUR_DIGITS}:AGREEMENT', 'shapes' or 'shapes:DOMAIN' with a domain of "
+            f"{path} has no images; expected a folder, an .npz or .parquet file, '{COLOUR_DIGITS}' or "
+            f"'{COLOUR_DIGITS}:AGREEMENT', 'shapes' or 'shapes:DOMAIN' with a domain of "
             f"{', '.join(SHAPE_DOMAINS)}"
         )
     return _folder(path, labels)
@@ -172,8 +172,8 @@ def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
         return [_files(path)]
     if sum(map(bool, (folders, tables, images))) > 1:
         raise InputError(
-            f"{path} holds folders, archives and images side by side ({len(folders)}, {len(tables)}, "
-            f"{len(images)}); give a folder of one of the three"
+            f"{path} mixes folders, archives and images ({len(folders)}, {len(tables)}, {len(images)}); "
+            "give a folder with only one of the three"
         )
     if tables:
         return [_archive(each) for each in tables]
@@ -209,7 +209,7 @@ def _files(folder: Path) -> DomainSource:
     """Every image below a folder, by name, without labels."""
     files = sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
     if not files:
-        raise InputError(f"{folder} has no image; give files such as .png or .jpg")
+        raise InputError(f"{folder} has no images; give files such as .png or .jpg")
     return DomainSource(
         name=folder.name,
         labelled=False,
@@ -222,7 +222,9 @@ def _square(transform: EvalTransform) -> int:
     side = transform.crop or transform.resize or 32
     height, width = (side, side) if isinstance(side, int) else side
     if height != width:
-        raise InputError(f"images are drawn square and the model reads {height} x {width}; give other images")
+        raise InputError(
+            f"images are drawn square, but the model reads {height} x {width}; give other images"
+        )
     return height
 
 

@@ -132,7 +132,7 @@ def read_table(
         raise unknown_name(f"column of {root / layout.table}", error.args[0], columns) from error
     chosen = "+".join(f"{c}={v if isinstance(v, str) else ','.join(v)}" for c, v in (where or {}).items())
     if not kept:
-        raise InputError(f"no row of {root / layout.table} has {chosen or 'an image'}; look at its values")
+        raise InputError(f"no row of {root / layout.table} has {chosen or 'an image'}; check its values")
     strange = sorted(held - set(names))
     if strange:
         raise InputError(
@@ -155,7 +155,7 @@ def _below(root: Path, path: str) -> "RawImage":
     """The image of a row, which a table cannot send elsewhere."""
     if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
         raise FileFormatError(
-            f"a row of the table in {root} names the image {path!r}; it must lie below {root}"
+            f"a row of the table in {root} names the image {path!r}, which must lie below {root}"
         )
     return RawImage(path, root / path)
 
@@ -165,9 +165,9 @@ def _table(path: Path) -> list[Row]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FileFormatError(f"the table {path} cannot be read: {error}") from error
+        raise FileFormatError(f"cannot read the table {path}: {error}") from error
     short = [number for number, row in enumerate(rows) if None in row or None in row.values()]
     if not rows or short:
-        fact = f"row {short[0]} has another number of columns than the head" if short else "it has no row"
-        raise FileFormatError(f"the table {path} cannot be used: {fact}")
+        fact = f"row {short[0]} and the header differ in the number of columns" if short else "it has no rows"
+        raise FileFormatError(f"cannot use the table {path}: {fact}")
     return rows

@@ -94,7 +94,7 @@ class EvalTransform(Record):
         for name in ("resize", "crop"):
             sides = getattr(self, name)
             if sides is not None and np.min(sides) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; sides are at least 1 pixel")
+                raise InputError(f"{name} is {getattr(self, name)}; give at least 1 pixel per side")
         if self.resize is not None and self.crop is not None:
             height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
             if self.crop[0] > height or self.crop[1] > width:
@@ -133,9 +133,9 @@ class EvalTransform(Record):
         stored, size = model.preprocessing, model.image_size
         if not stored:
             warnings.warn(
-                f"nothing is stored about this model's images; they are resized to {size[0]} x {size[1]} and "
-                "scaled to [-1, 1]. If it was trained otherwise, put a preprocessor_config.json beside its "
-                "weights, or give an EvalTransform",
+                f"the model does not state how to prepare its images, so they are resized to {size[0]} x "
+                f"{size[1]} and scaled to [-1, 1]. If it was trained otherwise, put a "
+                "preprocessor_config.json beside its weights, or give an EvalTransform",
                 AssayWarning,
                 stacklevel=2,
             )
@@ -146,14 +146,14 @@ class EvalTransform(Record):
             transform = cls.from_timm(stored)
         else:
             raise InputError(
-                f"what is stored about this model's images has the keys {sorted(stored)}; expected those of "
-                "a Hugging Face image processor or a timm pretrained_cfg. Write an EvalTransform"
+                f"the image settings of this model have the keys {sorted(stored)}; expected those of a "
+                "Hugging Face image processor or a timm pretrained_cfg. Write an EvalTransform"
             )
         made = transform.crop or transform.resize
         if isinstance(made, tuple) and made != size:
             warnings.warn(
-                f"the model takes {size[0]} x {size[1]} pixels and what is stored with it makes {made[0]} x "
-                f"{made[1]}; images are resized to the model's size",
+                f"the model reads {size[0]} x {size[1]} pixels, but its stored image settings produce "
+                f"{made[0]} x {made[1]}; images are resized to the model's size",
                 AssayWarning,
                 stacklevel=2,
             )
@@ -180,8 +180,8 @@ class EvalTransform(Record):
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
         if config.get("do_pad") or config.get("do_random_crop") or config.get("crop_pct"):
             raise InputError(
-                f"the image processor {kind or 'config'} pads, crops at random or by a share; write an "
-                "EvalTransform"
+                f"the image processor {kind or 'config'} pads, crops at random or crops by a share, which "
+                "is not supported; write an EvalTransform"
             )
         resize = None
         if config.get("do_resize", True):
@@ -191,7 +191,7 @@ class EvalTransform(Record):
         if config.get("do_center_crop", False):
             cut = _size(config.get("crop_size", 224), square=True)
             if isinstance(cut, int):
-                raise InputError(f"crop_size is {config['crop_size']}; a height and a width are needed")
+                raise InputError(f"crop_size is {config['crop_size']}; expected a height and a width")
             crop = cut
         code = config.get("resample", 2)
         resample = code if isinstance(code, str) else {int(v): k for k, v in RESAMPLE.items()}.get(int(code))
@@ -226,8 +226,8 @@ class EvalTransform(Record):
         mode = config.get("crop_mode") or "center"
         if channels != 3 or mode not in ("center", "squash"):
             raise InputError(
-                f"a timm config with {channels} channels and crop mode {mode!r}; 3 and center or squash "
-                "can be read, otherwise write an EvalTransform"
+                f"a timm config with {channels} channels and crop mode {mode!r}; supported are 3 channels "
+                "and center or squash, otherwise write an EvalTransform"
             )
         share = float(config.get("crop_pct") or 0.875)
         scaled = (int(height / share), int(width / share))
@@ -320,7 +320,7 @@ def read_rgb(content: Path | bytes) -> Image.Image:
         limit = Image.MAX_IMAGE_PIXELS
         if limit is not None and image.width * image.height > limit:
             raise Image.DecompressionBombError(
-                f"{image.width} x {image.height} pixels are more than the limit of {limit:,}"
+                f"{image.width} x {image.height} pixels exceed the limit of {limit:,}"
             )
         image.load()
         return as_rgb(image)
@@ -334,7 +334,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     """
     if image.mode.startswith("I") or image.mode == "F":
         raise InputError(
-            f"the image has mode {image.mode}, numbers beyond 8 bits; scale it to 0..255 and save it again"
+            f"the image has mode {image.mode}, with more than 8 bits; scale it to 0..255 and save it again"
         )
     return image.convert("RGB")
 
@@ -349,7 +349,7 @@ def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
         return int(sides["height"]), int(sides["width"])
     if set(sides) == {"shortest_edge"}:
         return int(sides["shortest_edge"])
-    raise InputError(f"the image processor's size is {size}; height and width, or shortest_edge, can be read")
+    raise InputError(f"the image processor's size is {size}; expected height and width, or shortest_edge")
 
 
 def _channels(name: str, value: Any) -> tuple[float, float, float]:

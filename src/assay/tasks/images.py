@@ -110,8 +110,8 @@ class ImageTask:
         """
         if self._n_tokens == 0:
             raise InputError(
-                f"{self!r} is not bound to a model, which decides into how many positions an image is cut; "
-                "use model.bind(task)"
+                f"{self!r} is not bound to a model, which determines the number of positions; use "
+                "model.bind(task)"
             )
         return self._n_tokens
 
@@ -208,7 +208,7 @@ class ImageTask:
         """
         if self.corrupted is None:
             raise InputError(
-                "pairs choose counterparts, and the images have none; give ImageTask(corrupted=...)"
+                "pairs choose counterparts, but the images have none; give ImageTask(corrupted=...)"
             )
         rows = self.subset(pairs[:, 0])
         return replace(rows, corrupted=self.corrupted[pairs[:, 1]]).bound(self._n_tokens)
@@ -250,13 +250,13 @@ class ImageTask:
             if n_classes is not None and values is not None and int(values.max()) >= n_classes:
                 row = int((values.reshape(self.n, -1) >= n_classes).any(1).nonzero()[0])
                 raise InputError(
-                    f"{name} hold class {int(values.max())} (image {row}), and the model has classes 0 to "
+                    f"{name} hold class {int(values.max())} (image {row}), but the model has classes 0 to "
                     f"{n_classes - 1}; label the data with the model's own classes"
                 )
         if self.image_size != tuple(image_size):
             raise ShapeError(
-                f"the images of {self.domain or self.name!r} are {_by(self.image_size)} and the model reads "
-                f"{_by(image_size)}; read them with an EvalTransform of that size"
+                f"the images of {self.domain or self.name!r} are {_by(self.image_size)}, but the model "
+                f"reads {_by(image_size)}; read them with an EvalTransform of that size"
             )
         if classes is not None and self.classes is not None and tuple(classes) != self.classes:
             model, data = set(classes), set(self.classes)
@@ -280,10 +280,10 @@ def _check_foils(task: ImageTask) -> None:
     if foils.ndim != 2 or len(foils) != task.n or foils.shape[1] == 0:
         raise ShapeError(f"foils have shape {tuple(foils.shape)}; expected [{task.n}, at least 1]")
     if int(foils.min()) < 0:
-        raise InputError("foils hold a negative class; classes count from 0")
+        raise InputError("foils hold a negative class; classes are counted from 0")
     if task.labels is not None and bool((same := (foils == task.labels[:, None]).any(1)).any()):
         raise InputError(
-            f"a foil of image {int(same.nonzero()[0])} is its label; a class can be only one of them"
+            f"the foil of image {int(same.nonzero()[0])} is its label; a class can be only one of them"
         )
 
 
@@ -326,7 +326,7 @@ def _check_images(task: ImageTask) -> None:
         raise InputError(f"the task is empty: images has shape {shape}; give at least one image")
     if task.corrupted is not None and task.corrupted.shape != task.images.shape:
         raise ShapeError(
-            f"images has shape {shape} and corrupted {tuple(task.corrupted.shape)}; every image needs a "
+            f"images has shape {shape}, but corrupted {tuple(task.corrupted.shape)}; every image needs a "
             "counterpart of its size"
         )
     if task.corrupted is not None and task.corrupted.dtype != task.images.dtype:
@@ -352,7 +352,7 @@ def check_per_image(
         if isinstance(values, str) or len(values) != n:
             raise ShapeError(f"field {name!r} has {len(values)} entries for {n} images; give one per image")
     if classes is not None and len(set(classes)) != len(classes):
-        raise InputError(f"a class is named twice: {list(classes)}")
+        raise InputError(f"a class is listed twice: {list(classes)}")
     if labels is not None and classes is not None and int(labels.max()) >= len(classes):
         raise InputError(
             f"labels holds {int(labels.max())} (image {int(labels.argmax())}), but there are {len(classes)} "
@@ -377,9 +377,11 @@ def _check_finite(task: ImageTask) -> None:
 def checked_rows(rows: np.ndarray, n: int) -> Int64[np.ndarray, " k"]:
     """Row numbers that exist, as int64."""
     if rows.ndim != 1 or len(rows) == 0 or not np.issubdtype(rows.dtype, np.integer):
-        raise InputError(f"subset takes a list of at least one row number; got {rows.shape} of {rows.dtype}")
+        raise InputError(
+            f"subset has {rows.shape} of {rows.dtype}; expected a list of at least one row number"
+        )
     if int(rows.min()) < 0 or int(rows.max()) >= n:
         raise InputError(
-            f"subset asks for rows {int(rows.min())} to {int(rows.max())}; there are 0 to {n - 1}"
+            f"subset names rows {int(rows.min())} to {int(rows.max())}, but there are 0 to {n - 1}"
         )
     return rows.astype(np.int64)

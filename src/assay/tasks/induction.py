@@ -43,14 +43,14 @@ class Induction(Grammar):
     ) -> None:
         super().__init__(tokens, corruption=corruption)
         if length < 2:
-            raise InputError(f"induction: length is {length}, at least 2 ids are needed")
+            raise InputError(f"induction: length is {length}; expected at least 2 ids")
         if k is not None and not 1 <= k < length:
-            raise InputError(f"induction: k is {k}, allowed are 1 .. {length - 1} for length {length}")
+            raise InputError(f"induction: k is {k}; expected 1 to {length - 1} for length {length}")
         self.length, self.k, self.repeats = length, k, repeats
         self.vocabulary = np.asarray(tokens.ordinary_ids)
         if not repeats and length > len(self.vocabulary):
             raise InputError(
-                f"induction: {length} ids are drawn and the vocabulary has {len(self.vocabulary)}; "
+                f"induction: {length} ids are drawn, but the vocabulary has only {len(self.vocabulary)}; "
                 "shorten `length` or pass repeats=True"
             )
 

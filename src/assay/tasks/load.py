@@ -109,17 +109,17 @@ def load_task(
             raise InputError(f"a task file takes no options; got {', '.join(sorted(options))}")
         task = read_pairs(name, tokenizer, n=n, seed=seed, bos=bos)
         if n is not None and n > task.n:
-            _note(f"{name} holds {task.n} pairs, fewer than the {n} asked for; all of them are used")
+            _note(f"{name} holds {task.n} pairs, fewer than the requested {n}; all of them are used")
         if seed and (n is None or n > task.n):
             _note(f"all pairs of {name} are used, so seed={seed} has no effect on the choice of pairs")
     else:
         grammar = _grammar(str(name), tokenizer, bos=bos, options=options)
         if not grammar.aligned and not allow_unaligned:
             raise InputError(
-                f"corruption {grammar.corruption!r} of {grammar.key} moves words, so a position means "
-                "different things in the clean and in the corrupted prompt and patching by position is "
-                "meaningless; choose another corruption, or pass allow_unaligned=True and an ablation that "
-                "uses no corrupted prompt (zero, mean)"
+                f"corruption {grammar.corruption!r} of {grammar.key} moves words, so a position has "
+                "different meanings in the clean and the corrupted prompt, and patching by position is "
+                "meaningless. Choose another corruption, or pass allow_unaligned=True and an ablation "
+                "without corrupted prompts (zero, mean)"
             )
         task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options, bos=bos)
     if isinstance(model, HasTokenizer):
@@ -174,7 +174,7 @@ def read_pairs(
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise FileFormatError(f"task file {path} cannot be read: {error.strerror or error}") from error
+        raise FileFormatError(f"cannot read task file {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise FileFormatError(f"task file {path} is not UTF-8 text: {error}") from error
     clean: list[Prompt] = []
@@ -190,10 +190,10 @@ def read_pairs(
         clean.append(pair[0])
         corrupted.append(pair[1])
     if not clean:
-        raise FileFormatError(f"task file {path} holds no pair; expected one JSON object per line: {_LINE}")
+        raise FileFormatError(f"task file {path} has no pairs; expected one JSON object per line: {_LINE}")
     if any(prompt.wrong for prompt in clean) and not all(prompt.wrong for prompt in clean):
         raise FileFormatError(
-            f"task file {path}: some lines have 'wrong' answers and some have none; give all or none"
+            f"task file {path}: only some lines have 'wrong' answers; give them on all lines or on none"
         )
     config: dict[str, Any] = {"task": path.stem, "file": path.name, "bos": bos, "n": len(clean)}
     if len(ids) < len(numbers):
@@ -214,7 +214,7 @@ def _parse_line(line: str, where: str) -> list[Prompt]:
     except ValueError as error:
         raise FileFormatError(f"{where}: not JSON ({error}); expected {_LINE}") from error
     if not isinstance(record, dict):
-        raise FileFormatError(f"{where}: a {type(record).__name__}, not an object; expected {_LINE}")
+        raise FileFormatError(f"{where}: got a {type(record).__name__}; expected a JSON object: {_LINE}")
     missing = [key for key in _KEYS[:3] if key not in record]
     if missing:
         raise FileFormatError(f"{where}: no {' and no '.join(map(repr, missing))}; expected {_LINE}")
@@ -232,7 +232,7 @@ def _parse_line(line: str, where: str) -> list[Prompt]:
                 f"{where}: {key!r} is {value!r}; expected a list of continuations or token ids"
             )
     if not record["answers"]:
-        raise FileFormatError(f"{where}: 'answers' is empty; name at least one right continuation")
+        raise FileFormatError(f"{where}: 'answers' is empty; give at least one correct continuation")
     fields = {key: value for key, value in record.items() if key not in _KEYS}
     prefix = "corrupted."
     other = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
@@ -308,7 +308,8 @@ def _grammar(name: str, tokenizer: Any, *, bos: bool, options: Mapping[str, Any]
         raise unknown_name("task", name, (*TASKS, "FILE.jsonl"))
     if tokenizer is None:
         raise TokenizationError(
-            f"task {key!r} needs a tokenizer and the model has none; pass one: load_model(..., tokenizer=...)"
+            f"task {key!r} needs a tokenizer, but the model has none; pass one: load_model(..., "
+            "tokenizer=...)"
         )
     task = TASKS[key]
     allowed = [parameter for parameter in inspect.signature(task).parameters if parameter != "tokens"]

@@ -31,7 +31,7 @@ def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: in
     Args:
         domain: One of `assay.tasks.SHAPE_DOMAINS`.
         n: Number of images, 1 or more; a longer draw begins with the shorter one.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         size: Height and width in pixels, 16 or more.
         start: Number of the first image: disjoint ranges give disjoint sets, e.g. to train and to test.
 
@@ -51,7 +51,7 @@ def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: in
         raise unknown_name("style of shapes", domain, _STYLES)
     if n < 1 or size < 16 or start < 0:
         raise InputError(
-            f"n={n}, size={size}, start={start}: at least 1 image of 16 pixels, from number 0 on"
+            f"n={n}, size={size}, start={start}; expected at least 1 image of 16 pixels, numbered from 0"
         )
     ids = np.arange(start, start + n)
     labels = ids % len(SHAPE_CLASSES)

@@ -191,11 +191,11 @@ class PairTask:
         rows = torch.as_tensor(indices)
         if rows.ndim != 1 or len(rows) == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
             raise InputError(
-                f"subset takes a list of at least one row number; got {tuple(rows.shape)} of {rows.dtype}"
+                f"subset has {tuple(rows.shape)} of {rows.dtype}; expected a list of at least one row number"
             )
         if int(rows.min()) < 0 or int(rows.max()) >= self.n:
             raise InputError(
-                f"subset asks for rows {int(rows.min())} to {int(rows.max())}; there are 0 to {self.n - 1}"
+                f"subset names rows {int(rows.min())} to {int(rows.max())}, but there are 0 to {self.n - 1}"
             )
         places = rows.tolist()
         changed: dict[str, Any] = {
@@ -221,7 +221,9 @@ class PairTask:
             seed: Seed of the stream `split`.
         """
         if not 0 < fraction < 1 or self.n < 2:
-            raise InputError(f"split needs a fraction in (0, 1) and 2 pairs; got {fraction} and {self.n}")
+            raise InputError(
+                f"split needs a fraction in (0, 1) and at least 2 pairs; got {fraction} and {self.n}"
+            )
         count = min(max(round(fraction * self.n), 1), self.n - 1)
         shuffled = stream(seed, "split").permutation(self.n)
         return Split(
@@ -252,7 +254,7 @@ class PairTask:
         """
         if n_positions is not None and self.length > n_positions:
             raise TokenizationError(
-                f"the longest prompt of {self.name!r} has {self.length} tokens and the model reads "
+                f"the longest prompt of {self.name!r} has {self.length} tokens, but the model reads only "
                 f"{n_positions}; make the prompts shorter"
             )
         for name in ("clean", "corrupted", "answers", "wrong"):
@@ -291,7 +293,7 @@ def _check_shapes(task: PairTask) -> None:
         )
     if task.corrupted.shape != task.clean.shape:
         raise ShapeError(
-            f"clean has shape {tuple(task.clean.shape)} and corrupted {tuple(task.corrupted.shape)}; every "
+            f"clean has shape {tuple(task.clean.shape)}, but corrupted {tuple(task.corrupted.shape)}; every "
             "corrupted prompt needs the token count of its clean one"
         )
     n = len(task.clean)

@@ -85,8 +85,8 @@ class GreaterThan(Grammar):
         )
         if len(self.years) < 2:
             raise InputError(
-                f"{self.key}: {len(self.years)} years can be used (two tokens, yy above {above}), at least 2 "
-                "are needed; lower `above`, or use a model whose tokenizer splits years into pairs of digits"
+                f"{self.key}: {len(self.years)} years can be used (two tokens, yy above {above}); expected "
+                "at least 2. Lower `above`, or use a model whose tokenizer splits years into pairs of digits"
             )
 
     def _splits(self, century: str, yy: str) -> bool:

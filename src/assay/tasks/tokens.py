@@ -28,8 +28,8 @@ class Tokens:
         if bos:
             if self.tokenizer.bos_token_id is None:
                 raise TokenizationError(
-                    "bos=True needs a tokenizer with a beginning-of-sequence token and this one has none; "
-                    "leave bos at False"
+                    "bos=True needs a tokenizer with a beginning-of-sequence token, but this one has none; "
+                    "set bos to False"
                 )
             self.prefix = (int(self.tokenizer.bos_token_id),)
         self._continuations: dict[tuple[str, str], tuple[int, ...] | None] = {}
@@ -73,7 +73,7 @@ class Tokens:
             offsets = encoded["offset_mapping"][row] if with_offsets else None
             if unknown in ids and unknown != self.tokenizer.eos_token_id:
                 raise TokenizationError(
-                    f"prompt {text!r} holds a word unknown to the vocabulary (token {ids.index(unknown)}); "
+                    f"prompt {text!r} has a word outside the vocabulary (token {ids.index(unknown)}); "
                     "replace it"
                 )
             where = {name: self._last_token(text, end, offsets) for name, (_, end) in spans.items()}

@@ -67,8 +67,8 @@ class ZooEntry:
         # Records of a model are written under its key, below the zoo.
         if type(content["key"]) is not str or not _KEY.fullmatch(entry.key):
             raise FileFormatError(
-                f"the model {entry.key!r} cannot be named so: its key names files; use letters, digits and "
-                "any of '._+=,@-', beginning with a letter or digit"
+                f"invalid model name {entry.key!r}: it becomes a file name. Use letters, digits and any of "
+                "'._+=,@-', beginning with a letter or digit"
             )
         for place in (entry.path, *checkpoints.values()):
             if Path(place).is_absolute() or ".." in Path(place).parts:
@@ -131,7 +131,9 @@ class Zoo:
         try:
             content = parse_json((path / "zoo.json").read_text(encoding="utf-8"))
             if content["schema"] != SCHEMA:
-                raise FileFormatError(f"{path / 'zoo.json'} is {content['schema']!r}; {SCHEMA!r} can be read")
+                raise FileFormatError(
+                    f"{path / 'zoo.json'} has schema {content['schema']!r}; this version reads {SCHEMA!r}"
+                )
             return cls(
                 path=path,
                 name=content["name"],
@@ -151,7 +153,7 @@ class Zoo:
         folders = sorted(each.name for each in path.iterdir() if (each / "config.json").is_file())
         if not folders:
             raise FileFormatError(
-                f"{path} holds neither zoo.json nor directories with a config.json; give a zoo, or a "
+                f"{path} has neither zoo.json nor directories with a config.json; give a zoo, or a "
                 "directory of model directories"
             )
         return cls(path=path, name=path.name, entries=tuple(ZooEntry(key=f, path=f) for f in folders))
@@ -193,11 +195,11 @@ class Zoo:
         if step is not None:
             if step not in entry.checkpoints:
                 steps = sorted(entry.checkpoints)
-                raise InputError(f"{key} has checkpoints after the steps {steps}, none after {step}")
+                raise InputError(f"{key} has no checkpoint after step {step}; available steps: {steps}")
             return self.path / entry.checkpoints[step]
         if entry.status != "done":
             why = f" ({entry.reason})" if entry.reason else ""
-            raise InputError(f"the training of {key} is {entry.status}{why}; it has no model")
+            raise InputError(f"the training of {key} is {entry.status}{why}, so it has no model")
         return self.path / entry.path
 
     def load(self, key: str, *, step: int | None = None, device: str | None = None) -> Model:
@@ -243,10 +245,10 @@ class Zoo:
             AssayError: As `predict`, with the name of the model in front.
         """
         if not self.keys:
-            raise InputError(f"the zoo {self.name!r} has no trained model yet; train one first")
+            raise InputError(f"the zoo {self.name!r} does not have a trained model yet; train one first")
         for given in (images, id_images):
             if given is not None and given.labels is None:
-                raise InputError(f"the images of {given.domain!r} have no labels; correctness needs them")
+                raise InputError(f"the images of {given.domain!r} have no labels, but correctness needs them")
         rows, within = [], []
         for number, key in enumerate(self.keys):
             if progress is not None:

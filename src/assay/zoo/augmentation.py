@@ -49,11 +49,11 @@ class Augmentation(Record):
     def __post_init__(self) -> None:
         if not (0 < self.min_area <= 1 and 1 <= self.max_aspect < np.inf):
             raise InputError(
-                f"min_area is {self.min_area} and max_aspect {self.max_aspect}; the first lies above 0, at "
-                "most at 1, the second is 1 or more"
+                f"min_area is {self.min_area} and max_aspect {self.max_aspect}; expected min_area above 0 "
+                "and at most 1, and max_aspect of at least 1"
             )
         if not (0 <= self.flip <= 1 and 0 <= self.jitter <= 1):
-            raise InputError(f"flip is {self.flip} and jitter {self.jitter}; both lie between 0 and 1")
+            raise InputError(f"flip is {self.flip} and jitter {self.jitter}; expected values between 0 and 1")
 
     @property
     def changes_nothing(self) -> bool:

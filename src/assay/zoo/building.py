@@ -32,17 +32,17 @@ def split(images: ImageSet, share: float, *, seed: int = 0) -> tuple[ImageSet, I
         InputError: If labels are missing, the share is out of range, or a class has a single image.
     """
     if images.labels is None:
-        raise InputError(f"the images of {images.domain!r} have no labels; training needs them")
+        raise InputError(f"the images of {images.domain!r} have no labels, but training needs them")
     if not 0 < share < 1:
-        raise InputError(f"the held-out share is {share}; it lies between 0 and 1")
+        raise InputError(f"the held-out share is {share}; expected a fraction between 0 and 1")
     rng = stream(seed, "zoo/split")
     held = []
     for label in np.unique(images.labels):
         rows = rng.permutation(np.flatnonzero(images.labels == label))
         if len(rows) < 2:
             raise InputError(
-                f"class {label} of {images.domain!r} has one image, which cannot be trained on and held out; "
-                "add images or leave the class out"
+                f"class {label} of {images.domain!r} has only one image, which cannot be both trained on "
+                "and held out; add images or remove the class"
             )
         held.append(rows[: max(1, min(len(rows) - 1, round(share * len(rows))))])
     held_out = np.sort(np.concatenate(held))
@@ -94,7 +94,9 @@ def train_zoo(
     folder = Path(folder)
     classes = images.classes
     if classes is None:
-        raise InputError(f"the images of {images.domain!r} name no classes; give classes= when reading them")
+        raise InputError(
+            f"the images of {images.domain!r} have no class names; give classes= when reading them"
+        )
     if validation is None:
         images, validation = split(images, holdout, seed=split_seed)
     zoo = _opened(folder, grid, images, _facts(images, validation))
@@ -172,9 +174,8 @@ def _enrolled(zoo: Zoo, entry: ZooEntry) -> Zoo:
         return zoo.with_entry(entry)
     if earlier.recipe.get("start") != entry.recipe["start"]:
         raise InputError(
-            f"{zoo.path} holds {entry.key} started from {earlier.recipe.get('start')}, and this grid "
-            f"starts it "
-            f"from {entry.recipe['start']}; name the initialisation differently or give another folder"
+            f"{zoo.path} holds {entry.key} started from {earlier.recipe.get('start')}, but this grid starts "
+            f"it from {entry.recipe['start']}; rename the initialisation or give another folder"
         )
     return zoo
 
@@ -191,14 +192,14 @@ def _opened(folder: Path, grid: Grid, images: ImageSet, data: dict[str, Any]) ->
             data=data,
         )
     if not (folder / "zoo.json").exists():
-        raise InputError(f"{folder} is not empty and holds no zoo; give a new directory")
+        raise InputError(f"{folder} is not empty and is not a zoo; give a new directory")
     zoo = Zoo.open(folder)
     there = {"id_domain": zoo.id_domain, "classes": zoo.classes, **zoo.data}
     here = {"id_domain": images.domain, "classes": images.classes, **data}
     for name in ("id_domain", "classes", "train_hash", "validation_hash"):
         if there.get(name) != here[name]:
             raise InputError(
-                f"{folder} holds another zoo, {zoo.name!r}: {name} is {there.get(name)} there and "
+                f"{folder} holds another zoo, {zoo.name!r}: {name} is {there.get(name)} there, but "
                 f"{here[name]} here; give another directory"
             )
     return zoo

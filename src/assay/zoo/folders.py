@@ -61,7 +61,8 @@ def save_model(
 
     else:
         raise UnsupportedModelError(
-            f"{type(module).__name__} is of neither transformers nor timm; wrap or convert it to one of them"
+            f"{type(module).__name__} belongs to neither transformers nor timm; wrap or convert it to "
+            "one of them"
         )
     return write_folder(Path(folder), fill)
 

@@ -77,7 +77,7 @@ class Grid:
         places = [("axes", set(self.axes)), ("fixed", set(self.fixed)), ("configurations", named)]
         for (first, a), (second, b) in itertools.combinations(places, 2):
             if both := sorted(a & b):
-                raise InputError(f"{both[0]} is set under {first} and under {second}; keep one of them")
+                raise InputError(f"{both[0]} is set under both {first} and {second}; keep one of them")
         for rule in self.skip:
             for name in rule:
                 if name not in known | {"init"}:
@@ -170,7 +170,7 @@ class Grid:
             text = path.read_text(encoding="utf-8")
             content = parse_json(text) if path.suffix == ".json" else parse_toml(text)
         except (OSError, ValueError) as error:
-            raise FileFormatError(f"{path} is no TOML or JSON file of a grid: {error}") from error
+            raise FileFormatError(f"{path} is not a TOML or JSON file of a grid: {error}") from error
         with malformed(path, "a grid"):
             return cls.from_dict(content)
 
@@ -193,7 +193,7 @@ class Grid:
                     recipes.append(Recipe.from_dict(settings))
         keys = [recipe.key for recipe in recipes]
         if twice := [key for key in keys if keys.count(key) > 1]:
-            raise InputError(f"the grid {self.name!r} holds one recipe twice: {twice[0]}")
+            raise InputError(f"the grid {self.name!r} holds a recipe twice: {twice[0]}")
         return tuple(recipes)
 
     def with_configurations(self, configurations: Sequence[Mapping[str, Any]]) -> "Grid":

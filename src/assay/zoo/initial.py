@@ -64,7 +64,7 @@ def initial_module(
         2
     """
     if len(classes) < 2:
-        raise InputError(f"the classes are {list(classes)}; a classifier tells at least two apart")
+        raise InputError(f"the classes are {list(classes)}; a classifier needs at least two")
     with _seeded(seed):
         if not isinstance(source, str):
             return Initial(module=source(len(classes), seed).eval(), transform=None)
@@ -75,7 +75,9 @@ def initial_module(
             return Initial(module=module, transform=EvalTransform.for_model(load_model(module)))
         model = load_model(source)
         if not model.vision:
-            raise UnsupportedModelError(f"{source} reads text; a zoo of image classifiers starts from images")
+            raise UnsupportedModelError(
+                f"{source} reads text, but a zoo of image classifiers starts from images"
+            )
         transform = None if model.preprocessing is None else EvalTransform.for_model(model)
         return Initial(module=_new_head(model.module, len(classes)), transform=transform)
 
@@ -124,9 +126,8 @@ def _check_patches(settings: Mapping[str, Any]) -> None:
     for side in sides if isinstance(sides, tuple | list) else (sides,):
         if isinstance(side, int) and isinstance(patch, int) and patch > 0 and side % patch:
             raise InputError(
-                f"patches of {patch} do not cover images of side {side}: nothing would read the last "
-                f"{side % patch} pixels. Give a side of {side - side % patch} or "
-                f"{side - side % patch + patch}"
+                f"patches of {patch} do not cover images of side {side}: the last {side % patch} pixels "
+                f"would be ignored. Give a side of {side - side % patch} or {side - side % patch + patch}"
             )
 
 

@@ -88,7 +88,7 @@ class Recipe(Record):
             raise InputError(f"warmup is {self.warmup} of {self.steps} steps; give 0 to {self.steps - 1}")
         for name, number in {"momentum": self.momentum, "head_dropout": self.head_dropout}.items():
             if not 0 <= number < 1:
-                raise InputError(f"{name} is {number}; it lies between 0 and 1, 1 excluded")
+                raise InputError(f"{name} is {number}; expected at least 0 and below 1")
 
     @property
     def key(self) -> str:
@@ -140,7 +140,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def _checked(name: str, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, _TYPES[name]):
         wanted = " or ".join("nothing" if t is type(None) else t.__name__ for t in _TYPES[name])
-        raise InputError(f"{name} is {value!r}; a recipe wants {wanted}")
+        raise InputError(f"{name} is {value!r}; a recipe needs {wanted}")
     return _augmentation(value) if name == "augmentation" and isinstance(value, Mapping) else value
 
 

@@ -57,8 +57,8 @@ class Predictions:
         """
         if (self.labels < 0).any():
             raise InputError(
-                f"{int((self.labels < 0).sum())} of {len(self.labels)} images have no label; whether an "
-                "answer is right needs labels"
+                f"{int((self.labels < 0).sum())} of {len(self.labels)} images have no label, but "
+                "correctness needs labels"
             )
         right: UInt8[np.ndarray, " n"] = (self.logits.argmax(axis=1) == self.labels).astype(np.uint8)
         return right
@@ -144,7 +144,7 @@ class Correctness:
         except UnsafeFileError:
             raise
         except FileFormatError as error:
-            raise FileFormatError(f"{path} holds no correctness matrix of a zoo: {error}") from error
+            raise FileFormatError(f"{path} is not a correctness matrix of a zoo: {error}") from error
         with malformed(path, "a correctness matrix of a zoo"):
             matrix = cls(
                 correct=arrays["X"],
@@ -163,7 +163,7 @@ class Correctness:
                 or matrix.labels.shape != shape[1:]
             ):
                 raise ValueError(
-                    f"X has shape {matrix.correct.shape}, and {shape} models and images are named"
+                    f"X has shape {matrix.correct.shape}, but {shape} models and images are named"
                 )
         return matrix
 
@@ -270,7 +270,7 @@ def edge_scores(
         objective: Loss to attribute.
         ablation: What a cut edge carries.
         steps: Quadrature nodes.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         batch_size: Images per pass.
         device: Where to run. Default: the CPU.
         keep: Read and write `circuits/DATASET/KEY.safetensors` below the zoo. Default: unless it is the

@@ -58,7 +58,7 @@ def finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None
     try:
         record: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} cannot be read ({error}); remove the folder to train again") from error
+        raise FileFormatError(f"cannot read {path} ({error}); remove the folder to train again") from error
     check_same(folder, {name: record.get(name) for name in identity}, identity)
     return record
 
@@ -72,7 +72,7 @@ def check_same(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]
                 changed = next(key for key in {**old, **new} if old.get(key) != new.get(key))
                 name, old, new = f"{name}.{changed}", old.get(changed), new.get(changed)
             raise InputError(
-                f"{folder} holds another training run: {name} is {old} there and {new} here; give another "
+                f"{folder} holds another training run: {name} is {old} there, but {new} here; give another "
                 "folder"
             )
 
@@ -82,8 +82,8 @@ def finished_run(record: Mapping[str, Any], module: nn.Module, recipe: Recipe, f
     best = load_weights(module, folder)
     if weights_hash(best) != record["weights"]:
         raise FileFormatError(
-            f"the weights in {folder} are not those that {folder / 'training.json'} describes; remove the "
-            "folder to train again"
+            f"the weights in {folder} do not match {folder / 'training.json'}; remove the folder to train "
+            "again"
         )
     return TrainingRun(
         module=best.eval(),

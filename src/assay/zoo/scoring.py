@@ -42,7 +42,7 @@ def score_of(
     from sklearn.metrics import f1_score
 
     if images.labels is None:
-        raise InputError(f"the images of {images.domain!r} have no labels; a score needs them")
+        raise InputError(f"the images of {images.domain!r} have no labels, but a score needs them")
     logits = logits_of(module, images, transform, device=device)
     labels = torch.from_numpy(images.labels)
     loss = float(cross_entropy(logits.double(), labels))
@@ -80,8 +80,8 @@ def head_names(module: nn.Module) -> tuple[str, ...]:
     )
     if not names:
         raise UnsupportedModelError(
-            f"{type(module).__name__} has no head among {', '.join(_HEADS)}; build it with as many outputs "
-            "as there are classes"
+            f"{type(module).__name__} has none of the heads {', '.join(_HEADS)}; build it with one output "
+            "per class"
         )
     return names
 
@@ -122,16 +122,16 @@ def check_training(
     training = sets["training"]
     for name, images in sets.items():
         if images.labels is None:
-            raise InputError(f"the {name} images ({images.domain!r}) have no labels; training needs them")
+            raise InputError(f"the {name} images ({images.domain!r}) have no labels, but training needs them")
         if images.classes != training.classes:
             raise InputError(
-                f"the {name} images have the classes {images.classes} and the training images "
+                f"the {name} images have the classes {images.classes}, but the training images "
                 f"{training.classes}; read both with the same classes="
             )
         if images.pixels.shape[1:] != training.pixels.shape[1:]:
             raise InputError(
-                f"the {name} images are {images.pixels.shape[1:3]} and the training images "
-                f"{training.pixels.shape[1:3]} pixels large; read both with one transform"
+                f"the {name} images have {images.pixels.shape[1:3]} pixels, but the training images "
+                f"{training.pixels.shape[1:3]}; read both with one transform"
             )
     validation = sets["validation"]
     # Two files may hold the same picture; the same number and picture is the same image.
@@ -143,13 +143,13 @@ def check_training(
     ]
     if shared:
         raise InputError(
-            f"{len(shared)} validation images are in the training set too, e.g. number {shared[0]}; "
-            "give disjoint sets"
+            f"{len(shared)} validation images are also in the training set, e.g. number {shared[0]}; give "
+            "disjoint sets"
         )
     size = _image_size(module)
     if size is not None and size != training.pixels.shape[1:3]:
         raise ShapeError(
-            f"the model reads images of {size[0]} x {size[1]} and these are {training.pixels.shape[1]} x "
+            f"the model reads images of {size[0]} x {size[1]}, but these are {training.pixels.shape[1]} x "
             f"{training.pixels.shape[2]}; read them with an EvalTransform of that size"
         )
     for step in checkpoints:
@@ -168,7 +168,7 @@ def check_training(
     )
     if n_outputs < n_classes or (training.classes is not None and n_outputs != n_classes):
         raise InputError(
-            f"the model has {n_outputs} outputs and the data {n_classes} classes; make its head anew with "
+            f"the model has {n_outputs} outputs, but the data {n_classes} classes; replace its head with "
             "`initial_module`"
         )
 

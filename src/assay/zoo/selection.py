@@ -62,7 +62,7 @@ def select_configurations(sweep: Zoo, *, tolerance: float | int = 0.02, size: in
         initialisation has a near-optimal one. The order in which they are taken is not printed; it is ours.
     """
     if not 0 <= tolerance < 1:
-        raise InputError(f"tolerance is {tolerance}; give an accuracy, 0 or more and below 1")
+        raise InputError(f"tolerance is {tolerance}; give an accuracy of at least 0 and below 1")
     accuracies: dict[str, dict[str, float]] = {}
     for entry in sweep.entries:
         if entry.status == "done" and entry.id_accuracy is not None and entry.recipe:
@@ -70,14 +70,16 @@ def select_configurations(sweep: Zoo, *, tolerance: float | int = 0.02, size: in
             configuration = json.dumps(rest, sort_keys=True)
             accuracies.setdefault(str(entry.recipe["init"]), {})[configuration] = entry.id_accuracy
     if not accuracies:
-        raise InputError(f"the zoo {sweep.name!r} has no trained model with a recipe; train the sweep first")
+        raise InputError(
+            f"the zoo {sweep.name!r} does not have a trained model with a recipe; train the sweep first"
+        )
     short = {
         init: {configuration: max(found.values()) - value for configuration, value in found.items()}
         for init, found in accuracies.items()
     }
     every = list(dict.fromkeys(configuration for found in accuracies.values() for configuration in found))
     if size is not None and not 1 <= size <= len(every):
-        raise InputError(f"size is {size}; the sweep has {len(every)} configurations")
+        raise InputError(f"size is {size}, but the sweep has {len(every)} configurations")
 
     def mean_shortfall(configuration: str) -> float:
         values = [found[configuration] for found in short.values() if configuration in found]
@@ -95,8 +97,8 @@ def select_configurations(sweep: Zoo, *, tolerance: float | int = 0.02, size: in
         unserved -= serves[chosen]
     if size is not None and size < len(kept):
         raise InputError(
-            f"{len(kept)} configurations are needed for one within {tolerance:g} for each of {len(short)} "
-            f"initialisations, more than size={size}; raise one of the two"
+            f"{len(kept)} configurations are needed so that each of {len(short)} initialisations has one "
+            f"within {tolerance:g}, but size is {size}; raise size or tolerance"
         )
     others = sorted((each for each in every if each not in kept), key=mean_shortfall)
     kept += others[: (size or len(kept)) - len(kept)]

@@ -66,14 +66,14 @@ def choose_entries(
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InputError(
-            f"method {repeated[0]!r} is named twice; a second one with other options needs a name of its "
-            f"own, e.g. {repeated[0]}@second"
+            f"method {repeated[0]!r} is named twice; give the second one its own name, e.g. "
+            f"{repeated[0]}@second"
         )
     entries = []
     for name in names:
         key, _, word = name.partition("@")
         if "@" in name and not word:
-            raise InputError(f"method {name!r} ends in @; give a word after it, or leave the @ out")
+            raise InputError(f"method {name!r} ends in @; add a word after it, or remove the @")
         settings = dict(own_options.pop(name, {}))
         METHODS[key]
         get_method(key, **{each: value for each, value in settings.items() if each not in SHARED_OPTIONS})

@@ -82,7 +82,7 @@ def benchmark_discovery(
         imports: Scores made elsewhere, by name: rows without a cost.
         truth: Names of the true edges of a planted model.
         batch_size: Examples per pass; default: by free memory.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         progress: Called with (name, methods done, methods in all).
 
     Returns:
@@ -171,14 +171,18 @@ def _check(
     if selection is not None:
         check_choice("selection", selection, SELECTIONS)
     if evaluate == "same" and held_out is not None:
-        raise InputError("held_out= is given, but evaluate='same' judges on the examples seen; leave one out")
+        raise InputError(
+            "held_out= is given, but evaluate='same' judges on the discovery examples; remove one"
+        )
     taken = {entry.name for entry in entries}
     for name, scores in imports.items():
         if name in taken:
-            raise InputError(f"imported scores are called {name!r}, like a method judged; rename them")
+            raise InputError(
+                f"imported scores are named {name!r}, like a method of the benchmark; rename them"
+            )
         if scores.graph.fingerprint != model.graph.fingerprint:
             raise GraphMismatchError(
-                f"the imported scores {name!r} are of {scores.graph.describe()}, the model is "
+                f"the imported scores {name!r} are of {scores.graph.describe()}, but the model is "
                 f"{model.graph.describe()}"
             )
 
@@ -194,13 +198,13 @@ def _apart(task: Task, seed: int) -> tuple[Task, Task]:
         if len(rows) >= 2:
             return task, more.subset(rows)
         raise InputError(
-            f"{MORE * task.n} more prompts of {task.name!r} hold {len(rows)} that are not among the {task.n} "
-            "that methods see; give fewer examples, held_out= other ones, or evaluate='same'"
+            f"{MORE * task.n} more prompts of {task.name!r} contain only {len(rows)} that are not among the "
+            f"{task.n} of discovery. Give fewer examples, other ones as held_out=, or evaluate='same'"
         )
     if task.n < 4:
         raise InputError(
-            f"{task.name!r} has {task.n} examples, too few to judge on others than methods see; give "
-            "held_out=, or evaluate='same'"
+            f"{task.name!r} has {task.n} examples, too few to hold some out; give held_out=, or "
+            "evaluate='same'"
         )
     order = stream(seed, "benchmark-halves").permutation(task.n)
     first, second = sorted(order[: task.n // 2].tolist()), sorted(order[task.n // 2 :].tolist())

@@ -13,7 +13,7 @@ PUBLISHED_ORDER: tuple[tuple[str, bool, str], ...] = (
     ("eap", False, "eap-ig-inputs"),
     ("eap-ig-inputs", False, "ugs"),
 )
-AS_PUBLISHED, REVERSED, OPEN, ABSENT = "as published", "reversed", "not told apart", "not measured"
+AS_PUBLISHED, REVERSED, OPEN, ABSENT = "as published", "reversed", "not distinguished", "not measured"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class OrderLink:
         strict: Whether the better one is better, or at least as good.
         difference: CPR of the better less that of the worse one, on the same examples; None if not measured.
         verdict: `as published`: the whole interval is above 0 (for "at least as good", not below 0).
-            `reversed`: all of it is below 0. `not told apart`: it reaches over 0. `not measured`: one of the
-            two has no CPR.
+            `reversed`: all of it is below 0. `not distinguished`: it reaches over 0. `not measured`: one of
+            the two has no CPR.
         reason: Why it was not measured.
     """
 

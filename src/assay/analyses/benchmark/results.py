@@ -172,7 +172,7 @@ class DiscoveryBenchmark(display.Shown, Record):
             if each.name == name:
                 return each
         raise InputError(
-            f"the benchmark has no row {name!r}; it has {', '.join(each.name for each in self.rows)}"
+            f"the benchmark has no row {name!r}; its rows are {', '.join(each.name for each in self.rows)}"
         )
 
     def difference(self, first: str, second: str) -> Bounded | None:

@@ -19,14 +19,13 @@ MISSING = "–"
 NAMED = 3  # methods named where several are best
 LISTED = 8  # models named of those that a method misses, hardest first
 LEGEND = (
-    "CPR and CMD with 95 % intervals over examples; by signed score and by |score| as published, CPR(|s|) "
-    "and CMD(s) the other way round. Passes: time of the discovery in plain forward passes over the same "
-    "examples. MiB: memory it added."
+    "CPR and CMD with 95 % intervals over examples. As published, CPR uses signed scores and CMD |score|; "
+    "CPR(|s|) and CMD(s) are the opposite. Passes: time of the discovery in plain forward passes over the "
+    "same examples. MiB: additional memory."
 )
 TRUTH_LEGEND = (
-    "AUROC of |score| for the true edges: share of the models it was measured on with at least .95 and .99, "
-    "median, lowest. "
-    "Precision: mean average precision; recall: mean share of true edges among as many best ones."
+    "AUROC of |score| for the true edges: share of the measured models with at least .95 and .99, median, "
+    "lowest. Precision: mean average precision; recall: mean share of true edges among as many best ones."
 )
 
 
@@ -167,7 +166,10 @@ def partly_measured(table: TruthTable) -> list[str]:
         if each.of < n:
             methods.setdefault((each.method, each.of), []).append(each.objective)
     return [
-        f"{method} ({', '.join(objectives)}) was measured on {of} of the {n} models; its shares are of those"
+        (
+            f"{method} ({', '.join(objectives)}) was measured on {of} of the {n} models; its shares refer "
+            "to those"
+        )
         for (method, of), objectives in methods.items()
     ]
 

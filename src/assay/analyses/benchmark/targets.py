@@ -66,8 +66,7 @@ def find_target(
     if model.startswith(PLANTED):
         if images is not None or task not in (None, "planted"):
             raise InputError(
-                f"{model} brings its own examples, for which its circuit is known; leave --task and --images "
-                "out"
+                f"{model} has its own examples, for which its circuit is known; remove --task and --images"
             )
         planted = planted_model(model.removeprefix(PLANTED), dtype=dtype or torch.float32)
         if device is not None:
@@ -81,7 +80,7 @@ def find_target(
     loaded = load_model(model, device=device, dtype=dtype)
     if images is not None:
         if task is not None:
-            raise InputError("--task names prompts and --images names images; give one of them")
+            raise InputError("--task and --images exclude each other; give one of them")
         return Target(model=loaded, task=load_images(images, loaded, n=2 * n, seed=seed))
     if task is None and loaded.vision is None:
         task = "ioi"

@@ -167,7 +167,7 @@ class TruthTable(display.Shown, Record):
             if (each.model, each.method, each.objective) == (model, method, objective):
                 return each
         raise InputError(
-            f"the table has no cell of {model!r}, {method!r}, {objective!r}; it holds the methods "
+            f"the table has no cell of {model!r}, {method!r}, {objective!r}; it has the methods "
             f"{', '.join(self.methods)} under {', '.join(self.objectives)} on {len(self.models)} models"
         )
 
@@ -258,8 +258,8 @@ class TruthTable(display.Shown, Record):
                 for table in (self, other)
             )
             raise InputError(
-                f"tables of {ours} and of {theirs} cannot be merged, since their cells do not compare; "
-                "measure both with the same settings"
+                f"tables of {ours} and of {theirs} cannot be merged, because their cells are not "
+                "comparable; measure both with the same settings"
             )
         newer = {(cell.model, cell.method, cell.objective): cell for cell in other.cells}
         older = {(cell.model, cell.method, cell.objective): cell for cell in self.cells}
@@ -327,7 +327,7 @@ def measure_truth(
     names = list(planted_names() if models is None else models)
     for what, values in (("models", names), ("objectives", list(objectives))):
         if not values:
-            raise InputError(f"{what} is empty; name at least one, or leave it out")
+            raise InputError(f"{what} is empty; name at least one, or remove it")
     for objective in objectives:
         get_objective(objective)
     entries = choose_entries(methods, options)

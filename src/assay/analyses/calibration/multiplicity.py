@@ -225,7 +225,7 @@ def _adjusted(
             "Give results with a p-value, an e-value, or a measured test.",
         ),
         "not_proven": (
-            "More than half of the claims are not proven true, allowing for how many results were looked at.",
+            "More than half of the claims are not established after correction for the number of results.",
             "Drop the lost claims, or collect more data.",
         ),
     },

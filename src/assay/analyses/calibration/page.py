@@ -95,7 +95,7 @@ def calibration_page(report: CalibrationReport | Document) -> Page:
         verdict=page_words.overview(document),
         caveats=page_words.caveats(document),
         lede=(
-            "Each check asks whether a number about the circuit deserves trust. ",
+            "Each check tests whether a number about the circuit can be trusted. ",
             italic("With confidence"),
             ": the verdict holds for every value that these prompts leave possible, and is wrong at most "
             "one time "

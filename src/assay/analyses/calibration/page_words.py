@@ -244,7 +244,11 @@ def _weak_parts(verdict: Record, heads: Sequence[Sequence[int]]) -> str:
     found = []
     if by_status["fail"]:
         # Alone at 5 %; the suite fails only where a part does at its share of that.
-        alone = "" if verdict["status"] == "fail" else ", though not surely enough for one of several tests"
+        alone = (
+            ""
+            if verdict["status"] == "fail"
+            else ", though not with enough confidence for one of several tests"
+        )
         found.append(f"Failing: {named(by_status['fail'])}{alone}.")
     if by_status["inconclusive"]:
         found.append(f"Open: {named(by_status['inconclusive'])}.")
@@ -447,7 +451,8 @@ def caveats(document: Record) -> list[str]:
     notes = [*_odd_circuit(document.get("circuit") or {}), *_near_zero(document)]
     if same := (document.get("provenance") or {}).get("same_prompts"):
         notes.append(
-            f"{_checks(len(same))} on prompts that the circuit was found on. {REASONS['same_prompts'][1]}"
+            f"{_checks(len(same))} based on prompts that the circuit was found on. "
+            f"{REASONS['same_prompts'][1]}"
         )
     notes += [warning(str(code)) for code in document.get("warnings") or ()]
     partial = warning("partial_heads")

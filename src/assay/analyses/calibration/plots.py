@@ -183,7 +183,7 @@ def save_gates(gates: Sequence[Mapping[str, Any]], path: str | os.PathLike[str])
     path = Path(path)
     ending = path.suffix.lstrip(".").lower()
     if ending not in ("png", "svg"):
-        raise InputError(f"pictures are written as .png or .svg; got {path.name!r}")
+        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
     figure = draw_gates(gates)
     metadata = {"Date": None} if ending == "svg" else {"Software": None}
     try:

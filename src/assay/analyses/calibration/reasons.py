@@ -41,7 +41,7 @@ REASONS: Mapping[str, Explanation] = {
     ),
     "unbounded": (
         "The model’s margin cannot be distinguished from zero, so the ratio to it could be anything.",
-        "Measure more prompts, or a task that the model solves.",
+        "Measure more prompts, or use a task that the model solves.",
     ),
     "undefined_replicates": (
         "In more than one resample of a hundred the number has no value, so there are no bounds.",
@@ -155,7 +155,7 @@ WARNINGS: Mapping[str, str] = {
     "constant_method": "A method that gives all heads the same score was left out.",
     "missing_heads": "Heads that some method does not score were left out everywhere.",
     "kappa_undefined": "Agreement on the best heads is undefined, and with it the published rule.",
-    "identical_circuits": "Two tasks have the very same circuit, so the comparison is one of tasks only.",
+    "identical_circuits": "Two tasks have the same circuit, so the comparison is between tasks only.",
     "shared_heads": "Circuits share many heads, so an effect on each other’s tasks is to be expected.",
     "ratio_capped": "The effect on other tasks is so near zero that the ratio was cut at 1,000.",
     "units_cross_groups": "The same unit (one image, one sentence) appears in several groups.",

@@ -199,7 +199,7 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
             "",
         ),
         "too_few": (
-            "With a single head inside the circuit, or outside, nothing is known of the spread on that side.",
+            "With only one head inside or outside the circuit, the spread on that side cannot be estimated.",
             "Give a circuit of two heads or more that leaves out two or more.",
         ),
     },

@@ -59,7 +59,7 @@ NO_CONTRADICTION = "that no prediction is contradicted"  # what a tier needs bes
 # What to do about a test whose opposite holds.
 _CONTRADICTED: Mapping[str, str] = {
     "prediction": "another claim: this prediction is contradicted",
-    "control": "another claim: the control reaches the size, too",
+    "control": "another claim: the control also reaches the size",
     "rival": "another claim: the rival is nearer to the model",
 }
 
@@ -69,7 +69,7 @@ _UNDEFINED: Mapping[str | None, str] = {
     "not_applicable": "nothing: it does not apply to this claim",
     "pool_too_small": "a task file with more prompts",
     "identical_samples": "a task file with more different prompts",
-    "zero_mean": "a score that is not 0",
+    "zero_mean": "a task that the model solves",
     "zero_denominator": "a task that the model does",
 }
 
@@ -179,11 +179,14 @@ def _standing(parts: Sequence[Outcome], relation: str) -> tuple[str, str]:
     if state == CONTRADICTED:
         return AGAINST, _CONTRADICTED[parts[0].kind]
     if any(each.reason == "no_behaviour" for each in parts):
-        return UNDECIDED, "a task that the model does: its mean margin is not clearly above 0"
+        return UNDECIDED, "a task that the model solves: its mean margin is not clearly above 0"
     if any(each.reason for each in parts):
         return UNDECIDED, "more prompts without undefined runs"
     if state == LOST:
-        return UNDECIDED, "more prompts, or fewer predictions: it does not survive their number"
+        return (
+            UNDECIDED,
+            "more prompts, or fewer predictions: the result does not survive the correction for their number",
+        )
     pending = [each for each in parts if each.state not in (HELD, LOST)]
     if astray := [each for each in pending if each.n_needed is None]:
         return UNDECIDED, _other_claim(astray, relation)

@@ -30,9 +30,9 @@ def claim_page(document: Document) -> Page:
         _tests(
             document["tests"],
             caption=f"Directed tests on {number(claim['n'])} prompts of each task. Found: share of the "
-            "model’s mean margin, or margin units where the prediction says so. q: p after Benjamini and "
-            "Hochberg over all rows. Held: p and q at most 0.05. Contradicted: the opposite holds after "
-            "Holm’s correction.",
+            "model’s mean margin, or margin units if the prediction uses them. q: p after "
+            "Benjamini-Hochberg over all rows. Held: p and q at most 0.05. Contradicted: the opposite holds "
+            "after Holm’s correction.",
         )
     ]
     if document["replication"]:
@@ -43,11 +43,12 @@ def claim_page(document: Document) -> Page:
         title=claim["statement"],
         verdict=_verdict(document),
         caveats=list(_caveats(document)),
-        lede="What follows lists the evidence that the claim has and the evidence that it lacks. There is no "
-        "score: a kind of evidence is present only with everything it needs, and none makes up for another.",
+        lede="The following lists the evidence that the claim has and the evidence that it lacks. It is not "
+        "a score: a kind of evidence counts only if it is complete, and one kind does not compensate for "
+        "another.",
         sections=[
             Section(title="Evidence", blocks=[_checklist(document)]),
-            Section(title="What was predicted, and what was found", blocks=tests),
+            Section(title="Predictions and results", blocks=tests),
         ],
         facts=list(_facts(document)),
         records=[
@@ -73,7 +74,7 @@ def _caveats(document: Document) -> Iterator[str]:
     if document["registration"] is None:
         yield "The claim was not registered."
     elif not document.get("registered_before"):
-        yield "Registered after its prompts had been measured: its predictions predict nothing."
+        yield "Registered after its prompts had been measured, so its predictions were not made in advance."
 
 
 def _checklist(document: Document) -> Table:
@@ -95,7 +96,7 @@ def _checklist(document: Document) -> Table:
     return Table(
         columns=columns("evidence", "from", "state", "finding", "what would supply it"),
         rows=rows,
-        caption="Lines marked “beside” are shown and do not count. A gate is present where it passes with "
+        caption="Lines marked “beside” are shown but do not count. A gate is present if it passes with "
         "confidence.",
         style="gate-parts",
     )

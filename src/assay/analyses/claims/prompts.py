@@ -49,7 +49,7 @@ def claim_prompts(claim: Claim, name: str, model: Model) -> ClaimPrompts:
         prompts = load_task(source, model, n=2 * claim.n + n_more, seed=claim.seed)
     if prompts.n < claim.n:
         raise InputError(
-            f"{name} has {prompts.n} prompts and the claim speaks of n = {claim.n}; lower n, or give it more "
+            f"{name} has {prompts.n} prompts, but the claim needs n = {claim.n}; lower n, or give it more "
             "lines"
         )
     main = prompts.subset(range(claim.n))

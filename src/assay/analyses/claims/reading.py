@@ -84,7 +84,7 @@ def parse_claim(
     roles = _roles(top.table("heads", required=True))
     predictions = tuple(_prediction(each, task, roles, root) for each in top.tables("predicts"))
     if not predictions:
-        raise InputError(f"{origin} predicts nothing; add at least one [[predicts]]")
+        raise InputError(f"{origin} has no predictions; add at least one [[predicts]]")
     _no_repeats(predictions, origin)
     ablation = facts.text("ablation", "mean")
     if ablation not in INTERVENTIONS:
@@ -104,9 +104,11 @@ def parse_claim(
     rivals = tuple(_rival(each, claim, root) for each in top.tables("rivals"))
     names = [each.name for each in rivals]
     if len(set(names)) < len(names):
-        raise InputError(f"{origin}: two rivals are called {max(names, key=names.count)!r}; name them apart")
+        raise InputError(
+            f"{origin}: two rivals are named {max(names, key=names.count)!r}; give each its own name"
+        )
     if len(set(controls)) < len(controls):
-        raise InputError(f"{origin}: a control is listed twice; leave one out")
+        raise InputError(f"{origin}: a control is listed twice; remove one")
     files = {
         name: hashlib.sha256((root / name).read_bytes()).hexdigest()
         for name in claim.tasks
@@ -135,21 +137,21 @@ class _Table:
     def table(self, key: str, *, required: bool = False) -> "_Table":
         value = self.content.get(key)
         if value is None and required:
-            raise InputError(f"{self.place} has no [{key}]; a claim needs one")
+            raise InputError(f"{self.place} lacks [{key}], which every claim needs")
         if not isinstance(value, Mapping):
-            raise self.wrong(key, f"a table [{key}] is needed, got {value!r}")
+            raise self.wrong(key, f"expected a table [{key}], got {value!r}")
         return _Table(value, f"{self.place}, [{key}]")
 
     def tables(self, key: str) -> list["_Table"]:
         value = self.content.get(key, [])
         if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
-            raise self.wrong(key, f"write each as a table of its own, [[{key}]]; got {value!r}")
+            raise self.wrong(key, f"write each as its own table, [[{key}]]; got {value!r}")
         return [_Table(each, f"{self.place}, [[{key}]] {place}") for place, each in enumerate(value, start=1)]
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.content.get(key, default)
         if not isinstance(value, str) or not value.strip():
-            raise self.wrong(key, f"text is needed, got {value!r}" if value is not None else "is missing")
+            raise self.wrong(key, f"expected text, got {value!r}" if value is not None else "is missing")
         return value
 
     def choice(self, key: str, default: str | None, known: Sequence[str]) -> str:
@@ -161,13 +163,13 @@ class _Table:
     def count(self, key: str, default: int, *, least: int) -> int:
         value = self.content.get(key, default)
         if type(value) is not int or value < least:
-            raise self.wrong(key, f"a whole number from {least} is needed, got {value!r}")
+            raise self.wrong(key, f"expected a whole number of at least {least}, got {value!r}")
         return value
 
     def heads(self, key: str, listed: Any) -> tuple[Head, ...]:
         """Heads of a list, each once, ascending."""
         if not isinstance(listed, list | tuple) or not listed:
-            raise self.wrong(key, f"a list of heads such as ['a0.h1', [3, 4]] is needed, got {listed!r}")
+            raise self.wrong(key, f"expected a list of heads such as ['a0.h1', [3, 4]], got {listed!r}")
         heads = [self._head(key, each) for each in listed]
         for head in heads:
             if heads.count(head) > 1:
@@ -184,7 +186,7 @@ class _Table:
         ):
             return given[0], given[1]
         raise self.wrong(
-            key, f"{given!r} names no head; write 'a3.h4' or [3, 4] for head 4 of layer 3, counted from 0"
+            key, f"{given!r} is not a head; write 'a3.h4' or [3, 4] for head 4 of layer 3, counted from 0"
         )
 
 
@@ -192,7 +194,7 @@ def _task(table: _Table, key: str, name: str, folder: Path) -> str:
     """A registered task by its key, or a file from the claim's folder."""
     if name.endswith(".jsonl"):
         if not (folder / name).is_file():
-            raise table.wrong(key, f"there is no task file {folder / name}")
+            raise table.wrong(key, f"task file {folder / name} does not exist")
         return name
     for key_of_task in (name, name.replace("_", "-")):
         if key_of_task in TASKS:
@@ -204,7 +206,7 @@ def _roles(table: _Table) -> dict[str, ClaimedRole]:
     roles: dict[str, ClaimedRole] = {}
     owner: dict[Head, str] = {}
     if not table.content:
-        raise InputError(f"{table.place} names no head; give a role its heads, e.g. movers = ['a3.h4']")
+        raise InputError(f"{table.place} has no heads; give a role its heads, e.g. movers = ['a3.h4']")
     for name, given in table.content.items():
         if name in (CIRCUIT, EACH_HEAD):
             raise table.wrong(name, "means all heads of the claim; give the role another name")
@@ -214,7 +216,9 @@ def _roles(table: _Table) -> dict[str, ClaimedRole]:
             inner.only("heads", "sign")
             given, sign = inner.content.get("heads"), inner.content.get("sign", 1)
             if sign not in (1, -1) or type(sign) is not int:
-                raise inner.wrong("sign", f"1, or -1 for heads that work against the task; got {sign!r}")
+                raise inner.wrong(
+                    "sign", f"expected 1, or -1 for heads that work against the task; got {sign!r}"
+                )
         roles[name] = ClaimedRole(heads=table.heads(name, given), sign=sign)
         for head in roles[name].heads:
             if head in owner:
@@ -244,20 +248,20 @@ def _prediction(table: _Table, task: str, roles: Mapping[str, ClaimedRole], fold
         )
     relation = relations[0]
     if what not in RELATIONS[relation]:
-        raise table.wrong(relation, f"does not speak of {what}; {what} allows {allowed}")
+        raise table.wrong(relation, f"does not apply to {what}; {what} allows {allowed}")
     if of == EACH_HEAD and what != "dropping":
         raise table.wrong("of", "each head by itself can be dropped, not kept")
     size = table.content[relation]
     if isinstance(size, bool) or not isinstance(size, int | float) or not math.isfinite(size) or size < 0:
-        raise table.wrong(relation, f"a number from 0 is needed, got {size!r}")
+        raise table.wrong(relation, f"expected a number of at least 0, got {size!r}")
     if relation == "changes_at_most" and size == 0:
-        raise table.wrong(relation, "nothing measured changes by exactly nothing; give a size above 0")
+        raise table.wrong(relation, "a measured change is never exactly 0; give a size above 0")
     unit = table.choice("unit", "share", UNITS)
     if unit == "share" and size > _LARGEST_SHARE:
         raise table.wrong(
             relation,
             f"{size!r} is {100 * size:g} % of the model's own mean margin, the unit of sizes (1 is all of "
-            "it); write 0.3 for 30 %, or unit = 'margin' for a size in the margin's own unit",
+            "it). Write 0.3 for 30 %, or unit = 'margin' for a size in the margin's own unit",
         )
     on = _task(table, "on", table.text("on", task), folder) if "on" in table.content else task
     return Prediction(
@@ -274,9 +278,7 @@ def _no_repeats(predictions: Sequence[Prediction], origin: str) -> None:
     for place, each in enumerate(predictions):
         if each in predictions[:place]:
             first = predictions.index(each) + 1
-            raise InputError(
-                f"{origin}: [[predicts]] {place + 1} says what [[predicts]] {first} says; leave one out"
-            )
+            raise InputError(f"{origin}: [[predicts]] {place + 1} repeats [[predicts]] {first}; remove one")
 
 
 def held_against(claim: Claim, control: Control) -> tuple[Prediction, ...]:
@@ -298,7 +300,7 @@ def _control(table: _Table, claim: Claim) -> Control:
     if isinstance(heads, str) and heads not in DRAWN:
         raise table.unknown("heads", "kind of control", heads, DRAWN)
     if "draws" in table.content and not drawn:
-        raise table.wrong("draws", "listed heads are not drawn; leave it out")
+        raise table.wrong("draws", "listed heads are not drawn; remove it")
     control = Control(
         heads=heads if isinstance(heads, str) else table.heads("heads", heads),
         of=of,
@@ -306,9 +308,9 @@ def _control(table: _Table, claim: Claim) -> Control:
     )
     if not held_against(claim, control):
         raise InputError(
-            f"{table.place}: nothing is predicted of {of!r} on {claim.task} that the control could fail to "
-            f"do; add a [[predicts]] with of = {of!r} and lowers_by_at_least, raises_by_at_least or "
-            "retains_at_least"
+            f"{table.place}: the control cannot fail, because no prediction is about {of!r} on "
+            f"{claim.task}. Add a [[predicts]] with of = {of!r} and lowers_by_at_least, raises_by_at_least "
+            "or retains_at_least"
         )
     if isinstance(control.heads, tuple):
         own = claim.heads_of(of)
@@ -320,8 +322,8 @@ def _control(table: _Table, claim: Claim) -> Control:
         if len(control.heads) < len(own):
             raise table.wrong(
                 "heads",
-                f"{len(control.heads)} heads cannot control for the {len(own)} of {of!r}: fewer heads do "
-                f"less; list {len(own)}",
+                f"{len(control.heads)} heads cannot control for the {len(own)} of {of!r}, because fewer "
+                f"heads have a smaller effect; list {len(own)}",
             )
     return control
 

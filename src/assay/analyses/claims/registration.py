@@ -100,10 +100,9 @@ def registered(claim: Claim, claim_file: str | Path, *, anew: bool = False) -> R
         return registration
     if not anew:
         raise InputError(
-            f"{claim_file} no longer says what was registered on {registration.time}: "
-            f"{difference(registration.content, claim.to_dict())}. Restore it, or register it anew (the "
-            f"earlier "
-            "registration stays listed) and measure on other prompts, e.g. with another seed"
+            f"{claim_file} differs from its registration of {registration.time}: "
+            f"{difference(registration.content, claim.to_dict())}. Restore it, or register it again (the "
+            "earlier registration stays listed) and measure on other prompts, e.g. with another seed"
         )
     return None
 
@@ -142,9 +141,8 @@ def read_registration(path: str | Path) -> Registration:
         ) from error
     if content_hash(registration.content) != registration.hash:
         raise FileFormatError(
-            f"{path} was changed after it was written: its content does not have the hash "
-            f"{registration.hash[:16]} "
-            "that it states; restore it from a copy"
+            f"{path} was changed after it was written: its content does not match its hash "
+            f"{registration.hash[:16]}. Restore it from a copy"
         )
     return registration
 

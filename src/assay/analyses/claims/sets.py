@@ -105,8 +105,8 @@ def _draws(claim: Claim, control: Control, number: int, shape: Shape) -> list[tu
         if wanted > len(there):
             where = "" if control.heads == "random" else " of one layer"
             raise InputError(
-                f"[[controls]] {number + 1}: {control.heads} needs {wanted} heads{where} outside the claim "
-                f"and there are {len(there)}; list the heads of the control instead"
+                f"[[controls]] {number + 1}: {control.heads} needs {wanted} heads{where} outside the claim, "
+                f"but there are only {len(there)}; list the heads of the control instead"
             )
     rng = stream(claim.seed, f"claim/control/{number}")
     sets: dict[tuple[Head, ...], None] = {}

@@ -63,8 +63,8 @@ def agreement_on_the_line(
     truth = array_of(id_labels).astype(np.int64)
     if known.ndim != 2 or new.ndim != 2 or len(known) != len(new) or truth.shape != known.shape[1:]:
         raise ShapeError(
-            f"predictions have shapes {known.shape} and {new.shape}, labels {truth.shape}; give [models, n], "
-            "[models, m] and [n]"
+            f"predictions have shapes {known.shape} and {new.shape}, labels {truth.shape}; expected "
+            "[models, n], [models, m] and [n]"
         )
     if len(known) < 3:
         raise InputError(f"a line through agreements needs at least 3 models; got {len(known)}")

@@ -188,7 +188,7 @@ class SequentialTest:
         """
         _finite([score])
         if not 0 < u <= 1:
-            raise InputError(f"u is {u}; a uniform number above 0 and at most 1 is needed")
+            raise InputError(f"u is {u}; expected a uniform number above 0 and at most 1")
         bag = list(self.scores)
         first, after = bisect.bisect_left(bag, score), bisect.bisect_right(bag, score)
         bag.insert(after, score)
@@ -222,7 +222,7 @@ class SequentialTest:
 def check_alpha(alpha: float, name: str = "alpha") -> None:
     """Refuse what is not a probability strictly between 0 and 1."""
     if not 0 < alpha < 1:
-        raise InputError(f"{name} is {alpha}; a probability above 0 and below 1 is needed")
+        raise InputError(f"{name} is {alpha}; expected a probability above 0 and below 1")
 
 
 def _log_sum(logs: Sequence[float]) -> float:
@@ -234,11 +234,11 @@ def _log_sum(logs: Sequence[float]) -> float:
 def _finite(scores: Sequence[float], *, least: int = 0) -> list[float]:
     values = [float(each) for each in scores]
     if len(values) < least:
-        raise InputError(f"{len(values)} known batches; at least {least} is needed")
+        raise InputError(f"got {len(values)} known batches; expected at least {least}")
     for place, each in enumerate(values):
         if not math.isfinite(each):
             raise NonFiniteError(
-                f"the shift of batch {place} is {each}; scores that are constant have no rank distance"
+                f"the shift of batch {place} is {each}; constant scores have no rank distance"
             )
     return values
 
@@ -298,8 +298,8 @@ def guarantee(
     elif rule == "sequential":
         rate, over = alpha, "ever"
         statement = (
-            f"A false alarm ever, over all batches together, has probability at most {alpha:g}, "
-            f"if the {m} known batches and the watched ones are exchangeable until something changes."
+            f"The probability of any false alarm, over all batches together, is at most {alpha:g}, if the "
+            f"{m} known batches and the watched ones are exchangeable until something changes."
         )
     elif rule == "conformal" and calibration is None:
         statement = "Not calibrated yet: the conformal rule needs batches in distribution."
@@ -317,11 +317,11 @@ def guarantee(
         origin = (
             "given as a number"
             if math.isnan(threshold.performance)
-            else "read off domains with known performance"
+            else "calibrated on domains with known performance"
         )
         statement = (
-            "The rate of false alarms is not known: no batches in distribution were measured. The "
-            f"threshold was {origin}."
+            "The rate of false alarms is unknown: no batches in distribution were measured. The threshold "
+            f"was {origin}."
         )
     else:
         assert threshold is not None
@@ -329,7 +329,6 @@ def guarantee(
         rate, interval = raised / m, clopper_pearson(raised, m)
         statement = (
             f"{raised} of {m} batches of {calibration.n} images in distribution exceed the threshold: "
-            f"false alarms at a rate of {rate:.2g} per batch, 95 % interval {interval.low:.2g} to "
-            f"{interval.high:.2g}."
+            f"{rate:.2g} false alarms per batch, 95 % interval {interval.low:.2g} to {interval.high:.2g}."
         )
     return Guarantee(rule=rule, rate=rate, over=over, interval=interval, statement=statement)

@@ -119,7 +119,7 @@ def energy(logits: Table, *, log: bool = True, center: bool = False, temperature
         Peng et al. (2024), "Energy-based automated model evaluation", arXiv:2401.12689.
     """
     if not temperature > 0:
-        raise InputError(f"temperature is {temperature}; it must be above 0")
+        raise InputError(f"temperature is {temperature}; expected a number above 0")
     values = table_of(logits, "logits")
     energies = -temperature * logsumexp(values / temperature, axis=1)
     inner = -float(log_softmax(energies).mean())
@@ -129,7 +129,9 @@ def energy(logits: Table, *, log: bool = True, center: bool = False, temperature
         return inner
     if inner <= 1e-15:
         warnings.warn(
-            "the energy has no logarithm: all examples have one energy", DegenerateDataWarning, stacklevel=2
+            "the logarithm of the energy is undefined: all examples have the same energy",
+            DegenerateDataWarning,
+            stacklevel=2,
         )
         return math.nan
     return math.log(inner)
@@ -205,7 +207,7 @@ def alpha_req(features: Table, *, start: int = 11, stop: int = 100) -> float:
     if len(usable) < 20 or last - start < 1 or start < 1:
         raise InputError(
             f"features of shape {values.shape} have {len(usable)} non-zero eigenvalues; alpha-ReQ fits the "
-            f"{start}th to the {stop}th and needs 20: give more examples"
+            f"{start}th to the {stop}th and needs 20. Give more examples"
         )
     index = np.arange(start, last + 1, dtype=np.float64)
     x, y = np.log(index), np.log(usable[start - 1 : last])
@@ -291,7 +293,7 @@ def atc(
     known, new = table_of(id_logits, "id_logits"), table_of(logits, "logits")
     if known.shape[1] != new.shape[1]:
         raise ShapeError(
-            f"logits have {new.shape[1]} classes and id_logits {known.shape[1]}; both are of one model"
+            f"logits have {new.shape[1]} classes, but id_logits {known.shape[1]}; give logits of one model"
         )
     truth = labels_of_rows(id_labels, known)
     scale = 1 / fit_temperature(known, truth) if calibrate else 1.0
@@ -404,7 +406,7 @@ def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, "
             method="highs",
         )
         if not solution.success:
-            raise InconsistentRunError(f"optimal transport did not solve: {solution.message}")
+            raise InconsistentRunError(f"optimal transport failed: {solution.message}")
         prices = solution.eqlin.marginals
         missed = np.where(used, 0.0, gain + prices[:m, None] + prices[m:])
         best = missed.argmax(1)

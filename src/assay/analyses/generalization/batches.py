@@ -51,15 +51,15 @@ def check_reference(model: Model, reference_scores: EdgeScores) -> Mapping[str, 
     """
     if model.graph != reference_scores.graph:
         raise GraphMismatchError(
-            f"the reference circuit has the graph {reference_scores.graph.describe()} and the model "
+            f"the reference circuit belongs to the graph {reference_scores.graph.describe()}, the model has "
             f"{model.graph.describe()}; discover the reference with this model"
         )
     record = reference_scores.provenance
     missing = [name for name in ("model", "seed", *SETTINGS) if name not in record]
     if missing:
         raise InputError(
-            f"the record of the reference circuit lacks {', '.join(missing)}, so further circuits cannot be "
-            "found in the same way; make it with assay.discover"
+            f"the record of the reference circuit lacks {', '.join(missing)}, so new circuits cannot be "
+            "discovered in the same way; make it with assay.discover"
         )
     known, own = record["model"].get("weight_hash"), model.describe()["weight_hash"]
     if known != own:
@@ -80,8 +80,9 @@ def _method(settings: Mapping[str, Any]) -> EdgeMethod:
     for name, value in options.items():
         if isinstance(value, Mapping):  # scores or further settings, of which a record holds a digest
             raise InputError(
-                f"the reference circuit was found with {name}= of {settings['method']}, which its record "
-                "cannot give back, so further circuits cannot be found in the same way; leave that option out"
+                f"the reference circuit used {name}= of {settings['method']}, which its record does not "
+                "contain, so new circuits cannot be discovered in the same way; discover it without that "
+                "option"
             )
     return get_method(settings["method"], **options)
 
@@ -153,7 +154,7 @@ def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
     """
     if task.labels is None:
         raise InputError(
-            f"the images of {task.domain or task.name!r} have no labels, which performance and ATC need; "
+            f"the images of {task.domain or task.name!r} have no labels, but performance and ATC need them; "
             "give labelled images"
         )
     return np.asarray(task.labels.numpy(), dtype=np.int64)

@@ -72,24 +72,27 @@ class CircuitSettings(Record):
                 raise unknown_name(kind, value, known)
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise InputError(
-                f"weight (lambda) of the circuit loss is {self.weight}; give 0 or more: a negative one would "
-                "train towards shallow circuits"
+                f"weight (lambda) of the circuit loss is {self.weight}; give 0 or more, because a negative "
+                "weight would train towards shallow circuits"
             )
         if self.steps < 2:
             raise InputError(
-                f"steps (m) is {self.steps}; give 2 or more: the points k/m with 0 < k < m are evaluated"
+                f"steps (m) is {self.steps}; give 2 or more, because the points k/m with 0 < k < m are "
+                "evaluated"
             )
         if self.memory < 1:
             raise InputError(f"memory is {self.memory} batches; give 1 or more")
         if not 0 < self.ratio <= 0.5:
-            raise InputError(f"ratio is {self.ratio}; it is a fraction of the blocks in (0, 0.5]")
+            raise InputError(f"ratio is {self.ratio}; expected a fraction of the blocks in (0, 0.5]")
         if (self.shallow is None) != (self.deep is None):
             raise InputError(f"shallow is {self.shallow} and deep {self.deep}; give both sets or neither")
         if self.shallow is None or self.deep is None:
             return
         for name, (first, last) in (("shallow", self.shallow), ("deep", self.deep)):
             if not 0 <= first <= last:
-                raise InputError(f"{name} is {first} to {last}; give the first and the last block, from 0 on")
+                raise InputError(
+                    f"{name} is {first} to {last}; give the first and the last block, counted from 0"
+                )
         if self.shallow[1] >= self.deep[0]:
             raise InputError(
                 f"shallow blocks {self.shallow[0]} to {self.shallow[1]} and deep blocks {self.deep[0]} to "
@@ -106,7 +109,7 @@ class CircuitSettings(Record):
             return layer_sets(n_layers, self.ratio)
         if self.deep[1] >= n_layers:
             raise InputError(
-                f"deep blocks end at {self.deep[1]}, but the model has {n_layers}: 0 to {n_layers - 1}"
+                f"deep blocks end at {self.deep[1]}, but the model has {n_layers} blocks: 0 to {n_layers - 1}"
             )
         return LayerSets(
             (self.shallow[0] + 1, self.shallow[1] + 1),

@@ -165,7 +165,7 @@ def compare_rankings(
     tasks = rankings if isinstance(rankings, Mapping) else {"targets": rankings}
     kept = {name: tuple(each) for name, each in tasks.items() if len(each)}
     if not kept:
-        raise InputError("no ranking to compare; give at least one")
+        raise InputError("rankings are missing; give at least one")
     everywhere = [each for listed in kept.values() for each in listed]
     keys = {key for each in everywhere for key in (*each.columns, *each.absent)}
     order = sorted(keys, key=lambda key: (ORDER.index(key) if key in ORDER else len(ORDER), key))

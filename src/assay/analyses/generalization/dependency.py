@@ -125,19 +125,19 @@ def layer_sets(
         UnknownNameError: For another `sets`.
     """
     if not 0 < ratio <= 0.5:
-        raise InputError(f"ratio is {ratio}; it is a fraction of the blocks in (0, 0.5]")
+        raise InputError(f"ratio is {ratio}; expected a fraction of the blocks in (0, 0.5]")
     if sets == "symmetric":
         size = max(1, math.floor(ratio * n_layers + 1e-9))  # 0.3 * 10 must be 3
         if 2 * size > n_layers:
             raise InputError(
-                f"{n_layers} block(s) hold no two sets of {size} apart; a model of 2 or more is needed"
+                f"{n_layers} block(s) are too few for two separate sets of {size}; use a model with 2 or more"
             )
         low, high = (1, size), (n_layers + 1 - size, n_layers)
     elif sets == "reference":
         known = [blocks for tau, blocks in REFERENCE_BLOCKS.items() if math.isclose(tau, ratio)]
         if n_layers != 12 or not known:
             raise InputError(
-                f"reference sets are given for 12 blocks and ratios {sorted(REFERENCE_BLOCKS)}; this is "
+                f"reference sets exist for 12 blocks and ratios {sorted(REFERENCE_BLOCKS)}, but this is "
                 f"{n_layers} blocks and {ratio}; use sets='symmetric'"
             )
         low, high = (1, known[0][0] + 1), (known[0][1] + 1, n_layers)
@@ -241,7 +241,8 @@ def output_depth_bias(
     """
     if tuple(contributions.shape) != (graph.n_sources,):
         raise ShapeError(
-            f"contributions have shape {tuple(contributions.shape)}; this graph has {graph.n_sources} sources"
+            f"contributions have shape {tuple(contributions.shape)}, but this graph has "
+            f"{graph.n_sources} sources"
         )
     weights = contributions.detach().abs().double().cpu()
     bad = (~torch.isfinite(weights)).nonzero()
@@ -260,7 +261,7 @@ def _log_ratio(written: Float[Tensor, " n"], chosen: LayerSets) -> float:
     deep, shallow = (float(written[first : last + 1].sum()) for first, last in (chosen.high, chosen.low))
     if deep == 0 and shallow == 0:
         warnings.warn(
-            "depth bias is undefined: no edge from deep or shallow layers into the targets has a score but 0",
+            "depth bias is undefined: all scores of edges from deep or shallow layers into the targets are 0",
             DegenerateDataWarning,
             stacklevel=3,
         )
@@ -271,12 +272,12 @@ def _log_ratio(written: Float[Tensor, " n"], chosen: LayerSets) -> float:
 def _checked(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 3:
         raise ShapeError(
-            f"a dependency matrix is square with a row for input, each block and logits; got shape "
-            f"{tuple(matrix.shape)}"
+            f"the dependency matrix has shape {tuple(matrix.shape)}; expected a square matrix with a row "
+            "for input, each block and logits"
         )
     matrix = matrix.detach().double().cpu()
     if not bool(torch.isfinite(matrix).all()):
         raise NonFiniteError("the dependency matrix holds NaN or infinite entries")
     if bool((matrix < 0).any()):
-        raise InputError("the dependency matrix has negative entries; it sums magnitudes of scores")
+        raise InputError("the dependency matrix has negative entries; expected sums of magnitudes of scores")
     return matrix

@@ -132,7 +132,7 @@ class DomainCalibration(Record):
             InputError: Without test domains, or for subsets larger than the calibration domains.
         """
         if not self.test:
-            raise InputError("there is no test domain; measure some with measure_domains")
+            raise InputError("test domains are missing; measure some with measure_domains")
         return {
             key: alarm_curve(
                 [each.score(key) for each in self.known],
@@ -211,7 +211,7 @@ def measure_domains(
     shifts: dict[str, DomainShift] = {}
     for name, images in domains.items() if isinstance(domains, Mapping) else domains:
         if name in shifts:
-            raise InputError(f"domain {name!r} comes twice; give each a name of its own")
+            raise InputError(f"domain {name!r} is given twice; give each domain its own name")
         if progress is not None:
             progress(name, len(shifts), 0)
         task = image_task(model, images, transform)
@@ -226,7 +226,7 @@ def measure_domains(
             baselines=label_free(logits, known),
         )
     if not shifts:
-        raise InputError("no domain was given; a threshold needs domains with known performance")
+        raise InputError("domains are missing; a threshold needs domains with known performance")
     return tuple(shifts.values())
 
 

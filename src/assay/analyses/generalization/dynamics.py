@@ -71,7 +71,7 @@ class Dynamics(display.Shown):
             if reading.step == step:
                 return reading
         steps = ", ".join(str(reading.step) for reading in self.readings)
-        raise InputError(f"there is no checkpoint of step {step}; there are {steps}")
+        raise InputError(f"step {step} has no checkpoint; available steps: {steps}")
 
     def _summary(self) -> str:
         rows = [(each.step, each.depth_bias, display.ends(each.low, each.high)) for each in self.readings]
@@ -139,11 +139,12 @@ def training_dynamics(
     watch, known = dict(watch or {}), dict(known or {})
     if images.n < 2:
         raise InputError(
-            f"{images.n} image to measure circuits on; give 2 or more, as they are compared with their mean"
+            f"{images.n} image is too few for circuits, which are compared with the mean of the images; "
+            "give 2 or more"
         )
     for name, each in watch.items():
         if each.labels is None:
-            raise InputError(f"the watched set {name!r} has no labels; a score needs them")
+            raise InputError(f"the watched set {name!r} has no labels, but its score needs them")
     readings = []
     for step, place in sorted(checkpoints.items()):
         model = place if isinstance(place, Model) else load_model(place, device=device)
@@ -186,7 +187,7 @@ def _finite(bound: float) -> float | None:
 def _checkpoints(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int, str | Path | Model]:
     if isinstance(run, Mapping):
         if not run:
-            raise InputError("there is no checkpoint to measure; give at least one step")
+            raise InputError("checkpoints are missing; give at least one step")
         return dict(run)
     folder = Path(run) / "checkpoints"
     folders = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
@@ -194,7 +195,7 @@ def _checkpoints(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int
         folders.setdefault(int(record["best_step"]), Path(run))
     if not folders:
         raise InputError(
-            f"{folder} holds no checkpoint; train with checkpoints=, or give step to directory yourself"
+            f"{folder} has no checkpoint; train with checkpoints=, or pass a mapping from step to directory"
         )
     return dict(folders)
 
@@ -249,7 +250,7 @@ def judge_depth(first: DepthReading, last: DepthReading) -> DepthVerdict:
             last=last.step,
             deep_growth=math.nan,
             shallow_growth=math.nan,
-            text="no verdict: the scores of one side are all 0 at one of the two checkpoints",
+            text="no verdict: at one of the two checkpoints, the scores of one side are all 0",
         )
     deep, shallow = math.log(last.deep / first.deep), math.log(last.shallow / first.shallow)
     if deep - shallow <= TOLERANCE:
@@ -259,7 +260,7 @@ def judge_depth(first: DepthReading, last: DepthReading) -> DepthVerdict:
     elif shallow > TOLERANCE:
         kind, words = "rescaled", "all scores grew, the deep ones more: a larger scale and some shift"
     else:
-        kind, words = "inflated", "deep scores alone grew: the bias rose without less use of shallow blocks"
+        kind, words = "inflated", "only deep scores grew: the bias rose without less use of shallow blocks"
     return DepthVerdict(
         kind=kind,
         first=first.step,

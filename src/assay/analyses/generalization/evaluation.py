@@ -72,10 +72,10 @@ def correlate(metric: Values, performance: Values, *, probit: bool = False) -> T
     if probit:
         if ((y < 0) | (y > 1)).any():
             raise InputError(
-                f"performance reaches from {y.min()} to {y.max()}; a probit needs rates in [0, 1]"
+                f"performance ranges from {y.min()} to {y.max()}; a probit needs rates in [0, 1]"
             )
         y = probits(y)
-    reason = f"{len(x)} pair(s); at least 3 are needed" if len(x) < 3 else ""
+    reason = f"got {len(x)} pair(s); expected at least 3" if len(x) < 3 else ""
     if not reason and (np.ptp(x) == 0 or np.ptp(y) == 0):
         reason = "one side is constant"
     if reason:
@@ -124,7 +124,7 @@ def summarize_correlations(
     """
     empty = [name for name, found in tasks.items() if not found]
     if not tasks or empty:
-        raise InputError(f"every dataset needs a task; empty: {', '.join(empty) or 'all'}")
+        raise InputError(f"every dataset needs at least one task; empty: {', '.join(empty) or 'all'}")
     per_dataset = {}
     for name, found in tasks.items():
         cells = np.array([[each.r2, each.srcc, each.krcc] for each in found])
@@ -244,7 +244,7 @@ def calibrate_threshold(
     if set(scores_by_domain) != set(performance_by_domain) or not scores_by_domain:
         odd = sorted(set(scores_by_domain) ^ set(performance_by_domain))
         raise InputError(
-            "every domain needs a score and a performance; one of them is missing for: "
+            "every domain needs a score and a performance; one is missing for: "
             f"{', '.join(odd) or 'no domain at all'}"
         )
     if not math.isfinite(target):
@@ -252,7 +252,7 @@ def calibrate_threshold(
     for name, numbers in (("score", scores_by_domain), ("performance", performance_by_domain)):
         for domain, number in numbers.items():
             if not math.isfinite(number):
-                raise NonFiniteError(f"the {name} of domain {domain!r} is {number}; leave the domain out")
+                raise NonFiniteError(f"the {name} of domain {domain!r} is {number}; remove the domain")
     domains = list(scores_by_domain)
     nearest = min(domains, key=lambda domain: abs(performance_by_domain[domain] - target))
     return Threshold(
@@ -411,12 +411,10 @@ def _pair(x: Values, y: Values) -> tuple[Float[np.ndarray, " n"], Float[np.ndarr
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.ndim != 1 or a.shape != b.shape or not len(a):
         raise InputError(
-            f"scores have shape {a.shape} and performance {b.shape}; give one of each per model or domain"
+            f"scores have shape {a.shape}, performance {b.shape}; give one of each per model or domain"
         )
     for name, array in (("score", a), ("performance", b)):
         bad = np.flatnonzero(~np.isfinite(array))
         if len(bad):
-            raise NonFiniteError(
-                f"{name} {bad[0]} is {array[bad[0]]}; leave that model or domain out of both"
-            )
+            raise NonFiniteError(f"{name} {bad[0]} is {array[bad[0]]}; remove that model or domain from both")
     return a, b

@@ -221,25 +221,24 @@ def _check(
     n_images: int,
 ) -> None:
     if model.vision is None:
-        raise InputError(f"{model.id} is a language model; finetune trains image classifiers")
+        raise InputError(f"{model.id} is a language model, but finetune trains image classifiers")
     circuit.sets(model.n_layers)
     if min(n_images, validation_set.n) < 2:
         raise InputError(
-            f"n_images is {n_images} of {validation_set.n} validation images; circuits are measured on "
-            "2 or more"
+            f"n_images is {n_images} of {validation_set.n} validation images; circuits need 2 or more"
         )
     if circuit.weight == 0:
         return
     size = min(recipe.batch_size, train_set.n)
     if size < 2:
         raise InputError(
-            f"batches of {size} image have no mean to compare it with; the circuit loss needs "
-            "batch_size 2 or more"
+            f"the circuit loss compares images with the batch mean, so batches of {size} image cannot be "
+            "used; set batch_size to 2 or more"
         )
     if recipe.mode == "linear" and circuit.variant != SECOND_ORDER:
         raise InputError(
-            f"mode 'linear' trains the head alone, and the variant {circuit.variant} holds the head "
-            f"constant: nothing would learn from the circuit loss; use mode 'full', or {SECOND_ORDER}"
+            f"mode 'linear' trains the head alone, but the variant {circuit.variant} keeps the head "
+            f"constant, so the circuit loss would have no effect; use mode 'full', or {SECOND_ORDER}"
         )
 
 

@@ -65,7 +65,7 @@ class InspectionSettings:
         counts = {name: getattr(self, name) for name in ("steps", "sharpness_batch", "draws")}
         small = [f"{name}={value}" for name, value in counts.items() if value < 1]
         if small:
-            raise InputError(f"{', '.join(small)}: give at least 1")
+            raise InputError(f"{', '.join(small)}: expected at least 1")
 
     @property
     def of_discovery(self) -> dict[str, Any]:
@@ -162,11 +162,11 @@ def inspect_model(
         wanted = tuple(name for name in wanted if name != "output-scores")
     if task.n < 2:
         raise InputError(
-            f"domain {task.domain or task.name!r} has {task.n} image; mean ablation and intervals need "
+            f"domain {task.domain or task.name!r} has {task.n} image, but mean ablation and intervals need "
             "2 or more"
         )
     if "sharpness" in wanted and task.labels is None:
-        raise InputError(f"sharpness needs labels, and the images of {task.domain or task.name!r} have none")
+        raise InputError(f"sharpness needs labels, but the images of {task.domain or task.name!r} have none")
     provenance = {
         "library": library_version(),
         "model": model.describe(),
@@ -204,20 +204,20 @@ def check_comparable_inspections(
     if circuits and first.graph != second.graph:
         raise GraphMismatchError(
             f"{one} and {other} have different graphs ({first.graph.describe()} and "
-            f"{second.graph.describe()}), so their circuits do not compare; rank them apart, or by metrics "
-            "that read no circuit"
+            f"{second.graph.describe()}), so their circuits cannot be compared; rank them separately, or by "
+            "metrics without circuits"
         )
     if first.logits.shape[1] != second.logits.shape[1] or first.classes != second.classes:
         raise InputError(
-            f"{one} and {other} tell different classes apart ({_classes(first)} and {_classes(second)}); "
-            "rank models of one class list"
+            f"{one} and {other} have different classes ({_classes(first)} and {_classes(second)}); rank "
+            "models with the same class list"
         )
     if first.labels is None or second.labels is None:
         same_labels = first.labels is second.labels
     else:
         same_labels = np.array_equal(first.labels, second.labels)
     if not (np.array_equal(first.ids, second.ids) and same_labels):
-        raise InputError(f"{one} and {other} were given different {what} images; give both the same")
+        raise InputError(f"{one} and {other} were given different {what} images; give both the same images")
 
 
 def _classes(inspection: Inspection) -> str:

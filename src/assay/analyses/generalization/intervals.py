@@ -133,13 +133,13 @@ def depth_bias_interval(
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
+        raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
     layers = layer_sets(graph.n_layers, ratio, include_input=include_input, sets=sets)
     scores = _columns(graph, per_example)
     if targets != "output" and scores.shape[2] == 1:
         raise ShapeError(
-            f"these are scores of the edges into the logits, and targets={targets!r} reads others, too; "
-            "discover edge scores with per_example=True"
+            f"these scores cover only the edges into the logits, but targets={targets!r} needs others too. "
+            "Discover edge scores with per_example=True"
         )
     first = {"output": graph.n_layers + 1, "deep": layers.high[0], "global": 1}[targets]
     columns = graph.target_layer[-scores.shape[2] :] >= first
@@ -202,8 +202,8 @@ def _columns(
     if shape[1:] == (graph.n_sources, graph.n_targets):
         return per_example
     raise ShapeError(
-        f"per_example has shape {shape}; this graph needs [n, {graph.n_sources}, {graph.n_targets}] or, for "
-        f"the edges into the logits, [n, {graph.n_sources}]"
+        f"per_example has shape {shape}; expected [n, {graph.n_sources}, {graph.n_targets}] or, for the "
+        f"edges into the logits, [n, {graph.n_sources}]"
     )
 
 
@@ -252,7 +252,7 @@ def shift_interval(
     if shifted_scores.per_example is None:
         raise InputError("the interval of a shift needs scores per example: discover(..., per_example=True)")
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
+        raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
     check_comparable(reference_scores, shifted_scores)
     entry = DISTANCES[distance]
     n = len(shifted_scores.per_example)
@@ -276,7 +276,7 @@ def leave_one_out_shifts(
     graph = reference_scores.graph
     apart = shifted_scores.per_example
     if apart is None:
-        raise InputError("scores per example are needed: discover(..., per_example=True)")
+        raise InputError("scores per example are missing; use discover(..., per_example=True)")
     each = apart.detach().cpu()[:, graph.valid].double().numpy()
     rest = (each.sum(0) - each) / (len(each) - 1)
     if distance in _ROWS:

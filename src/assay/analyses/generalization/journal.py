@@ -40,7 +40,7 @@ class Journal:
                 os.fsync(file.fileno())
         except OSError as error:
             raise OutputError(
-                f"cannot add to {self.path}: {error.strerror}; the readings so far are kept, choose a "
+                f"cannot write to {self.path}: {error.strerror}. The readings so far are saved; choose a "
                 "writable place"
             ) from error
 

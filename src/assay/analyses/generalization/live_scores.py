@@ -80,16 +80,20 @@ def live_scores(
     if variant not in VARIANTS:
         raise unknown_name("variant of the circuit loss", variant, VARIANTS)
     if model.vision is None:
-        raise InputError(f"{model.id} is a language model; the circuit loss is defined for image classifiers")
+        raise InputError(
+            f"{model.id} is a language model, but the circuit loss is defined for image classifiers"
+        )
     if len(images) < 2:
         raise InputError(
-            f"a batch of {len(images)} image has no mean to compare it with: every score would be 0; use "
-            "batches of 2 or more"
+            f"a batch of {len(images)} image equals its mean, so every score would be 0; use batches of 2 "
+            "or more"
         )
     if steps < 2:
         raise InputError(f"steps (m) is {steps}; give 2 or more")
     if variant == "target_logit" and labels is None:
-        raise InputError("the variant target_logit needs labels: it follows the logit of the right class")
+        raise InputError(
+            "the variant target_logit needs labels, because it uses the logit of the correct class"
+        )
     with evaluating(model.module), torch.enable_grad():
         run = _record(model, images)
         if variant == "target_logit":
@@ -194,7 +198,8 @@ def _live_out_weight(block: Block) -> Float[Tensor, "n_heads d_head d_model"]:
     """Output projection per head with the scale of the branch, as parameters that learn."""
     if not isinstance(block.out, nn.Linear):
         raise UnsupportedModelError(
-            f"the output projection of a block is {type(block.out).__name__}; the circuit loss needs a Linear"
+            f"the output projection of a block is {type(block.out).__name__}, but the circuit loss "
+            "needs a Linear"
         )
     weight = block.out.weight
     per_head: Tensor = weight.T.unflatten(0, (block.n_heads, block.d_head))

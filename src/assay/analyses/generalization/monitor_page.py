@@ -57,7 +57,7 @@ def monitor_page(document: Document) -> Page:
     sections = [
         Section(title="Shift over time", blocks=_shift(document)),
         Section(title="Where in the network", blocks=_layers(document)),
-        Section(title="What a shift stands for", blocks=_domains(document)),
+        Section(title="What a shift means", blocks=_domains(document)),
     ]
     record = plain({**document["reference"], "settings": document["settings"]})
     return Page(
@@ -67,9 +67,9 @@ def monitor_page(document: Document) -> Page:
         verdict=verdict(document),
         remark=document["guarantee"]["statement"],
         caveats=caveats(document),
-        lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on a "
-        f"batch and the circuit on {reference.get('n', 'known')} images in distribution. Sampling alone "
-        "makes it positive, the more so the smaller the batch. It says that the model works in another way, "
+        lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
+        f"a batch and the circuit on {reference.get('n', 'known')} images in distribution. Sampling alone "
+        "makes it positive, more so for smaller batches. A shift means that the model works differently, "
         "not that it works worse.",
         sections=[section for section in sections if section.blocks],
         facts=list(_facts(document, reference)),
@@ -102,8 +102,8 @@ def verdict(document: Document) -> str:
         return f"No alarm in {batches}. {shift}."
     stays = " and stays on" if document["rule"] == "sequential" else ""
     return (
-        f"{number(len(alarms))} of {batches} raised the alarm; it first went off at batch "
-        f"{alarms[0]['index'] + 1}, {alarms[0]['time'][:16].replace('T', ' ')} UTC{stays}. {shift}."
+        f"{number(len(alarms))} of {batches} raised the alarm, the first at batch {alarms[0]['index'] + 1}, "
+        f"{alarms[0]['time'][:16].replace('T', ' ')} UTC{stays}. {shift}."
     )
 
 
@@ -113,22 +113,23 @@ def caveats(document: Document) -> list[str]:
     readings, threshold = document["readings"], document.get("threshold") or {}
     if len(readings) > DRAWN:
         notes.append(
-            f"The pictures show the newest {DRAWN:,} of {len(readings):,} batches; the file beside the "
-            "page, or the store, has all of them."
+            f"The figures show the newest {DRAWN:,} of {len(readings):,} batches; the file beside the page, "
+            "or the store, has all of them."
         )
     n_reference = (document["reference"].get("task") or {}).get("n")
     sizes = sorted({each["n"] for each in readings})
     if document.get("calibration") is None and n_reference is not None and sizes != [n_reference]:
         notes.append(
-            f"The reference circuit rests on {n_reference} images, the batches on "
-            f"{', '.join(map(str, sizes))}. Smaller batches have larger shifts by "
-            "sampling alone: compare the shift with no threshold found at another size."
+            f"The reference circuit is based on {n_reference} images, the batches on "
+            f"{', '.join(map(str, sizes))}. Smaller batches have larger shifts by sampling alone, so "
+            "thresholds from another batch size do not apply."
         )
     performance, target = threshold.get("performance"), threshold.get("target")
     if performance is not None and target is not None and abs(performance - target) > FAR:
         notes.append(
-            f"The threshold was read off {threshold['domain']}, where performance is {rounded(performance)}: "
-            f"no calibration domain comes nearer to the target of {rounded(target)}."
+            f"The threshold was calibrated on {threshold['domain']}, where performance is "
+            f"{rounded(performance)}: no other calibration domain is closer to the target of "
+            f"{rounded(target)}."
         )
     if n := sum(len(each["skipped"]) for each in readings) + len(document.get("passed", ())):
         notes.append(
@@ -151,8 +152,9 @@ def _shift(document: Document) -> list[Block]:
             draw=partial(plots.plot_shift, drawn),
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
-            caption=f"Shift of each batch{known}. Diamonds raised the alarm{named}. Band: {_level(document)} "
-            "intervals of the mean shift of such batches (jackknife over images; rather wide).",
+            caption=f"Shift of each batch{known}. Diamonds raised the alarm{named}. Band: "
+            f"{_level(document)} intervals of the mean shift of such batches (jackknife over images; "
+            "conservative).",
             name="shift",
         )
     ]
@@ -162,8 +164,8 @@ def _shift(document: Document) -> list[Block]:
             Figure(
                 draw=partial(plots.plot_evidence, drawn),
                 label="E-value of the sequential test over the batches; the numbers are in the table.",
-                caption="Evidence that batches are no longer exchangeable with the known ones. It stays "
-                f"below {1 / alpha:g} for ever with probability at least {1 - alpha:g} if nothing changes.",
+                caption="Evidence that batches are no longer exchangeable with the known ones. If nothing "
+                f"changes, it always stays below {1 / alpha:g} with probability at least {1 - alpha:g}.",
                 name="evidence",
             )
         )
@@ -181,7 +183,7 @@ def _readings(document: Document) -> Table:
     without = f", without the first {left}" if left else ""
     caption = f"The readings{without}. p: conformal p-value against the known batches."
     if baselines:
-        caption += " On the right, baselines that need no labels; they fall as the model is less sure."
+        caption += " On the right, label-free baselines; they fall as the model becomes less confident."
     return Table(
         columns=[
             *columns("batch", numeric=True, sort=True),
@@ -251,15 +253,15 @@ def _layers(document: Document) -> list[Block]:
                 draw=partial(plot_matrix, layers),
                 label=f"Rank-shift map of batch {batch}; the strongest cells are listed.",
                 caption=f"Batch {batch} ({name}): mean change of the ranks of the edges between two layers, "
-                "as a share of all edges. Blue: these edges gained weight against the others; orange: they "
-                "lost it.",
+                "as a share of all edges. Blue: these edges gained weight relative to the others; orange: "
+                "they lost it.",
                 name=f"map-{name.split(',')[0]}",
             )
         )
         tables.append(_strongest(layers, batch))
     if not figures:
         return []
-    return [Pair(blocks=figures), Details(summary="The pairs of layers that moved most", blocks=tables)]
+    return [Pair(blocks=figures), Details(summary="The pairs of layers that changed most", blocks=tables)]
 
 
 def _strongest(layers: Matrix, batch: int) -> Table:
@@ -288,8 +290,8 @@ def _domains(document: Document) -> list[Block]:
         Figure(
             draw=partial(plots.plot_domains, document),
             label="Shift against performance of the domains; the numbers are in the table.",
-            caption=f"Shift against {domains['measure']} on {known}{tests}. The solid line "
-            "is the threshold in force, the dashed one the performance it stands for.",
+            caption=f"Shift against {domains['measure']} on {known}{tests}. The solid line is the threshold "
+            "in force, the dashed one the corresponding performance.",
             name="domains-scatter",
         )
     ]
@@ -301,8 +303,8 @@ def _domains(document: Document) -> list[Block]:
                 draw=partial(plots.plot_curves, curves),
                 label="F1 of the alarm against the performance threshold; the numbers are in the table.",
                 caption="F1 of the alarm on the test domains, calibrated on random subsets of the "
-                f"calibration domains: means, and 95{NARROW}% of the subsets for the shift. Where no alarm "
-                "is due and none is raised, there is no F1.",
+                f"calibration domains: means, and 95{NARROW}% of the subsets for the shift. F1 is undefined "
+                "if no alarm is due and none is raised.",
                 name="domains-curve",
             )
         )

@@ -36,7 +36,7 @@ def plot_monitor(monitor: "Monitor", ax: Axes | None = None) -> Axes:
         InputError: Before the first batch.
     """
     if not monitor.readings:
-        raise InputError("this monitor has no reading yet; give it a batch by `observe`")
+        raise InputError("this monitor has no reading yet; call `observe` with a batch")
     return plot_shift(monitor.to_dict(), ax)
 
 

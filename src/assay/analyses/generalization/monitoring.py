@@ -160,13 +160,15 @@ class Monitor(display.Shown):
         if rule is not None and rule not in RULES:
             raise unknown_name("rule of an alarm", rule, RULES)
         if rule == "threshold" and threshold is None:
-            raise InputError("the rule is 'threshold' and there is none; give one, or take another rule")
+            raise InputError(
+                "the rule is 'threshold', but the threshold is missing; give one, or use another rule"
+            )
         if isinstance(threshold, float | int):
             threshold = _plain_threshold(float(threshold))
         if threshold is not None and not threshold.higher_is_shift:
             raise InputError(
-                f"the threshold {threshold.value:g} is of a score that falls with shift, such as confidence; "
-                "a monitor compares circuit shifts: calibrate it on those"
+                f"the threshold {threshold.value:g} was calibrated on a score that falls with shift, such "
+                "as confidence, but a monitor compares circuit shifts; calibrate it on those"
             )
         settings = check_reference(model, reference_scores)
         self.model, self.reference_scores, self.threshold = model, reference_scores, threshold
@@ -263,7 +265,7 @@ class Monitor(display.Shown):
             why = f"alpha {self.alpha:g} needs" if conformal else "calibration needs"
             raise InputError(
                 f"{id_images.n} images in distribution give {most} batches of {batch_size}{asked}; {why} at "
-                f"least {needed}: give {max(needed, m) * batch_size} images or more, smaller batches, or "
+                f"least {needed}. Give {max(needed, m) * batch_size} images or more, smaller batches, or "
                 f"{'a larger alpha' if conformal else 'fewer of them'}"
             )
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
@@ -311,8 +313,8 @@ class Monitor(display.Shown):
             raise InputError("the batch holds 1 image; a circuit and its interval need 2 or more")
         if self.calibration is not None and task.n != self.calibration.n:
             raise InputError(
-                f"the batch holds {task.n} images and the known ones {self.calibration.n}; shifts by "
-                "sampling alone fall with the size: give batches of the same size"
+                f"the batch holds {task.n} images, the known batches {self.calibration.n}, but shifts by "
+                "sampling alone depend on the size; give batches of the same size"
             )
         self._check_new(task)
         scores = circuit_like(
@@ -368,8 +370,8 @@ class Monitor(display.Shown):
         shift = circuit_shift(self.reference_scores, found, distance=self.distance)
         if not math.isfinite(shift):
             raise NonFiniteError(
-                f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}: the scores do not "
-                "vary; check the model, or take another distance"
+                f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}, because the scores "
+                "do not vary; check the model, or use another distance"
             )
         return shift
 
@@ -377,7 +379,8 @@ class Monitor(display.Shown):
         known = (self.reference_scores.provenance.get("task") or {}).get("data_hash")
         if task.data_hash == known:
             raise InputError(
-                "these are the images of the reference circuit, whose shift is 0 by construction; give others"
+                "these are the images of the reference circuit, whose shift is 0 by construction; give "
+                "other images"
             )
 
     # ------------------------------------------------------------------------------------- what it says
@@ -450,7 +453,7 @@ class Monitor(display.Shown):
             ]
             raise InputError(
                 f"the readings in {journal.path} belong to another monitor (different: "
-                f"{', '.join(differs) or 'its record'}); choose another place for those of this one"
+                f"{', '.join(differs) or 'its record'}); choose another place for the readings of this one"
             )
         self._logged = True
         for kind, content in entries[1:]:
@@ -466,5 +469,5 @@ class Monitor(display.Shown):
 
 def _plain_threshold(value: float) -> Threshold:
     if not math.isfinite(value):
-        raise InputError(f"threshold is {value}; give a shift, or what calibrate_threshold returns")
+        raise InputError(f"threshold is {value}; pass a shift, or the result of calibrate_threshold")
     return Threshold(value=value, domain="", target=math.nan, performance=math.nan)

@@ -119,7 +119,7 @@ def motif(
     if kind not in ("loadings", "weights"):
         raise unknown_name("kind", kind, ("loadings", "weights"))
     if not ridge >= 0:
-        raise InputError(f"ridge is {ridge}; it is a penalty of 0 or more")
+        raise InputError(f"ridge is {ridge}; expected a penalty of 0 or more")
     x = _stacked(matrices)
     y = np.asarray(performance, dtype=np.float64)
     size = x.shape[1]
@@ -128,7 +128,7 @@ def motif(
     spread = x.std(0)
     used = spread > CONSTANT * np.abs(x).max()
     if not used.any():
-        raise InputError("all dependency matrices are equal; nothing goes with performance")
+        raise InputError("all dependency matrices are equal, so they cannot predict performance")
     z = (x[:, used] - x[:, used].mean(0)) / spread[used]
     target = (y - y.mean()) / y.std()
     if ridge:
@@ -181,15 +181,15 @@ def universal_motif(motifs: Sequence[Motif], *, norm: str = "max") -> Float[Tens
     if norm not in ("max", "l2"):
         raise unknown_name("norm", norm, ("max", "l2"))
     if not motifs:
-        raise InputError("a universal motif is the mean of at least one; got none")
+        raise InputError("a universal motif is the mean of at least one motif; got none")
     if len({(each.kind, tuple(each.values.shape)) for each in motifs}) > 1:
         seen = ", ".join(f"{each.kind} of shape {tuple(each.values.shape)}" for each in motifs)
-        raise InputError(f"motifs of one kind and size can be averaged; got {seen}")
+        raise InputError(f"motifs of different kinds or sizes cannot be averaged; got {seen}")
     scaled = []
     for index, each in enumerate(motifs):
         scale = float(each.values.abs().max() if norm == "max" else each.values.norm())
         if not scale > 0:
-            raise InputError(f"motif {index} is NaN or 0 throughout; leave it out")
+            raise InputError(f"motif {index} is NaN, or 0 everywhere; remove it")
         scaled.append(each.values / scale)
     return torch.stack(scaled).mean(0)
 
@@ -206,30 +206,32 @@ def _stacked(
     else:
         shapes = sorted({tuple(each.shape) for each in matrices})
         if len(shapes) > 1:
-            raise ShapeError(f"dependency matrices must be of one size; got shapes {shapes}")
+            raise ShapeError(f"dependency matrices have shapes {shapes}; expected one size")
         x = (
             np.stack([each.detach().cpu().double().numpy() for each in matrices])
             if shapes
             else np.zeros((0, 1, 1))
         )
     if x.ndim != 3 or x.shape[1] != x.shape[2]:
-        raise ShapeError(f"dependency matrices are square, one per model or domain; got shape {x.shape}")
+        raise ShapeError(
+            f"dependency matrices have shape {x.shape}; expected square ones, one per model or domain"
+        )
     return x
 
 
 def _check(x: Float[np.ndarray, "n entries"], y: np.ndarray) -> None:
     if y.ndim != 1 or len(x) != len(y):
         raise InputError(
-            f"{len(x)} dependency matrices and performances of shape {y.shape}; give one per matrix"
+            f"got {len(x)} dependency matrices and performances of shape {y.shape}; give one per matrix"
         )
     if len(y) < 3:
         raise InputError(f"a motif needs at least 3 models or domains; got {len(y)}")
     for name, array in (("dependency matrix", x), ("performance", y)):
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(y), -1)).all(1))
         if len(bad):
-            raise NonFiniteError(f"{name} {bad[0]} is not finite; leave that model or domain out")
+            raise NonFiniteError(f"{name} {bad[0]} is not finite; remove that model or domain")
     if np.ptp(y) <= CONSTANT * np.abs(y).max():
-        raise InputError(f"every performance is {y[0]}; nothing goes with a constant")
+        raise InputError(f"every performance is {y[0]}, so a correlation with it is undefined")
 
 
 def _placed(

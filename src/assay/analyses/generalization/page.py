@@ -62,8 +62,8 @@ def ranking_page(document: Document) -> Page:
         title=f"Which of {len(document['models'])} models to deploy on {domain}",
         verdict=words.verdict(document),
         caveats=words.caveats(document),
-        lede=f"Models are ordered by what they show on {number(target['n'])} images of the target, {labels}. "
-        f"{document['resampled']}",
+        lede=f"Models are ordered by metrics computed on {number(target['n'])} images of the target, "
+        f"{labels}. {document['resampled']}",
         sections=[section for section in sections if section.blocks],
         facts=[
             ("result", code(document["id"])),
@@ -95,7 +95,7 @@ def _models(document: Document) -> list[Block]:
             draw=partial(plots.plot_forest, document),
             label="Models with intervals; the numbers are in the table.",
             caption=f"The models, predicted best on top, with {level} intervals. Where intervals overlap, "
-            "these images may not tell two models apart.",
+            "these images may not distinguish the models.",
             name="forest",
         )
         blocks.append(forest)
@@ -112,9 +112,9 @@ def _models_table(document: Document, level: str) -> Table:
     heads += [Column(name=each["name"], numeric=True, arrow=words.arrow(each)) for each in metrics]
     lists = [*([] if truth is None else [truth]), *(each["rows"] for each in metrics)]
     caption = (
-        f"Value, rank among the models (bold: first) and {level} interval over resampled images. Arrows say "
-        "which way a metric points to better models; one without an arrow ranks nothing, for its source does "
-        "not say."
+        f"Value, rank among the models (bold: first) and {level} interval over resampled images. Arrows "
+        "point towards better models. A metric without an arrow ranks nothing, because its source does not "
+        "give the direction."
     )
     if known:
         caption += (
@@ -175,12 +175,12 @@ def _worth_table(document: Document) -> Table:
         named += ["expected regret", "regret here", "R²", "rank corr.", "Kendall"]
     if elsewhere:
         named.append("regret elsewhere")
-    caption = "Best by it: share of the resamples in which the picked model leads by that metric."
+    caption = "Best by it: share of the resamples in which the picked model is first by that metric."
     if labelled:
         caption += (
-            f" Expected regret: {words.measure_name(document)} of the best model less that of the pick, mean "
-            "over the resamples; the maximum over resamples flatters the best model a little, so compare "
-            f"with a blind pick ({words.blind(document)}), not with 0. Correlations are over "
+            f" Expected regret: {words.measure_name(document)} of the best model minus that of the pick, "
+            "averaged over the resamples. The maximum over resamples favours the best model slightly, so "
+            f"compare with a blind pick ({words.blind(document)}), not with 0. Correlations are over "
             f"{number(len(document['models']))} models; their intervals resample models and images."
         )
     else:
@@ -210,7 +210,7 @@ def _worth_row(document: Document, metric: Document, *, elsewhere: bool) -> list
     chance = metric["rows"][places[0]]["chance"] if len(places) == 1 else None
     cells: list[Cell | Text] = [
         Cell(text=bold(metric["name"]), below=metric["summary"]),
-        words.picks(document, places) or "none: its source states no direction",
+        words.picks(document, places) or "none: its source does not give a direction",
         "" if chance is None else percent(chance),
     ]
     if document["performance"] is not None:
@@ -260,10 +260,10 @@ def _motif(motif: Document, layers: Sequence[str]) -> list[Block]:
     if motif.get("values") is None:
         return _no_motif("motif", motif.get("reason"))
     exact = motif["n"] <= sum(map(sum, motif["used"]))
-    fit = ", no more than there are cells: the fit is exact, so read the pattern and no single cell"
+    fit = ", no more than there are cells: the fit is exact, so interpret the pattern, not single cells"
     caption = (
-        "Generalization motif: correlation of each dependency between layers with the direction that goes "
-        "with performance. Blue: models that depend on it more perform better; vermilion: worse. "
+        "Generalization motif: correlation of each dependency between layers with the direction that "
+        "predicts performance. Blue: models that depend on it more perform better; vermilion: worse. "
         f"{motif['n']} models{fit if exact else ''}."
     )
     return [_matrix("motif", motif["values"], layers, "The generalization motif.", caption, beside=True)]
@@ -291,7 +291,7 @@ def _ratios(document: Document) -> Table:
             [f"DDB {targets}", *(words.fixed(each["srcc"], 2) for each in values)]
             for targets, values in document["ratios"].items()
         ],
-        caption="How the share of blocks that count as deep and as shallow changes what the depth bias "
+        caption="How the share of blocks counted as deep and as shallow changes what the depth bias "
         f"predicts; the ranking uses {number(document['ratio'])}.",
         style="gate-table",
     )
@@ -304,7 +304,7 @@ def _cost(document: Document) -> list[Block]:
         Figure(
             draw=partial(plots.plot_cost, document["costs"]),
             label="Seconds of each stage.",
-            caption="Time of each stage when it was run; what an earlier call had kept was read instead.",
+            caption="Time of each stage when it ran; results kept from an earlier call were reused.",
             name="cost",
         )
     ]
@@ -321,15 +321,17 @@ def ranking_comparison_page(document: Document) -> Page:
     """
     known = [metric for metric in document["metrics"] if metric["average"] is not None]
     best = max(known, key=lambda metric: metric["average"], default=None)
-    verdict = "No target has labels: metrics cannot be compared."
+    verdict = "No target has labels, so metrics cannot be compared."
     if best is not None:
-        verdict = f"{best['name']} goes with performance best on average: {words.fixed(best['average'], 3)}."
+        verdict = (
+            f"{best['name']} correlates best with performance on average: {words.fixed(best['average'], 3)}."
+        )
     blocks = [_comparison_table(document), *_universal_motif(document["motif"])]
     return Page(
         kind="comparison of rankings",
         title=f"Metrics over {len(document['rankings'])} targets",
         verdict=verdict,
-        sections=[Section(title="How metrics go with performance", blocks=blocks)],
+        sections=[Section(title="Correlation of metrics with performance", blocks=blocks)],
         facts=[("result", code(document["id"]))],
         records=[_provenance(document)],
         style="rank",

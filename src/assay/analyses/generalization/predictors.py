@@ -102,7 +102,7 @@ def _id_accuracy(evidence: MetricEvidence) -> MetricEstimate:
 @predictor(
     "sharpness",
     "Sharpness",
-    "rise of the loss when every weight moves a little",
+    "rise of the loss when every weight changes a little",
     direction=-1,
     needs="known sharpness",
     resampled="batches",
@@ -198,7 +198,7 @@ def _atc(evidence: MetricEvidence) -> MetricEstimate:
     return MetricEstimate(value=value, draws=1 - left[np.arange(len(below)), below] / len(scores))
 
 
-@predictor("doc", "DoC", "in-distribution accuracy less the drop of mean confidence", needs="known")
+@predictor("doc", "DoC", "in-distribution accuracy minus the drop of mean confidence", needs="known")
 def _doc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     assert known.labels is not None
@@ -221,8 +221,8 @@ def _cot(evidence: MetricEvidence) -> MetricEstimate:
     assert labels is not None
     if logits.size > COT_LIMIT and "cot" not in evidence.asked:
         raise InputError(
-            f"its linear programme would have {logits.size:,} unknowns; name the metric to wait for it, or "
-            "give fewer images"
+            f"its linear programme would have {logits.size:,} unknowns; name the metric to compute it "
+            "anyway, or give fewer images"
         )
     value, pulls = left_out(lambda rows: baselines.cot(labels, logits[rows]), len(logits), evidence.seed)
     _, known_pulls = left_out(lambda rows: baselines.cot(labels[rows], logits), len(labels), evidence.seed)

@@ -47,7 +47,7 @@ def plot_ranking(ranking: "Ranking", ax: Axes | None = None) -> Axes:
     """
     document = ranking.to_dict()
     if leading(document) is None and document["performance"] is None:
-        raise InputError("no metric puts these models in order and their performance is not known")
+        raise InputError("none of the metrics orders these models, and their performance is not known")
     return plot_forest(document, ax)
 
 
@@ -55,7 +55,7 @@ def plot_comparison(comparison: "RankingComparison", ax: Axes | None = None) -> 
     """Draw how each metric goes with performance: the average correlation and its standard error."""
     frame = comparison.to_frame().dropna(subset="average")
     if frame.empty:
-        raise InputError("no target has labels, so no metric has a correlation with performance")
+        raise InputError("no target has labels, so correlations with performance are undefined")
     ax = axes_of(ax, 6.2, 0.9 + 0.32 * max(3, len(frame)))
     for place, row in enumerate(frame.to_dict("records")):
         ends = [row["average"] - row["sem"], row["average"] + row["sem"]]

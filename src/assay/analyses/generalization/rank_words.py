@@ -49,7 +49,7 @@ def verdict(document: Document) -> str:
     """Which model the leading metric picks, how surely, and what that cost where it is known."""
     metric = leading(document)
     if metric is None:
-        return "No metric puts these models in order."
+        return "None of the metrics orders these models."
     places = picked(metric)
     chance = metric["rows"][places[0]]["chance"]
     text = f"{metric['name']} picks {picks(document, places)}"
@@ -74,17 +74,16 @@ def caveats(document: Document) -> list[str]:
     if document["performance"] is None:
         told = any(metric.get("elsewhere") is not None for metric in document["metrics"])
         notes.append(
-            "The images have no labels: what picking by a metric costs here is not known"
-            + (", only what it cost on other domains." if told else ".")
+            "The images have no labels: the cost of picking by a metric is not known here"
+            + (", only on other domains." if told else ".")
         )
     elif len(document["models"]) < FEW_MODELS:
         notes.append(
-            f"{len(document['models'])} models: correlations over so few of them say little about a metric; "
-            "mind their intervals."
+            f"With only {len(document['models'])} models, correlations are uncertain; note their intervals."
         )
     n = document["target"]["n"]
     if n < FEW_IMAGES:
-        notes.append(f"{n} images: differences between models may be differences between images.")
+        notes.append(f"With {n} images, differences between models may be due to the choice of images.")
     return notes
 
 

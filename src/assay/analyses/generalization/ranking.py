@@ -174,10 +174,10 @@ def rank_inspections(
         GraphMismatchError: As `rank_models`.
     """
     if len(targets) < 2:
-        raise InputError(f"{len(targets)} model(s) to rank; give at least 2")
+        raise InputError(f"got {len(targets)} model(s); give at least 2 to rank")
     if known is not None and set(known) != set(targets):
         odd = ", ".join(sorted(set(known) ^ set(targets)))
-        raise InputError(f"target and known images were not shown to the same models; only one has {odd}")
+        raise InputError(f"target and known images were shown to different models; only one has {odd}")
     settings = settings or InspectionSettings()
     judged = _Builder(
         metrics, measure=measure, ratio=ratio, level=level, settings=settings, elsewhere=elsewhere
@@ -213,7 +213,7 @@ def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
             "from names to models"
         )
     if len(loaders) < 2:
-        raise InputError(f"{len(loaders)} model(s) to rank; give at least 2")
+        raise InputError(f"got {len(loaders)} model(s); give at least 2 to rank")
     return loaders
 
 
@@ -248,8 +248,8 @@ def _task(images: Images, model: Model, *, labels: bool | None = None) -> ImageT
         )
     if labels is True and task.labels is None:
         raise InputError(
-            f"labels of {task.domain or task.name!r} were asked for and there are none; give labelled "
-            "images, or leave labels out"
+            f"labels of {task.domain or task.name!r} were requested, but it has none; give labelled images, "
+            "or remove labels"
         )
     return replace(task, labels=None) if labels is False else task
 
@@ -291,8 +291,8 @@ class _Builder:
             for key, value in sorted(self.settings.record().items()):
                 if settings.get(key, value) != value:
                     raise InputError(
-                        f"what {name} showed was measured with {key}={settings[key]!r}, and this ranking "
-                        f"uses {value!r}; measure all with the same"
+                        f"{name} was measured with {key}={settings[key]!r}, but this ranking uses "
+                        f"{value!r}; measure all with the same"
                     )
         if known is not None and known.labels is None:
             self._lack("known", "the images of the models' own domain have no labels")
@@ -399,7 +399,7 @@ def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
     """Keys in the order of tables; those of other packages last."""
     asked = tuple(DEFAULT_METRICS if metrics is None else dict.fromkeys(metrics))
     if not asked:
-        raise InputError("no metric to rank by; name some, or leave metrics out for all")
+        raise InputError("metrics is empty; name some, or remove it for all")
     for key in asked:
         PREDICTORS[key]
     return tuple(sorted(asked, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER)))

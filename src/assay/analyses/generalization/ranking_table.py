@@ -28,7 +28,7 @@ RESAMPLED = (
     "Resampled are the images, {draws:,} times, the same resamples for every model; held fixed are the "
     "models and the means that ablated edges carry."
 )
-_NO_EDGES = "scores of all edges are needed; ask for metrics=[..., 'ddb-deep'] or 'ddb-global'"
+_NO_EDGES = "scores of all edges are missing; request metrics=[..., 'ddb-deep'] or 'ddb-global'"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -91,7 +91,7 @@ class Ranking(display.Shown):
         """
         column = self.column(metric)
         if column.ranks is None:
-            raise InputError(f"{metric} puts no models in order: its source states no direction")
+            raise InputError(f"{metric} does not order models: its source does not give a direction")
         place = np.where(np.isnan(column.ranks), math.inf, column.ranks)
         return tuple(self.names[index] for index in np.argsort(place, kind="stable"))
 

@@ -69,8 +69,8 @@ def sharpness(
             logits: Tensor = output if isinstance(output, Tensor) else output.logits
             if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[-1]:
                 raise InputError(
-                    f"labels go from {int(labels.min())} to {int(labels.max())} and the model tells "
-                    f"{logits.shape[-1]} classes apart; the class lists of model and data must agree"
+                    f"labels go from {int(labels.min())} to {int(labels.max())}, but the model has "
+                    f"{logits.shape[-1]} classes; the class lists of model and data must agree"
                 )
             return cross_entropy(_unit_logits(logits) if normalize_logits else logits, labels)
 
@@ -96,7 +96,7 @@ def _pairs(
         return
     if batches.labels is None:
         name = batches.domain or batches.name
-        raise InputError(f"sharpness needs labels, and the images of {name!r} have none")
+        raise InputError(f"sharpness needs labels, but the images of {name!r} have none")
     for batch in batches.batches(batch_size):
         assert batch.labels is not None  # all of the task's images have one
         yield batch.images.to(weight), batch.labels.to(weight.device).long()

@@ -73,7 +73,7 @@ def _cosine(a: WeightedCircuit, b: WeightedCircuit) -> float:
     for name, view in (("reference", a), ("shifted", b)):
         largest = np.abs(view.weights).max()
         if largest == 0:
-            raise InputError(f"every {name} score is 0, which has no direction; use another distance")
+            raise InputError(f"every {name} score is 0, so its direction is undefined; use another distance")
         scaled = view.weights / largest  # squares of tiny scores would vanish
         units.append(scaled / np.linalg.norm(scaled))
     return 1 - float(np.clip(units[0] @ units[1], -1.0, 1.0))
@@ -115,8 +115,8 @@ def _netlsd(a: WeightedCircuit, b: WeightedCircuit) -> float:
     spectra = [view.selected_spectrum for view in (a, b)]
     if not all(map(len, spectra)):
         warnings.warn(
-            "NetLSD is undefined: no selected edge lies on a path from input to logits; raise top_k or leave "
-            "prune off",
+            "NetLSD is undefined: no selected edge lies on a path from input to logits; raise top_k or "
+            "remove prune",
             DegenerateDataWarning,
             stacklevel=3,
         )
@@ -335,14 +335,14 @@ def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -
     for name in (*SETTINGS, OPTIONS):
         if name in one and name in other and one[name] != other[name]:
             raise InputError(
-                f"the circuits were found with different settings: {name} is {one[name]!r} and "
-                f"{other[name]!r}; discover both with the same"
+                f"the circuits were discovered with different settings: {name} is {one[name]!r} and "
+                f"{other[name]!r}; use the same for both"
             )
     weights = [each.provenance.get("model", {}).get("weight_hash") for each in (a, b)]
     if same_model and None not in weights and weights[0] != weights[1]:
         raise GraphMismatchError(
-            f"the circuits belong to models of different weights ({weights[0]} and {weights[1]}); a shift is "
-            "measured on one model"
+            f"the circuits belong to models with different weights ({weights[0]} and {weights[1]}); measure "
+            "a shift on one model"
         )
 
 
@@ -372,13 +372,13 @@ def _views(
         raise unknown_name("compat", compat, ("reference",))
     if compat and (prune or not normalized):
         raise InputError(
-            "compat='reference' prunes and scales in its own way; leave prune=False and normalized=True"
+            "compat='reference' prunes and scales in its own way; keep prune=False and normalized=True"
         )
     if weights not in ("abs", "signed"):
         raise unknown_name("weights", weights, ("abs", "signed"))
     if top_k is not None and not 1 <= top_k <= reference.graph.n_edges:
         raise InputError(
-            f"top_k is {top_k}; this graph has {reference.graph.n_edges} edges, choose from 1 to that"
+            f"top_k is {top_k}; expected 1 to {reference.graph.n_edges}, the number of edges of this graph"
         )
     views = [
         WeightedCircuit(

@@ -30,12 +30,10 @@ def table_of(values: Table, name: str) -> Float64[np.ndarray, "n c"]:
     """
     table = np.asarray(array_of(values), dtype=np.float64)
     if table.ndim != 2 or not table.size:
-        raise ShapeError(f"{name} have shape {table.shape}; a table with a row per example is needed")
+        raise ShapeError(f"{name} have shape {table.shape}; expected a table with a row per example")
     bad = np.flatnonzero(~np.isfinite(table).all(1))
     if len(bad):
-        raise NonFiniteError(
-            f"{name} of example {bad[0]} hold NaN or infinity; leave it out or check the model"
-        )
+        raise NonFiniteError(f"{name} of example {bad[0]} hold NaN or infinity; remove it or check the model")
     return table
 
 
@@ -46,14 +44,14 @@ def label_array(labels: Labels, n_classes: int) -> Int64[np.ndarray, " n"]:
         InputError: For labels that are missing or outside the classes.
     """
     if labels is None:  # as of images without labels
-        raise InputError("labels are missing; this metric needs the class of every example")
+        raise InputError("labels are missing; give the class of every example")
     truth = array_of(labels).astype(np.int64)
     if truth.ndim != 1 or not len(truth):
-        raise InputError(f"labels have shape {truth.shape}; one per example is needed")
+        raise InputError(f"labels have shape {truth.shape}; expected one per example")
     outside = np.flatnonzero((truth < 0) | (truth >= n_classes))
     if len(outside):
         raise InputError(
-            f"label {truth[outside[0]]} of example {outside[0]} is none of the {n_classes} classes; the "
+            f"label {truth[outside[0]]} of example {outside[0]} is outside the {n_classes} classes; the "
             "class lists of model and data must agree"
         )
     return truth
@@ -67,5 +65,5 @@ def labels_of_rows(labels: Labels, table: Float64[np.ndarray, "n c"]) -> Int64[n
     """
     truth = label_array(labels, table.shape[1])
     if len(truth) != len(table):
-        raise InputError(f"{len(truth)} labels for {len(table)} examples; one per example is needed")
+        raise InputError(f"got {len(truth)} labels for {len(table)} examples; give one per example")
     return truth

@@ -22,9 +22,9 @@ def checked_matrix(correct: Any) -> Any:
         return correct
     matrix = np.asarray(correct)
     if matrix.ndim != 2:
-        raise ShapeError(f"correct has shape {matrix.shape}; models by examples is needed")
+        raise ShapeError(f"correct has shape {matrix.shape}; expected models by examples")
     if matrix.dtype.kind not in "biuf":
-        raise InputError(f"correct holds {matrix.dtype}; 0 and 1, models by examples, are needed")
+        raise InputError(f"correct holds {matrix.dtype}; expected 0 and 1, models by examples")
     rows = max(1, _BLOCK // max(1, matrix.shape[1] * matrix.itemsize))
     for start in range(0, len(matrix), rows):
         require_binary(matrix[start : start + rows], "correct[{}, {}]".format, start)
@@ -51,10 +51,10 @@ def require_binary(block: np.ndarray, named: Callable[[int, int], str], first: i
 def checked_accuracies(given: Any, n_models: int) -> Float64[np.ndarray, " m"]:
     """In-distribution accuracies, one per model, in [0, 1]."""
     if given is None:
-        raise InputError("id_accuracy is missing: the in-distribution accuracy of each model is needed")
+        raise InputError("id_accuracy is missing; give the in-distribution accuracy of each model")
     y = np.array(given, dtype=np.float64)
     if y.shape != (n_models,):
-        raise ShapeError(f"id_accuracy has shape {y.shape}; correct holds {n_models} models")
+        raise ShapeError(f"id_accuracy has shape {y.shape}, but correct holds {n_models} models")
     return checked_shares(y, "id_accuracy")
 
 
@@ -64,11 +64,11 @@ def checked_names(given: Any, n_models: int, name: str) -> tuple[str, ...] | Non
         return None
     names = np.atleast_1d(given).tolist() if isinstance(given, np.ndarray) else list(given)
     if len(names) != n_models:
-        raise ShapeError(f"{name} holds {len(names)} names; correct holds {n_models} models")
+        raise ShapeError(f"{name} holds {len(names)} names, but correct holds {n_models} models")
     for place, each in enumerate(names):
         if each is None or each != each:  # NaN is what a missing cell of a table becomes
             raise InputError(
-                f"{name}[{place}] is {each}; name the unit of every model, or leave models without one out"
+                f"{name}[{place}] is {each}; name the unit of every model, or remove models without one"
             )
     return tuple(map(str, names))
 
@@ -80,7 +80,7 @@ def checked_model_ids(given: Any, n_models: int) -> tuple[str, ...]:
         return tuple(f"model_{place}" for place in range(n_models))
     for name, n in Counter(names).items():
         if n > 1:
-            raise InputError(f"model_ids holds {name!r} more than once; an id names one model")
+            raise InputError(f"model_ids holds {name!r} more than once; each id must name one model")
     return names
 
 
@@ -90,12 +90,12 @@ def checked_example_ids(given: Any, n_examples: int) -> np.ndarray:
         return np.array([f"row_{place}" for place in range(n_examples)])
     found = np.array(given).astype(str)
     if found.shape != (n_examples,):
-        raise ShapeError(f"example_ids has shape {found.shape}; correct holds {n_examples} examples")
+        raise ShapeError(f"example_ids has shape {found.shape}, but correct holds {n_examples} examples")
     names, counts = np.unique(found, return_counts=True)
     if len(names) < n_examples:
         raise InputError(
-            f"example_ids holds {str(names[counts > 1][0])!r} {counts.max()} times; an id names one "
-            f"example ({n_examples - len(names)} repetitions in all)"
+            f"example_ids holds {str(names[counts > 1][0])!r} {counts.max()} times; each id must name one "
+            f"example ({n_examples - len(names)} repetitions in total)"
         )
     return found
 
@@ -106,9 +106,9 @@ def checked_n_id(given: Any, n_models: int) -> Units | None:
         return None
     counts = np.asarray(given)
     if counts.shape not in ((), (n_models,)):
-        raise ShapeError(f"n_id has shape {counts.shape}; one number, or one per model ({n_models})")
+        raise ShapeError(f"n_id has shape {counts.shape}; give one number, or one per model ({n_models})")
     if counts.dtype.kind not in "iu" or (counts < 1).any():
-        raise InputError("n_id holds a value that is not a count of at least 1")
+        raise InputError("n_id must hold counts of at least 1")
     return np.broadcast_to(counts, (n_models,)).astype(np.int64)
 
 
@@ -121,17 +121,17 @@ def checked_labels(
         return None, listed
     labels = np.asarray(given)
     if labels.shape != (n_examples,):
-        raise ShapeError(f"labels has shape {labels.shape}; correct holds {n_examples} examples")
+        raise ShapeError(f"labels has shape {labels.shape}, but correct holds {n_examples} examples")
     if labels.dtype.kind not in "iub":
         if names is not None:
-            raise InputError("label_names goes with integer labels; the labels given are names already")
+            raise InputError("label_names needs integer labels, but the labels are names already")
         classes, codes = np.unique(labels.astype(str), return_inverse=True)
         return codes.astype(np.int64), tuple(classes.tolist())
     codes = labels.astype(np.int64)
     if len(codes) and codes.min() < 0:
         raise InputError(f"labels holds {codes.min()}; classes are counted from 0")
     if listed is not None and len(codes) and codes.max() >= len(listed):
-        raise InputError(f"labels holds class {codes.max()}; label_names lists {len(listed)}")
+        raise InputError(f"labels holds class {codes.max()}, but label_names lists only {len(listed)}")
     return codes, listed
 
 
@@ -141,7 +141,7 @@ def checked_rows(given: Any, name: str, n: int | None) -> np.ndarray | None:
         return None
     rows = np.asarray(given, dtype=np.float32)
     if rows.ndim != 2 or (n is not None and len(rows) != n):
-        raise ShapeError(f"{name} has shape {rows.shape}; {'one row per example' if n else 'rows'} needed")
+        raise ShapeError(f"{name} has shape {rows.shape}; expected {'one row per example' if n else 'rows'}")
     if not np.isfinite(rows).all():
         raise InputError(f"{name} holds NaN or infinite numbers")
     return rows
@@ -154,9 +154,9 @@ def checked_images(given: Any, n_examples: int) -> np.ndarray | None:
     images = np.asarray(given)
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or len(images) != n_examples:
         raise ShapeError(
-            f"images are {images.dtype} {images.shape}; uint8 [{n_examples}, height, width] or "
-            f"[{n_examples}, height, width, 3] is needed"
+            f"images are {images.dtype} {images.shape}; expected uint8 [{n_examples}, height, width] or "
+            f"[{n_examples}, height, width, 3]"
         )
     if images.ndim == 4 and images.shape[3] != 3:
-        raise ShapeError(f"images have {images.shape[3]} channels; grey or RGB is needed")
+        raise ShapeError(f"images have {images.shape[3]} channels; expected grey or RGB")
     return images

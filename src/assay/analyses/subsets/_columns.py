@@ -34,9 +34,7 @@ def n_examples_of(columns: Mapping[str, np.ndarray], labels: Any) -> int:
     shape = next(iter(lengths.values()))
     for name, other in lengths.items():
         if len(other) != 1 or other != shape:
-            raise ShapeError(
-                f"{name} has shape {other}; a vector with one value per example ({shape[0]}) fits"
-            )
+            raise ShapeError(f"{name} has shape {other}; expected one value per example ({shape[0]})")
     return int(shape[0])
 
 
@@ -48,7 +46,9 @@ def numeric_names(columns: Mapping[str, np.ndarray], numeric: Sequence[str] | No
         if name not in columns:
             raise unknown_name("attribute", name, columns)
         if columns[name].dtype.kind not in "biuf":
-            raise InputError(f"attribute {name!r} holds {columns[name].dtype}; a numeric one holds numbers")
+            raise InputError(
+                f"attribute {name!r} holds {columns[name].dtype}; a numeric attribute must hold numbers"
+            )
     return tuple(numeric)
 
 
@@ -94,9 +94,7 @@ def crossed_column(names: Sequence[str], coded: Mapping[str, Coded]) -> Coded:
         if name not in coded:
             raise unknown_name("categorical attribute", name, coded)
     if len(set(names)) < 2:
-        raise InputError(
-            f"crossed holds {tuple(names)!r}; two or more different attributes make a combination"
-        )
+        raise InputError(f"crossed holds {tuple(names)!r}; give two or more different attributes")
     values, codes = np.unique(np.stack([coded[name].codes for name in names]), axis=1, return_inverse=True)
     together = tuple(
         " x ".join(coded[name].names[code] for name, code in zip(names, column, strict=True))
@@ -104,7 +102,7 @@ def crossed_column(names: Sequence[str], coded: Mapping[str, Coded]) -> Coded:
     )
     if len(together) > MOST_VALUES:
         raise InputError(
-            f"{' x '.join(names)} has {len(together)} combinations; at most {MOST_VALUES} are compared, so "
-            "cross attributes with fewer values"
+            f"{' x '.join(names)} has {len(together)} combinations; at most {MOST_VALUES} can be compared. "
+            "Cross attributes with fewer values"
         )
     return Coded(together, codes.reshape(-1).astype(np.int64))

@@ -61,7 +61,7 @@ def json_object(text: Any, key: str, path: Path) -> dict[str, Any]:
 def as_object(value: Any, key: str, path: Path) -> dict[str, Any]:
     """A JSON object that an archive keeps under a key."""
     if not isinstance(value, dict):
-        raise FileFormatError(f"{path}: {key!r} holds a {type(value).__name__}; a JSON object is needed")
+        raise FileFormatError(f"{path}: {key!r} holds a {type(value).__name__}; expected a JSON object")
     return value
 
 
@@ -80,9 +80,9 @@ def must_pack(n_models: int, n_examples: int, *, what: str) -> bool:
     entries, free = n_models * n_examples, free_memory()
     if entries // 4 > free:
         raise InputError(
-            f"{what} of {n_models} models and {n_examples} examples does not fit: even packed it takes "
-            f"{entries // 8 / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; split the examples over several "
-            "files"
+            f"{what} of {n_models} models and {n_examples} examples does not fit into memory: even packed "
+            f"it takes {entries // 8 / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free. Split the examples "
+            "over several files"
         )
     return 2 * entries > free
 

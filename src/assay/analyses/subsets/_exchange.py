@@ -35,7 +35,7 @@ def stratum_quota(strata: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndar
         [2, 1, 1]
     """
     if not 0 <= size <= len(strata):
-        raise InputError(f"size is {size}; 0 to {len(strata)} examples can be divided among these strata")
+        raise InputError(f"size is {size}; these strata hold 0 to {len(strata)} examples")
     present = np.bincount(strata).astype(np.int64)
     quota, remainder = np.divmod(present * size, max(1, len(strata)))
     quota[np.argsort(-remainder, kind="stable")[: size - int(quota.sum())]] += 1
@@ -85,8 +85,8 @@ class Pool:
             n_strata = len(np.unique(self.strata[self.allowed]))
             if n_strata > size:
                 raise InputError(
-                    f"strata has {n_strata} values and size is {size}: not every stratum can have a place, "
-                    "let alone its share; put values together, or choose a larger size"
+                    f"size is {size}, but strata has {n_strata} values: some strata would get no example. "
+                    "Merge values, or choose a larger size"
                 )
             self._divide(self._names(locked), nested=locked.get("fixed") is not None)
         # A sort by this many bits of index below a whole gradient is the stable sort by gradient.
@@ -101,7 +101,9 @@ class Pool:
         examples = np.unique(examples.astype(np.int64))
         if not self.allowed[examples].all():
             banned = examples[~self.allowed[examples]]
-            raise InputError(f"{name} holds example {banned[0]}, which allowed excludes ({len(banned)} such)")
+            raise InputError(
+                f"{name} holds example {banned[0]}, which allowed excludes ({len(banned)} in total)"
+            )
         if len(examples) > self.size:
             raise InputError(f"size is {self.size}, but {name} holds {len(examples)} examples")
         return examples

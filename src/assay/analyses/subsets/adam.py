@@ -115,7 +115,7 @@ def adam(
             raise unknown_name(name, choice, known)
     for name, number in (("trials", trials), ("epochs", epochs), ("patience", patience)):
         if number < 1:
-            raise InputError(f"{name} is {number}; at least 1 is needed")
+            raise InputError(f"{name} is {number}; expected at least 1")
     whole = Pool(
         train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include}
     )
@@ -172,7 +172,7 @@ def _start(
         whole = name in ("period", "anneal_epochs")
         if not int(whole) <= value < math.inf or (whole and value != int(value)):
             needed = "a whole number of at least 1" if whole else "a finite number of at least 0"
-            raise InputError(f"parameters[{name!r}] is {value}; {needed} is needed")
+            raise InputError(f"parameters[{name!r}] is {value}; expected {needed}")
         fixed_parameters[name] = int(value) if whole else float(value)
     return replace(random_parameters, **fixed_parameters), generator.standard_normal(n_examples)
 
@@ -182,7 +182,7 @@ def _check_size(train: AnswerTable, validation: AnswerTable, n_examples: int, it
     needed = n_models * n_examples * itemsize
     if needed > _LARGEST_BYTES:
         raise InputError(
-            f"solver='adam' reads {n_models} models x {n_examples} examples as floating-point numbers, "
-            f"{needed / 2**30:.1f} GiB, and takes at most {_LARGEST_BYTES / 2**30:.0f} GiB; use "
-            "solver='swap', which works on packed bits, or narrow the pool with allowed="
+            f"solver='adam' stores {n_models} models x {n_examples} examples as floating-point numbers: "
+            f"{needed / 2**30:.1f} GiB, above its limit of {_LARGEST_BYTES / 2**30:.0f} GiB. Use "
+            "solver='swap', which works on packed bits, or reduce the pool with allowed="
         )

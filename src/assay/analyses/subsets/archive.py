@@ -68,7 +68,7 @@ def read_archive(path: Path) -> dict[str, Any]:
         raise
     except _DAMAGED as error:
         raise FileFormatError(
-            f"{path} is not a correctness archive, or is cut off or damaged: {error}"
+            f"{path} is not a correctness archive, or is truncated or damaged: {error}"
         ) from error
 
 
@@ -95,7 +95,7 @@ def _arguments(found: Contents, path: Path) -> dict[str, Any]:
         raise FileFormatError(f"{path} lacks the array 'y', the in-distribution accuracy of each model")
     for key in _NUMBERS:
         if key in arrays and arrays[key].dtype.kind not in "iuf":
-            raise FileFormatError(f"{path}: the array {key!r} holds {arrays[key].dtype}; numbers are needed")
+            raise FileFormatError(f"{path}: the array {key!r} holds {arrays[key].dtype}; expected numbers")
     if "n_id" in arrays and not arrays["n_id"].any():
         del arrays["n_id"]  # a zoo writes 0 for an unknown number
     if "label_name" in arrays:
@@ -107,9 +107,7 @@ def _arguments(found: Contents, path: Path) -> dict[str, Any]:
         source = source | {"packed_while_read": "the matrix as bytes takes more than half of the free memory"}
     for key, array in arrays.items():
         if isinstance(array, np.ndarray) and array.dtype.kind == "V":
-            raise FileFormatError(
-                f"{path}: the array {key!r} holds {array.dtype}; text or numbers are needed"
-            )
+            raise FileFormatError(f"{path}: the array {key!r} holds {array.dtype}; expected text or numbers")
     arguments = {"correct": found.matrix, "meta": meta, "source": source}
     return arguments | {ARGUMENTS[key]: array for key, array in arrays.items()}
 
@@ -140,11 +138,11 @@ def _read_npz(path: Path) -> Contents:
     with path.open("rb") as file:
         start = file.read(6)
     if start[:1] == b"\x80":
-        raise UnsafeFileError(f"{path} is a pickle; it is not read, since that could run code; write an .npz")
-    if start == b"\x93NUMPY":
-        raise FileFormatError(
-            f"{path} is a single array; an .npz archive with at least 'X' and 'y' is needed"
+        raise UnsafeFileError(
+            f"{path} is a pickle, which is never read because it could run code; write an .npz"
         )
+    if start == b"\x93NUMPY":
+        raise FileFormatError(f"{path} is a single array; expected an .npz archive with at least 'X' and 'y'")
     with zipfile.ZipFile(path) as archive:
         check_unpacked(archive, path)
         return _read_members(archive, path)
@@ -156,10 +154,10 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Contents:
         if key not in (*ARGUMENTS, "X_bits", "shape", "source") and not key.startswith(META):
             near = near_matches(key, ARGUMENTS)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ARGUMENTS)}, {META}NAME"
-            raise FileFormatError(f"{path} holds an array {key!r} that no correctness archive has; {hint}")
+            raise FileFormatError(f"{path} holds an unknown array {key!r}; {hint}")
     if ("X" in keys) == ("X_bits" in keys):
         which = "both 'X' and 'X_bits'" if "X" in keys else "neither 'X' nor 'X_bits'"
-        raise FileFormatError(f"{path} holds {which}; one of them, models by examples, is needed")
+        raise FileFormatError(f"{path} holds {which}; expected one of them, models by examples")
     if "X_bits" in keys and "shape" not in keys:
         raise FileFormatError(f"{path} lacks the array 'shape', the numbers of models and examples of X_bits")
     arrays = {key: _read_array(archive, key, path) for key in keys if key != "X"}
@@ -180,7 +178,9 @@ def _header(stream: Any, size: int, key: str, path: Path) -> tuple[tuple[int, ..
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(version)
     if read is None:
-        raise FileFormatError(f"{path}: the array {key!r} has the format {version}; plain arrays are read")
+        raise FileFormatError(
+            f"{path}: the array {key!r} has the unsupported format {version}; write plain arrays"
+        )
     shape, fortran, dtype = read(stream)
     check_declared(shape, dtype, size, key=key, path=path)
     return shape, fortran, dtype
@@ -191,7 +191,9 @@ def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
         shape, _, dtype = _header(member, archive.getinfo(f"{key}.npy").file_size, key, path)
     size, free = math.prod(shape) * dtype.itemsize, free_memory()
     if size > free:
-        raise InputError(f"{path}: {key} takes {size / 1e9:.1f} GB; {free / 1e9:.1f} GB of memory are free")
+        raise InputError(
+            f"{path}: {key} takes {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB of memory are free"
+        )
     with archive.open(f"{key}.npy") as member:
         array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
         member.read()  # at its end the checksum is compared
@@ -203,15 +205,14 @@ def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | Pa
         shape, fortran, dtype = _header(member, archive.getinfo("X.npy").file_size, "X", path)
         if len(shape) != 2 or dtype.kind not in "biuf":
             raise FileFormatError(
-                f"{path}: the array 'X' holds {dtype} of shape {shape}; 0 and 1, models by examples, are "
-                "needed"
+                f"{path}: the array 'X' holds {dtype} of shape {shape}; expected 0 and 1, models by examples"
             )
         pack = must_pack(shape[0], shape[1], what=f"{path}: X")
         free = free_memory()
         if fortran and math.prod(shape) * (dtype.itemsize + 2) > free:
             raise InputError(
-                f"{path}: X of {shape[0]} x {shape[1]} does not fit in memory, and its column order keeps it "
-                "from being packed while it is read; write X in row order, or X_bits"
+                f"{path}: X of {shape[0]} x {shape[1]} does not fit into memory, and its column order "
+                "prevents packing while it is read. Write X in row order, or X_bits"
             )
 
         def blocks() -> Iterator[np.ndarray]:
@@ -222,7 +223,7 @@ def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | Pa
                 height = min(step, shape[0] - start)
                 content = member.read(height * wide) if shape[1] else b""
                 if len(content) < height * shape[1] * dtype.itemsize:
-                    raise FileFormatError(f"{path}: the array 'X' is cut off after row {start}")
+                    raise FileFormatError(f"{path}: the array 'X' is truncated after row {start}")
                 flat = np.frombuffer(content, dtype=dtype)
                 yield flat.reshape(shape[1], height).T if fortran else flat.reshape(height, shape[1])
             member.read()
@@ -235,13 +236,13 @@ def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | Pa
 
 def _from_bits(bits: np.ndarray, shape: np.ndarray, path: Path) -> PackedMatrix:
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 1).any():
-        raise FileFormatError(f"{path}: 'shape' is {shape}; the numbers of models and examples are needed")
+        raise FileFormatError(f"{path}: 'shape' is {shape}; expected the numbers of models and examples")
     n_models, n_examples = shape.tolist()
     needed = (-(-n_models // 8), n_examples)
     if bits.dtype != np.uint8 or bits.shape != needed:
         raise FileFormatError(
-            f"{path}: 'X_bits' is {bits.dtype} of shape {bits.shape}; for {n_models} models and {n_examples} "
-            f"examples uint8 of shape {needed} is needed: numpy.packbits(X, axis=0, bitorder='little')"
+            f"{path}: 'X_bits' is {bits.dtype} of shape {bits.shape}; expected uint8 of shape {needed} for "
+            f"{n_models} models and {n_examples} examples: numpy.packbits(X, axis=0, bitorder='little')"
         )
     try:
         return PackedMatrix(bits, n_models)

@@ -167,7 +167,7 @@ def random_draws(
         Salaudeen et al. (2025), arXiv:2510.24884, Figure 2.
     """
     if draws < 1:
-        raise InputError(f"draws is {draws}; at least 1 random subset is needed, {DRAWS} by default")
+        raise InputError(f"draws is {draws}; expected at least 1 random subset ({DRAWS} by default)")
     settings, matrix = problem.settings, getattr(problem, part)
     pool = _pool(problem, sizes)
     ends = np.unique(np.asarray(sizes, dtype=np.int64))
@@ -244,7 +244,7 @@ def _pool(problem: Problem, sizes: Sequence[int]) -> Places:
     pool = problem.settings.pool(problem.data.n_examples)
     for size in sizes:
         if not 1 <= size <= len(pool):
-            raise InputError(f"size is {size}; a subset of 1 to {len(pool)} examples is possible")
+            raise InputError(f"size is {size}; expected 1 to {len(pool)} examples")
     return pool
 
 
@@ -292,8 +292,8 @@ def distance_scores(
         raise unknown_name("kind of distance", mode, MODES)
     if embedding.ndim != 2 or id_embedding.ndim != 2 or embedding.shape[1] != id_embedding.shape[1]:
         raise ShapeError(
-            f"embedding has shape {embedding.shape}, id_embedding {id_embedding.shape}; rows of one width, "
-            "from one encoder, are needed"
+            f"embedding has shape {embedding.shape}, id_embedding {id_embedding.shape}; expected rows of "
+            "equal width, from one encoder"
         )
     if not len(id_embedding):
         raise InputError("id_embedding is empty; a distance needs at least one in-distribution example")
@@ -303,7 +303,7 @@ def distance_scores(
         length = float(np.linalg.norm(mean))
         if length < _CANCELLED:
             raise InputError(
-                "the directions of id_embedding cancel, so they have no mean direction; use mode='nearest'"
+                "the directions of id_embedding cancel, so their mean has no direction; use mode='nearest'"
             )
         similarity = ood @ (mean / length)
     else:
@@ -318,8 +318,8 @@ def _directions(rows: Float[np.ndarray, "n d"], name: str) -> Float64[np.ndarray
     bad = np.flatnonzero(~((lengths > 0) & np.isfinite(lengths)))
     if len(bad):
         raise InputError(
-            f"{name}[{bad[0]}] has length {lengths[bad[0]]} ({len(bad)} such rows); a direction needs finite "
-            "numbers that are not all 0: drop these examples or embed them again"
+            f"{name}[{bad[0]}] has length {lengths[bad[0]]} ({len(bad)} such rows), but a direction needs "
+            "finite numbers that are not all 0. Drop these examples or embed them again"
         )
     return np.asarray(rows / lengths[:, None])
 

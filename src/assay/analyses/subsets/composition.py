@@ -106,7 +106,7 @@ def class_composition(
         labels = None if labels is None else labels[pool]
         sets = [np.searchsorted(pool, sets.indices)]
     if labels is None:
-        raise InputError("labels are missing: the class of each example of the pool is needed")
+        raise InputError("labels are missing; give the class of each example of the pool")
     names, codes = coded_labels(labels, label_names)
     if not len(sets):
         raise InputError("sets is empty; give at least one selection, as an array of positions")
@@ -130,7 +130,7 @@ def coded_labels(
     """
     column = np.asarray(labels)
     if column.ndim != 1 or not len(column):
-        raise ShapeError(f"labels has shape {column.shape}; one class per example is needed")
+        raise ShapeError(f"labels has shape {column.shape}; expected one class per example")
     if column.dtype.kind not in "iu":
         column = column.astype(str)
     values, codes = np.unique(column, return_inverse=True)
@@ -140,7 +140,7 @@ def coded_labels(
         names = [label_names[code] for code in values]
     else:
         raise InputError(
-            f"labels run from {values[0]} to {values[-1]}; label_names lists {len(label_names)} classes"
+            f"labels run from {values[0]} to {values[-1]}, but label_names lists only {len(label_names)}"
         )
     return tuple(str(name) for name in names), codes.astype(np.int64)
 

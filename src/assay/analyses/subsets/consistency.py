@@ -105,7 +105,7 @@ def expected_jaccard(first: int, second: int, n_examples: int) -> float:
     for size in (first, second):
         if not 1 <= size <= n_examples:
             raise InputError(
-                f"a selection of {size} examples from n_examples={n_examples}; 1 to n_examples fit"
+                f"a selection of {size} examples from n_examples={n_examples}; expected 1 to n_examples"
             )
     small, large = sorted((first, second))
     # |h - mean| >= t has probability at most 2 exp(-2 t^2 / a) (Hoeffding 1963, Theorem 4), so the support
@@ -132,14 +132,14 @@ def positions(indices: Any, n: int, name: str = "indices") -> Places:
     places = np.asarray(indices)
     if places.ndim != 1 or not len(places) or places.dtype.kind not in "iu":
         raise ShapeError(
-            f"{name} has shape {places.shape} and dtype {places.dtype}; a vector of at least one integer "
-            "position is needed (np.flatnonzero turns a mask into one)"
+            f"{name} has shape {places.shape} and dtype {places.dtype}; expected a vector of at least one "
+            "integer position (np.flatnonzero converts a mask)"
         )
     places = places.astype(np.int64)
     distinct, times = np.unique(places, return_counts=True)
     if distinct[0] < 0 or distinct[-1] >= n:
         outside = distinct[0] if distinct[0] < 0 else distinct[-1]
-        raise InputError(f"{name} holds {outside}; positions lie in [0, {n - 1}]")
+        raise InputError(f"{name} holds {outside}; positions must lie in [0, {n - 1}]")
     if len(distinct) < len(places):
         raise InputError(
             f"{name} holds {distinct[times > 1][0]} more than once; the positions must be distinct"
@@ -183,7 +183,7 @@ def selection_consistency(
     """
     if n_random is not None and n_random < 1:
         raise InputError(
-            f"n_random is {n_random}; at least 1 random pair is needed, or None for the exact sum"
+            f"n_random is {n_random}; expected at least 1 random pair, or None for the exact sum"
         )
     if not len(sets):
         raise InputError("sets is empty; give at least one selection, as an array of positions")

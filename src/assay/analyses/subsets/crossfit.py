@@ -130,9 +130,7 @@ def plan_folds(data: CorrectnessData, k: int = FOLDS) -> FoldPlan:
         InputError: For fewer than 3 folds.
     """
     if k < MIN_FOLDS:
-        raise InputError(
-            f"folds is {k}; at least {MIN_FOLDS} are needed: one each to test, validate and train"
-        )
+        raise InputError(f"folds is {k}; expected at least {MIN_FOLDS}: one each to test, validate and train")
     kind = data.unit_kind
     if kind == "family" and len(np.unique(data.units)) < MIN_FOLDS and data.groups is not None:
         kind = "group"
@@ -143,7 +141,7 @@ def plan_folds(data: CorrectnessData, k: int = FOLDS) -> FoldPlan:
             splits = tuple(folds(units, wanted))
         except InputError:
             continue
-        note = f"{wanted} folds instead of {k}: {n_units} {WORDS[kind]} fill no more"
+        note = f"{wanted} folds instead of {k}, because there are only {n_units} {WORDS[kind]}"
         return FoldPlan(splits=splits, units=units, unit_kind=kind, notes=(note,) if wanted < k else ())
     return FoldPlan(splits=None, units=units, unit_kind=kind, notes=())
 
@@ -243,9 +241,9 @@ def cross_fit(
 def no_folds(plan: FoldPlan) -> str:
     """Why there is no cross-fit."""
     return (
-        f"{plan.n_units} {WORDS[plan.unit_kind]} of {len(plan.units)} models do not fill {MIN_FOLDS} folds "
-        f"of at least {MIN_MODELS} models: nothing can be tested on models that no selection has seen; give "
-        "models of more training runs or families"
+        f"{plan.n_units} {WORDS[plan.unit_kind]} of {len(plan.units)} models are too few for {MIN_FOLDS} "
+        f"folds of at least {MIN_MODELS} models, so no test on unseen models is possible. Give models of "
+        "more training runs or families"
     )
 
 

@@ -128,7 +128,7 @@ class CorrectnessData:
             data = correct
             if id_accuracy is not None:
                 raise InputError(
-                    "id_accuracy is part of the data given; give arrays for both, or the data alone"
+                    "id_accuracy is already part of the data; give arrays for both, or the data alone"
                 )
             changed: dict[str, Any] = {
                 name: checked_names(given, data.n_models, name)
@@ -141,14 +141,16 @@ class CorrectnessData:
         matrix = checked_matrix(correct)
         n_models, n_examples = shape_of(matrix)
         if n_models < at_least:
-            raise InputError(f"correct holds {n_models} models; at least {at_least} are needed")
+            raise InputError(f"correct holds {n_models} models; expected at least {at_least}")
         if n_examples < 1:
-            raise InputError("correct holds no example")
+            raise InputError("correct does not hold any example")
         codes, names = checked_labels(labels, label_names, n_examples)
         columns = {str(name): np.array(column) for name, column in (meta or {}).items()}
         for name, column in columns.items():
             if column.shape != (n_examples,):
-                raise ShapeError(f"meta[{name!r}] has shape {column.shape}; {n_examples} examples are given")
+                raise ShapeError(
+                    f"meta[{name!r}] has shape {column.shape}, but there are {n_examples} examples"
+                )
         found = cls(
             correct=matrix,
             id_accuracy=checked_accuracies(id_accuracy, n_models),
@@ -168,7 +170,9 @@ class CorrectnessData:
         if found.embedding is not None and found.id_embedding is not None:
             width, id_width = found.embedding.shape[1], found.id_embedding.shape[1]
             if width != id_width:
-                raise ShapeError(f"embedding is {width} wide, id_embedding {id_width}; use one encoder")
+                raise ShapeError(
+                    f"embedding has width {width}, id_embedding {id_width}; use one encoder for both"
+                )
         found._check_nesting()
         return found
 
@@ -285,7 +289,7 @@ class CorrectnessData:
         """Codes of the units of one kind: `family`, `group` or `model`."""
         names = {"family": self.families, "group": self.groups, "model": range(self.n_models)}[kind]
         if names is None:
-            raise InputError(f"the {kind} of each model is not known; give it to `CorrectnessData.of`")
+            raise InputError(f"the {kind} of each model is unknown; give it to `CorrectnessData.of`")
         return unit_codes(np.asarray(names))
 
     def kind_of_units(self, *, by_family: bool) -> str:
@@ -319,7 +323,7 @@ class CorrectnessData:
     def accuracy_on(self, examples: Places, models: Places | None = None) -> Accuracies:
         """Eq. 3: share of some examples that each model gets right."""
         if len(examples) == 0:
-            raise InputError("no example is selected: an accuracy on none is not defined")
+            raise InputError("the selection is empty, so its accuracy is undefined")
         x, examples = self.correct, np.asarray(examples, dtype=np.int64)
         if isinstance(x, PackedMatrix):
             counts = x.count(examples)
@@ -343,7 +347,7 @@ class CorrectnessData:
         rows = rows_of(self.correct, models)
         n = self.n_models if models is None else len(models)
         if n == 0:
-            raise InputError("no model is given: the share of them that is right is not defined")
+            raise InputError("the list of models is empty, so the share of correct models is undefined")
         packed = isinstance(rows, PackedMatrix)
         return np.asarray((rows.column_sums() if packed else rows.sum(axis=0, dtype=np.int64)) / n)
 
@@ -422,6 +426,6 @@ class CorrectnessData:
         for group, family in zip(self.groups, self.families, strict=True):
             if family_of.setdefault(group, family) != family:
                 raise InputError(
-                    f"group {group!r} lies in the families {family_of[group]!r} and {family!r}; the models "
-                    "of one training run share a family"
+                    f"group {group!r} lies in the families {family_of[group]!r} and {family!r}; all models "
+                    "of a training run must share one family"
                 )

@@ -158,13 +158,13 @@ def describe_subset(
         selected, comparison = sides
         if not (selected.captions and comparison.captions):
             name = "selected" if not selected.captions else "comparison"
-            raise InputError(f"the captioner failed on all {name} images; there is nothing to propose from")
+            raise InputError(f"the captioner failed on all {name} images, so phrases cannot be proposed")
         proposed += list(proposer(list(comparison.captions), list(selected.captions), n_phrases))
     listed = _distinct(proposed)
     if not listed and (phrases is not None or proposer is not None):
         raise InputError(
-            "there are no phrases: the proposer made none that begins with '*' or '-' and has at most "
-            f"{LONGEST_PHRASE} words, and none are given"
+            "no phrases were given or proposed: a proposed phrase begins with '*' or '-' and has at most "
+            f"{LONGEST_PHRASE} words"
         )
     kept, others = (side.scored(held_out=held_out) for side in sides)
     scores: tuple[PhraseScore, ...] = ()
@@ -205,13 +205,13 @@ def describe_selection(
     data = selection.data
     given = images if images is not None or data is None else data.images
     if given is None:
-        raise InputError("the data hold no images; pass images, one per example of the pool, in its order")
+        raise InputError("the data have no images; pass images, one per example of the pool, in its order")
     n_examples = len(given) if data is None else data.n_examples
     if len(given) != n_examples:
-        raise InputError(f"there are {len(given)} images for {n_examples} examples; give one per example")
+        raise InputError(f"got {len(given)} images for {n_examples} examples; give one per example")
     rest = np.setdiff1d(np.arange(n_examples), selection.indices)
     if not len(rest):
-        raise InputError(f"all {n_examples} examples are selected; nothing is left to compare with")
+        raise InputError(f"all {n_examples} examples are selected, so no example is left for comparison")
     return describe_subset(_taken(given, np.asarray(selection.indices)), _taken(given, rest), **options)
 
 
@@ -241,8 +241,8 @@ class _CaptionedImages:
             answers = list(captioner(_taken(self.images, rows), prompt))
             if len(answers) != len(rows):
                 raise ShapeError(
-                    f"the captioner gave {len(answers)} captions for {len(rows)} images; one per image is "
-                    "needed, None where it failed"
+                    f"the captioner returned {len(answers)} captions for {len(rows)} images; expected one "
+                    "per image, None where it failed"
                 )
             for row, answer in zip(rows.tolist(), answers, strict=True):
                 self.answers[row] = " ".join(answer.split()) if isinstance(answer, str) else None
@@ -253,7 +253,7 @@ class _CaptionedImages:
         rows = np.setdiff1d(np.arange(len(self.images)), list(left_out)).astype(np.int64)
         if not len(rows):
             raise InputError(
-                f"no image is left to score on: of {len(self.images)}, {self.n_failed} have no caption"
+                f"no image is left to score: of {len(self.images)}, {self.n_failed} have no caption"
                 + (f" and {len(self.captions)} were shown to the proposer" if held_out else "")
                 + "; give more images, or fewer n_captions"
             )
@@ -276,17 +276,19 @@ def _check(
         if not len(images):
             raise InputError(f"{name} is empty; give at least one image")
     if proposer is not None and captioner is None:
-        raise InputError("a proposer works on captions; give a captioner too, or phrases instead of both")
+        raise InputError(
+            "a proposer works on captions; add a captioner, or replace the proposer with phrases"
+        )
     if captioner is None and phrases is None:
-        raise InputError("nothing makes phrases: give captioner and proposer, or phrases of your own")
+        raise InputError("phrases are missing: give captioner and proposer, or your own phrases")
     if isinstance(phrases, str):
         raise InputError(f"phrases is the text {phrases!r}; give a list of phrases, [{phrases!r}]")
     for name, count in counts.items():
         if count < 1:
-            raise InputError(f"{name} is {count}; it must be at least 1")
+            raise InputError(f"{name} is {count}; expected at least 1")
     for name, share in shares.items():
         if not 0 < share < 1:
-            raise InputError(f"{name} is {share}; it must lie between 0 and 1")
+            raise InputError(f"{name} is {share}; expected a fraction between 0 and 1")
 
 
 def _sample(
@@ -309,7 +311,7 @@ def _distinct(phrases: Sequence[str]) -> list[str]:
     distinct: dict[str, str] = {}
     for phrase in phrases:
         if not isinstance(phrase, str):
-            raise InputError(f"a phrase is {phrase!r} of type {type(phrase).__name__}; phrases are texts")
+            raise InputError(f"a phrase is {phrase!r} of type {type(phrase).__name__}; expected a text")
         if text := phrase.strip():
             distinct.setdefault(text.casefold(), text)
     return list(distinct.values())
@@ -317,11 +319,11 @@ def _distinct(phrases: Sequence[str]) -> list[str]:
 
 def _notes(*, proposed: bool, held_out: bool, scored: bool) -> tuple[str, ...]:
     notes = [
-        "A phrase says what the ranker sees more of in the selected images, not why models fail on them."
+        "A phrase names what the ranker finds more often in the selected images, not why models fail on them."
     ]
     if scored and proposed and not held_out:
         notes.append(
-            "Phrases were proposed from captions of some of the images that they are tested on; "
-            "held_out=True tests them on the others."
+            "Phrases were proposed from captions of images that they are also tested on; held_out=True "
+            "tests them on the others."
         )
     return tuple(notes)

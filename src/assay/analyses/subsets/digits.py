@@ -152,7 +152,7 @@ def digits_recipes(n_models: int = 320, *, seed: int = 0) -> tuple[DigitsRecipe,
 
     Args:
         n_models: Models, at least two of every family.
-        seed: Root seed.
+        seed: Root seed of all random draws.
 
     Raises:
         InputError: If there are fewer than two models per family.
@@ -160,7 +160,7 @@ def digits_recipes(n_models: int = 320, *, seed: int = 0) -> tuple[DigitsRecipe,
     fewest = 2 * len(FAMILIES)
     if n_models < max(fewest, MIN_MODELS):
         raise InputError(
-            f"n_models is {n_models}; at least {fewest}, two of each of {len(FAMILIES)} families, are needed"
+            f"n_models is {n_models}; expected at least {fewest}, two of each of {len(FAMILIES)} families"
         )
     recipes = []
     for number in range(n_models):
@@ -213,7 +213,7 @@ def digits_data(
         Alpaydin and Kaynak (1998), UCI Optical Recognition of Handwritten Digits, as in scikit-learn.
     """
     if workers < 1:
-        raise InputError(f"workers is {workers}; at least 1 is needed")
+        raise InputError(f"workers is {workers}; expected at least 1")
     recipes = digits_recipes(n_models, seed=seed)
     drawn = _draw(seed)
     answers = _trained(recipes, drawn, workers, progress)

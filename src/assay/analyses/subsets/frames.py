@@ -67,12 +67,12 @@ def read_frame(
             column does not exist, or what belongs to a model or example differs between its rows.
     """
     if not len(frame):
-        raise InputError("frame has no row")
+        raise InputError("the frame has no rows")
     if model in frame.columns:
         columns = _Header(model, example, correct, prediction, label, domain)
         table, held = _long(frame, columns, tuple(meta), rated=id_accuracy is not None)
     elif meta:
-        raise InputError("meta names columns of a long frame, and this one is wide; give examples instead")
+        raise InputError("meta names columns of a long frame, but this frame is wide; give examples instead")
     else:
         table, held = _wide(frame, model, [id_accuracy, group, family, n_id])
     names = held["model_ids"]
@@ -90,7 +90,7 @@ def read_frame(
             held[argument] = values if one_number else per_model(values, names, argument)
     if held.get("id_accuracy") is None:
         raise InputError(
-            "id_accuracy is missing, and the frame has no rows in distribution; give the accuracy of each "
+            "id_accuracy is missing, and the frame has no in-distribution rows. Give the accuracy of each "
             f"model (a mapping from its name), or rows whose column {domain!r} is 'id'"
         )
     if held.get("n_id") is not None:
@@ -130,10 +130,10 @@ def _long(
     if domain in frame.columns:
         domains = frame[domain].astype(object).where(frame[domain].notna(), "").to_numpy().astype(str)
         if strange := sorted(set(domains.tolist()) - {"id", "ood"}):
-            raise InputError(f"frame[{domain!r}] holds {strange[0]!r}; allowed are 'id' and 'ood'")
+            raise InputError(f"frame[{domain!r}] holds {strange[0]!r}; expected 'id' or 'ood'")
         outside = domains == "ood"
         if not outside.any():
-            raise InputError(f"frame[{domain!r}] is never 'ood'; nothing is out of distribution")
+            raise InputError(f"frame[{domain!r}] is never 'ood'; add rows out of distribution")
         if not rated:
             held |= _within(models[~outside], right[~outside], names)
     chosen = frame[outside]
@@ -166,7 +166,7 @@ def _right(frame: "pd.DataFrame", columns: _Header) -> Float64[np.ndarray, " row
         bad = np.flatnonzero((column.isna() | frame[label].isna()).to_numpy())
     else:
         raise InputError(
-            f"frame has neither a column {correct!r} nor both {prediction!r} and {label!r}; it has "
+            f"the frame has neither a column {correct!r} nor both {prediction!r} and {label!r}; it has "
             f"{', '.join(map(str, frame.columns[:20]))}"
         )
     if len(bad):
@@ -188,8 +188,8 @@ def _bad_cell(model: object, example: object, cell: Any, n: int) -> InputError:
 
     what = "is missing" if pd.isna(cell) else f"is {cell.item() if hasattr(cell, 'item') else cell!r}"
     return InputError(
-        f"the answer of model {str(model)!r} on example {str(example)!r} {what}; every cell must be known, "
-        f"as 0 (wrong) or 1 (right) ({n} such cells)"
+        f"the answer of model {str(model)!r} on example {str(example)!r} {what}; every cell must be 0 "
+        f"(wrong) or 1 (right) ({n} such cells)"
     )
 
 
@@ -198,7 +198,7 @@ def _within(models: Places, right: Float64[np.ndarray, " k"], names: Any) -> dic
     counts = np.bincount(models, minlength=len(names))
     if len(empty := np.flatnonzero(counts == 0)):
         raise InputError(
-            f"model {str(names[int(empty[0])])!r} has no row in distribution; its accuracy is not known"
+            f"model {str(names[int(empty[0])])!r} has no in-distribution row, so its accuracy is unknown"
         )
     return {"id_accuracy": np.bincount(models, right, minlength=len(names)) / counts, "n_id": counts}
 
@@ -211,8 +211,8 @@ def _pivot(
     if counts.max(initial=1) > 1:
         row, column = np.argwhere(counts > 1)[0].tolist()
         raise InputError(
-            f"model {str(names[row])!r} has {counts.max()} rows for example {str(ids[column])!r}; one is "
-            "needed"
+            f"model {str(names[row])!r} has {counts.max()} rows for example {str(ids[column])!r}; expected "
+            "one"
         )
     if not counts.all():
         row, column = np.argwhere(counts == 0)[0].tolist()
@@ -233,12 +233,14 @@ def _wide(frame: "pd.DataFrame", model: str, units: list[Any]) -> "tuple[pd.Data
     cells = frame[[name for name in frame.columns if name not in named]]
     names = unique_names([str(name) for name in frame.index])
     if (repeated := frame.columns[frame.columns.duplicated()]).size:
-        raise InputError(f"two columns of the frame are named {str(repeated[0])!r}; each is one example")
+        raise InputError(
+            f"two columns of the frame are named {str(repeated[0])!r}; each column must be one example"
+        )
     textual = any(pd.api.types.is_string_dtype(kind) for kind in cells.dtypes)
     if textual and frame.index.equals(pd.RangeIndex(len(frame))):
         raise InputError(
-            f"frame has no column {model!r}, so it is taken as wide: models as index, 0 or 1 in every "
-            "column; name the column of a long one (model=...)"
+            f"the frame has no column {model!r}, so it is read as wide: models as index, 0 or 1 in every "
+            "column. For a long frame, name the column (model=...)"
         )
     rows = cells.apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     bad = np.argwhere(~((rows == 0) | (rows == 1)))
@@ -347,6 +349,6 @@ def per_model(given: PerModel | None, names: Sequence[str], argument: str) -> li
     if isinstance(given, Mapping):
         by_name = {str(name): value for name, value in given.items()}
         if missing := [name for name in names if name not in by_name]:
-            raise InputError(f"{argument} says nothing of model {missing[0]!r} ({len(missing)} are missing)")
+            raise InputError(f"{argument} lacks model {missing[0]!r} ({len(missing)} are missing)")
         return [by_name[name] for name in names]
     return list(given)

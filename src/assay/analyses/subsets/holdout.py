@@ -99,7 +99,7 @@ def example_holdout(
         within the folds; examples that must be included are not forced.
     """
     if folds < 2:
-        raise InputError(f"folds is {folds}; at least 2 are needed")
+        raise InputError(f"folds is {folds}; expected at least 2")
     data, settings, size = selection.require_data("example hold-out"), selection.settings, selection.size
     if size < folds:
         raise InputError(f"a subset of {size} examples cannot fill {folds} folds; use at most {size} folds")
@@ -149,8 +149,8 @@ def _predict_folds(
         others, here = (fold_of >= 0) & (fold_of != fold), np.flatnonzero(fold_of == fold)
         if size - n_predicted > others.sum() or n_predicted > len(here):
             raise InputError(
-                f"a subset of {size} of {len(possible)} examples leaves nothing to predict in {folds} folds; "
-                "choose a smaller subset"
+                f"a subset of {size} of {len(possible)} examples leaves too few examples to predict in "
+                f"{folds} folds; choose a smaller subset"
             )
         chosen = selection.problem.solve(size - n_predicted, allowed=others, must_include=None).indices
         model, strength = _membership(phi, chosen, np.flatnonzero(others), rng)
@@ -211,8 +211,7 @@ def example_features(
         numbers = np.asarray(features, dtype=np.float64)
         if numbers.ndim != 2 or len(numbers) != data.n_examples:
             raise ShapeError(
-                f"features has shape {numbers.shape}; one row for each of {data.n_examples} examples "
-                "is needed"
+                f"features has shape {numbers.shape}; expected one row for each of {data.n_examples} examples"
             )
         if not np.isfinite(numbers).all():
             raise InputError("features holds NaN or infinite numbers")
@@ -221,7 +220,9 @@ def example_features(
         features = "embedding" if data.embedding is not None else "meta"
     if isinstance(features, str) and features == "embedding":
         if data.embedding is None:
-            raise InputError("features='embedding' and the data have none; give embedding= or other features")
+            raise InputError(
+                "features='embedding', but the data have no embedding; give embedding= or other features"
+            )
         return data.embedding.astype(np.float64), "embedding"
     columns: dict[str, np.ndarray] = dict(data.meta)
     if data.labels is not None:
@@ -239,7 +240,9 @@ def example_features(
                 raise unknown_name("column of the examples", each, columns)
         name = ", ".join(names)
     if not names:
-        raise InputError("no metadata column has between 2 and 50 values or holds numbers; give features=")
+        raise InputError(
+            "no metadata column is usable: it must hold numbers, or 2 to 50 values. Give features="
+        )
     return np.concatenate([_encoded(columns[each]) for each in names], axis=1), name
 
 

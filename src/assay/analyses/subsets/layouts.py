@@ -121,7 +121,8 @@ def checked_places(places: np.ndarray, n: int, what: str) -> np.ndarray:
     """Places of models or examples (`what`), all of which the matrix has."""
     if places.size and not (places.min() >= 0 and places.max() < n):
         raise InputError(
-            f"{what} holds indices from {places.min()} to {places.max()}; the matrix has {what} 0 to {n - 1}"
+            f"{what} holds indices from {places.min()} to {places.max()}, but the matrix has {what} 0 "
+            f"to {n - 1}"
         )
     return places
 
@@ -130,7 +131,7 @@ def checked_correct(correct: np.ndarray) -> np.ndarray:
     """uint8, models by examples."""
     if correct.ndim != 2 or correct.dtype != np.uint8:
         raise ShapeError(
-            f"correct is {correct.dtype} of shape {correct.shape}; uint8 of shape (models, examples) is due"
+            f"correct is {correct.dtype} of shape {correct.shape}; expected uint8 of shape (models, examples)"
         )
     return correct
 
@@ -190,7 +191,7 @@ class PackedMatrix(AnswerTable):
     def __init__(self, bits: UInt8[np.ndarray, "rows n"], n_models: int):
         if bits.ndim != 2 or bits.dtype != np.uint8 or bits.shape[0] != -(-n_models // 8) or n_models < 1:
             raise ShapeError(
-                f"bits is {bits.dtype} of shape {bits.shape}; uint8 with ceil(models / 8) rows is needed, "
+                f"bits is {bits.dtype} of shape {bits.shape}; expected uint8 with ceil(models / 8) rows, "
                 f"{-(-n_models // 8)} for {n_models} models"
             )
         if n_models % 8 and bits[-1].max(initial=0) >> (n_models % 8):
@@ -310,6 +311,6 @@ def require_memory(needed: int, what: str, *, free: int | None = None) -> None:
     free = free_memory() if free is None else free
     if needed > free:
         raise InputError(
-            f"{what} needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-            'use layout="packed", which holds eight models per byte'
+            f"{what} needs {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free; use "
+            'layout="packed", which stores eight models per byte'
         )

@@ -41,7 +41,7 @@ def probit(p: Real[np.ndarray, "*shape"] | float | int, *, eps: float | int = EP
         0.0
     """
     if not 0 < eps < 0.5:
-        raise InputError(f"eps is {eps}; a clip between 0 and 0.5 is needed, {EPS} by default")
+        raise InputError(f"eps is {eps}; expected a clip between 0 and 0.5 ({EPS} by default)")
     return special.ndtri(np.clip(np.asarray(p, dtype=np.float64), eps, 1 - eps))
 
 
@@ -116,7 +116,7 @@ def clip_of(clip: str, size: int | None, eps: float | int = EPS) -> float:
     if clip == "eps":
         return float(eps)
     if size is None or size < 2:
-        raise InputError(f"clip='half' clips at 0.5 / size and needs a size of at least 2, got {size}")
+        raise InputError(f"clip='half' clips at 0.5 / size and needs a size of at least 2; got {size}")
     return 0.5 / size
 
 
@@ -265,11 +265,11 @@ def correlate(
         if value not in choices:
             raise InputError(f"{name} is {value!r}; choose {choices[0]!r} or {choices[1]!r}")
     if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; at least 1 is needed, {N_RESAMPLES} by default")
+        raise InputError(f"n_resamples is {n_resamples}; expected at least 1 ({N_RESAMPLES} by default)")
     x, y = checked_shares(id_accuracy, "id_accuracy"), checked_shares(accuracy, "accuracy")
     units = np.arange(len(x)) if units is None else np.asarray(units, dtype=np.int64)
     if units.shape != x.shape:
-        raise ShapeError(f"units has shape {units.shape}, id_accuracy {x.shape}: one unit per model")
+        raise ShapeError(f"units has shape {units.shape}, id_accuracy {x.shape}; give one unit per model")
     ood_eps = clip_of(clip, size, eps)
     r = line_correlation(x, y, eps=ood_eps, id_eps=eps)
     names = np.unique(units)
@@ -282,7 +282,7 @@ def correlate(
         n_degenerate=n_resamples,
         frac_clipped=float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan,
         degenerate=True,
-        caution="the accuracies do not vary over the models: no correlation is defined",
+        caution="all models have the same accuracy, so the correlation is undefined",
         **dict.fromkeys(_ENDS, math.nan),
     )
     if math.isnan(r):
@@ -324,12 +324,14 @@ def checked_shares(values: Any, name: str) -> Accuracies:
     """
     shares = np.asarray(values, dtype=np.float64)
     if shares.ndim != 1:
-        raise ShapeError(f"{name} has shape {shares.shape}; one accuracy per model is needed")
+        raise ShapeError(f"{name} has shape {shares.shape}; expected one accuracy per model")
     bad = np.flatnonzero(~((shares >= 0) & (shares <= 1)))
     if len(bad):
         per_cent = np.isfinite(shares).all() and shares.min() >= 0 and 1 < shares.max() <= 100
-        hint = "; these look like per cent: divide them by 100" if per_cent else ""
-        raise InputError(f"{name}[{bad[0]}] is {shares[bad[0]]}; accuracies are shares between 0 and 1{hint}")
+        hint = "; these look like percentages: divide them by 100" if per_cent else ""
+        raise InputError(
+            f"{name}[{bad[0]}] is {shares[bad[0]]}; accuracies are fractions between 0 and 1{hint}"
+        )
     return shares
 
 
@@ -376,4 +378,6 @@ def fit_line(
 
 def _check_vectors(x: np.ndarray, y: np.ndarray) -> None:
     if x.ndim != 1 or x.shape != y.shape:
-        raise ShapeError(f"id_accuracy {x.shape} and accuracy {y.shape}: two vectors over the same models")
+        raise ShapeError(
+            f"id_accuracy has shape {x.shape} and accuracy {y.shape}; give two vectors over the same models"
+        )

@@ -216,22 +216,22 @@ class SelectedExamples:
         if order == "data":
             if data.n_examples != self.facts["n_examples"]:
                 raise ShapeError(
-                    f"correct holds {data.n_examples} examples, the subset was selected from "
+                    f"correct holds {data.n_examples} examples, but the subset was selected from "
                     f"{self.facts['n_examples']}; give the same columns, or example_ids= instead of order="
                 )
             return self.indices
         if not named:
             raise InputError(
                 "the columns of correct have no names, so they cannot be matched with the examples of the "
-                "subset. Give example_ids=, a frame whose columns are their names, or order='data' if they "
-                "are the examples it was selected from, in the same order"
+                "subset. Give example_ids= or a frame with named columns, or order='data' if these are the "
+                "original examples in the original order"
             )
         place = {name: column for column, name in enumerate(data.example_ids.tolist())}
         missing = [name for name in self.example_ids if name not in place]
         if missing:
             raise InputError(
-                f"{len(missing)} of the {self.size} examples of the subset are not among the "
-                f"{data.n_examples} given, {missing[0]!r} first; give the same example ids"
+                f"{len(missing)} of the {self.size} examples of the subset are missing from the "
+                f"{data.n_examples} given examples, the first is {missing[0]!r}; give the same example ids"
             )
         return np.array([place[name] for name in self.example_ids], dtype=np.int64)
 
@@ -255,7 +255,7 @@ def _others(
         return CorrectnessData.of(correct, y, groups=groups, families=families)
     if _is_frame(correct):
         if example_ids is not None:
-            raise InputError("a frame names its examples itself; leave example_ids out")
+            raise InputError("a frame already names its examples; remove example_ids")
         return CorrectnessData.from_frame(correct, id_accuracy=y, group=groups, family=families, at_least=1)
     matrix = correct if isinstance(correct, PackedMatrix) else np.atleast_2d(np.asarray(correct))
     units: dict[str, Any] = {"groups": groups, "families": families}

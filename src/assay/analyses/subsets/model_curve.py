@@ -133,13 +133,15 @@ def models_needed(
     """
     x, y = checked_shares(id_accuracy, "id_accuracy"), checked_shares(accuracy, "accuracy")
     if x.shape != y.shape:
-        raise ShapeError(f"id_accuracy {x.shape} and accuracy {y.shape}: one accuracy per model in each")
+        raise ShapeError(
+            f"id_accuracy has shape {x.shape} and accuracy {y.shape}; give one accuracy per model in each"
+        )
     if len(x) < _FEWEST:
-        raise InputError(f"id_accuracy holds {len(x)} models; at least {_FEWEST} are needed")
+        raise InputError(f"id_accuracy holds {len(x)} models; expected at least {_FEWEST}")
     if start < _FEWEST or step < 1 or not tol > 0:
         raise InputError(
-            f"start={start}, step={step}, tol={tol}; start of at least {_FEWEST}, step of at least 1 and tol "
-            "above 0 are needed"
+            f"start={start}, step={step}, tol={tol}; expected start of at least {_FEWEST}, step of at least "
+            "1 and tol above 0"
         )
     if unit is not None and unit not in UNITS:
         raise unknown_name("unit", unit, UNITS)
@@ -181,7 +183,7 @@ def _orders(orders: Any, n_units: int, seed: int) -> Int64[np.ndarray, "orders n
     """Permutations of the units, one row each."""
     if isinstance(orders, int | np.integer):
         if orders < 1:
-            raise InputError(f"orders is {orders}; at least 1 order is needed, {ORDERS} by default")
+            raise InputError(f"orders is {orders}; expected at least 1 order ({ORDERS} by default)")
         rng = stream(seed, "models-needed")
         return np.stack([rng.permutation(n_units) for _ in range(orders)]).astype(np.int64)
     arrays = [np.asarray(each) for each in orders]
@@ -190,8 +192,8 @@ def _orders(orders: Any, n_units: int, seed: int) -> Int64[np.ndarray, "orders n
     for place, each in enumerate(arrays):
         if not np.array_equal(np.sort(each, axis=None), np.arange(n_units)) or each.ndim != 1:
             raise InputError(
-                f"orders[{place}] is not a permutation of the {n_units} units 0 to {n_units - 1}; give an "
-                "order of places, or the number of random orders"
+                f"orders[{place}] is not a permutation of the {n_units} units 0 to {n_units - 1}; give a "
+                "permutation, or the number of random orders"
             )
     return np.stack(arrays).astype(np.int64)
 

@@ -112,7 +112,8 @@ def unit_probit(id_accuracy: Accuracies, *, eps: float | int = EPS, name: str = 
     squares = float(z @ z)
     if not squares > DEGENERATE:
         raise InputError(
-            f"{name} holds no two different accuracies; a correlation over models needs models that differ"
+            f"{name}: all accuracies are equal. A correlation over models needs at least two different "
+            "accuracies"
         )
     return np.asarray(z / np.sqrt(squares))
 

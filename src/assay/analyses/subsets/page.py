@@ -42,7 +42,7 @@ def subset_page(document: Document) -> Page:
         Section(title="The models", blocks=_models(document)),
         Section(title="Is it real?", blocks=_real(document)),
         Section(title="What is in it", blocks=_contents(document)),
-        Section(title="How much it hangs on size and on models", blocks=_sensitivity(document)),
+        Section(title="How much it depends on size and models", blocks=_sensitivity(document)),
         Section(title="Data and parameters", blocks=_data(document)),
     ]
     return Page(
@@ -52,12 +52,11 @@ def subset_page(document: Document) -> Page:
         status=words.status(document),
         reasons=words.sentences(document, "reasons"),
         caveats=[*words.caveats(document), *words.sentences(document, "notes")],
-        lede="R is the correlation, over models, of accuracy on the chosen examples with accuracy in "
-        "distribution, both on probit axes. Below 0, the models one would pick for their accuracy in "
-        "distribution are the worse ones here. A search finds a negative R among the models it searches with "
-        f"whether there is anything or not; the verdict therefore rests on {words.tested_units(document)} "
-        "that the search did not see, on shuffled accuracies put through the same search, and on a "
-        "correction for every size tried.",
+        lede="R is the correlation, over models, of accuracy on the chosen examples with in-distribution "
+        "accuracy, both on probit axes. Below 0, models with higher in-distribution accuracy do worse here. "
+        "A search finds a negative R among its own models in any data. The verdict therefore uses "
+        f"{words.tested_units(document)} that the search did not see, the same search on shuffled "
+        "accuracies, and a correction for every size tried.",
         sections=[section for section in sections if section.blocks],
         facts=[("result", code(document["id"])), ("data", code(document["data"]["hash"]))],
         records=[Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])],
@@ -105,12 +104,13 @@ def _size_pictures(document: Document) -> list[Block]:
     n = document["full"]["test"]["n"]
     drawn = unit_name(document["interval_units"])
     caption = (
-        f"R over {number(n)} test models. Filled dots: supported; open: inconclusive; ringed: the size that "
-        f"this page is about. Band of the chosen subsets: {round(100 * document['level'])}{NARROW}% of "
+        f"R over {number(n)} test models. Filled dots: supported; open: inconclusive; ringed: the size "
+        f"shown on this page. Band of the chosen subsets: {round(100 * document['level'])}{NARROW}% of "
         f"resampled {drawn}; band of the random subsets: 95{NARROW}% of draws."
     )
     ranks = (
-        "The same with ranks of the accuracies in place of probits: no clipping, no straight line assumed."
+        "The same with ranks of the accuracies instead of probits: without clipping or the assumption "
+        "of a straight line."
     )
     label = f"over {n} held-out models against subset size"
     return _pair(
@@ -133,8 +133,8 @@ def _comparison(document: Document) -> list[Block]:
     random = f", for random subsets the range of 95{NARROW}% of draws"
     caption = (
         f"R over {number(n)} test models with {round(100 * document['level'])}{NARROW}% intervals over "
-        f"resampled {drawn}{random if 'random' in words.baselines(document) else ''}. The dotted line is "
-        "where accuracy counts as on the inverse line."
+        f"resampled {drawn}{random if 'random' in words.baselines(document) else ''}. At or below the "
+        "dotted line, accuracy counts as on the inverse line."
     )
     label = f"Correlation over {n} held-out models on the subset and on others of its size"
     return [_figure(plots.plot_comparison, document, label, caption, name="comparison", beside=True)]
@@ -151,10 +151,10 @@ def _models(document: Document) -> list[Block]:
             probit_plots.plot_scatter,
             document,
             "Accuracy of held-out models, probit axes",
-            f"{which} test models, none of which took part in choosing: accuracy on all examples and on the "
-            f"{number(document['size'])} chosen ones, least-squares lines. Both axes are stretched by the "
-            "normal quantile; points at the end marked 0 or 1 have exactly that accuracy. The lines describe "
-            "the main split alone: the verdict is above.",
+            f"{which} test models, none of which took part in the selection: accuracy on all examples and "
+            f"on the {number(document['size'])} chosen ones, with least-squares lines. Both axes use the "
+            "normal quantile; points at the end marked 0 or 1 have exactly that accuracy. The lines "
+            "describe the main split alone; the verdict is above.",
             name="scatter",
             beside=True,
         )
@@ -173,8 +173,8 @@ def _models(document: Document) -> list[Block]:
         probit_plots.plot_accuracies,
         document,
         "Histograms of accuracy in and out of distribution",
-        f"Accuracies of all {number(document['data']['n_models'])} models, those that chose the subset "
-        "included; counts on a logarithmic axis.",
+        f"Accuracies of all {number(document['data']['n_models'])} models, including those that chose the "
+        "subset; counts on a logarithmic axis.",
         name="accuracies",
         wide=True,
     )
@@ -197,10 +197,10 @@ def _null(document: Document) -> list[Block]:
         return []
     grouped = f", {words.tested_units(document)} as wholes and models inside them"
     caption = (
-        "What the whole procedure finds when there is nothing to find: accuracies shuffled "
-        f"{number(null['n'])} times{grouped if null['kind'] == 'group' else ''}, searched and cross-fitted "
-        f"anew{', the lowest R over all sizes kept' if null['n_sizes'] > 1 else ''}. The line is the R "
-        "that was observed."
+        f"The result of the whole procedure if there is no effect: accuracies shuffled {number(null['n'])} "
+        f"times{grouped if null['kind'] == 'group' else ''}, then searched and cross-fitted "
+        f"again{', with the lowest R over all sizes' if null['n_sizes'] > 1 else ''}. The line is the "
+        "observed R."
     )
     return [_figure(plots.plot_null, null, "Null distribution of the lowest R", caption, name="null")]
 
@@ -210,10 +210,9 @@ def _replication(replication: Document | None) -> list[Block]:
         return []
     chosen, others = replication["selected"], replication["pool"]
     caption = (
-        f"Each example by itself, over the test models. Below 0: {share(chosen['negative'])} of the chosen "
-        f"examples and {share(others['negative'])} of the others; so surely below 0 that few of them are so "
-        f"by chance (false discovery rate 5{NARROW}%): {share(chosen['discovered'])} and "
-        f"{share(others['discovered'])}."
+        f"Correlation of each single example, over the test models. Below 0: {share(chosen['negative'])} of "
+        f"the chosen examples and {share(others['negative'])} of the others. Significantly below 0 (false "
+        f"discovery rate 5{NARROW}%): {share(chosen['discovered'])} and {share(others['discovered'])}."
     )
     label = "Correlations of single examples over held-out models"
     return [_figure(plots.plot_replication, replication, label, caption, name="replication")]
@@ -227,13 +226,13 @@ def _halves(document: Document) -> list[Block]:
     if halves["null_mean"] is not None:
         p = "" if halves["p_value"] is None else words.p_value(halves["p_value"])
         shuffled = (
-            f"; with shuffled accuracies by {signed(halves['null_mean'])} on average "
+            f"; under shuffled accuracies {signed(halves['null_mean'])} on average "
             f"({number(len(halves['null']))} shuffles, p {p})"
         )
     text = (
-        f"Chosen twice, by two halves of the training {unit_name(document['data']['unit_kind'])} that share "
-        f"none, the two subsets overlap by {signed(halves['overlap'])} (1: as if nested, 0: as random ones)"
-        f"{shuffled}. Only a difference between the two numbers says anything."
+        f"Chosen twice, by two disjoint halves of the training {unit_name(document['data']['unit_kind'])}, "
+        f"the two subsets overlap by {signed(halves['overlap'])} (1: as if nested, 0: as random "
+        f"subsets){shuffled}. Only the difference between the two numbers is evidence."
     )
     return [Note(text=text)]
 
@@ -266,7 +265,7 @@ def _class_picture(document: Document) -> list[Block]:
     caption = f"Share of each class among the {number(document['size'])} chosen examples and in the pool."
     if len(document["composition"]["rows"]) >= content_plots.FEW_SIZES:
         caption = (
-            "Share of each class by size; named are the classes that move most, arrows at the right mark "
+            "Share of each class by size. The classes that change most are named; arrows at the right mark "
             "their shares in the pool."
         )
     return [
@@ -278,8 +277,8 @@ def _prevalence_picture(prevalence: Document | None) -> list[Block]:
     if prevalence is None or not content_plots.most_different(prevalence):
         return []
     caption = (
-        "What is more (blue) or less (vermilion) frequent in the subset, largest difference first, with "
-        f"95{NARROW}% bootstrap intervals. Filled: significant after correction over "
+        "Values that are more (blue) or less (vermilion) frequent in the subset, largest difference first, "
+        f"with 95{NARROW}% bootstrap intervals. Filled: significant after correction over "
         f"{len(prevalence['rows'])} values."
     )
     label = "Differences of shares between subset and pool"
@@ -292,7 +291,7 @@ def _examples(document: Document) -> list[Block]:
     chosen = tables.gallery(examples["selected"], "Chosen, most harmful first")
     if chosen:
         others = tables.gallery(examples["others"], "Not chosen, at random")
-        below = "Below each: its class and how many of the test models get it right."
+        below = "Below each: its class and the number of test models that classify it correctly."
         blocks += [
             Pair(blocks=[*chosen, *others], style="pair galleries"),
             Note(text=below, style="quiet note"),
@@ -315,9 +314,9 @@ def _sensitivity(document: Document) -> list[Block]:
             plots.plot_consistency,
             consistency,
             "Overlap of the subsets of every two sizes",
-            "Overlap of the subsets of every two sizes: 1 where the smaller lies inside the larger, 0 as for "
-            "random subsets, vermilion below. This is not evidence that a subset is real: on data without "
-            "one it is as high.",
+            "Overlap of the subsets of every two sizes: 1 if the smaller lies inside the larger, 0 as for "
+            "random subsets, vermilion below. This is not evidence that a subset is real: the overlap is as "
+            "high in data without an effect.",
             name="consistency",
         )
         figures.append(overlap)

@@ -23,10 +23,10 @@ from assay.page.text import MINUS, NARROW, Text, bold, quiet
 HEADS = {"random": "random", "hard": "hardest", "marginal": "one-pass", "distance": "furthest"}
 MEANINGS = {
     "random": "Random: mean and 95{percent} of random subsets. ",
-    "hard": "Hardest: those that the fewest training models get right. ",
-    "marginal": "One-pass: those that, one by one, go most against the training models’ accuracy in "
-    "distribution. ",
-    "distance": "Furthest: those least like any example in distribution. ",
+    "hard": "Hardest: examples that the fewest training models classify correctly. ",
+    "marginal": "One-pass: examples that, taken singly, correlate most negatively with the training models’ "
+    "in-distribution accuracy. ",
+    "distance": "Furthest: examples least similar to any in-distribution example. ",
 }
 MARKS = {"supported": "\N{BLACK CIRCLE}", "inconclusive": "\N{DOTTED CIRCLE}", "not judged": "\N{EN DASH}"}
 RULES = {
@@ -103,12 +103,12 @@ def _size_caption(document: Document, kinds: Sequence[str]) -> str:
     full = document["full"]["test"]
     whole = "undefined" if full["r"] is None else f"{signed(full['r'])} {ends(full['low'], full['high'])}"
     return (
-        "The verdict rests on the cross-fitted R: chosen and judged anew for each fold of "
-        f"{tested_units(document)}, so every model is a test model once. p: shuffled accuracies reach as low "
-        f"an R{tried}. R on the test models is that of the subset handed out; R on the validation models was "
-        "looked at during the search and is a little too low. "
-        f"{''.join(MEANINGS[kind].format(percent=f'{NARROW}%') for kind in kinds)}"
-        f"On all {words.number(document['data']['n_examples'])} examples R is {whole}."
+        "The verdict is based on the cross-fitted R: selected and judged again for each fold of "
+        f"{tested_units(document)}, so every model is a test model once. p: share of shuffled accuracies "
+        f"that reach as low an R{tried}. R on the test models is that of the reported subset; R on the "
+        "validation models was used during the search and is slightly too low. "
+        f"{''.join(MEANINGS[kind].format(percent=f'{NARROW}%') for kind in kinds)}On all "
+        f"{words.number(document['data']['n_examples'])} examples R is {whole}."
     )
 
 
@@ -123,7 +123,7 @@ def largest_table(largest: Sequence[Document]) -> Table:
             Column(name="R, test models", numeric=True),
         ],
         rows=[_largest_row(each) for each in largest],
-        caption="The largest subset on the inverse line, by three rules, among the sizes above. Where the "
+        caption="The largest subset on the inverse line, by three rules, among the sizes above. If the "
         "verdict is inconclusive, so is this size.",
         style="gate-table",
     )
@@ -147,11 +147,11 @@ def fold_table(judged: Document) -> Table:
     Args:
         judged: The verdict of a document, with its folds.
     """
-    caption = "The cross-fit, fold by fold: models of the fold are new to the subset chosen without them."
+    caption = "The cross-fit, fold by fold: the models of a fold took no part in choosing its subset."
     if judged.get("mean_consistency") is not None:
         caption += (
-            f" The subsets of the folds overlap by {signed(judged['mean_consistency'])} on average (1: as if "
-            "nested, 0: as random ones)."
+            f" The subsets of the folds overlap by {signed(judged['mean_consistency'])} on average (1: as "
+            "if nested, 0: as random subsets)."
         )
     if judged["p_unadjusted"] is not None and len(judged.get("sizes") or ()) > 1:
         caption += f" Without the correction for sizes p is {p_value(judged['p_unadjusted'])}."
@@ -217,8 +217,8 @@ def prevalence_table(prevalence: Document) -> Table:
         ],
         rows=[_prevalence_row(row) for row in ordered[:LISTED_VALUES]],
         left=max(0, len(ordered) - LISTED_VALUES),
-        note="q: exact hypergeometric p (for means, Mann and Whitney’s) after Benjamini and Hochberg over "
-        "all values.",
+        note="q: exact hypergeometric p (for means, Mann-Whitney’s) after Benjamini-Hochberg over all "
+        "values.",
         style="gate-table",
         tall=True,
         named=False,
@@ -275,8 +275,8 @@ def example_table(document: Document) -> Table:
             Column(name="own correlation", numeric=True, sort=True),
         ],
         rows=rows,
-        note="Most harmful first: by the slope of R in each example’s weight. All "
-        f"{words.number(document['size'])} are in the document, as places and as names.",
+        note="Most harmful first: by the slope of R in each example’s weight. The document lists all "
+        f"{words.number(document['size'])}, by position and name.",
         style="subset-examples",
         tall=True,
         named=False,

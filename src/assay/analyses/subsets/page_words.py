@@ -130,7 +130,7 @@ def verdict(document: Document) -> str:
     if judged is None:
         return (
             f"Not judged. {size} examples were chosen so that models better in distribution do worse on "
-            "them; whether that holds beyond the models they were chosen with was not tested."
+            "them. Whether this also holds for other models was not tested."
         )
     r = f"R is {signed(judged['r'])} {ends(judged['low'], judged['high'])}".strip()
     over = f"over held-out {tested_units(document)}"
@@ -140,22 +140,20 @@ def verdict(document: Document) -> str:
     chance = "" if p is None else f" (p {'' if p < 0.001 else '= '}{p_value(p)}{corrected})"
     if judged["status"] != "supported" and not judged["n_permutations"] and judged["r"] is None:
         return (
-            f"Inconclusive. {size} examples were chosen against better models; whether better models do "
-            "worse on them beyond the models that chose them was not tested. Do not use the subset as "
-            "evidence."
+            f"Inconclusive. {size} examples were chosen against better models, but this was not tested on "
+            "models that took no part in the selection. Do not use the subset as evidence."
         )
     if judged["status"] != "supported":
         return (
-            f"Inconclusive. {size} examples were chosen against better models, but that better models do "
-            f"worse on them is not shown: cross-fitted {over}, {r}{chance}. Do not use the subset as "
-            "evidence."
+            f"Inconclusive. {size} examples were chosen against better models, but the effect is not "
+            f"established: cross-fitted {over}, {r}{chance}. Do not use the subset as evidence."
         )
-    strength = f"The tendency is weak: R is above {MINUS}0.3, short of what counts as an inverse line."
+    strength = f"The effect is weak: R is above {MINUS}0.3, the limit of an inverse line."
     if judged["aotil"]:
         strength = "Accuracy is on the inverse line."
     return (
         f"Supported. On such a subset of {size} examples, models that are better in distribution do worse, "
-        f"also models that had no part in choosing it: cross-fitted {over}, {r}{chance}. {strength}"
+        f"including models that took no part in the selection: cross-fitted {over}, {r}{chance}. {strength}"
     )
 
 
@@ -175,11 +173,11 @@ def caveats(document: Document) -> list[str]:
     notes = [*_class_notice(document), *_straddling(document["split"])]
     if data["unit_kind"] == "model":
         notes.append(
-            "Nothing is known of which models share a training run or a family; intervals take each model as "
-            "independent and are too narrow where some are not."
+            "Training runs and families of the models are unknown. Intervals treat each model as "
+            "independent and are too narrow if some are not."
         )
     if data["n_models"] < FEW_MODELS:
-        notes.append(f"{data['n_models']} models: too few for a correlation over models to say much.")
+        notes.append(f"{data['n_models']} models are too few for a reliable correlation over models.")
     return [*notes, *_test_caveats(document), *_reliability(data)]
 
 
@@ -190,9 +188,9 @@ def _class_notice(document: Document) -> list[str]:
     if ratio <= SHIFTED:
         return []
     return [
-        f"Class composition: {share(chosen)} of the subset is of class {name}, "
-        f"{share(pool)} of the pool. The subset may represent a class rather than a way of failing; "
-        "select with strata=label to see whether one remains at a fixed mix of classes."
+        f"Class composition: {share(chosen)} of the subset is of class {name}, {share(pool)} of the pool. "
+        "The subset may represent a class rather than a failure mode; select with strata=label to see "
+        "whether an effect remains at a fixed class mix."
     ]
 
 
@@ -202,8 +200,8 @@ def _straddling(split: Document) -> list[str]:
         return []
     return [
         f"{words.number(n)} {unit_name(split['unit_kind'], n)} {'has' if n == 1 else 'have'} models both "
-        "among those that chose the subset and among those that test it: R on the test models is then no "
-        "test of new ones."
+        "among those that chose the subset and among those that test it, so R on the test models does not "
+        "test new ones."
     ]
 
 
@@ -217,21 +215,21 @@ def _test_caveats(document: Document) -> list[str]:
     clipped = test.get("frac_clipped") or 0.0
     if clipped > CLIPPED:
         notes.append(
-            f"{share(clipped)} of the test models have accuracy 0 or 1 on the subset; R leans on them, "
-            "and on where such accuracies are clipped."
+            f"{share(clipped)} of the test models have accuracy 0 or 1 on the subset; R depends on them, "
+            "and on how such accuracies are clipped."
         )
     negative = (document["replication"] or {"selected": {"negative": None}})["selected"]["negative"]
     if status(document) == "supported" and negative is not None and negative < MIXED:
         notes.append(
-            f"Only {share(negative)} of the chosen examples are themselves below 0 on the test models: a "
-            "subset of this size carries others along. A smaller one is purer."
+            f"Only {share(negative)} of the chosen examples have a correlation below 0 on the test models: "
+            "a subset of this size includes unrelated examples. Choose a smaller one."
         )
     hard = (row.get("hard") or {}).get("r")
     if test["r"] is not None and hard is not None and hard < test["r"]:
         notes.append(
-            f"The {words.number(document['size'])} examples that the fewest training models get right have R "
-            f"{signed(hard)} on the test models, below the {signed(test['r'])} of the subset: difficulty "
-            "may be what was found."
+            f"The {words.number(document['size'])} examples that the fewest training models classify "
+            f"correctly have R {signed(hard)} on the test models, below the {signed(test['r'])} of the "
+            "subset: difficulty may explain the result."
         )
     return notes
 
@@ -242,8 +240,8 @@ def _reliability(data: Document) -> list[str]:
         return []
     return [
         f"Reliability of the in-distribution accuracies is {signed(reliability)}: "
-        f"{share(min(1.0, 1 - reliability))} of their variance is noise of too few examples behind "
-        "each, which pulls every R towards 0."
+        f"{share(min(1.0, 1 - reliability))} of their variance is sampling noise from too few examples, "
+        "which moves every R towards 0."
     ]
 
 
@@ -253,8 +251,8 @@ def settled(document: Document) -> str:
     n = words.number(needed["n_models"])
     if needed["median"] is None or not math.isfinite(needed["median"]):
         return (
-            f"In most random orders R on all examples has not settled at {n} models: more models would still "
-            "move it."
+            f"In most random orders R on all examples has not settled at {n} models: more models would "
+            "still change it."
         )
     return (
         "In half of the random orders R on all examples has settled (each further step changes it by "

@@ -114,14 +114,16 @@ def _read_columns(file: Any, path: Path) -> Contents:
     table = json_object(metadata.decode(), _METADATA.decode(), path)
     if table.get("schema") != SCHEMA:
         raise FileFormatError(
-            f"{path} has no table of models {SCHEMA!r} in its metadata (found: {table.get('schema')!r}); for "
-            "a frame of your own use CorrectnessData.from_frame(pandas.read_parquet(path), ...)"
+            f"{path} has no table of models {SCHEMA!r} in its metadata (found: {table.get('schema')!r}). "
+            "For your own frame use CorrectnessData.from_frame(pandas.read_parquet(path), ...)"
         )
     names = list(schema.names)
     check_rows(file.metadata.num_rows, 1, path)  # columns are read one by one
     models: Mapping[str, list[Any]] = table["models"]
     if unknown := sorted(set(models) - set(ARGUMENTS)):
-        raise FileFormatError(f"{path} holds {unknown[0]!r} of each model, which no correctness archive has")
+        raise FileFormatError(
+            f"{path} holds {unknown[0]!r} of each model, which is not a field of a correctness archive"
+        )
     arrays: dict[str, Any] = {key: np.array(values) for key, values in models.items()}
     if missing := [name for name in models["model_id"] if f"{_CORRECT}{name}" not in names]:
         raise FileFormatError(f"{path} lacks the column '{_CORRECT}{missing[0]}' of a model in its table")

@@ -80,7 +80,9 @@ class SelectionPath(display.Shown):
 
     def __getitem__(self, size: int) -> Subset:
         if size not in self.sizes:
-            raise InputError(f"size {size} is not on the path; it holds {', '.join(map(str, self.sizes))}")
+            raise InputError(
+                f"size {size} is not on the path; choose one of {', '.join(map(str, self.sizes))}"
+            )
         return self.selections[self.sizes.index(size)]
 
     def __iter__(self) -> Iterator[Subset]:
@@ -299,8 +301,8 @@ def selection_path(
     problem = make_problem(correct, id_accuracy, **options)
     if path != "independent" and problem.settings.solver != "swap":
         raise InputError(
-            f"path={path!r} starts a size from the one before, which solver "
-            f"{problem.settings.solver!r} cannot; use solver='swap' or path='independent'"
+            f"path={path!r} starts each size from the previous one, which solver "
+            f"{problem.settings.solver!r} cannot do; use solver='swap' or path='independent'"
         )
     n_examples = problem.data.n_examples
     grid = possible_sizes(problem.settings, n_examples) if sizes is None else sizes

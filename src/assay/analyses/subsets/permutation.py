@@ -66,7 +66,7 @@ def permute_accuracy(
         return y[rng.permutation(len(y))]
     coarse = unit_codes(units)
     if coarse.shape != y.shape:
-        raise ShapeError(f"units has shape {coarse.shape}, id_accuracy {y.shape}: one unit per model")
+        raise ShapeError(f"units has shape {coarse.shape}, id_accuracy {y.shape}; give one unit per model")
     t = probit(y)
     means = _means(t, coarse)
     dealt = means[rng.permutation(len(means))][coarse]
@@ -75,7 +75,7 @@ def permute_accuracy(
         fine = unit_codes(within)
         if not nested(fine, coarse):
             raise InputError(
-                "a unit of `within` lies in two of `units`; training runs belong to one family each"
+                "a unit of `within` lies in two of `units`; each training run must belong to one family"
             )
         deviations = _means(residual, fine)
         home = np.zeros(len(deviations), dtype=np.int64)
@@ -90,7 +90,7 @@ def _check_kind(kind: str, *, known: bool) -> None:
         raise unknown_name("kind of permutation", kind, KINDS)
     if kind == "group" and not known:
         raise InputError(
-            "kind='group' permutes units and none are known; give groups= or families=, or 'free'"
+            "kind='group' permutes units, but they are unknown; give groups= or families=, or use 'free'"
         )
 
 
@@ -151,7 +151,7 @@ class Exchange:
 def n_workers(workers: int | None, settings: Settings) -> int:
     """Threads to use: as asked, else one per available core; one where an accelerator does the work."""
     if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}; at least 1 is needed, or None for one per core")
+        raise InputError(f"workers is {workers}; expected at least 1, or None for one per core")
     if settings.layout == "accelerator":
         return 1
     if workers is not None:

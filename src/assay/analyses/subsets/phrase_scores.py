@@ -66,11 +66,15 @@ def _unit(values: Any, n_rows: int, what: str) -> Float64[np.ndarray, "n d"]:
     """Rows of length 1."""
     rows = np.asarray(values, dtype=np.float64)
     if rows.ndim != 2 or len(rows) != n_rows:
-        raise ShapeError(f"the ranker gave {what} embeddings of shape {rows.shape}; ({n_rows}, d) is needed")
+        raise ShapeError(
+            f"the ranker returned {what} embeddings of shape {rows.shape}; expected ({n_rows}, d)"
+        )
     lengths = np.linalg.norm(rows, axis=1)
     if not (np.isfinite(lengths).all() and (lengths > 0).all()):
         bad = int(np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))[0])
-        raise NonFiniteError(f"the {what} embedding in row {bad} has norm {lengths[bad]}; it must be above 0")
+        raise NonFiniteError(
+            f"the {what} embedding in row {bad} has norm {lengths[bad]}; expected a norm above 0"
+        )
     unit: np.ndarray = rows / lengths[:, None]
     return unit
 
@@ -111,8 +115,8 @@ def score_phrases(
         rows = _unit(ranker.embed_images(images), len(images), f"{name} image")
         if rows.shape[1] != texts.shape[1]:
             raise ShapeError(
-                f"the ranker embeds images in {rows.shape[1]} and texts in {texts.shape[1]} dimensions; one "
-                "space is needed"
+                f"the ranker embeds images in {rows.shape[1]} and texts in {texts.shape[1]} dimensions; "
+                "expected the same dimension"
             )
         sides.append(np.round(rows @ texts.T, DIGITS))
     weights = [

@@ -208,7 +208,7 @@ def check_device(device: "str | torch.device | None", layout: str = "auto") -> N
         return
     if layout in ("dense", "packed"):
         raise InputError(
-            f"device is {str(device)!r} and layout {layout!r} lies in main memory; leave one of them out"
+            f"device is {str(device)!r}, but layout {layout!r} uses main memory; remove one of them"
         )
     import torch
 
@@ -216,7 +216,7 @@ def check_device(device: "str | torch.device | None", layout: str = "auto") -> N
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # an unknown name, no driver, or a build without it
         reason = str(error).splitlines()[0]
-        raise InputError(f"device is {str(device)!r}, which PyTorch cannot use here: {reason}") from error
+        raise InputError(f"PyTorch cannot use device {str(device)!r} here: {reason}") from error
 
 
 def _default_device() -> "torch.device":

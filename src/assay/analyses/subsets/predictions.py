@@ -83,8 +83,8 @@ def read_predictions(
     files, runs = [files[place] for place in kept], [runs[place] for place in kept]
     if len(set(runs)) == 1 and run_of is None and checkpoints == "last":
         raise InputError(
-            f"all files lie in {files[0].parent}, so they count as checkpoints of one run, and a single row "
-            "is left; give run_of, a function from the path of a file to its run, or checkpoints='all'"
+            f"all files lie in {files[0].parent}, so they count as checkpoints of one run and only one row "
+            "is left. Give run_of, a function from the path of a file to its run, or checkpoints='all'"
         )
     first = _read(files[0], outside, _id_environments(files[0], outside, id_envs))
     accuracies, counts = np.empty(len(files)), np.empty(len(files), dtype=np.int64)
@@ -139,17 +139,17 @@ def _files(paths: Paths) -> list[Path]:
     files: list[Path] = []
     for each in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         if not each.exists():
-            raise FileFormatError(f"{each} is neither a file nor a folder; give prediction files")
+            raise FileFormatError(f"{each} is not a file or a folder; give prediction files")
         inside = list(each.rglob(PATTERN)) if each.is_dir() else [each]
         if not inside:
-            raise InputError(f"{each} holds no file named {PATTERN}, at any depth")
+            raise InputError(f"{each} does not contain a file named {PATTERN}, at any depth")
         files += inside
     if not files:
-        raise InputError("no prediction file is given")
+        raise InputError("prediction files are missing; give at least one")
     files.sort(key=lambda path: path.as_posix())
     for one, after in itertools.pairwise(files):
         if one == after:
-            raise InputError(f"{one} is given twice; every file is one model")
+            raise InputError(f"{one} is given twice; each file must be a different model")
     return files
 
 
@@ -167,12 +167,12 @@ def _checkpoints(files: list[Path], runs: list[str], wanted: str | Sequence[int]
     if wanted == "all":
         return list(range(len(files)))
     if isinstance(wanted, str) and wanted != "last":
-        raise InputError(f"checkpoints is {wanted!r}; allowed are 'last', 'all', or the steps to keep")
+        raise InputError(f"checkpoints is {wanted!r}; expected 'last', 'all', or the steps to keep")
     for file, run in zip(files, runs, strict=True):
         if _step(file) is None and (wanted != "last" or runs.count(run) > 1):
             raise InputError(
-                f"{file} is not named {PATTERN}, so its training step is not known; rename it, or use "
-                "checkpoints='all'"
+                f"the name of {file} does not match {PATTERN}, so its training step is not known; rename "
+                "it, or use checkpoints='all'"
             )
     steps = [int(_step(file) or 0) for file in files]
     if wanted == "last":
@@ -181,7 +181,7 @@ def _checkpoints(files: list[Path], runs: list[str], wanted: str | Sequence[int]
             by_run.setdefault(run, []).append(place)
         return sorted(max(places, key=steps.__getitem__) for places in by_run.values())
     if missing := sorted(set(map(int, wanted)) - set(steps)):
-        raise InputError(f"no file is of step {missing[0]}; there are the steps {sorted(set(steps))[:20]}")
+        raise InputError(f"no file has step {missing[0]}; available steps: {sorted(set(steps))[:20]}")
     return [place for place, step in enumerate(steps) if step in set(wanted)]
 
 
@@ -201,13 +201,13 @@ class _Answers(NamedTuple):
 
 def _id_environments(file: Path, outside: tuple[int, ...], inside: Sequence[int] | None) -> tuple[int, ...]:
     if not outside:
-        raise InputError("ood_env is empty; name the environment that no model was trained on")
+        raise InputError("ood_env is empty; name an environment that none of the models was trained on")
     if len(set(outside)) < len(outside):
         raise InputError(f"ood_env is {list(outside)}; an environment is listed twice")
     if inside is None:
         others = sorted(set(_table(file)["environment"].tolist()) - set(outside))
         if not others:
-            raise InputError(f"{file} holds no environment besides {list(outside)}; none is in distribution")
+            raise InputError(f"{file} has no environment besides {list(outside)}, so none is in distribution")
         return tuple(others)
     if shared := sorted(set(inside) & set(outside)):
         raise InputError(
@@ -227,13 +227,13 @@ def _read(file: Path, outside: tuple[int, ...], inside: tuple[int, ...]) -> _Ans
     for environment in inside:
         if not (within & (environments == environment)).any():
             raise InputError(
-                f"{file} has no row of env{environment}_out, though {environment} is among id_envs; it has "
+                f"{file} lacks rows of env{environment}_out, though {environment} is among id_envs; it has "
                 f"{listed}"
             )
     for environment in outside:
         if not (environments == environment).any():
             raise InputError(
-                f"{file} has no row of env{environment}_in or env{environment}_out, though ood_env is "
+                f"{file} lacks rows of env{environment}_in or env{environment}_out, though ood_env is "
                 f"{environment}; it has {listed}"
             )
     chosen = pd.concat([table[environments == environment] for environment in outside])
@@ -258,21 +258,21 @@ def _table(file: Path) -> "pd.DataFrame":
     except FileFormatError:
         raise
     except (OSError, ValueError) as error:  # pandas' parser errors are of these kinds
-        raise FileFormatError(f"{file} cannot be read as a table of predictions: {error}") from error
+        raise FileFormatError(f"cannot read {file} as a table of predictions: {error}") from error
     if not len(frame):
-        raise FileFormatError(f"{file} has no row")
+        raise FileFormatError(f"{file} has no rows")
     domains = frame["domain"].astype(object).fillna("").astype(str)
     parts = domains.str.extract(f"^{_DOMAIN}$")
     if len(bad := np.flatnonzero(parts[0].isna())):
         raise FileFormatError(
-            f"{file}, row {bad[0] + 1}: the domain is {domains.iloc[bad[0]]!r}; env<number>_in or "
-            "env<number>_out is needed"
+            f"{file}, row {bad[0] + 1}: the domain is {domains.iloc[bad[0]]!r}; expected env<number>_in or "
+            "env<number>_out"
         )
     labels = _numbers(file, frame["label"])
     if len(bad := np.flatnonzero((labels != np.floor(labels)) | (labels < 0) | (labels >= len(classes)))):
         raise FileFormatError(
             f"{file}, row {bad[0] + 1}: the label is {labels[bad[0]]:g}; with columns p_0 to "
-            f"p_{len(classes) - 1} it is a whole number from 0 to {len(classes) - 1}"
+            f"p_{len(classes) - 1} expected a whole number from 0 to {len(classes) - 1}"
         )
     scores = np.stack([_numbers(file, frame[name]) for name in classes], axis=1)
     return pd.DataFrame(
@@ -293,7 +293,7 @@ def _classes(file: Path, header: list[str]) -> list[str]:
     missing = [name for name in ("domain", "label", *classes) if name not in header]
     if missing:
         raise FileFormatError(
-            f"{file} has no column {missing[0]!r}; domain, label, p_0, p_1, ... are needed, and it has "
+            f"{file} lacks the column {missing[0]!r}; expected domain, label, p_0, p_1, ...; it has "
             f"{', '.join(map(str, header[:20]))}"
         )
     return classes
@@ -308,9 +308,9 @@ def _numbers(file: Path, column: "pd.Series[Any]") -> Float64[np.ndarray, " rows
     if len(bad):
         cell = column.iloc[int(bad[0])]
         raise FileFormatError(
-            f"{file}, row {bad[0] + 1}: {column.name} is {repr(cell) if isinstance(cell, str) else cell}, no "
-            f"number ({len(bad)} such rows); a score that is missing or NaN has no largest class: repair the "
-            "file or leave it out"
+            f"{file}, row {bad[0] + 1}: {column.name} is {repr(cell) if isinstance(cell, str) else cell}, "
+            f"not a number ({len(bad)} such rows). A missing or NaN score has no largest class: repair the "
+            "file or remove it"
         )
     return numbers
 
@@ -328,6 +328,6 @@ def _check_alignment(answers: _Answers, file: Path, first: _Answers, first_file:
             row = int(different[0])
             raise AlignmentError(
                 f"row {row + 1} out of distribution of {file} has the {name} {one[row]}, in {first_file} it "
-                f"is {other[row]} ({len(different)} rows differ); {why}: leave the file out, or sort its "
-                "rows as the others are"
+                f"is {other[row]} ({len(different)} rows differ). {why}: remove the file, or sort its rows "
+                "as in the others"
             )

@@ -210,12 +210,12 @@ def prevalence_shift(
     """
     if not 0 < level < 1 or not 0 < q < 1 or n_resamples < 1:
         raise InputError(
-            f"level={level}, q={q}, n_resamples={n_resamples}; shares between 0 and 1 and at least one "
-            "resample are needed"
+            f"level={level}, q={q}, n_resamples={n_resamples}; expected fractions between 0 and 1 and at "
+            "least one resample"
         )
     if isinstance(indices, SelectedExamples):
         if labels is not None:
-            raise InputError("labels= goes with positions; a selection has those of its data")
+            raise InputError("labels= belongs with positions; a selection uses the labels of its data")
         data, pool = indices.require_data("a comparison with the pool"), indices.pool
         held = data.meta if attributes is None else attributes
         attributes = {name: np.asarray(column)[pool] for name, column in held.items()}
@@ -223,7 +223,7 @@ def prevalence_shift(
         indices = np.searchsorted(pool, indices.indices)  # the pool is what could have been selected
     columns = {str(name): plain_column(np.asarray(column)) for name, column in (attributes or {}).items()}
     if LABEL in columns:
-        raise InputError(f"attributes holds {LABEL!r}, the name under which labels= stand; rename it")
+        raise InputError(f"attributes holds {LABEL!r}, which is reserved for labels=; rename it")
     n = n_examples_of(columns, labels)
     places = positions(indices, n)
     if draws is not None:
@@ -370,12 +370,12 @@ def _checked_draws(draws: Draws, size: int, n: int) -> Draws:
     n_resamples = len(of_selection)
     if not n_resamples or of_selection.shape != (n_resamples, size) or of_pool.shape != (n_resamples, n):
         raise ShapeError(
-            f"draws have shapes {of_selection.shape} and {of_pool.shape}; resamples by {size} positions in "
-            f"the selection, and as many by {n} positions in the pool, are needed"
+            f"draws have shapes {of_selection.shape} and {of_pool.shape}; expected resamples by {size} "
+            f"positions in the selection, and as many by {n} positions in the pool"
         )
     for each, limit in ((of_selection, size), (of_pool, n)):
         if each.min() < 0 or each.max() >= limit:
             raise InputError(
-                f"draws run from {each.min()} to {each.max()}; positions lie in [0, {limit - 1}]"
+                f"draws run from {each.min()} to {each.max()}; positions must lie in [0, {limit - 1}]"
             )
     return of_selection, of_pool

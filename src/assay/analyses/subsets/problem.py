@@ -121,8 +121,8 @@ class Problem:
         y = self.data.id_accuracy if id_accuracy is None else id_accuracy
         if part := self.constant_part(y):
             raise InputError(
-                f"id_accuracy is the same for all {len(split.part(part))} {part} models; a correlation over "
-                "models needs models that differ: give others, or another split"
+                f"id_accuracy is the same for all {len(split.part(part))} {part} models, but a correlation "
+                "needs models that differ; give other models, or another split"
             )
         if settings.solver == "adam":
             constraints["seed"] = settings.seed
@@ -207,9 +207,9 @@ def check_size(size: Any, n_examples: int) -> int:
     try:
         number = operator.index(size)
     except TypeError:
-        raise InputError(f"size is {size!r}; a whole number of examples is needed") from None
+        raise InputError(f"size is {size!r}; expected a whole number of examples") from None
     if not 1 <= number <= n_examples:
-        raise InputError(f"size is {number}; between 1 and the {n_examples} examples given can be selected")
+        raise InputError(f"size is {number}; expected 1 to {n_examples}, the number of examples given")
     return number
 
 

@@ -56,7 +56,7 @@ class PublishedSelections:
         places = np.flatnonzero(self.sizes == size)
         if not len(places):
             sizes = ", ".join(map(str, self.sizes.tolist()))
-            raise InputError(f"no selection of {size} examples was published for {self.name}; sizes: {sizes}")
+            raise InputError(f"{self.name} has no published selection of {size} examples; sizes: {sizes}")
         return self.rankings[int(places[0])]
 
     def consistency(self) -> SelectionConsistency:
@@ -108,8 +108,8 @@ def _selections(file: Path, arrays: dict[str, np.ndarray], *, corrected: bool) -
     else:
         why = f"{file.name} holds no {_CORRECTION}" if correction is None else "corrected=False"
         warnings.warn(
-            f"{why}: the published ids and labels belong to other examples than the selected ones; use the "
-            "positions for set algebra only",
+            f"{why}: the published ids and labels do not match the selected examples; use the positions "
+            "only for set operations",
             AssayWarning,
             stacklevel=3,
         )
@@ -144,12 +144,12 @@ def _check(
     n = len(arrays["ids"])
     if len(arrays["labels"]) != n or not n <= int(arrays["universe"]) <= _LARGEST:
         raise FileFormatError(
-            f"{file}: {n} ids, {len(arrays['labels'])} labels, a universe of {int(arrays['universe'])}; one "
-            "label for each id and a universe of at least as many, and at most {_LARGEST:,}, are needed"
+            f"{file}: {n} ids, {len(arrays['labels'])} labels, a universe of {int(arrays['universe'])}; "
+            f"expected one label for each id and a universe of at least as many and at most {{_LARGEST:,}}"
         )
     if len(index) and not 0 <= index.min() <= index.max() < n:
         raise FileFormatError(
-            f"{file}: index runs from {index.min()} to {index.max()}; it points into {n} ids"
+            f"{file}: index runs from {index.min()} to {index.max()}, but there are {n} ids"
         )
 
 
@@ -159,5 +159,5 @@ def _names(file: Path, ids: np.ndarray, labels: Int64[np.ndarray, " n"]) -> tupl
     codes, first = np.unique(labels, return_index=True)
     names = dict(zip(codes.tolist(), folders[first].tolist(), strict=True))
     if any(names[code] != folder for code, folder in zip(labels.tolist(), folders.tolist(), strict=True)):
-        raise FileFormatError(f"{file}: a class code stands with more than one folder in ids")
+        raise FileFormatError(f"{file}: a class code belongs to more than one folder in ids")
     return tuple(names.get(code, f"class {code}") for code in range(int(labels.max()) + 1))

@@ -92,7 +92,7 @@ def replicate_examples(selection: SelectedExamples, *, level: float = LEVEL) -> 
         negative slope. n_eff is at most the number of models: resampling can only say that they are fewer.
     """
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; a share above 0 and below 1 is needed")
+        raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
     data = selection.require_data("replication of examples")
     models = selection.split.test
     r = example_correlations(selection.problem.test, data.id_accuracy[models], eps=selection.settings.eps)
@@ -231,7 +231,7 @@ def replicate_halves(
     """
     if n_permutations < 1:
         raise InputError(
-            f"n_permutations is {n_permutations}; at least 1 is needed, {N_HALVES_NULL} by default"
+            f"n_permutations is {n_permutations}; expected at least 1 ({N_HALVES_NULL} by default)"
         )
     data, settings = selection.require_data("replication on halves"), selection.settings
     seed = settings.seed if seed is None else seed

@@ -73,7 +73,7 @@ class SubsetFile(Record):
         """Raises `FileFormatError` unless indices and ids name one set of the examples."""
         n, n_ids, n_examples = len(self.indices), len(self.example_ids), self.provenance.data["n_examples"]
         if not n or n_ids != n or len(np.unique(self.indices)) != n:
-            raise FileFormatError(f"{n} indices and {n_ids} example ids do not name one set")
+            raise FileFormatError(f"{n} indices and {n_ids} example ids do not describe one set")
         if self.indices.min() < 0 or self.indices.max() >= n_examples:
             raise FileFormatError(f"an index lies outside the {n_examples} examples")
 
@@ -268,7 +268,9 @@ def oodselect(
     """
     problem = make_problem(correct, id_accuracy, **options)
     if size is None:
-        raise InputError(f"size is missing: how many of the {problem.data.n_examples} examples to select")
+        raise InputError(
+            f"size is missing: give the number of examples to select, of {problem.data.n_examples}"
+        )
     return make_selection(problem, problem.solve(check_size(size, problem.data.n_examples)))
 
 
@@ -339,17 +341,17 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a file that `Subset.save` wrote") from None
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} holds no subset: {error}") from error
+        raise FileFormatError(f"{path} is not a subset: {error}") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         got = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise FileFormatError(f"{path} holds no subset: its schema is {got!r}, this version reads {SCHEMA!r}")
+        raise FileFormatError(f"{path} is not a subset: its schema is {got!r}, this version reads {SCHEMA!r}")
     try:
         saved = SubsetFile.from_dict(document)
         saved.check()
         facts = saved.provenance.data
         settings = Settings.of_record(saved.provenance.settings, saved.arrays, facts["n_examples"])
     except MALFORMED as error:
-        raise FileFormatError(f"{path} holds no whole subset: {error}") from error
+        raise FileFormatError(f"{path} is not a complete subset: {error}") from error
     if data is not None and data.hash != facts["hash"]:
         raise InputError(
             f"{path} was selected on other data (hash {facts['hash']}, these have {data.hash}); evaluate "

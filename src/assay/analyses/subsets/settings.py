@@ -75,7 +75,7 @@ class Settings:
         device: Of the accelerator.
         eps: Clip of accuracies.
         clip: Clip of reported subset accuracies: `eps`, or `half` an example.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         options: Of the solver alone.
     """
 
@@ -155,11 +155,11 @@ def make_settings(
     )
     clip_of(settings.clip, 2, settings.eps)
     if settings.seed < 0:
-        raise InputError(f"seed is {settings.seed}; 0 or more is needed")
+        raise InputError(f"seed is {settings.seed}; expected 0 or more")
     if settings.solver in REFERENCES:
         raise InputError(
-            f"solver is {settings.solver!r}; greedy and exhaustive are test references now. Use 'swap' (the "
-            "default) or 'adam' (as published)"
+            f"solver is {settings.solver!r}, which is now only a test reference; use 'swap' (the default) "
+            "or 'adam' (as published)"
         )
     if settings.solver not in SOLVERS:
         raise unknown_name("solver", settings.solver, SOLVERS)
@@ -183,7 +183,9 @@ def _strata(data: CorrectnessData, strata: Any) -> tuple[Int64[np.ndarray, " n"]
             raise unknown_name("column to stratify by", strata, columns)
         name, column = strata, columns[strata]
     if column.shape != (data.n_examples,):
-        raise ShapeError(f"strata has shape {column.shape}; one stratum per example ({data.n_examples})")
+        raise ShapeError(
+            f"strata has shape {column.shape}; expected one stratum per example ({data.n_examples})"
+        )
     missing = [each for each in column.tolist() if each is None or each != each]
     if missing:
         raise InputError(f"strata holds {missing[0]} {len(missing)} times; give every example a stratum")
@@ -197,7 +199,7 @@ def _mask(allowed: Any, n_examples: int) -> np.ndarray:
         mask = np.zeros(n_examples, dtype=bool)
         mask[places] = True
     if mask.shape != (n_examples,):
-        raise ShapeError(f"allowed has shape {mask.shape}; a mask over the {n_examples} examples is needed")
+        raise ShapeError(f"allowed has shape {mask.shape}; expected a mask over the {n_examples} examples")
     return mask
 
 
@@ -205,11 +207,11 @@ def _places(examples: Any, n_examples: int, name: str) -> Places:
     places = np.asarray(examples)
     if places.ndim != 1 or (len(places) and places.dtype.kind not in "iu"):
         raise InputError(
-            f"{name} is not a list of places of examples: {places.dtype} of shape {places.shape}"
+            f"{name} is {places.dtype} of shape {places.shape}; expected a list of example positions"
         )
     outside = places[(places < 0) | (places >= n_examples)]
     if len(outside):
-        raise InputError(f"{name} holds {outside[0]}; there are {n_examples} examples, counted from 0")
+        raise InputError(f"{name} holds {outside[0]}, but there are {n_examples} examples, counted from 0")
     if len(np.unique(places)) < len(places):
         raise InputError(f"{name} names an example more than once")
     return places.astype(np.int64)

@@ -159,10 +159,10 @@ def _classes(given: Any, X: Any, part: str) -> np.ndarray:
     n = X.shape[0] if hasattr(X, "shape") else len(X)
     if classes.ndim != 1 or len(classes) != n:
         raise ShapeError(
-            f"y_{part} has shape {classes.shape}; X_{part} has {n} rows, and each needs one class"
+            f"y_{part} has shape {classes.shape}, but X_{part} has {n} rows; give one class per row"
         )
     if len(classes) == 0:
-        raise InputError(f"X_{part} has no row; at least one is needed")
+        raise InputError(f"X_{part} has no rows; give at least one")
     if classes.dtype.kind == "f" and np.isnan(classes).any():
         raise InputError(
             f"y_{part}[{int(np.flatnonzero(np.isnan(classes))[0])}] is NaN; every row needs a class"
@@ -181,11 +181,11 @@ def _predicted(name: str, estimator: Any, X: Any, truth: np.ndarray) -> np.ndarr
         raise InputError(f"estimator {name!r} cannot predict: {error}") from error
     if classes.shape != truth.shape:
         raise ShapeError(
-            f"estimator {name!r} predicts {classes.shape} for {len(truth)} rows; one class per row"
+            f"estimator {name!r} predicts {classes.shape} for {len(truth)} rows; expected one class per row"
         )
     if classes.dtype.kind == "f" and (classes != np.floor(classes)).any():
         raise InputError(
-            f"estimator {name!r} predicts numbers such as {classes[0]}, no classes; give a classifier"
+            f"estimator {name!r} predicts numbers such as {classes[0]} instead of classes; give a classifier"
         )
     kinds = [each.dtype.kind for each in (classes, truth)]
     if "O" not in kinds and (kinds[0] in "US") != (kinds[1] in "US"):

@@ -105,7 +105,7 @@ def split_models(
     """
     if n_models < FEW_MODELS:
         warnings.warn(
-            f"{n_models} models: with fewer than {FEW_MODELS} a correlation over models says little",
+            f"{n_models} models: with fewer than {FEW_MODELS} a correlation over models is unreliable",
             AssayWarning,
             stacklevel=3,
         )
@@ -124,7 +124,9 @@ def split_models(
         raise InputError("split='family' needs families=, one name per model; give them, or split='group'")
     names = np.arange(n_models) if names is None else np.asarray(names)
     if len(names) != n_models:
-        raise ShapeError(f"{split} names {len(names)} models, there are {n_models}; give one per model")
+        raise ShapeError(
+            f"{split} names {len(names)} models, but there are {n_models}; give one name per model"
+        )
     return _by_units(unit_codes(names), seed, kind=split)
 
 
@@ -133,7 +135,7 @@ def _given(split: ModelSplit | Mapping[str, Any] | Sequence[Any], n_models: int)
     every = np.concatenate([parts.part(name) for name in PARTS])
     outside = every[(every < 0) | (every >= n_models)]
     if len(outside):
-        raise InputError(f"split names model {outside[0]}; there are {n_models}, counted from 0")
+        raise InputError(f"split names model {outside[0]}, but there are {n_models}, counted from 0")
     models, counts = np.unique(every, return_counts=True)
     if len(models) < len(every):
         raise InputError(f"split names model {models[counts > 1][0]} more than once; parts must not overlap")
@@ -155,7 +157,9 @@ def _listed(split: Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSpl
         if part.dtype == bool and part.shape == (n_models,):
             part = np.flatnonzero(part)
         elif part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
-            raise InputError(f"split[{name!r}] is not a list of places of models: {part.dtype} {part.shape}")
+            raise InputError(
+                f"split[{name!r}] is {part.dtype} {part.shape}; expected a list of model positions"
+            )
         named[name] = part.astype(np.int64)
     parts: dict[str, Any] = named
     return ModelSplit(**parts, kind="given")
@@ -197,8 +201,8 @@ def _by_units(units: Units, seed: int, *, kind: str) -> ModelSplit:
         word = {"family": "families", "group": "groups"}[kind]
         got = ", ".join(f"{name} {len(part)}" for name, part in parts.items())
         raise InputError(
-            f"split={kind!r} leaves too few {word} in a part ({got} of {len(names)}; at least {MIN_UNITS} "
-            "are needed in each); give more of them, or another split"
+            f"split={kind!r} leaves too few {word} in a part ({got} of {len(names)}; each needs at least "
+            f"{MIN_UNITS}). Give more of them, or choose another split"
         )
     places: dict[str, Any] = {name: np.flatnonzero(np.isin(units, part)) for name, part in parts.items()}
     return _checked(ModelSplit(**places, kind=kind, seed=seed))
@@ -208,8 +212,8 @@ def _checked(split: ModelSplit) -> ModelSplit:
     for name in PARTS:
         if len(split.part(name)) < MIN_MODELS:
             raise InputError(
-                f"the {name} part holds {len(split.part(name))} models; at least {MIN_MODELS} are needed in "
-                "each part: give more models, or another split"
+                f"the {name} part holds {len(split.part(name))} models; each part needs at least "
+                f"{MIN_MODELS}. Give more models, or another split"
             )
     return split
 
@@ -225,9 +229,9 @@ def folds(units: Units, k: int = 5) -> list[ModelSplit]:
     """
     names, counts = np.unique(units, return_counts=True)
     if k < len(PARTS):
-        raise InputError(f"{k} folds cannot train, validate and test; at least {len(PARTS)} are needed")
+        raise InputError(f"{k} folds cannot train, validate and test; expected at least {len(PARTS)}")
     if len(names) < k:
-        raise InputError(f"{len(names)} units cannot fill {k} folds; at least one unit per fold is needed")
+        raise InputError(f"{len(names)} units cannot fill {k} folds; each fold needs at least one unit")
     fold_of = np.empty(len(names), dtype=np.int64)
     sizes = np.zeros(k, dtype=np.int64)
     for place in np.argsort(-counts, kind="stable"):
@@ -264,6 +268,6 @@ def halves(
     if min(len(first), len(second)) < MIN_MODELS:
         raise InputError(
             f"halves of {len(models)} models in {len(names)} units hold {len(first)} and {len(second)}; "
-            f"at least {MIN_MODELS} are needed in each"
+            f"each needs at least {MIN_MODELS}"
         )
     return first, second

@@ -124,8 +124,8 @@ def swap(
             run.descend(kappa)
     if validation is None:
         warnings.warn(
-            f"no validation models: swap stopped after kappa = {LAST_KAPPA_WITHOUT_VALIDATION} and kept the "
-            "last set; give validation= and id_validation=, which choose how far to go",
+            f"validation models are missing: swap stopped after kappa = {LAST_KAPPA_WITHOUT_VALIDATION} and "
+            "kept the last set. Give validation= and id_validation=, which choose when to stop",
             AssayWarning,
             stacklevel=2,
         )

@@ -38,9 +38,8 @@ from assay.core.record import Record
 LEVEL = 0.05
 BATCH = 10  # reruns between two looks at whether the verdict is settled
 UNKNOWN_UNITS = (
-    "which models share a training run or a family was not given, so it is unknown whether the models tested "
-    "are independent of those selected on: give groups= or families=, or groups=range(M) if every model is "
-    "an independent run"
+    "groups and families are missing, so it is unknown whether the tested models are independent of those "
+    "selected on. Give groups= or families=, or groups=range(M) if every model is an independent run"
 )
 
 
@@ -217,16 +216,16 @@ def judge_sizes(
 def _check(selections: Sequence[SelectedExamples], n_permutations: int) -> None:
     """Raises `InputError` unless there are selections, all with the same settings, and permutations."""
     if not selections:
-        raise InputError("no selection to judge; give at least one")
+        raise InputError("selections are missing; give at least one")
     if n_permutations < 1:
         raise InputError(
-            f"n_permutations is {n_permutations}; at least 1 is needed, {N_PERMUTATIONS} by default"
+            f"n_permutations is {n_permutations}; expected at least 1 ({N_PERMUTATIONS} by default)"
         )
     for other in selections[1:]:
         if other.settings.record() != selections[0].settings.record():
             raise InputError(
                 f"selections of size {selections[0].size} and {other.size} were made with different "
-                "settings; judge them apart"
+                "settings; judge them separately"
             )
 
 
@@ -261,8 +260,8 @@ def _unit_reasons(data: CorrectnessData, selection: SelectedExamples) -> Iterato
     """Whether units are disjoint between the parts of the main split, and families enough for folds."""
     if data.families is not None and len(set(data.families)) < MIN_FOLDS:
         yield (
-            f"the models are of {len(set(data.families))} families: no {MIN_FOLDS} folds keep families "
-            "apart, and an accident of a family would pass for a finding; models of more families are needed"
+            f"the models are of {len(set(data.families))} families, too few for {MIN_FOLDS} folds that keep "
+            "families apart. An accident of one family could pass for a finding; add models of more families"
         )
         return
     kind = data.kind_of_units(by_family=False)
@@ -273,7 +272,7 @@ def _unit_reasons(data: CorrectnessData, selection: SelectedExamples) -> Iterato
     if across := selection.split.straddling(units):
         yield (
             f"{across} of {len(np.unique(units))} {WORDS[kind]} have models in more than one part of the "
-            f"split ({selection.split.kind}), so the models tested are not new: select with split={kind!r}"
+            f"split ({selection.split.kind}), so the tested models are not new: select with split={kind!r}"
         )
 
 
@@ -284,14 +283,14 @@ def _reasons(
     yield from _unit_reasons(data, selection)
     if math.isnan(verdict.r):
         yield (
-            "the cross-fitted correlation is undefined: in no fold do the accuracies on the subset vary "
-            "over the models; try a larger size"
+            "the cross-fitted correlation is undefined: in every fold the accuracies on the subset are "
+            "equal for all models; try a larger size"
         )
     elif verdict.r >= 0:
         yield (
             f"the cross-fitted correlation is {verdict.r:+.2f}, not below 0: on {WORDS[verdict.unit_kind]} "
             "that took no part in the selection, accuracy on the subset does not fall with in-distribution "
-            "accuracy; a smaller size may hold such examples, or there are none"
+            "accuracy. Such examples may exist only at a smaller size, or not at all"
         )
     if verdict.p_value > LEVEL:
         yield _chance(verdict, asked)
@@ -301,7 +300,7 @@ def _reasons(
     elif test.n_units >= RELIABLE_UNITS and test.high >= 0:
         yield (
             f"the interval of R on the {test.n} test models, over {test.n_units} units, reaches up to "
-            f"{test.high:+.2f}: this very subset may not be on an inverse line; test it on further models"
+            f"{test.high:+.2f}: this subset may not be on an inverse line; test it on more models"
         )
 
 
@@ -310,7 +309,7 @@ def _chance(verdict: SubsetVerdict, asked: int) -> str:
     if LEVEL * (asked + 1) < 1:
         return (
             f"p = {verdict.p_value:.3g} and {asked} permutations cannot give less than "
-            f"{1 / (asked + 1):.3g}: ask for at least {math.ceil(1 / LEVEL) - 1}"
+            f"{1 / (asked + 1):.3g}: use at least {math.ceil(1 / LEVEL) - 1}"
         )
     n_sizes, done = len(verdict.sizes), verdict.n_permutations
     several = n_sizes > 1
@@ -318,7 +317,9 @@ def _chance(verdict: SubsetVerdict, asked: int) -> str:
     swept = f", corrected for {n_sizes} sizes ({alone})" if several else ""
     ended = f" (stopped there, of {asked}: {LEVEL} was out of reach)" if done < asked else ""
     more = "independent runs" if verdict.unit_kind == "model" else WORDS[verdict.unit_kind]
-    advice = f"; models of more {more}{', or fewer sizes,' if several else ''} would sharpen the test"
+    advice = (
+        f"; models of more {more}{', or fewer sizes,' if several else ''} would make the test more powerful"
+    )
     count = round(verdict.p_value * (done + 1)) - 1
     return (
         f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {count} of {done} selections{ended} made under "
@@ -331,13 +332,13 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> I
     undefined, n_folds = sum(map(math.isnan, verdict.fold_correlations)), len(verdict.fold_correlations)
     if 0 < undefined < n_folds:
         yield (
-            f"R is undefined in {undefined} of {n_folds} folds, where accuracies do not vary over the models"
-            "; they are left out"
+            f"R is undefined in {undefined} of {n_folds} folds, where all models have the same accuracy; "
+            "these folds are left out"
         )
     if verdict.n_permutations < asked:
         yield (
-            f"stopped after {verdict.n_permutations} of {asked} permutations, when none of the sizes could "
-            "be supported any more"
+            f"stopped after {verdict.n_permutations} of {asked} permutations, when support had become "
+            "impossible for every size"
         )
     if verdict.n_units < RELIABLE_UNITS:
         yield (
@@ -348,12 +349,12 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> I
     if test.n_units < RELIABLE_UNITS:
         yield (
             f"the test models come from {test.n_units} independent unit{'s' if test.n_units != 1 else ''}; "
-            f"the interval of R on them is not a part of the verdict below {RELIABLE_UNITS}"
+            f"below {RELIABLE_UNITS}, the interval of R on them does not enter the verdict"
         )
     if verdict.r < 0 and test.r > 0:
         yield (
             f"R of the subset itself on its {test.n} test models is {test.r:+.2f}, above 0, though the "
-            "cross-fit is below: look at the folds"
+            "cross-fit is below 0: check the folds"
         )
     data = selection.data
     across = 0
@@ -361,9 +362,9 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> I
         across = selection.split.straddling(data.units)
     if across:
         yield (
-            f"{across} families have models in more than one part of the split of this subset, so that "
-            "its own test R may be an accident of a family; the cross-fit keeps families whole, and "
+            f"{across} families have models in more than one part of the split of this subset, so its own "
+            "test R may be an accident of one family; the cross-fit keeps families whole, and "
             "split='family' does so here too"
         )
     if verdict.kind == "free":
-        yield "the p-value permutes models freely and takes them as independent"
+        yield "the p-value permutes models freely and treats them as independent"

@@ -206,7 +206,7 @@ class _Climb:
             corrupted = grammar.corrupt([other], draws)[0]
             pair = (clean, corrupted)
             if not any(self.slots(pair, side) for side in SIDES):
-                raise InputError(f"the grammar of {grammar.key} describes no slots to vary")
+                raise InputError(f"the grammar of {grammar.key} has no slots to vary")
             lengths_of_pair = [n_tokens(prompt, grammar) for prompt in pair]
             if lengths_of_pair[0] == lengths_of_pair[1]:
                 return pair

@@ -114,8 +114,8 @@ def worst_case(
         rows = (1 if n_clean != 1 else 2) if named else None
         if not named and protocol is None and (counted or enumerate):
             raise InputError(
-                f"{os.fspath(task)} is a file, whose own pairs are run as they stand. Give protocol='all' to "
-                "combine its prompts, or leave n_clean, n_corrupted and enumerate out"
+                f"{os.fspath(task)} is a file, whose own pairs are run unchanged. Give protocol='all' to "
+                "combine its prompts, or remove n_clean, n_corrupted and enumerate"
             )
         task = load_task(os.fspath(task), model, n=rows)
     if protocol is None:
@@ -163,8 +163,8 @@ def run_sample(
     started = time.perf_counter()
     if directory is not None and not isinstance(divergence, str | Divergence):
         raise InputError(
-            "finished blocks are kept under the name of the divergence, and a bare callable's name does not "
-            "tell it from others; give Divergence(key=..., kernel=...), or leave directory out"
+            "finished blocks are stored by the name of the divergence, but a bare callable has no unique "
+            "name. Give Divergence(key=..., kernel=...), or remove directory"
         )
     measured = get_divergence(divergence)
     facts = facts_of(circuit, model, sample, measured, thresholds)
@@ -270,8 +270,8 @@ def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
     notes = {}
     if circuit.connected(warn=False).n_edges == 0:
         notes["disconnected_circuit"] = (
-            "no kept path leads from the input to the logits: the circuit's output is the model's on the "
-            "corrupted input, whatever the clean one"
+            "no kept path leads from the input to the logits: the output of the circuit is that of the "
+            "model on the corrupted input, whatever the clean input"
         )
     for name in ("clean", "corrupted"):
         exist, drawn = sample.population[name], getattr(sample, name).n
@@ -282,7 +282,7 @@ def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
             )
     if sample.own_rows and sample.protocol == "all" and sample.paired and not sample.reuse_clean:
         notes["own_rows"] = (
-            f"the task's own {sample.clean.n:,} rows were taken in order, so a certificate rests on half as "
+            f"the task's own {sample.clean.n:,} rows were used in order, so a certificate has only half as "
             "many independent pairs; other counts draw fresh inputs"
         )
     return notes

@@ -61,7 +61,7 @@ class FolderShelf:
             directory.mkdir(parents=True, exist_ok=True)
             earlier = parse_json(path.read_text(encoding="utf-8")) if path.exists() else None
         except OSError as error:
-            raise OutputError(f"cannot use {directory} to keep blocks: {error.strerror}") from error
+            raise OutputError(f"cannot use {directory} for blocks: {error.strerror}") from error
         except ValueError:
             earlier = {}  # some other program's file
         if earlier is None:
@@ -69,8 +69,8 @@ class FolderShelf:
             write_atomically(path, json.dumps(content, indent=1).encode())
         elif not isinstance(earlier, dict) or earlier.get("id") != self.id or earlier.get("format") != FORMAT:
             raise InputError(
-                f"{directory} keeps the blocks of another job ({_difference(earlier, job)}); give another "
-                "directory, or delete this one"
+                f"{directory} contains the blocks of another job ({_difference(earlier, job)}); give "
+                "another directory, or delete this one"
             )
 
     def path(self, number: int) -> Path:
@@ -102,8 +102,8 @@ class FolderShelf:
             write_atomically(self.path(number), save(tensors, {"assay": header}))
         except OutputError as error:
             raise OutputError(
-                f"{error}. {finished} of {total} blocks are kept in {self.directory}: make room and run "
-                "the same again, it goes on from there"
+                f"{error}. {finished} of {total} blocks are saved in {self.directory}: free some space and "
+                "run the same command again to resume"
             ) from error
 
 
@@ -112,7 +112,7 @@ def _difference(known: Any, job: Mapping[str, Any]) -> str:
     theirs = known.get("job") if isinstance(known, dict) else None
     ours = json.loads(canonical_json(job))
     if not isinstance(theirs, dict):
-        return "its job.json is not ours"
+        return "its job.json was not written by this library"
     names = [name for name in ours if theirs.get(name) != ours[name]]
     return f"different: {', '.join(names) or 'format'}"
 

@@ -32,9 +32,9 @@ def not_certified(sample: PairSample) -> str | None:
         )
     if not sample.independent and not sample.enumerated:
         return (
-            "its inputs are rows of the task that were not declared to be independent draws, that were "
-            "drawn more than once, or on which the circuit was found; run the rows as they stand (protocol "
-            "'file') with independent=True if they are independent and new to the circuit"
+            "its inputs are rows of the task that were not declared independent, that were drawn more than "
+            "once, or that the circuit was discovered on; run the rows unchanged (protocol 'file') with "
+            "independent=True if they are independent and new to the circuit"
         )
     return None
 
@@ -61,14 +61,14 @@ def sample_certificate(
     """
     reason = not_certified(sample)
     if reason is not None:
-        raise InputError(f"this sample supports no certificate: {reason}")
+        raise InputError(f"this sample does not support a certificate: {reason}")
     if sample.weights is not None:
         if method not in (None, EXACT):
             raise InputError(
-                f"every distinct pair was run, so the percentile is exact; leave method {method!r} out"
+                f"every distinct pair was run, so the percentile is exact; remove method {method!r}"
             )
         if epsilon is not None:
-            raise InputError("every distinct pair was run, so the percentile is exact; leave epsilon out")
+            raise InputError("every distinct pair was run, so the percentile is exact; remove epsilon")
         share(percentile, "percentile")
         share(delta, "delta")
         return Certificate(
@@ -87,8 +87,8 @@ def sample_certificate(
             if method not in ("disjoint", "asymptotic", "order-statistic"):
                 raise unknown_name("certificate method", method, _OF_ROWS)
             raise InputError(
-                f"method {method!r} needs clean and corrupted inputs that are independent of each other; the "
-                "task's own rows are not, choose 'ustat'"
+                f"method {method!r} needs clean and corrupted inputs that are independent of each other, "
+                "but the task's own rows are not; choose 'ustat'"
             )
         return _of_rows(values, percentile, delta, epsilon)
     return certificate(values, percentile, delta=delta, epsilon=epsilon, method=method, seed=sample.seed)

@@ -91,8 +91,7 @@ def table_divergences(
     if divergence.needs_answers:
         if answers is None or wrong is None:
             raise InputError(
-                f"divergence {divergence.key!r} compares answers with wrong answers, but these inputs have "
-                "none; choose 'kl'"
+                f"divergence {divergence.key!r} needs wrong answers, but these inputs have none; choose 'kl'"
             )
         arguments += [ids.repeat_interleave(n_corrupted, 0).to(circuit.device) for ids in (answers, wrong)]
     values: object = divergence.kernel(*arguments)
@@ -169,7 +168,7 @@ def _kl(
     # NaN passes on to whoever names the pair.
     if bool((values < -ROUNDING * (1 + logits.abs().amax())).any()):
         raise InconsistentRunError(
-            f"a KL divergence came out as {float(values.min()):g}, below what rounding can explain; please "
+            f"a KL divergence is {float(values.min()):g}, more negative than rounding can explain; please "
             "report it"
         )
     clipped = torch.where(values < 0, 0.0, values)

@@ -107,7 +107,7 @@ class PairEvaluator:
         runner: PairRunner | None = None,
     ) -> None:
         if memory is not None and memory < 1:
-            raise InputError(f"memory is {memory}; give a number of bytes, or None to choose by what is free")
+            raise InputError(f"memory is {memory}; give a number of bytes, or None to choose by free memory")
         check_circuit(model, circuit)
         self.model, self.circuit = model, circuit
         self.clean, self.corrupted = clean, corrupted
@@ -160,8 +160,8 @@ class PairEvaluator:
         )
         if len(positions) != 1:
             raise InputError(
-                f"inputs are read at positions {', '.join(map(str, positions.tolist()))}; a table of all "
-                "pairs needs one read position, so use prompts of one length"
+                f"inputs are read at positions {', '.join(map(str, positions.tolist()))}, but a table of "
+                "all pairs needs a single read position; use prompts of one length"
             )
         group = self._group(int(positions[0]))
         clean_rows, back_clean = np.unique(self._clean_row[clean_index], return_inverse=True)
@@ -346,8 +346,8 @@ class PairEvaluator:
             i, j = int(clean_index[unequal[0]]), int(corrupted_index[unequal[0]])
             raise InputError(
                 f"pair ({i}, {j}) joins prompts of {int(self.clean.lengths[i])} and "
-                f"{int(self.corrupted.lengths[j])} tokens; edges can only be patched between prompts of one "
-                "length"
+                f"{int(self.corrupted.lengths[j])} tokens, but edges can only be patched between prompts of "
+                "one length"
             )
 
     def _check_finite(
@@ -367,9 +367,9 @@ class PairEvaluator:
                     for index in (clean_index, corrupted_index)
                 )
                 raise NonFinitePairError(
-                    f"the {name} of pair (clean {i}, corrupted {j}) is {array[bad][0]}; the logits of the "
-                    "model or of the circuit are NaN or infinite there, so check the model's weights and "
-                    "number type (float16 overflows)",
+                    f"the {name} of pair (clean {i}, corrupted {j}) is {array[bad][0]}: the logits of the "
+                    "model or of the circuit are NaN or infinite there. Check the model's weights and dtype "
+                    "(float16 overflows)",
                     i,
                     j,
                 )

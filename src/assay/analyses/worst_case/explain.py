@@ -111,7 +111,7 @@ class Explanation:
             kept: Edges of the circuit instead of missing ones.
         """
         if k < 1:
-            raise InputError(f"k is {k}; ask for at least one edge")
+            raise InputError(f"k is {k}; give at least one edge")
         part, mask = self._part(kept=kept)
         flat = part.values.double().masked_fill(~mask, -torch.inf).flatten()
         order = torch.sort(flat, descending=True, stable=True).indices[: min(k, int(mask.sum()))]
@@ -287,8 +287,8 @@ def pair_loss(divergence: str | PairLoss) -> tuple[str, PairLoss]:
     objective = get_objective(divergence)
     if not objective.stationary:
         raise InputError(
-            f"{divergence!r} is not a divergence from the model, so nothing is shared out; choose 'kl' or "
-            "'js', or give a callable of both logits"
+            f"{divergence!r} is not a divergence from the model, so it cannot be attributed to edges; "
+            "choose 'kl' or 'js', or give a callable of both logits"
         )
     return objective.key, lambda full, run: objective(
         run, full, _NoAnswers(answers=full.new_zeros(0, 1).long())
@@ -347,7 +347,7 @@ def _check_finite(values: Tensor, rows: Tensor) -> None:
     if bool(bad.any()):
         row = int(rows[int(bad.nonzero()[0])])
         raise NonFiniteError(
-            f"the divergence of pair {row} is NaN or infinite; check the model's weights and number type"
+            f"the divergence of pair {row} is NaN or infinite; check the model's weights and dtype"
         )
 
 

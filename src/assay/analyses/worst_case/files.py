@@ -74,8 +74,8 @@ def read_result(path: Path) -> tuple[dict[str, Any], PairSample, dict[str, Tenso
         raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != record.get("sha256"):
         raise FileFormatError(
-            f"{path} is not what its document describes (hash mismatch): one of the two was changed or "
-            "truncated; restore them or run again"
+            f"{path} does not match its document (hash mismatch): one of the two was changed or truncated. "
+            "Restore them or run again"
         )
     try:
         arrays = load(content)
@@ -86,12 +86,14 @@ def read_result(path: Path) -> tuple[dict[str, Any], PairSample, dict[str, Tenso
         for name in ("divergence", "empty", "argmax_differs"):
             if tuple(arrays[name].shape) != sample.shape or arrays[name].is_complex():
                 raise ValueError(
-                    f"{name} has shape {tuple(arrays[name].shape)}; {sample.shape} is that of the pairs"
+                    f"{name} has shape {tuple(arrays[name].shape)}, but the pairs have {sample.shape}"
                 )
         if sample.pairs is not None:
             _check_ids(arrays["pairs"], len(sample.pairs), 2)
         if sample.data_hash != record["sample"]["data_hash"]:
-            raise FileFormatError(f"{path}: the inputs have another hash than the document says; run again")
+            raise FileFormatError(
+                f"{path}: the hash of the inputs differs from that in the document; run again"
+            )
     return record, sample, arrays
 
 
@@ -115,7 +117,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 def _check_ids(array: Tensor, n: int, axes: int) -> None:
     if array.dtype != torch.int64 or array.ndim != axes or len(array) != n:
         raise ValueError(
-            f"inputs are {array.dtype} of shape {tuple(array.shape)}; whole numbers of {n} are due"
+            f"inputs are {array.dtype} of shape {tuple(array.shape)}; expected whole numbers of {n}"
         )
 
 
@@ -138,9 +140,11 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
         side = sides[name]
         listed = [*side.fields.values(), *([] if side.texts is None else [side.texts])]
         if any(len(values) != side.n for values in listed):
-            raise ValueError(f"texts or fields of the {name} inputs are not those of {side.n} inputs")
+            raise ValueError(
+                f"texts or fields of the {name} inputs do not match the number of inputs, {side.n}"
+            )
         if bool(((side.lengths < 1) | (side.lengths > side.tokens.shape[1])).any()):
-            raise ValueError(f"a length of the {name} inputs is not that of their tokens")
+            raise ValueError(f"a length of the {name} inputs differs from the length of their tokens")
     return PairSample(
         protocol=facts["protocol"],
         clean=sides["clean"],

@@ -138,7 +138,7 @@ class PairSample:
             enumerated; None for a sample.
         population: Number of distinct inputs that exist on each side, `clean` and `corrupted`; None where
             they are not counted.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         streams: What each stream of draws was named; empty where nothing was drawn.
         tokenizer: Tokenizer of the ids, used to show them.
         task: Identity of the task, JSON-able.

@@ -57,7 +57,7 @@ class MatrixSearch:
         shape: Clean and corrupted inputs of the table.
         pairs: `[n_evaluations, 2]` (clean index, corrupted index), each pair once, in order of evaluation.
         values: Their divergences.
-        seed: Root seed.
+        seed: Root seed of all random draws.
     """
 
     shape: tuple[int, int]
@@ -82,7 +82,7 @@ class MatrixSearch:
             InputError: If `k` is below 1.
         """
         if k < 1:
-            raise InputError(f"k is {k}; ask for at least 1 pair")
+            raise InputError(f"k is {k}; give at least 1 pair")
         chosen = self._order[:k]
         return tuple(
             FoundPair(int(i), int(j), float(value))
@@ -287,7 +287,7 @@ class _Known:
 
     def __init__(self, evaluate: Evaluate, shape: tuple[int, int], start: MatrixSearch | None) -> None:
         if start is not None and start.shape != shape:
-            raise ShapeError(f"start searched a table of {start.shape}; this one has {shape}")
+            raise ShapeError(f"start searched a table of {start.shape}, but this one has {shape}")
         self.evaluate = evaluate
         self.pairs = np.empty((0, 2), dtype=np.int64) if start is None else start.pairs
         self.values = np.empty(0) if start is None else start.values
@@ -318,8 +318,8 @@ class _Known:
         if not np.isfinite(values).all():
             bad = int(np.flatnonzero(~np.isfinite(values))[0])
             raise NonFiniteError(
-                f"the divergence of pair (clean {rows[bad]}, corrupted {columns[bad]}) is {values[bad]}; a "
-                "search needs finite values, so check the model's logits on these inputs"
+                f"the divergence of pair (clean {rows[bad]}, corrupted {columns[bad]}) is {values[bad]}, "
+                "but a search needs finite values; check the model's logits on these inputs"
             )
         self.seen[rows, columns] = True
         self.pairs = np.concatenate([self.pairs, np.stack([rows, columns], axis=1)])
@@ -351,8 +351,8 @@ def _first_pairs(shape: tuple[int, int], seed: int) -> _Pairs:
 def _check_budget(budget: int, shape: tuple[int, int], least: int) -> None:
     if budget < least:
         raise InputError(
-            f"budget is {budget:,}; every one of the {shape[0]:,} clean and {shape[1]:,} corrupted inputs is "
-            f"evaluated at least once, which takes {least:,}; {2 * sum(shape):,} or more are advised"
+            f"budget is {budget:,}, but evaluating each of the {shape[0]:,} clean and {shape[1]:,} "
+            f"corrupted inputs once takes {least:,}; give {2 * sum(shape):,} or more"
         )
 
 

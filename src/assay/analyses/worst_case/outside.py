@@ -163,7 +163,7 @@ def outside_grammar(
     if corrupted not in CORRUPTED:
         raise unknown_name("source of corrupted inputs", corrupted, CORRUPTED)
     if not options:
-        raise InputError('nothing is changed about the task; give words of your own, e.g. objects=["hammer"]')
+        raise InputError('the task is unchanged; give your own words, e.g. objects=["hammer"]')
     usual = _ordinary_task(model, task)
     words = {name: read_words(value) if isinstance(value, Path) else value for name, value in options.items()}
     changed, dropped = _changed_task(model, usual, words)
@@ -194,12 +194,12 @@ def read_words(path: Path) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise FileFormatError(f"word list {path} cannot be read: {error.strerror or error}") from error
+        raise FileFormatError(f"cannot read word list {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise FileFormatError(f"word list {path} is not UTF-8 text: {error}") from error
     words = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
     if not words:
-        raise FileFormatError(f"word list {path} holds no word; write one per line")
+        raise FileFormatError(f"word list {path} is empty; write one word per line")
     return words
 
 

@@ -46,7 +46,7 @@ def worst_case_page(document: Document) -> Page:
         verdict=tail_verdict(document),
         caveats=tail_caveats(document),
         lede=f"The circuit keeps {number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges. "
-        f"{protocol_sentence(document)} Edges outside the circuit carried what they carry on the corrupted "
+        f"{protocol_sentence(document)} Edges outside the circuit carried their values from the corrupted "
         f"prompt. The divergence is the {quantity}, at the position that predicts the answer; 0 means no "
         "difference.",
         sections=[
@@ -68,7 +68,7 @@ def _tail(document: Document, unit: str) -> Figure:
     """The distribution beside its percentiles."""
     counts, summary = document["histogram"]["counts"], document["summary"]
     share = counts[0] / max(sum(counts), 1)
-    first_bin = f"; {percent(share)} of the circuit’s lie in the first bin" if share > 0.5 else ""
+    first_bin = f"; {percent(share)} of the circuit’s pairs are in the first bin" if share > 0.5 else ""
     rows: list[list[Cell | Text]] = [_percentile_row(each) for each in percentiles(document)]
     if summary.get("argmax_differs") is not None:
         rows.append(["first token differs", percent(summary["argmax_differs"]), "", "", ""])
@@ -115,7 +115,7 @@ def _anchor_sentences(anchor: Document) -> str:
     """How circuit and empty circuit compare, pair by pair and on the whole."""
     share, ratio, spearman = (anchor.get(name) for name in ("share_above", "ratio_of_means", "spearman"))
     sentences = [
-        f" On {percent(share)} of the pairs the circuit is further from the model than no circuit at all.",
+        f" On {percent(share)} of the pairs the circuit is further from the model than the empty circuit is.",
         f" Ratio of means {significant(ratio)}.",
         f" Rank correlation of the two over pairs: {number(spearman)}.",
     ]
@@ -128,12 +128,12 @@ def _certificates(document: Document, unit: str) -> Block:
     if not document["certificates"]:
         return Note(text=f"Nothing: {no_certificate(document)}.")
     of, shared = counted(document), document["protocol"] == "all"
-    caption = "Upper bounds on percentiles over all pairs of this kind, not over these pairs. "
+    caption = "Upper bounds on percentiles over all pairs of this kind, not only these pairs. "
     if shared:
-        caption += "Pairs share prompts, so what counts is the smaller number of prompts on a side. "
+        caption += "Pairs share prompts, so the smaller number of prompts on a side is what counts. "
     caption += (
-        "Each row holds by itself with its confidence, several at once with less. They speak of prompts "
-        "drawn as these were, and of no others."
+        "Each row holds by itself with its confidence; several rows together hold with less. They cover "
+        "only prompts drawn in the same way. "
     )
     exceedance = document.get("maximum_exceedance")
     if exceedance is not None:

@@ -55,8 +55,8 @@ def _tests(tests: Sequence[Mapping[str, Any]], unit: str) -> Figure:
         blocks.append(Details(summary=summary, blocks=[_tests_table(folded, unit)]))
     return Figure(
         blocks=blocks,
-        caption="Field values whose pairs lie above the pooled 99th percentile more often than pairs do on "
-        "the whole. p: values dealt anew to prompts (not to pairs) reach the same share; q: "
+        caption="Field values whose pairs lie above the pooled 99th percentile more often than all pairs "
+        "do. p: values reassigned to prompts at random (not to pairs) reach the same share; q: "
         "Benjamini-Hochberg over the values of a field; worse: q at most 0.05.",
         kind="Table",
     )
@@ -205,7 +205,7 @@ def _heat_caption(table: Mapping[str, Any], n_rows: int, n_columns: int, exponen
     caption: list[Text] = [f"Divergence by {row_field} (rows) and {column_field} (columns), "]
     if exponent:
         caption += ["in units of 10", Span(str(exponent).replace("-", MINUS), "sup"), " "]
-    caption.append(f"{unit}; ink from the least to the largest cell of each panel.")
+    caption.append(f"{unit}; darker means larger, from the smallest to the largest cell of each panel.")
     cuts = [
         f"{shown} of {len(names)} values of {field}"
         for shown, names, field in (

@@ -27,13 +27,13 @@ RUNS = {"model": "model", "circuit": "circuit", "corrupted": "model, corrupted p
 LINE_BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
 EXTRAS = {
     "search": (
-        "What search found",
-        "Pairs that were looked for, not drawn: they bound the maximum from below and play no part in the "
+        "Worst pairs found by search",
+        "These pairs were searched for, not sampled: they bound the maximum from below and do not enter the "
         "percentiles and certificates above.",
     ),
     "outside": (
         "Inputs from outside the grammar",
-        "These prompts are not of the kind that was sampled: no number above speaks of them.",
+        "These prompts differ in kind from the sample: the numbers above do not cover them.",
     ),
     "explanation": (
         "What the circuit lacks",
@@ -53,9 +53,9 @@ def worst_pairs(document: Document, unit: str) -> list[Block]:
         return [Note(text="None were kept."), *_harmful_prompts(document, unit)]
     blocks: list[Block] = [
         Note(
-            text="Differing tokens are marked. Beside each other: the likeliest tokens and logits of the "
-            "model on the clean prompt, of the circuit, and of the model on the corrupted prompt, which "
-            "shows whether the circuit merely followed the latter.",
+            text="Differing tokens are marked. The columns compare the most likely tokens and logits of the "
+            "model on the clean prompt, of the circuit, and of the model on the corrupted prompt; they show "
+            "whether the circuit merely followed the corrupted prompt.",
             style="reading",
         ),
         *pairs[:OPEN_PAIRS],
@@ -209,9 +209,9 @@ def _missing_sentence(explanation: Document, unit: str) -> str:
     gap = missing.get("completeness_gap")
     within = "" if gap is None else f" The scores add up to all of it within {percent(gap)}."
     return (
-        f"On {number(explanation['n_pairs'])} pairs the circuit departs by "
-        f"{significant(explanation['mean'])} {unit} on average; the {number(len(top))} missing edges below "
-        f"account for {percent(sum(each['share'] for each in top))} of that.{within}"
+        f"On {number(explanation['n_pairs'])} pairs the mean divergence of the circuit is "
+        f"{significant(explanation['mean'])} {unit}; the {number(len(top))} missing edges below account for "
+        f"{percent(sum(each['share'] for each in top))} of that.{within}"
     )
 
 

@@ -135,7 +135,7 @@ def tail_verdict(document: Document) -> str:
     anchor = (document.get("anchor") or {}).get("absolute")
     if anchor:
         mean, worst = significant(anchor["mean"]), significant(anchor["max"])
-        sentences.append(f"Without any circuit: mean {mean}, worst {worst}.")
+        sentences.append(f"Empty circuit: mean {mean}, worst {worst}.")
     return " ".join([*sentences, guarantee(document)])
 
 
@@ -146,11 +146,11 @@ def _bracketed(text: str) -> str:
 def guarantee(document: Document) -> str:
     """The strongest sound certificate, and the lowest percentile for which there is none."""
     if document.get("enumerated"):
-        return "These are all the pairs there are, so its percentiles are exact."
+        return "These are all possible pairs, so the percentiles are exact."
     shares = sorted({each["percentile"] for each in document["certificates"] if each["rigorous"]})
     certificates = [sound_certificate(document, share) for share in shares]
     if not certificates:
-        return f"Nothing is certified: {no_certificate(document)}."
+        return f"No bound is certified: {no_certificate(document)}."
     bounded = [each for each in certificates if each and each["bound"] is not None]
     missing = [each for each in certificates if each and each["bound"] is None]
     sentences = []
@@ -184,7 +184,7 @@ def no_certificate(document: Document) -> str:
         if document["protocol"] == "file":
             return "the pairs were not declared independent draws"
         return "the inputs are not independent draws"
-    return "no percentile was asked for"
+    return "no percentile was requested"
 
 
 def tail_caveats(document: Document) -> list[str]:
@@ -193,8 +193,8 @@ def tail_caveats(document: Document) -> list[str]:
     ratio = (document.get("anchor") or {}).get("ratio_of_means")
     if ratio is not None and ratio >= 0.9:
         notes.append(
-            f"On average the circuit is hardly closer to the model than no circuit at all (ratio of means "
-            f"{number(ratio)}): read its numbers as the model’s sensitivity to the corrupted prompt."
+            "On average the circuit is hardly closer to the model than the empty circuit (ratio of means "
+            f"{number(ratio)}): its numbers mainly show how sensitive the model is to the corrupted prompt."
         )
     return notes
 
@@ -205,17 +205,17 @@ def protocol_sentence(document: Document) -> str:
     drawn = {what: _bracketed(draws(document, what)) for what in ("clean", "corrupted", "pairs")}
     if document.get("enumerated"):
         if document.get("own_rows"):
-            return f"All {pairs} distinct pairs of the rows given were run, each counted by its frequency."
-        return f"All {pairs} pairs that the task’s grammar allows were run, each counted by its probability."
+            return f"All {pairs} distinct pairs of the given rows were run, each weighted by its frequency."
+        return f"All {pairs} pairs that the task’s grammar allows were run, each weighted by its probability."
     return {
         "all": f"Each of {clean} distinct clean prompts{drawn['clean']} was run with each of {corrupted} "
         f"distinct corrupted ones{drawn['corrupted']}, drawn independently: the pairs share prompts.",
         "matched": f"{pairs} distinct pairs{drawn['pairs']} were run, each a clean prompt with a corrupted "
         "version of itself.",
-        "iid": f"{pairs} distinct pairs{drawn['pairs']} were run, their clean and corrupted prompts drawn "
-        "anew and independently for each.",
+        "iid": f"{pairs} distinct pairs{drawn['pairs']} were run, with clean and corrupted prompts drawn "
+        "independently for each.",
         "file": f"The {pairs} distinct pairs{drawn['pairs'].replace('draws', 'rows')} of the task were run "
-        "as they stand.",
+        "unchanged.",
     }.get(document["protocol"], f"{pairs} pairs were run (protocol {document['protocol']}).")
 
 
@@ -226,10 +226,10 @@ def certificate_note(certificate: Mapping[str, Any], of: str) -> str:
     """What a certificate lacks, or that it is not a theorem; `of` names what is counted as independent."""
     n, needed = number(certificate["n"]), number(certificate["n_needed"])
     if certificate["bound"] is None:
-        return f"none: takes {needed} independent {of}, there are {n}"
+        return f"none: needs {needed} independent {of}; there are {n}"
     if certificate.get("reason") == "below_delta":
-        return f"short of the {percent(certificate['delta'])} asked for; {needed} {of} would do"
-    return "" if certificate["rigorous"] else "no theorem: usually safe, not for every distribution"
+        return f"less than the requested {percent(certificate['delta'])}; {needed} {of} would be enough"
+    return "" if certificate["rigorous"] else "no theorem: usually safe, but not for every distribution"
 
 
 def field_name(field: str) -> str:
@@ -252,7 +252,7 @@ def trend_sentence(trends: Sequence[Mapping[str, Any]]) -> str:
 def field_sentence(tests: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on the field values of bad pairs."""
     if not tests:
-        return "The prompts of this task carry no fields to compare."
+        return "The prompts of this task have no fields to compare."
     bad, share = [each for each in tests if each["significant"]], percent(tests[0]["pooled"])
     if not bad:
         return (

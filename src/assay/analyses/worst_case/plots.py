@@ -42,11 +42,11 @@ def save_histogram(path: str | os.PathLike[str], worst: "WorstCase | Document") 
     path = Path(path)
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "svg"):
-        raise InputError(f"pictures are written as .png or .svg; got {path.name!r}")
+        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
     document = worst if isinstance(worst, Mapping) else worst.to_dict()
     if document.get("kind") != "worst_case":
         raise InputError(
-            f"a worst case is needed, as `assay.worst_case` returns it; got kind {document.get('kind')!r}"
+            f"expected a worst case, as `assay.worst_case` returns it; got kind {document.get('kind')!r}"
         )
     figure = plot_tail(document).get_figure()
     assert isinstance(figure, Figure)
@@ -140,7 +140,7 @@ def plot_percentiles(document: Document, ax: Axes | None = None) -> Axes:
             ax.plot(row.bound, place, "|", color=OPPOSES, markersize=10, markeredgewidth=2, clip_on=False)
         ax.plot(row.value, place, "o", color=SUPPORTS, markersize=5, clip_on=False, zorder=4)
         if row.n_needed is not None:
-            text = f"no bound: takes {row.n_needed:,} independent {counted(document)}"
+            text = f"no bound: needs {row.n_needed:,} independent {counted(document)}"
             _write_beside(ax, place, text, row.value, row.value if row.anchor is None else row.anchor, start)
     ax.set_yticks(range(len(rows)), [row.name for row in rows])
     ax.set_ylim(len(rows) - 0.5, -0.6)

@@ -69,8 +69,8 @@ class CertificateSample:
         """
         if not self.independent:
             raise InputError(
-                "these pairs are rows of the task that were not declared to be independent draws, new to "
-                "the start; repair(..., independent=True) does"
+                "these pairs are rows of the task that were not declared independent and new to the start; "
+                "use repair(..., independent=True) if they are"
             )
         return certificate(self.divergence, percentile, delta=delta)
 
@@ -273,10 +273,10 @@ def _check(
         raise unknown_name("repair method", method, METHODS)
     for name, share in closed.items():
         if not 0 <= share <= 1:
-            raise InputError(f"{name} is {share}; it must lie in [0, 1]")
+            raise InputError(f"{name} is {share}; expected a fraction in [0, 1]")
     for name, share in shares.items():
         if not 0 < share < 1:
-            raise InputError(f"{name} is {share}; it must lie between 0 and 1")
+            raise InputError(f"{name} is {share}; expected a fraction between 0 and 1")
     check_least(1, batch_size=batch_size, rounds=rounds)
 
 
@@ -299,7 +299,7 @@ def _starting(
 ) -> tuple[Circuit, EdgeScores | None]:
     if isinstance(start, EdgeScores):
         if n_edges is None:
-            raise InputError("scores alone name no size; give n_edges, the number of edges to keep")
+            raise InputError("scores alone do not set a size; give n_edges, the number of edges to keep")
         if start.graph.fingerprint != model.graph.fingerprint:
             raise GraphMismatchError(
                 f"the scores belong to another model: their graph is {start.graph.describe()}, that of "
@@ -330,7 +330,7 @@ def disjoint_samples(
     if protocol != "file":
         if task.grammar is None:
             raise InputError(
-                f"protocol {protocol!r} draws fresh pairs and this task has no grammar; use protocol='file'"
+                f"protocol {protocol!r} draws fresh pairs, but this task has no grammar; use protocol='file'"
             )
         return {
             purpose: sample_pairs(task, protocol, n, seed=seed, prefix=f"repair-{purpose}:")
@@ -338,7 +338,7 @@ def disjoint_samples(
         }
     if task.n < 2 * len(PURPOSES):
         raise InputError(
-            f"the task has {task.n} pairs of its own; {len(PURPOSES)} disjoint parts need at least "
+            f"the task has {task.n} pairs of its own, but {len(PURPOSES)} disjoint parts need at least "
             f"{2 * len(PURPOSES)}"
         )
     parts = np.array_split(stream(seed, "repair-parts").permutation(task.n), len(PURPOSES))

@@ -78,8 +78,8 @@ class Rerun:
             raise InconsistentRunError(
                 f"inconsistent_rerun: pair (clean {ranking.clean_index[at]}, corrupted "
                 f"{ranking.corrupted_index[at]}) has divergence {stored[at]:.6g} in the run and "
-                f"{again[at]:.6g} when run again; the numbers of one of them are not those of this circuit, "
-                "so do not use them"
+                f"{again[at]:.6g} when run again. One of the two does not belong to this circuit, so use "
+                "neither"
             )
         return logits
 

@@ -146,7 +146,7 @@ class WorstCase(display.Shown, PairStatistics):
             raise unknown_name("kind of logits", logits, ("raw", "centered"))
         if self.rerun is None:
             raise InputError(
-                "worst pairs are run again, and this result was loaded without its model; give it: "
+                "worst pairs are run again, but this result was loaded without its model; use "
                 "WorstCase.load(path, model=model, circuit=circuit)"
             )
         ranking = rank_pairs(self.divergence, self.sample, k, distinct=distinct)
@@ -171,7 +171,7 @@ class WorstCase(display.Shown, PairStatistics):
             )
         reason = not_certified(self.sample)
         if reason is not None:
-            messages["not_certified"] = f"this sample supports no certificate: {reason}"
+            messages["not_certified"] = f"this sample does not support a certificate: {reason}"
         return messages
 
     def distribution(self) -> dict[str, Any]:

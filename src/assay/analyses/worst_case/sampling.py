@@ -55,7 +55,7 @@ def sample_pairs(
             task's own pairs in order.
         n_clean: Clean inputs, or pairs under `matched` and `iid`.
         n_corrupted: Corrupted inputs of `all`; the other protocols have as many as pairs.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         reuse_clean: `all` only: corrupt the clean prompts of the sample instead of fresh ones, as the
             published runs did. Such a sample supports no certificate.
         independent: Whether rows of a task without a grammar are independent draws of what they stand for.
@@ -81,7 +81,7 @@ def sample_pairs(
         _check_count(name, count)
     if reuse_clean and (protocol != "all" or enumerate):
         other = "an enumeration" if enumerate else f"protocol {protocol!r}"
-        raise InputError(f"reuse_clean belongs to samples of protocol 'all'; {other} has no use for it")
+        raise InputError(f"reuse_clean belongs to protocol 'all'; {other} does not use it")
     draw = _PairDraw(task, protocol, n_clean, n_corrupted, seed, prefix)
     if enumerate:
         sample = draw.enumerated(max_pairs)
@@ -202,14 +202,14 @@ class _PairDraw:
     def _check_reuse(self, reuse_clean: bool) -> None:
         if reuse_clean and self.n_corrupted != self.n_clean:
             raise InputError(
-                f"reuse_clean corrupts each of the {self.n_clean} clean prompts, and n_corrupted is "
+                f"reuse_clean corrupts each of the {self.n_clean} clean prompts, but n_corrupted is "
                 f"{self.n_corrupted}; make the two equal"
             )
 
     def enumerated(self, max_pairs: int) -> PairSample:
         """Every distinct input, or pair of inputs, with its probability."""
         if self.protocol == "file":
-            raise InputError("protocol 'file' runs every pair of the task as it is; leave enumerate out")
+            raise InputError("protocol 'file' already runs every pair of the task; remove enumerate")
         if self.task.grammar is None:
             return self._enumerated_rows(max_pairs)
         if self.protocol == "matched":
@@ -276,7 +276,7 @@ def _pieces(total: int) -> Iterator[int]:
 
 def _check_count(name: str, count: object) -> None:
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-        raise InputError(f"{name} is {count!r}; give a whole number from 1 on")
+        raise InputError(f"{name} is {count!r}; give a whole number of at least 1")
 
 
 def _check_size(n_pairs: int, max_pairs: int, what: str) -> None:
@@ -298,10 +298,10 @@ def _check_lengths(sample: PairSample) -> None:
                 pair = int((left != right).nonzero()[0])
                 first, second = sample.pairs[pair].tolist()
                 raise TokenizationError(
-                    f"pair {pair}: clean prompt {shown(clean, first, sample.tokenizer)} has "
-                    f"{name} {int(left[pair])} and corrupted prompt "
-                    f"{shown(corrupted, second, sample.tokenizer)} {int(right[pair])}; the two must "
-                    "agree; restrict the task to one template and fillers of one token"
+                    f"pair {pair}: clean prompt {shown(clean, first, sample.tokenizer)} has {name} "
+                    f"{int(left[pair])}, corrupted prompt {shown(corrupted, second, sample.tokenizer)} has "
+                    f"{int(right[pair])}, but the two must agree. Restrict the task to one template and "
+                    "fillers of one token"
                 )
         return
     for name, what in (("lengths", "tokens"), ("positions", "as read position")):
@@ -314,7 +314,7 @@ def _check_lengths(sample: PairSample) -> None:
                 side, at = (clean, row) if row < clean.n else (corrupted, row - clean.n)
                 examples.append(f"{value} {what}: {shown(side, at, sample.tokenizer)}")
             raise TokenizationError(
-                "every combination of prompts needs one token count, and these differ: "
+                "combining all prompts needs a single token count, but these differ: "
                 + "; ".join(examples)
-                + ". Restrict the task to one template, or take protocol 'matched'"
+                + ". Restrict the task to one template, or use protocol 'matched'"
             )

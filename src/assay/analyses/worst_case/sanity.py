@@ -71,8 +71,8 @@ def _compare(name: str, got: Tensor, expected: Tensor, tolerance: float, what: s
     # Where the model itself gives NaN, the run proper names the pair.
     if bool(torch.isfinite(expected).all()) and not difference <= allowed:
         raise InconsistentRunError(
-            f"sanity run: the {name} gives logits that are {difference:.3g} off {what} (allowed "
-            f"{allowed:.3g}); circuits cannot be run on this model, please report it"
+            f"sanity run: the {name} gives logits that differ by {difference:.3g} from {what} (allowed "
+            f"{allowed:.3g}), so circuits cannot be run on this model. Please report it"
         )
 
 

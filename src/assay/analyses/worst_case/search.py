@@ -52,7 +52,7 @@ class SearchResult(Record):
         climbing_evaluations: Pairs that the climbs evaluated.
         matrix_shape: Clean and corrupted inputs that the matrix search combined.
         unit: Of the divergences.
-        seed: Root seed.
+        seed: Root seed of all random draws.
         budget: Most evaluations allowed.
         seconds: Time taken.
     """

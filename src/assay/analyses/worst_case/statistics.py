@@ -174,7 +174,7 @@ class PairStatistics:
             method: As for `certificate`.
         """
         if not percentiles:
-            raise InputError("no percentiles were given; at least one is needed")
+            raise InputError("percentiles are missing; give at least one")
         each = 1 - (1 - delta) / len(percentiles) if family else delta
         return tuple(self.certificate(share, delta=each, method=method) for share in percentiles)
 
@@ -191,7 +191,7 @@ class PairStatistics:
     def worst_inputs(self, k: int = SHOWN_INPUTS) -> WorstInputs:
         """The k distinct inputs of each side with the largest mean divergence over their pairs."""
         if k < 1:
-            raise InputError(f"k is {k}; at least 1 is needed")
+            raise InputError(f"k is {k}; expected at least 1")
         return WorstInputs(
             clean=rank_inputs(self.divergence, self.sample, "clean", k),
             corrupted=rank_inputs(self.divergence, self.sample, "corrupted", k),

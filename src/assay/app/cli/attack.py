@@ -30,24 +30,24 @@ class AttackSettings(Computing, Reporting, Independent, OfEdges, OnTask):
     """What is attacked, over which pairs, and what is asked of them.
 
     Attributes:
-        protocol: all: every combination of clean and corrupted inputs; matched: prompts and their own
-            corruptions; iid: independent pairs; file: the task's own pairs. Default: all, file for a JSONL
-            file.
+        protocol: Pairs to run. all: every combination of clean and corrupted inputs; matched: prompts and
+            their own corruptions; iid: independent pairs; file: the task's own pairs. Default: all, file for
+            a JSONL file.
         n_clean: Clean inputs of protocol all. Default: 300, about a minute on mini.
         n_corrupted: Corrupted inputs of protocol all. Default: 300.
         n_pairs: Pairs of protocols matched and iid. Default: 3000.
-        enumerate: Run every distinct input once, with its probability, not a sample.
+        enumerate: Run every distinct input once, weighted by its probability, instead of a sample.
         reuse_clean: Corrupt the clean prompts of the sample, as the published runs did.
-        divergence: kl, reverse-kl, js, tv or logit-diff-gap.
-        threshold: Report the share of pairs above; repeat for several.
-        percentile: Percentile to certify, as a share. Default: 0.95, 0.99, 0.999.
+        divergence: Divergence: kl, reverse-kl, js, tv or logit-diff-gap.
+        threshold: Report the share of pairs above this divergence; repeat for several.
+        percentile: Percentile to certify, as a fraction. Default: 0.95, 0.99, 0.999.
         delta: Confidence of a certificate.
         epsilon: Take the order statistic this far above the percentile, as the paper does.
-        search: Also look for worse pairs, with so many evaluations, e.g. 20000.
-        explain: Also say which missing edges would repair the worst pairs.
-        words: Also try your own words or templates, reported apart: SLOT=a,b,c or SLOT=@FILE (one per line),
-            e.g. objects=rose,letter; repeat for several.
-        resume: Directory that keeps finished blocks, to resume after a stop.
+        search: Also search for worse pairs, with this many evaluations, e.g. 20000.
+        explain: Also report the missing edges that would repair the worst pairs.
+        words: Also try your own words or templates, reported separately: SLOT=a,b,c or SLOT=@FILE (one per
+            line), e.g. objects=rose,letter; repeat for several.
+        resume: Directory for finished blocks. Resumes if it already holds some.
         save: File for the result: NAME.safetensors and NAME.json, or NAME.json alone.
     """
 
@@ -107,7 +107,7 @@ def attack(settings: AttackSettings) -> None:
         return
     check_outputs(settings)
     if settings.resume is not None and settings.resume.is_file():
-        raise OutputError(f"{settings.resume} is a file; --resume takes a directory")
+        raise OutputError(f"--resume is {settings.resume}, a file; give a directory")
     for options in own:  # names and fillers are checked before anything is run
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -130,16 +130,21 @@ def _check(settings: AttackSettings) -> str:
         raise unknown_name("protocol", protocol, PROTOCOLS)
     _check_certificates(settings.percentile, settings.delta, settings.epsilon)
     if settings.reuse_clean and (settings.percentile or settings.epsilon is not None):
-        raise InputError("--reuse-clean gives no certificate; leave --percentile and --epsilon out")
+        raise InputError("--reuse-clean gives no certificate; remove --percentile and --epsilon")
     if settings.explain and settings.divergence not in EXPLAINABLE:
         raise InputError(
             f"--explain integrates gradients of {' or '.join(EXPLAINABLE)}; "
             f"got --divergence {settings.divergence}"
         )
     if settings.search is not None and protocol == "matched":
-        raise InputError("--search combines any clean with any corrupted prompt; protocol 'matched' does not")
+        raise InputError(
+            "--search combines clean and corrupted prompts freely, so it does not work with protocol "
+            "'matched'"
+        )
     if settings.words and not settings.of_grammar:
-        raise InputError("--words changes the lists of a task's grammar, and a file has none")
+        raise InputError(
+            "--words changes the word lists of a task's grammar, and a task file does not have one"
+        )
     save = settings.save
     if save is not None and save.suffix not in (".safetensors", ".json"):
         raise InputError(f"--save is {save}; give NAME.safetensors, or NAME.json for the document alone")

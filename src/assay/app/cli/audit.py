@@ -36,12 +36,12 @@ class AuditSettings(
     """What is audited, how far, and where the report goes.
 
     Attributes:
-        n: Prompts or images of either half. Default: 100; with --full 200, all of a file.
+        n: Prompts or images in each half. Default: 100; with --full 200, or the whole file.
         full: Run every stage in its larger form, at many times the cost.
-        skip: Stages to leave out: attack, random, curve, minimality, calibrate.
-        budget: Passes, or a time as 600s, 10m, 2h. Picks n and the stages that fit.
+        skip: Stages to skip: attack, random, curve, minimality, calibrate.
+        budget: Limit: a number of passes, or a time such as 600s, 10m, 2h. Sets n and the stages that fit.
         n_random: Random circuits to compare with. Default: 5; with --full 20.
-        dry_run: Print passes, seconds from a timed pass, and bytes; run nothing.
+        dry_run: Print passes, estimated seconds and bytes; run nothing.
         out: Directory for the report and the results.
     """
 

@@ -28,9 +28,9 @@ class Competing:
     """Which methods compete.
 
     Attributes:
-        methods: Methods, separated by commas or repeated; METHOD@WORD enters one twice. Default: all
+        methods: Methods, separated by commas or repeated; METHOD@WORD adds a second variant. Default: all
             registered.
-        options: METHOD.NAME=VALUE, e.g. ugs.updates=300; repeat for several.
+        options: Option of a method, METHOD.NAME=VALUE, e.g. ugs.updates=300; repeat for several.
         quick: Take about a minute: fewer examples and updates, no method by single edges; prints what.
     """
 
@@ -44,10 +44,10 @@ class TruthSettings(Talking, Seeded, Batched, Competing):
     """Which methods are judged on which planted models.
 
     Attributes:
-        models: Planted models, or beginnings of their names, separated by commas. Default: all.
-        objectives: Separated by commas. Default: logit_diff,kl.
-        n: Examples of each model. Default: 64.
-        out: Directory for truth.json, .csv, .md and the picture.
+        models: Planted models, or prefixes of their names, separated by commas. Default: all.
+        objectives: Objectives, separated by commas. Default: logit_diff,kl.
+        n: Examples per model. Default: 64.
+        out: Directory for truth.json, .csv, .md and the figure.
     """
 
     models: Annotated[tuple[str, ...], INPUTS] = ()
@@ -94,15 +94,16 @@ class BenchmarkSettings(Talking, Seeded, Batched, Competing, Ablating, OnModel):
     """Which methods are judged on which model and task, and what is kept.
 
     Attributes:
-        task: Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]]. Default: what suits the model.
-        images: For an image classifier: shapes:DOMAIN, an .npz file, or a folder.
-        n: Examples of each sample. Default: 200.
-        evaluate: held-out: judge circuits on held-out examples; same: on the same ones.
-        imports: Scores of others: .safetensors, JSON of EAP-IG, a folder of a MIB submission; repeat for
-            several.
-        export: Directory for the scores as MIB-style submissions, a folder per method.
-        scores_dir: Directory for every method's scores, METHOD.safetensors.
-        out: Directory for benchmark.json, .csv, .md and the picture.
+        task: Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]]. Default: a task that suits the
+            model.
+        images: Images for an image classifier: shapes:DOMAIN, an .npz file, or a folder.
+        n: Examples per sample. Default: 200.
+        evaluate: Examples that judge the circuits: held-out, or same as for discovery.
+        imports: Scores from other tools: .safetensors, JSON of EAP-IG, a folder of a MIB submission; repeat
+            for several.
+        export: Directory for the scores as MIB-style submissions, one folder per method.
+        scores_dir: Directory for the scores of every method, METHOD.safetensors.
+        out: Directory for benchmark.json, .csv, .md and the figure.
     """
 
     task: Annotated[str | None, INPUTS, completing("tasks")] = None
@@ -149,14 +150,14 @@ def _split(texts: Sequence[str]) -> list[str] | None:
         return None
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     if not names:
-        raise InputError("an option that lists names got none; name some, or leave the option out for all")
+        raise InputError("an option that takes names is empty; give names, or remove the option for all")
     return names
 
 
 def _check_served(reasons: list[str | None]) -> None:
     """Refuse a comparison in which no method could take part, with the first reason."""
     if reasons and all(reason is not None for reason in reasons):
-        raise InputError(f"no method could take part: {reasons[0]}")
+        raise InputError(f"every method was rejected: {reasons[0]}")
 
 
 class _Entered(NamedTuple):
@@ -238,7 +239,7 @@ def _imported(paths: Sequence[Path], model: "Model", task: str) -> "dict[str, Ed
         name = path.stem if path.suffix else path.name
         if name in found:
             raise InputError(
-                f"two imported files are called {name!r}; rename one, since rows go by that name"
+                f"two imported files are named {name!r}; rename one, because rows are labelled by that name"
             )
         found[name] = read_scores(path, model, task)
     return found
@@ -290,7 +291,7 @@ def _print_truth(table: "TruthTable") -> None:
     echo()
     echo(tables.TRUTH_LEGEND)
     lowest = tables.share(summary.lowest_best)
-    echo(f"AUROC of the best method on the model where that is lowest: {lowest}")
+    echo(f"lowest AUROC of the best method, over models: {lowest}")
     for text in tables.partly_measured(table):
         echo(f"note: {text}")
     for text in tables.refusals(table):

@@ -31,13 +31,13 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfEdges, HeldOut, OnTask
     """Which circuit is judged, and what the gates compare it with.
 
     Attributes:
-        against: Another task, with a circuit discovered for it, for C17; repeat for several.
-        published: Head circuit to compare the circuit's heads with, for C14.
-        groups: Field of the prompts to compare them by in C13 and S3, e.g. object.
-        random_sets: Random head sets of either kind that C36 compares with.
-        budget: Whole passes that tables over all heads may cost. Default: no limit.
-        gate: Exit with 3 where a gate fails with confidence.
-        prompts: Prompts of the measurement table; of a file the others are the pool.
+        against: Another task for C17, with its own discovered circuit; repeat for several.
+        published: Published head circuit to compare with, for C14.
+        groups: Field of the prompts that defines the groups of C13 and S3, e.g. object.
+        random_sets: Random head sets of each kind, for C36.
+        budget: Maximum passes for tables over all heads. Default: no limit.
+        gate: Exit with code 3 if a gate fails with confidence.
+        prompts: Prompts of the measurement table; the rest of a file forms the pool.
     """
 
     against: Annotated[tuple[str, ...], GATES, completing("tasks")] = ()
@@ -70,7 +70,7 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
     files = settings.files(result.document, "calibration.json")
     settings.deliver(result.document, files, identity=result.document["id"], cached=result.cached)
     if settings.gate and result.failed:
-        say(f"gate: {', '.join(result.failed)} fail with confidence")
+        say(f"gate: {', '.join(result.failed)} failed with confidence")
         return GATE_FIRED
     return 0
 
@@ -92,9 +92,9 @@ def _check(settings: CalibrateSettings, gates: Sequence[str]) -> list[str] | Non
             )
     chosen = [find_gate(name).key for name in gates] if gates else None
     if settings.budget is not None and not settings.budget > 0:
-        raise InputError(f"--budget is {settings.budget:g}; give a number of passes above 0, or leave it out")
+        raise InputError(f"--budget is {settings.budget:g}; give a number of passes above 0, or remove it")
     if settings.discover_on is not None and settings.circuit is not None:
-        raise InputError("--discover-on has no effect with --circuit, which is not discovered; leave one out")
+        raise InputError("--discover-on has no effect with --circuit, which is not discovered; remove one")
     return chosen
 
 

@@ -21,11 +21,11 @@ class ClaimSettings(Talking, Storing, Reporting, Batched):
     """How a claim is registered and tested.
 
     Attributes:
-        register: Only check and register the claim; measure nothing.
-        register_anew: Replace the registration of other predictions; it stays listed.
-        gate: Exit with 3 where a prediction is contradicted or --tier is not reached.
-        tier: Tier that --gate asks for, e.g. 'causally suggestive'.
-        budget: Passes that tables over all heads may cost. Default: no limit.
+        register: Check and register the claim only; measure nothing.
+        register_anew: Replace an earlier registration that had other predictions; it stays listed.
+        gate: Exit with code 3 if a prediction is contradicted or --tier is not reached.
+        tier: Tier that --gate requires, e.g. 'causally suggestive'.
+        budget: Maximum passes for tables over all heads. Default: no limit.
     """
 
     register: Annotated[bool, CLAIM] = False
@@ -53,7 +53,7 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     if settings.tier is not None:
         reached("proposed", settings.tier)  # a misspelt tier is an error before the work, not after it
         if not settings.gate:
-            raise InputError("--tier is what --gate asks for; give both")
+            raise InputError("--tier has no effect without --gate; give both")
     check_writable(file.parent)
     if settings.register:
         _register(file, settings)
@@ -91,4 +91,4 @@ def _register(file: Path, settings: ClaimSettings) -> None:
     when = f"{made.time[:10]} {made.time[11:19]} UTC"
     echo(f"registered {when}, hash {made.hash[:16]}, in {made.path}")
     if not checked:
-        echo(f"whether {source} has these heads is checked when the claim is run")
+        echo(f"the claim run checks whether {source} has these heads")

@@ -41,4 +41,6 @@ def _shell() -> Shell:
     try:
         return detect_shell()
     except ShellDetectionError:
-        raise InputError("the shell is unknown; name it with --shell bash, zsh, fish or powershell") from None
+        raise InputError(
+            "cannot detect the shell; name it with --shell bash, zsh, fish or powershell"
+        ) from None

@@ -29,11 +29,11 @@ class DiscoverSettings(Computing, Saving, Seeded, Batched, Ablating, Discovering
 
     Attributes:
         options: Option of the method, NAME=VALUE, e.g. threshold=0.02; repeat for several.
-        quadrature: midpoint, left (as published), right or gauss-legendre.
-        top: Keep the K edges of largest |score|. Default: 200, or what the method means.
-        threshold: Keep edges of at least this |score|.
-        greedy: Grow K edges from the logits.
-        keep_unconnected: Also keep edges on no path from input to logits.
+        quadrature: Quadrature rule: midpoint, left (as published), right or gauss-legendre.
+        top: Keep the K edges with the largest |score|. Default: 200, or the method's own size.
+        threshold: Keep edges whose |score| is at least this.
+        greedy: Keep K edges, grown greedily from the logits.
+        keep_unconnected: Also keep edges that lie on no path from input to logits.
         save: File for the circuit, e.g. circuit.safetensors.
         scores_out: File for the scores of all edges.
     """
@@ -86,7 +86,7 @@ def _check(settings: DiscoverSettings) -> dict[str, Any]:
     task = settings.task if settings.images is None else None
     call(settings, pipeline.check_options, options=options, task=task)
     if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
-        raise InputError("--top, --threshold and --greedy each choose a circuit; give one of them")
+        raise InputError("--top, --threshold and --greedy exclude each other; give one of them")
     return options
 
 

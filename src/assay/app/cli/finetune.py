@@ -33,26 +33,27 @@ class FinetuneSettings(Talking, DryRun, Seeded, Batched, Validating, Domains):
     """What is trained on which images, and with which loss.
 
     Attributes:
-        out: Directory of the run; becomes a model directory.
-        model: An image classifier: directory, hub id or timm:NAME. Default: first of the embedded zoo.
-        watch: Labelled domain, DIR/CLASS/* or .npz, to score too; repeat for several.
-        watch_shapes: Style of shapes to score too; repeat for several.
-        lambda_circuit: Weight of the circuit loss; 0 trains plainly.
-        variant: eap_ig_detach_g, eap_ig_detach_actdiff (second order), target_logit or accumulated.
-        loss: log: -log(deep/shallow); ratio: shallow/deep.
+        out: Output directory of the run; it becomes a model directory.
+        model: Image classifier: directory, hub id or timm:NAME. Default: first of the embedded zoo.
+        watch: Labelled domain to evaluate too, DIR/CLASS/* or .npz; repeat for several.
+        watch_shapes: Style of shapes to evaluate too; repeat for several.
+        lambda_circuit: Weight of the circuit loss; 0 is plain training.
+        variant: Variant of the circuit loss: eap_ig_detach_g, eap_ig_detach_actdiff (second order),
+            target_logit or accumulated.
+        loss: Form of the loss: log is -log(deep/shallow), ratio is shallow/deep.
         points: m: scores are averaged over the m - 1 points k/m between mean and image.
-        memory: Batches that accumulated averages over.
-        ratio: Share of the blocks that is shallow, and that is deep, up to 0.5.
-        shallow: Blocks instead of the share, e.g. 0-3.
-        deep: Blocks instead of the share, e.g. 9-11.
-        train_steps: Steps of the optimiser.
-        lr: Largest learning rate.
+        memory: Batches over which the variant accumulated averages gradients.
+        ratio: Share of the blocks counted as shallow, and as deep; at most 0.5.
+        shallow: Shallow blocks, instead of --ratio, e.g. 0-3.
+        deep: Deep blocks, instead of --ratio, e.g. 9-11.
+        train_steps: Optimiser steps.
+        lr: Peak learning rate.
         train_batch: Images per training step.
         weight_decay: Weight decay of AdamW.
         warmup: Steps of linear warm-up.
-        validate_every: Steps between evaluations; the model is kept at each.
-        circuit_images: Validation images that circuits are measured on.
-        figure: Picture of the course, .png or .svg.
+        validate_every: Steps between evaluations; each evaluation saves the model.
+        circuit_images: Validation images to measure circuits on.
+        figure: File for the figure of the training course, .png or .svg.
     """
 
     out: Annotated[Path, OUTPUT]
@@ -90,7 +91,7 @@ def finetune(settings: FinetuneSettings) -> None:
 
     loss, figure = _loss(settings), settings.figure
     if figure is not None and figure.suffix.lower() not in (".png", ".svg"):
-        raise InputError(f"--figure is {figure.name}; pictures are written as .png or .svg")
+        raise InputError(f"--figure is {figure.name}; give a name ending in .png or .svg")
     model = _load(settings.model)
     if settings.dry_run:
         _show_plan(model, loss.sets(model.n_layers), loss, settings.train_steps, as_json=settings.json)
@@ -164,7 +165,7 @@ def _images(settings: FinetuneSettings, model: "Model") -> "tuple[ImageSet, list
     read: dict[str, Any] = {"transform": EvalTransform.for_model(model), "classes": model.classes}
     own = read_images(settings, settings.seed, start=FIRST_TUNED, **read)
     if len(own) != 1:
-        raise InputError(f"{len(own)} domains are given; a model is fine-tuned on one, --watch takes more")
+        raise InputError(f"{len(own)} domains are given; fine-tuning uses one, --watch takes more")
     watched: list[ImageSet] = []
     if settings.watch or settings.watch_shapes:
         others = replace(settings, images=settings.watch, shapes=settings.watch_shapes)
@@ -181,7 +182,7 @@ def _blocks(name: str, text: str | None) -> tuple[int, int] | None:
         return None
     found = _BLOCKS.fullmatch(text.strip())
     if found is None:
-        raise InputError(f"{name} is {text!r}; give the first and the last block, from 0 on, e.g. 0-3")
+        raise InputError(f"{name} is {text!r}; give the first and the last block, counted from 0, e.g. 0-3")
     return int(found[1]), int(found[2] or found[1])
 
 
@@ -231,10 +232,10 @@ def print_course(document: Mapping[str, Any]) -> None:
     echo(f"* best by validation: step {selected['step']}, {selected['score']:.1%}")
     start = readings[0]["scores"][names[0]]
     if readings[0]["step"] == 0 and start > selected["score"]:
-        echo(f"the start had {start:.1%} by validation: no step of this training did as well")
+        echo(f"the starting model had {start:.1%} by validation: no step of this training did as well")
     echo(f"verdict: {document['verdict']['text']}")
     for name, choice in document["leaking"].items():
-        echo(f"choosing by {name}, whose labels that would use: step {choice['step']}, {choice['score']:.1%}")
+        echo(f"selected by {name}, which uses its labels: step {choice['step']}, {choice['score']:.1%}")
     if document["guarded"]:
         remark(f"{document['guarded']} gradient entries were not finite, counted as 0")
     if document["undefined"]:

@@ -27,7 +27,7 @@ class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
     Attributes:
         task: Task or JSONL file; repeat for several.
         metric: Key or code of a metric; repeat for several.
-        top: Size of discovered circuits, instead of --target.
+        top: Number of edges of discovered circuits, instead of --target.
         n_random: Random circuits of equal size to compare with.
     """
 

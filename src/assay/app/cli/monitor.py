@@ -27,7 +27,7 @@ class MonitorSettings(Talking, DryRun, MonitorOptions):
 
     Attributes:
         metrics_port: Serve Prometheus metrics on this port of localhost.
-        gate: Exit with 3 if a batch raises the alarm; with --follow, at once.
+        gate: Exit with code 3 if a batch raises the alarm; with --follow, immediately.
     """
 
     metrics_port: Annotated[int | None, RUNNING, at_least(0)] = None
@@ -51,7 +51,7 @@ def monitor(settings: MonitorSettings) -> int:
         _start(settings, run, stack)
         readings = _observe(settings, run, stop)
         if stop.is_set():
-            note("stopped; the same command goes on from the readings that are kept")
+            note("Stopped. Run the same command again to resume.")
         run.finish()
         _finish(settings, run.started, readings)
     alarms = sum(bool(each.alarm) for each in readings)
@@ -114,11 +114,11 @@ def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "lis
         return
     if not readings:
         echo(
-            "no new batch: there are fewer new images than a batch needs"
-            f" ({len(started.monitor.readings)} readings so far)"
+            f"no new batch: fewer new images than one batch needs ({len(started.monitor.readings)} readings "
+            "so far)"
         )
         if started.passed:
-            echo(f"{len(started.passed)} image file(s) could not be read and were passed over")
+            echo(f"skipped {len(started.passed)} unreadable image file(s)")
     else:
         from assay.analyses.generalization.monitor_page import verdict
 

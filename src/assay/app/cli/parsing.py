@@ -155,7 +155,7 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
             if name not in everything:
                 near = near_matches(name, sorted(everything))
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise InputError(f"{tokens[-1]} sets {name!r}, which no command has{hint}")
+                raise InputError(f"{tokens[-1]} sets {name!r}, which is not an option of any command{hint}")
     known = {name: value for name, value in values.items() if name in own}
     Dict(known, source=tokens[-1])(application, (), arguments)
 
@@ -262,10 +262,10 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG or traceback:
             raise
-        say(f"error: no file can have so long a name: {str(error.filename)[:60]}...")
+        say(f"error: file name too long: {str(error.filename)[:60]}...")
         return 2
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on from what was stored")
+        say("Interrupted. Run the same command again to resume.")
         return 130
 
 

@@ -27,21 +27,20 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Ablating, SkipBad):
     """Which models are ranked, on what, and by which metrics.
 
     Attributes:
-        zoo: A zoo, or a directory of model directories. Default: the embedded zoo.
-        images: Target: DIR/CLASS/*, DIR/DOMAIN/CLASS/* (each domain a target), a folder of images, or .npz;
-            repeat for several.
-        shapes: Target: a style of the drawn shapes; repeat for several. Default: sketch.
-        id_images: Labelled images of the models' own domain, not trained on. Default: drawn for zoos on
-            shapes.
-        labels: Require labels, or read folders as one domain without labels. Default: use those there.
+        zoo: Zoo, or a directory of model directories. Default: the embedded zoo.
+        images: Target images: DIR/CLASS/*, DIR/DOMAIN/CLASS/* (one target per domain), a folder of images, or
+            .npz; repeat for several.
+        shapes: Target style of the drawn shapes; repeat for several. Default: sketch.
+        id_images: Labelled in-distribution images, not used in training. Default: drawn for zoos on shapes.
+        labels: Require labels, or read folders as one unlabelled domain. Default: use labels if present.
         n: Images per domain. Default: all of a folder, 400 drawn ones.
         metrics: Metrics to rank by, separated by commas. Default: all but sharpness.
-        fast: Score only edges into the logits: half the cost; no DDB deep and global, no motif.
-        measure: True performance: accuracy or macro-f1.
-        ratio: Share of blocks that are deep, and shallow; at most 0.5.
+        fast: Score only edges into the logits: half the cost, without DDB deep and global and motifs.
+        measure: Measure of true performance: accuracy or macro-f1.
+        ratio: Share of blocks counted as deep, and as shallow; at most 0.5.
         steps: Quadrature nodes of the attribution.
         draws: Bootstrap resamples of the images.
-        sharpness_batch: Images of one sharpness batch.
+        sharpness_batch: Images per sharpness batch.
     """
 
     zoo: Annotated[Path | None, INPUTS] = None

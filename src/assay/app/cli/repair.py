@@ -32,12 +32,12 @@ class RepairSettings(Talking, Saving, Independent, OfEdges, OnTask):
     """What is repaired, and by which pairs.
 
     Attributes:
-        by: mask: learned edge masks; swap: exchange edges that explain the worst pairs.
-        tail: Weight of the worst pairs in the last third of the training of mask. Default: 0.5.
-        percentile: Percentile whose bound chooses among the circuits met.
-        train_steps: Steps of mask. Default: the method's own.
-        n_train: Pairs to train on, and as many to choose by.
-        n_pairs: Fresh pairs that judge both circuits at the end.
+        by: Method. mask: learned edge masks; swap: exchange edges that explain the worst pairs.
+        tail: Weight of the worst pairs in the last third of --by mask training. Default: 0.5.
+        percentile: Percentile whose bound selects among the candidate circuits.
+        train_steps: Training steps of --by mask. Default: the method's own.
+        n_train: Pairs to train on, and as many to select by.
+        n_pairs: Fresh pairs to compare both circuits on.
     """
 
     by: Annotated[str, REPAIR, one_of("mask", "swap")] = "mask"
@@ -60,7 +60,7 @@ def repair(settings: RepairSettings) -> None:
 
     pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
     if settings.by == "swap" and (settings.tail is not None or settings.train_steps is not None):
-        raise InputError("--tail and --train-steps belong to --by mask; leave them out, or choose mask")
+        raise InputError("--tail and --train-steps belong to --by mask; remove them, or choose mask")
     share(settings.percentile, "percentile")
     model = settings.load_model()
     circuit = settings.edge_circuit(model.graph)
@@ -108,7 +108,7 @@ def print_repair(found: "Repair", percentile: float) -> None:
     if found.improved:
         echo(f"a circuit of {after.circuit.n_edges:,} edges instead of {before.circuit.n_edges:,}:")
     else:
-        echo("no better circuit was found; the start is kept")
+        echo("no better circuit was found; the original circuit is kept")
     columns = ["", "start", "repaired", "change", "empty"]
     empty = _summary(found.empty)
     rows = []

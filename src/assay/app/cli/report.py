@@ -24,9 +24,9 @@ class ReportSettings(Talking, Storing):
     """What the page shows.
 
     Attributes:
-        model: Everything the store holds about a model.
-        task: Models and methods compared on a task.
-        sweep: Every job of a sweep and what it measured.
+        model: Model: everything that the store holds about it.
+        task: Task: models and methods compared on it.
+        sweep: Sweep: every job and its measurements.
         compare: Two circuits or two runs: ids of audits, circuits, scores, measurements or sweeps, or circuit
             files.
         save: HTML file to write. Default: report.html in the store.
@@ -81,7 +81,7 @@ def _check(identity: str | None, settings: ReportSettings) -> None:
     }
     names = [name for name, value in asked.items() if value is not None]
     if len(names) > 1:
-        raise InputError(f"{' and '.join(names)} each ask for a page of their own; give one of them")
+        raise InputError(f"{' and '.join(names)} select different pages; give one of them")
 
 
 def _content(
@@ -108,7 +108,9 @@ def _one(kept: "Store", identity: str | None) -> tuple[dict[str, Any], "dict[str
     if identity is None:
         audits = kept.query("audit", order="-created", limit=1)
         if not audits:
-            raise InputError(f"the store at {kept.directory} holds no audit yet; run `assay audit` first")
+            raise InputError(
+                f"the store at {kept.directory} does not hold an audit yet; run `assay audit` first"
+            )
         identity = audits[0].id
     found = kept.get(identity)
     if found.kind == "sweep":

@@ -9,7 +9,7 @@ from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, print_json, print_pages, print_result, print_table
 from assay.app.options import one_of
 from assay.app.running import Storing, Talking
-from assay.core.errors import unknown_name
+from assay.core.errors import InputError, unknown_name
 from assay.core.untrusted import printable
 
 
@@ -41,13 +41,15 @@ def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: Talking) -> Non
     """
     from assay.catalogue import list_entries
 
+    if kind == "results":
+        raise InputError("results are listed by another command: use `assay store ls`")
     if kind not in LISTED:
         raise unknown_name("kind", kind, LISTED)
     entries = list_entries(kind)
     if settings.json:
         print_json([entry.to_dict() for entry in entries])
         return
-    print_table("", ["key", "what it is"], [[entry.key, entry.summary] for entry in entries])
+    print_table("", ["key", "description"], [[entry.key, entry.summary] for entry in entries])
 
 
 @dataclass(frozen=True, kw_only=True)

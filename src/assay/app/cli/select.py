@@ -28,30 +28,30 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
     """What subsets are selected from, how, and how they are tested.
 
     Attributes:
-        groups: Training run of each model: a column of the table, a CSV file of model and run, or model where
-            each model is a run of its own.
+        groups: Training run of each model: a column of the table, a CSV file of model and run, or model if
+            each model is its own run.
         families: Architecture family of each model: a column, or a CSV file of model and family.
-        id_envs: Folder of CSVs: environments trained on, e.g. 0,1,2.
-        ood_env: Folder of CSVs: environment to select from, or several.
-        checkpoints: Folder of CSVs: last (one per run), all, or steps, e.g. 300,600.
-        facts: Table: columns with facts about the examples, separated by commas.
-        examples: Table: CSV file of facts about the examples, id first.
-        images: Zoo: labelled images to select from; a folder or shapes:STYLE.
-        id_images: Zoo: labelled in-distribution images, not trained on, to rate models by.
-        digits_models: Without an argument: how many classifiers to train.
+        id_envs: Training environments of a folder of CSVs, e.g. 0,1,2.
+        ood_env: Environments of a folder of CSVs to select from.
+        checkpoints: Checkpoints of a folder of CSVs: last (one per run), all, or steps, e.g. 300,600.
+        facts: Columns of a table with facts about the examples, separated by commas.
+        examples: CSV file of facts about the examples of a table, id first.
+        images: Labelled images to select from, for a zoo: a folder or shapes:STYLE.
+        id_images: Labelled in-distribution images, not used in training, that rate the models of a zoo.
+        digits_models: Number of digit classifiers to train if no predictions are given.
         sizes: Subset sizes, separated by commas. Default: 10, 20, 50, 100, 250, ... and all.
         size: One subset size, instead of --sizes.
-        solver: swap, or adam (as published).
-        split: What stays on one side of the split of the models: group (training run), family, or random
-            (nothing). Default: group.
+        solver: Solver: swap, or adam (the published optimiser).
+        split: Unit kept on one side of the split of the models: group (training run), family, or random
+            (none). Default: group.
         compat: Split the models at random as the authors' code does.
-        path: Over the sizes: independent, warm (started from the one before) or nested.
-        strata: Keep the share of each class (label), or of each value of a column of facts.
-        permutations: Reruns behind a verdict, at least 19; 0: no test.
-        folds: Folds of the cross-fit behind a verdict.
-        workers: Threads of the reruns. Default: one per CPU.
+        path: Path over the sizes: independent, warm (start from the previous size) or nested.
+        strata: Keep the proportions of the classes (label), or of the values of a column of facts.
+        permutations: Permutations of the test, at least 19; 0 for no test.
+        folds: Folds of the cross-fit of the test.
+        workers: Threads that run the permutations. Default: one per CPU.
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
-        gate: Exit with 3 where such a subset is supported: a failure the average hides.
+        gate: Exit with code 3 if such a subset is supported: a failure that the average hides.
         ids: File for the examples of the chosen subset: .csv, or .txt of ids.
         subset: JSON file for the chosen subset, for assay.load_subset.
     """
@@ -130,7 +130,7 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
         )
     _hand_over(settings, result)
     if settings.gate and result.document["verdict"]["status"] == "supported":
-        say(f"gate: on {result.document['size']} of the examples better models do worse (supported)")
+        say(f"gate: better models do worse on {result.document['size']} of the examples (supported)")
         return GATE_FIRED
     return 0
 
@@ -177,7 +177,7 @@ def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
 def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:
     """The sizes asked for; None leaves them to the data."""
     if sizes is not None and size is not None:
-        raise InputError("--sizes lists subset sizes and --size is one; give one of them")
+        raise InputError("--sizes and --size exclude each other; give one of them")
     if size is not None:
         return (size,)
     if sizes is None:

@@ -20,10 +20,10 @@ class ServeSettings(Quiet, Storing):
     """Where the site is served, and to whom.
 
     Attributes:
-        host: Address to listen on; any but a loopback one needs --token.
-        port: Port; 0 takes a free one.
-        token: What visitors must show: 16 characters or more.
-        allow_host: A further name under which the site is visited; repeat for several.
+        host: Address to listen on; any other than a loopback address needs --token.
+        port: Port; 0 picks a free one.
+        token: Token that visitors must send: 16 characters or more.
+        allow_host: Additional host name of the site; repeat for several.
         monitor: TOML file of `assay monitor` options, or the directory of a running monitor; repeat for
             several.
     """
@@ -48,7 +48,7 @@ def serve(settings: ServeSettings) -> None:
     monitors = [watched(path) for path in settings.monitor]
 
     def ready(address: str) -> None:
-        note(f"serving {store.directory} at {address}  (Ctrl-C ends it)")
+        note(f"serving {store.directory} at {address}  (Ctrl-C to stop)")
 
     run(
         store,

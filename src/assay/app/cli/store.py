@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command, family
+from assay.app.cli.results import show
 from assay.app.console import echo, print_json, print_table, remark, say
 from assay.app.options import KINDS, OUTPUT, RUNNING, STORED, at_least, one_of
 from assay.app.running import Storing, Talking
@@ -24,7 +25,8 @@ _LEFTOVERS = {"temporary": "temporary files", "array": "arrays of no result"}
 
 NEWEST = 100  # results that are looked at for what a question without an answer asks about
 
-store_app = family(STORE, "store", "List, remove, check, export and merge stored results.")
+store_app = family(STORE, "store", "List, show, remove, check, export and merge stored results.")
+command(parent=store_app, example="assay store show 3f2a91c0 --json")(show)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +39,11 @@ class ListSettings(Storing, Talking):
         method: Only results of this discovery method.
         kind: Only results of this kind: audit, calibration, circuit, job, measurement, pairs-part, ranking,
             ranking-comparison, scores, scores-part, subset-path, sweep or worst_case.
-        where: Only results for which this holds, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi',
-            'payload.reason = null'; repeat for several.
+        where: Condition on results, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', 'payload.reason =
+            null'; repeat for several.
         order: Column to order results by; -created: the newest first.
-        limit: Results to list, at most.
-        offset: Results to leave out at the start.
+        limit: Maximum number of results.
+        offset: Number of results to skip.
         csv: Print results as CSV, one line each.
     """
 
@@ -60,7 +62,7 @@ class ListSettings(Storing, Talking):
 def ls(settings: ListSettings) -> None:
     """List the results of a store."""
     if settings.csv and settings.json:
-        raise InputError("--csv and --json are two ways to print; give one of them")
+        raise InputError("--csv and --json exclude each other; give one of them")
     asked = {"model": settings.model, "task": settings.task, "method": settings.method}
     more = (f"{name} = {json.dumps(value)}" for name, value in asked.items() if value is not None)
     where = (*settings.where, *more)
@@ -79,13 +81,16 @@ def _notes_on_nothing(store: "Store", kind: str | None, where: Sequence[str]) ->
 
     newest = store.query(kind, order="-created", limit=NEWEST)
     if not newest:
-        return [] if kind is None else [f"the store holds no result of kind {kind!r}"]
+        return [] if kind is None else [f"the store does not hold a result of kind {kind!r}"]
     since = f'created >= "{newest[-1].created}"'
     asked = {each.key: None for each in parse_where(where) if (each.operator, each.value) != ("=", None)}
     missing = [key for key in asked if not store.query(kind, where=[since, f"{key} != null"], limit=1)]
     of = "" if kind is None else f" of kind {kind!r}"
     return [
-        f"none of the newest {len(newest)} results{of} has {key}; `assay show ID --json` prints what one has"
+        (
+            f"none of the newest {len(newest)} results{of} has {key}; `assay show ID --json` prints the "
+            "fields of one"
+        )
         for key in missing
     ]
 
@@ -142,14 +147,16 @@ def rm(*identities: Annotated[str, Parameter(name="ID")], settings: RemoveSettin
         settings: The options.
     """
     if not identities:
-        raise InputError("no result to remove; give ids as `assay store ls` lists them")
+        raise InputError("no result to remove; give ids, see `assay store ls`")
     store = settings.existing_store()
     if not settings.yes:
         for each in identities:
             summary = store.get(each).summary
             say(f"{summary.id}  {summary.kind}  {summary.about}")
         if not sys.stdin.isatty():
-            raise InputError("nothing was removed: this is not a terminal that could be asked; pass --yes")
+            raise InputError(
+                "nothing was removed: cannot ask for confirmation without a terminal; pass --yes"
+            )
         say(f"Remove {len(identities)} from {store.directory}? [y/N] ")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("nothing was removed")
@@ -214,7 +221,7 @@ def merge(other: Annotated[str, Parameter(name="OTHER")], /, *, settings: MergeS
     if settings.json:
         print_json({"added": added, "results": source.count()})
     else:
-        echo(f"{len(added):,} added, {source.count() - len(added):,} were there already")
+        echo(f"{len(added):,} added, {source.count() - len(added):,} already there")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +241,7 @@ def verify(settings: VerifySettings) -> int:
             echo(problem)
         echo(f"{store.count():,} results, {len(problems):,} problems")
         if left:
-            echo(f"{_counted(left)} left by runs that were killed; `assay store gc` removes them")
+            echo(f"{_counted(left)} left by killed runs; `assay store gc` removes them")
     return 1 if problems else 0
 
 

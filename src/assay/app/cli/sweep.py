@@ -44,7 +44,7 @@ class SweepSettings(Computing, Placed):
     """How a plan is run.
 
     Attributes:
-        workers: Jobs at a time. Default: the plan's, else one per core.
+        workers: Parallel jobs. Default: as in the plan, else one per core.
         ray: Run on Ray: local (this machine), auto or HOST:PORT (a cluster). Default: processes.
     """
 
@@ -144,7 +144,7 @@ def _time(cost: "SweepCost") -> str:
     from assay.pipeline.progress import duration
 
     if cost.seconds is None:
-        return "not known: no job names a model that could be timed"
+        return "not known: none of the jobs names a model that could be timed"
     if not cost.seconds:
         return "none: everything is done"
     many = "1 worker" if cost.workers == 1 else f"{cost.workers} workers"
@@ -249,7 +249,7 @@ def _show_outcome(
         say(f"failed: {each.job.name}, {times}: {each.fault.message}")
     if outcome.failed:
         log = store.directory / "sweeps" / f"{plan.name}.jsonl"
-        say(f"{log} has every failure; the same command tries the jobs that failed again")
+        say(f"see {log} for every failure; run the same command again to retry the failed jobs")
 
 
 def _row(name: str, result: "ResultSummary") -> list[str]:

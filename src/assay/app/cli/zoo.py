@@ -30,8 +30,8 @@ class Domains(SkipBad):
     """Labelled images.
 
     Attributes:
-        images: A domain, DIR/CLASS/*, or an .npz archive; repeat where several are read.
-        shapes: A style of the drawn shapes instead: flat, sketch, neon, stripes or relief.
+        images: Domain, DIR/CLASS/*, or an .npz archive; repeat where several are read.
+        shapes: Style of the drawn shapes, instead of images: flat, sketch, neon, stripes or relief.
         n: Images per domain. Default: all of a folder, 1200 shapes.
     """
 
@@ -45,7 +45,7 @@ class Validating:
     """What training is judged on.
 
     Attributes:
-        holdout: Share of each class to validate on.
+        holdout: Share of each class used for validation.
     """
 
     holdout: Annotated[float, TRAINING] = 0.2
@@ -56,9 +56,9 @@ class TrainSettings(Talking, DryRun, Seeded, Placed, Validating, Domains):
     """What models are trained on.
 
     Attributes:
-        out: Directory of the zoo.
-        size: Height and width that images are read at, in pixels.
-        checkpoint: Step after which models are kept too; repeat for several.
+        out: Output directory of the zoo.
+        size: Height and width of the images, in pixels.
+        checkpoint: Step at which to save models too; repeat for several.
     """
 
     out: Annotated[Path, OUTPUT]
@@ -122,8 +122,8 @@ class IndexSettings(Talking, Seeded, Batched, Ablating, Discovering, Domains):
     """What is recorded of every model.
 
     Attributes:
-        size: Side of the images. Default: what the first model reads.
-        id_images: In-distribution domain to measure ID accuracy on. Default: as validated.
+        size: Height and width of the images. Default: the input size of the first model.
+        id_images: In-distribution domain for ID accuracy. Default: the validation images.
         circuits: Discover each model's circuit on each domain.
         out: Directory for DOMAIN.npz, the correctness matrices. Default: ZOO/correctness.
     """
@@ -182,10 +182,10 @@ def _domains(zoo: "Zoo", settings: IndexSettings) -> "tuple[list[ImageSet], Imag
     from assay.zoo.archive import EMBEDDED
 
     if zoo.path == EMBEDDED and settings.out is None:
-        raise InputError("the embedded zoo is part of the package and stays as it is; give --out")
+        raise InputError("the embedded zoo is read-only. Pass --out to write to another directory")
     first = zoo.load(zoo.keys[0]) if zoo.keys else None
     if first is None:
-        raise InputError(f"the zoo {zoo.name!r} has no trained model yet; run `assay zoo train`")
+        raise InputError(f"the zoo {zoo.name!r} does not have a trained model yet; run `assay zoo train`")
     side = settings.size
     transform = EvalTransform.for_model(first) if side is None else EvalTransform(resize=(side, side))
     read: dict[str, Any] = {"transform": transform, "classes": zoo.classes or first.classes}
@@ -213,9 +213,9 @@ class ConfigurationSettings(Talking):
     """Which configurations are kept.
 
     Attributes:
-        save: JSON file for the smaller grid, for `assay zoo train`.
-        tolerance: Accuracy below the best that is near-optimal.
-        configurations: How many to keep. Default: as few as serve.
+        save: JSON file for the smaller grid, the input of `assay zoo train`.
+        tolerance: Accuracy below the best that still counts as near-optimal.
+        configurations: Number of configurations. Default: as few as needed.
     """
 
     save: Annotated[Path, OUTPUT]
@@ -273,7 +273,7 @@ def domain_count(images: Sequence[Path], shapes: Sequence[str]) -> int:
 
 def _sources(images: Sequence[Path], shapes: Sequence[str]) -> list[str | Path]:
     if not images and not shapes:
-        raise InputError("no images are given; name a domain with --images DIR, or --shapes STYLE")
+        raise InputError("images are missing; name a domain with --images DIR, or --shapes STYLE")
     return [*(f"shapes:{style}" for style in shapes), *images]
 
 

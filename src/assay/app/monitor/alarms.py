@@ -136,7 +136,9 @@ class Notifier:
             if len(queue.waiting) > MOST_WAITING:
                 del queue.waiting[0]
                 queue.tries = 0
-                self._tell(f"{queue.sink.shown} has not taken {MOST_WAITING} events; the oldest is given up")
+                self._tell(
+                    f"{queue.sink.shown} has not accepted {MOST_WAITING} events; the oldest is dropped"
+                )
 
     def _event(self, event: str, reading: Reading) -> dict[str, Any]:
         # Batches are counted from 1 as on the page; the id has their places, as it always had.
@@ -179,14 +181,14 @@ class Notifier:
                 queue.tries += 1
                 queue.next_try = self._clock() + min(FIRST_WAIT * 2 ** min(queue.tries - 1, 30), LONGEST_WAIT)
                 if not queue.down:
-                    self._tell(f"{error}; the alarm is kept and told again later")
+                    self._tell(f"{error}; the alarm is kept and sent again later")
                 queue.down = True
                 self._save()
                 return
             del queue.waiting[0]
             queue.tries = 0
             if queue.down:
-                self._tell(f"{queue.sink.shown} takes alarms again")
+                self._tell(f"{queue.sink.shown} accepts alarms again")
             queue.down = False
             self._save()
 
@@ -204,7 +206,7 @@ class Notifier:
             for queue in self._queues:
                 self._send(queue)
         if left := sum(len(queue.waiting) for queue in self._queues):
-            self._tell(f"{left} event(s) were not taken; the next start of this monitor tries again")
+            self._tell(f"{left} event(s) could not be delivered; the next start of this monitor tries again")
 
     # ----------------------------------------------------------------------------------------------- state
 
@@ -242,7 +244,7 @@ class Notifier:
             write_atomically(self._path, json.dumps(record, indent=1, allow_nan=False).encode())
         except OutputError as error:
             # Worst, an event is told twice after a kill; that is not a reason to stop looking at images.
-            self._tell(f"what was told is not kept: {error}")
+            self._tell(f"cannot save the record of sent alarms: {error}")
 
     def _restore(self) -> bool:
         """Whether the state of an earlier run of this monitor was found."""
@@ -252,7 +254,7 @@ class Notifier:
                 raise ValueError("of another monitor")
             seen, first = int(record["seen"]), record["first"]
             if seen >= len(self._monitor.readings):
-                raise ValueError("it knows readings that are gone")
+                raise ValueError("it refers to readings that no longer exist")
             quiet = float(record["quiet"])
             self._seen, self._told = seen, bool(record["told"])
             self._first = None if first is None else int(first)
@@ -264,7 +266,7 @@ class Notifier:
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self._tell(f"{self._path} cannot be used ({error}); an alarm that is raised is told again")
+            self._tell(f"cannot use {self._path} ({error}); an alarm that is still raised is sent again")
             return False
         return True
 

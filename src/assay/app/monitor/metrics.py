@@ -26,7 +26,7 @@ OF_MONITOR: tuple[tuple[str, Literal["counter", "gauge"], str, Take], ...] = (
     (
         "unreadable_files",
         "counter",
-        "Image files passed over.",
+        "Image files skipped because they could not be read.",
         lambda each: sum(len(one["skipped"]) for one in each["readings"]) + len(each.get("passed", ())),
     ),
     (
@@ -50,19 +50,19 @@ OF_MONITOR: tuple[tuple[str, Literal["counter", "gauge"], str, Take], ...] = (
     (
         "undelivered_events",
         "gauge",
-        "Events that wait for the webhook or the alarm file.",
+        "Events waiting for the webhook or the alarm file.",
         lambda each: _notified(each, "undelivered"),
     ),
     (
         "threshold",
         "gauge",
-        "Shift above which the threshold rule goes off.",
+        "Shift above which the threshold rule raises the alarm.",
         lambda each: (each.get("threshold") or {}).get("value"),
     ),
     (
         "conformal_limit",
         "gauge",
-        "Shift above which the conformal rule goes off.",
+        "Shift above which the conformal rule raises the alarm.",
         lambda each: (each.get("conformal") or {}).get("limit"),
     ),
 )
@@ -73,14 +73,14 @@ OF_LAST: tuple[tuple[str, str, Take], ...] = (
     ("shift_high", "Upper end of its interval.", lambda last: last["interval"]["high"]),
     (
         "alarm",
-        "1 where the last batch raised the alarm.",
+        "1 if the last batch raised the alarm.",
         lambda last: None if last["alarm"] is None else int(last["alarm"]),
     ),
     ("p_value", "Conformal p-value of the last batch.", lambda last: last["p_value"]),
     ("e_value", "Capital of the sequential test.", lambda last: last["e_value"]),
     (
         "last_reading_timestamp_seconds",
-        "When the last batch was observed.",
+        "Time at which the last batch was observed.",
         lambda last: datetime.fromisoformat(last["time"]).timestamp(),
     ),
 )

@@ -31,28 +31,28 @@ class MonitorOptions(Seeded, Batched, Typed, Ablating):
 
     Attributes:
         model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
-        reference: Images in distribution (a folder, or shapes:STYLE), or a file of edge scores made from
-            some. Default: shapes of the embedded zoo's style.
-        images: Folder to watch, or shapes:STYLE; repeat for several, one after the other.
-        known: Further images in distribution to calibrate on. Default: what the reference leaves.
+        reference: Images in distribution (a folder, or shapes:STYLE), or a file of their edge scores.
+            Default: shapes of the embedded zoo's style.
+        images: Folder to watch, or shapes:STYLE; repeat for several, watched in this order.
+        known: More in-distribution images to calibrate on. Default: those not used as the reference.
         n: Images drawn from each shapes:STYLE to watch.
-        skip_bad: Pass over image files that cannot be read, and count them. Default: with --follow.
-        window: Images of a batch, and of the reference.
+        skip_bad: Skip and count unreadable image files. Default: with --follow.
+        window: Images per batch, and in the reference.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
-        distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
+        distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
         order: Order of the files: time, name or random.
         follow: Wait for new images in the folder.
-        poll: Seconds between looks with --follow.
-        idle_timeout: Stop after so many seconds without a new batch.
-        max_batches: Stop after so many batches.
+        poll: Seconds between checks with --follow.
+        idle_timeout: Stop after this many seconds without a new batch.
+        max_batches: Stop after this many batches.
         threshold: Shift above which to raise the alarm.
-        target: Accuracy below which to raise it; calibrates on 39 corrupted domains.
+        target: Accuracy below which to raise the alarm; calibrates on 39 corrupted domains.
         rule: threshold, conformal or sequential. Default: threshold if given, else conformal.
         alpha: Level of the conformal and the sequential rule.
-        alarm_file: Add a JSON line when an alarm is raised, and when it is resolved.
-        webhook: URL that gets the same lines by POST; best from ASSAY_WEBHOOK or a file.
+        alarm_file: File to append a JSON line to when an alarm is raised or resolved.
+        webhook: URL that receives the same lines by POST; best set with ASSAY_WEBHOOK or a file.
         cool_down: Minimum time between notifications, e.g. 45s, 10m, 2h.
-        method: Discovery method. Default: eap-ig-inputs, or that of a file of edge scores.
+        method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
         out: Output directory. Resumes if it already holds readings.
     """

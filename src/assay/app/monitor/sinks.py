@@ -69,7 +69,7 @@ class AlarmFile(Sink):
         self.path, self.shown = path, str(path)
         nearest = next((each for each in path.absolute().parents if each.exists()), Path("/"))
         if path.is_dir() or not os.access(path if path.exists() else nearest, os.W_OK):
-            raise OutputError(f"alarm file {path} cannot be written; name a file in a place that can")
+            raise OutputError(f"cannot write alarm file {path}; choose a writable place")
 
     def deliver(self, event: Mapping[str, Any]) -> None:
         line = json.dumps(plain(event), allow_nan=False).encode() + b"\n"
@@ -77,7 +77,7 @@ class AlarmFile(Sink):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise DeliveryError(f"alarm file {self.path} is not an ordinary file")
+                    raise DeliveryError(f"alarm file {self.path} is not a regular file")
                 lock_descriptor(file.fileno())
                 self._append(file, line, str(event["id"]))
         except OSError as error:
@@ -139,11 +139,13 @@ class Webhook(Sink):
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
-            raise InputError("the webhook is no URL; give https://HOST/PATH") from None
+            raise InputError("the webhook is not a URL; give https://HOST/PATH") from None
         if parts.scheme not in ("http", "https"):
-            raise InputError(f"the webhook has scheme {parts.scheme!r}; http or https is needed")
+            raise InputError(f"the webhook has scheme {parts.scheme!r}; expected http or https")
         if not host or not re.fullmatch(r"[!-~]+", url):
-            raise InputError("the webhook has no host, or characters that no URL has; give https://HOST/PATH")
+            raise InputError(
+                "the webhook has no host, or characters that a URL cannot have; give https://HOST/PATH"
+            )
         place = f"[{host}]" if ":" in host else host
         place += "" if port is None else f":{port}"
         self.shown = f"{parts.scheme}://{place}/..."
@@ -170,7 +172,7 @@ class Webhook(Sink):
 
     def deliver(self, event: Mapping[str, Any]) -> None:
         if self._asking is not None and self._asking.is_alive():
-            raise DeliveryError(f"webhook {self.shown}: the request before is still without an answer")
+            raise DeliveryError(f"webhook {self.shown}: the previous request is still unanswered")
         body = json.dumps(plain(event), allow_nan=False).encode()
         headers = {**self._headers, "Idempotency-Key": str(event["id"])}
         request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
@@ -190,7 +192,7 @@ class Webhook(Sink):
         except urllib.error.HTTPError as error:
             error.close()
             if 300 <= error.code < 400:
-                return f"status {error.code}, a redirect, which is not followed; give the final address"
+                return f"status {error.code}, a redirect; redirects are not followed. Give the final address"
             return f"status {error.code}"
         except urllib.error.URLError as error:
             reason = error.reason

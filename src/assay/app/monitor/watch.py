@@ -80,15 +80,14 @@ class MonitorRun:
         if options.alarm_file is not None:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:
-            raise InputError("a cool-down is of what is told; give an alarm file or a webhook, too")
+            raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
         self.model, style = _model(options.model, options.place(tell), options.torch_dtype)
         sources = options.images or (
             tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ()
         )
         if not sources or (options.reference is None and style is None):
             raise InputError(
-                "a model of yours needs --reference, images it is known to do well on, and --images, those "
-                "to watch"
+                "your own model needs --reference, images it does well on, and --images, those to watch"
             )
         if options.follow and (len(sources) > 1 or is_shapes(sources[0])):
             raise InputError("--follow watches one folder; give one --images DIR")
@@ -131,7 +130,7 @@ class MonitorRun:
     @property
     def started(self) -> StartedMonitor:
         """The monitor, once `start` was called."""
-        assert self._started is not None, "start() comes first"
+        assert self._started is not None, "call start() first"
         return self._started
 
     @property
@@ -156,8 +155,8 @@ class MonitorRun:
         self._held.enter_context(held(out))
         if torn_line(out / READINGS):
             self._tell(
-                f"the last line of {out / READINGS} was cut short and does not count; its images are "
-                "observed again"
+                f"the last line of {out / READINGS} is incomplete and is ignored; its images are observed "
+                "again"
             )
         self._started = start_monitor(
             self.model, self.plan, out=out, transform=self._watch.transform, progress=progress
@@ -230,7 +229,7 @@ class MonitorRun:
 
     def _pass_over(self, name: str) -> None:
         self.started.passed.append(name)
-        self._tell(f"{name} cannot be decoded; it is passed over and counted")
+        self._tell(f"skipped {name}: it cannot be decoded")
         self.started.write(page=False)
         self._publish()
 

@@ -43,7 +43,7 @@ def read_options(path: Path) -> MonitorOptions:
         raise FileFormatError(f"cannot read {path}: {error}") from error
     table = content.pop("monitor", {})
     if not isinstance(table, dict):
-        raise InputError(f"monitor in {path} is {table!r}; it is the name of a table, [monitor]")
+        raise InputError(f"monitor in {path} is {table!r}; it must be a table, [monitor]")
     known = {each.name for each in fields(MonitorOptions)}
     values = {}
     for key, value in {**content, **table}.items():
@@ -118,8 +118,8 @@ def watched(path: str | Path, *, tell: Tell = _on_stderr) -> WatchedMonitor:
         return _Elsewhere(path)
     if not path.exists():
         raise FileFormatError(
-            f"{path} does not exist; give a TOML file of the options of `assay monitor`, or the directory of "
-            "a running one"
+            f"{path} does not exist; give a TOML file of `assay monitor` options, or the directory of a "
+            "running monitor"
         )
     return _Here(path.stem, read_options(path), tell)
 
@@ -221,14 +221,16 @@ class _Elsewhere(WatchedMonitor):
             try:
                 self._read(looks)
             except (OSError, ValueError, KeyError, TypeError, AttributeError, AssayError) as error:
-                self._error = f"{self._folder} cannot be read as the directory of a monitor: {error}"
+                self._error = f"cannot read {self._folder} as the directory of a monitor: {error}"
                 return
             self._looks, self._error = looks, None
 
     def _read(self, looks: Mapping[str, tuple[int, int, int]]) -> None:
         if looks[DOCUMENT] != self._looks.get(DOCUMENT):
             if looks[DOCUMENT] == _ABSENT:
-                raise FileFormatError(f"{DOCUMENT} is not there; start `assay monitor --out {self._folder}`")
+                raise FileFormatError(
+                    f"{DOCUMENT} does not exist; start `assay monitor --out {self._folder}`"
+                )
             head = parse_json((self._folder / DOCUMENT).read_bytes())
             if head["schema"] != SCHEMA:
                 raise FileFormatError(f"schema {head['schema']!r}; this version reads {SCHEMA!r}")

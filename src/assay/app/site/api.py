@@ -36,7 +36,7 @@ def _page(store: Store, asked: Mapping[str, str]) -> dict[str, Any]:
         raise unknown_name("parameter", unknown[0], NAMES)
     limit = whole(asked.get("limit"), "limit") or USUAL
     if limit > MOST:
-        raise InputError(f"limit is {limit}; one answer holds at most {MOST:,} results")
+        raise InputError(f"limit is {limit}; give at most {MOST:,} results per answer")
     filters = {name: asked.get(name, "").strip() for name in FILTERS}
     where = conditions(filters, asked.get("where", ""))
     n, last = store.count(where=where), ("", "")
@@ -44,7 +44,7 @@ def _page(store: Store, asked: Mapping[str, str]) -> dict[str, Any]:
     if cursor := asked.get("cursor"):
         place = _CURSOR.fullmatch(cursor)
         if place is None:
-            raise InputError(f"cursor is {cursor!r}; give the one that the page before returned")
+            raise InputError(f"cursor is {cursor!r}; give the cursor that the previous page returned")
         last = (place["created"], place["id"])
         skipped = store.count(where=[*where, f'created = "{last[0]}"'])  # of one moment, some may be known
         where.append(f'created >= "{last[0]}"')

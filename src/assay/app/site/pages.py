@@ -144,13 +144,13 @@ def compare_form(choices: Sequence[ResultSummary], *, a: str = "", b: str = "") 
         rows.append([result_link(row["id"]), *(row[name] or "" for name in shown), made])
     names = ("result", *shown, "made")
     newest = Table(columns=[Column(name=name, sort=True) for name in names], rows=rows, style="results")
-    nothing = Note(text="The store holds nothing that can be compared yet.", style="quiet")
+    nothing = Note(text="The store does not hold anything to compare yet.", style="quiet")
     page = Page(
         kind="comparison",
         title="Compare two results",
-        lede="Two audits, circuits, scores, measurements or sweeps, by their ids.",
+        lede="Give the ids of two audits, circuits, scores, measurements or sweeps.",
         head=[Custom(template="compare.html", values={"a": a, "b": b}), *([] if rows else [nothing])],
-        sections=[Section(title="The newest that can be compared", blocks=[newest])] if rows else [],
+        sections=[Section(title="Newest results to compare", blocks=[newest])] if rows else [],
     )
     return render_pages([page], served=True)
 
@@ -174,16 +174,17 @@ def monitors_page(monitors: Sequence[Mapping[str, Any]]) -> str:
     )
     if not monitors:
         none = (
-            "None is watched. ",
+            "No monitor is watched. ",
             code("assay serve --monitor PATH"),
-            " takes the file of a monitor’s options, or the directory of a running one; it may be given "
-            "several "
-            "times.",
+            " takes the options file of a monitor, or the directory of a running one; repeat it for several.",
         )
         table = Note(text=none, style="quiet")
     metrics = Span(code("/metrics"), "", link="/metrics")
     page = Page(
-        kind="monitors", title="Monitors", lede=("For Prometheus the same is at ", metrics, "."), head=[table]
+        kind="monitors",
+        title="Monitors",
+        lede=("The same values for Prometheus: ", metrics, "."),
+        head=[table],
     )
     return render_pages([page], served=True)
 
@@ -221,7 +222,7 @@ def failed_page(pages: Sequence[Page], name: str, error: str) -> str:
         kind="monitor",
         title=f"{cut_text(name, 200)} has stopped",
         caveats=[cut_text(error)],
-        lede="What it read before stands below.",
+        lede="Its earlier readings are below.",
     )
     return render_pages([note, *pages], served=True)
 

@@ -25,7 +25,7 @@ def identity_of(text: str) -> str:
         UnknownNameError: For what cannot be one.
     """
     if not re.fullmatch(r"[0-9a-f]{4,64}", text):
-        raise UnknownNameError("a result's id is 4 or more hex digits; the list of results has them")
+        raise UnknownNameError("a result's id is 4 or more hex digits; see the list of results")
     return text
 
 
@@ -38,5 +38,5 @@ def whole(text: str | None, name: str) -> int:
     if not text:
         return 0
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise InputError(f"{name} is {text!r}; a whole number is needed")
+        raise InputError(f"{name} is {text!r}; expected a whole number")
     return int(text)

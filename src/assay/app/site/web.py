@@ -120,7 +120,7 @@ def create_app(
     """
     if token is None and not is_loopback(host):
         raise InputError(
-            f"on {host} others can reach the store: give --token TEXT (16 characters or more), or stay on "
+            f"others can reach the store on {host}: give --token TEXT (16 characters or more), or use "
             "127.0.0.1"
         )
     if token is not None and (
@@ -241,7 +241,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(
-            f"cannot serve on port {port} of {host}: {reason}; choose another with --port (0 takes a free "
+            f"cannot serve on port {port} of {host}: {reason}; choose another with --port (0 picks a free "
             "one)"
         ) from error
     return listening
@@ -267,7 +267,7 @@ class _Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"the site answers HTTP only, not {scope['type']}")
+            raise RuntimeError(f"the site serves HTTP only, not {scope['type']}")
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -291,7 +291,7 @@ class _Door:
         """An answer instead of the page, or None to let the visitor in."""
         if request.method not in ("GET", "HEAD"):
             return _message(
-                request, 405, "Read only", "This site can only be read.", headers={"Allow": "GET, HEAD"}
+                request, 405, "Read only", "This site is read-only.", headers={"Allow": "GET, HEAD"}
             )
         # A name that points here only in the visitor's browser: DNS rebinding.
         if not self._known_host(request.headers.get("host", "")):
@@ -299,12 +299,12 @@ class _Door:
                 request,
                 400,
                 "Unknown host",
-                "The site was asked for under a name it does not know. Visit it by its address, or start it "
-                "with --allow-host NAME.",
+                "This site was opened under an unknown host name. Visit it by its address, or start it with "
+                "--allow-host NAME.",
             )
         if any(len(value) > LONGEST for _, value in parse_qsl(request.url.query, keep_blank_values=True)):
             return _message(
-                request, 400, "Too long", f"A value of the address has more than {LONGEST:,} characters."
+                request, 400, "Too long", f"A value in the address has more than {LONGEST:,} characters."
             )
         if self._token is None or request.url.path == "/healthz":
             return None
@@ -341,9 +341,9 @@ class _Door:
         return _message(
             request,
             401,
-            "A token is needed",
-            "Send the header Authorization: Bearer TOKEN, or visit the link with ?token=TOKEN once after the "
-            "site was started: it leaves a cookie and does not work again.",
+            "Token required",
+            "Send the header Authorization: Bearer TOKEN, or open the link with ?token=TOKEN once after the "
+            "site starts: it sets a cookie and works only once.",
             headers={"WWW-Authenticate": "Bearer"},
         )
 
@@ -374,7 +374,7 @@ def _http_error(request: Request, error: Exception) -> Response:
             request,
             404,
             "Nothing here",
-            "There is no such page. The results of the store are on the first page.",
+            "This page does not exist. The first page lists the results of the store.",
         )
     return _message(request, error.status_code, "Not possible", str(error.detail))
 
@@ -392,7 +392,7 @@ def _assay_error(request: Request, error: Exception) -> Response:
 def _failure(request: Request, error: Exception) -> Response:
     """A plain page; unforeseen errors are raised again behind it, for uvicorn to log."""
     del error
-    text = "The page could not be made. What went wrong is in the log of the server."
+    text = "The page could not be built. See the log of the server for the reason."
     return _message(request, 500, "Something failed", text)
 
 
@@ -462,7 +462,7 @@ class _Pages:
         def answer(request: Request) -> Response:
             name = request.query_params.get("name", "")
             if not name:
-                raise InputError(f"the address names no {of}: add ?name=...")
+                raise InputError(f"the address does not name a {of}: add ?name=...")
             return self._drawn(lambda: render(overview_document(self._store, **{of: name}), served=True))
 
         return answer

@@ -62,8 +62,8 @@ class Acdc(EdgeMethod):
         super().__post_init__()
         if math.isnan(self.threshold) or self.threshold < 0:
             raise InputError(
-                f"threshold is {self.threshold}; give the rise of the objective that saves an edge, a number "
-                "of at least 0"
+                f"threshold is {self.threshold}; give the rise of the objective that keeps an edge, a "
+                "number of at least 0"
             )
         if self.order not in ORDERS:
             raise unknown_name("order", self.order, ORDERS)
@@ -145,9 +145,9 @@ class _Search:
             fits = self.memory * n // needed
             advice = f"give task.subset(range({fits}))" if fits else "free some memory or use shorter inputs"
             raise InputError(
-                f"acdc decides on all examples together and holds what their live targets read: {n} "
-                f"examples need {needed / 2**20:.0f} MiB by now and {self.memory / 2**20:.0f} MiB are to "
-                f"spend, enough for about {fits}; {advice}"
+                f"acdc decides on all examples together and keeps the inputs of their live targets: {n} "
+                f"examples need {needed / 2**20:.0f} MiB so far, but only {self.memory / 2**20:.0f} MiB are "
+                f"available, enough for about {fits}; {advice}"
             )
 
     def run(self) -> Sweep:
@@ -247,7 +247,7 @@ class _Search:
             row = int(batch.indices[(~torch.isfinite(loss)).nonzero()[0, 0]])
             raise NonFiniteError(
                 f"objective {self.settings.objective.key!r} is NaN or infinite for example {row} with some "
-                "edges cut; use another objective or ablation, or check the model's weights and number type"
+                "edges cut; use another objective or ablation, or check the model's weights and dtype"
             )
         return total
 

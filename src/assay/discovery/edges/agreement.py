@@ -75,7 +75,7 @@ def consensus(
     graph = rankings[0].graph
     values = torch.stack([each.values[graph.valid].double() for each in rankings])
     if not bool(torch.isfinite(values).all()):  # EdgeScores refuses these; a changed tensor may hold them
-        raise InputError("a score is not finite; make the scores again")
+        raise InputError("a score is not finite; compute the scores again")
     strength = _rank_strength(values)
     per_example = None
     if rule == "mean-score":
@@ -83,9 +83,8 @@ def consensus(
         if bool((unit == 0).any()):
             index = int((unit == 0).nonzero()[0])
             raise InputError(
-                f"the scores of {_name(rankings[index], index)} are all 0, so they have no unit; leave "
-                f"them out "
-                "or use rule='mean-rank'"
+                f"the scores of {_name(rankings[index], index)} are all 0, so they have no scale; remove "
+                "them or use rule='mean-rank'"
             )
         joined = ((share / unit)[:, None] * values).sum(0)
         per_example = _joined_examples(rankings, share / unit)
@@ -113,25 +112,25 @@ def _check(
     if rule not in RULES:
         raise unknown_name("consensus rule", rule, RULES)
     if len(given) < 2:
-        raise InputError(f"a consensus needs the scores of at least 2 methods; {len(given)} came")
+        raise InputError(f"a consensus needs the scores of at least 2 methods; got {len(given)}")
     for index, each in enumerate(given):
         if each.graph.fingerprint != given[0].graph.fingerprint:
             raise GraphMismatchError(
-                f"{_name(each, index)} scores a graph {each.graph.describe()}, {_name(given[0], 0)} one of "
-                f"{given[0].graph.describe()}; a consensus needs one graph"
+                f"{_name(each, index)} scores the graph {each.graph.describe()}, but {_name(given[0], 0)} "
+                f"scores {given[0].graph.describe()}; a consensus needs one graph"
             )
     if rule == "vote":
         if k is None:
-            raise InputError("rule='vote' needs k, the number of edges that each method names")
+            raise InputError("rule='vote' needs k, the number of edges that each method selects")
         check_n_edges(given[0].graph, k)
     elif k is not None:
         raise InputError(
-            f"k is for rule='vote'; {rule!r} uses every score, so select with .top(k) afterwards"
+            f"k belongs to rule='vote'; {rule!r} uses every score, so select with .top(k) afterwards"
         )
     if weights is None:
         return torch.full((len(given),), 1 / len(given), dtype=torch.float64)
     if len(weights) != len(given):
-        raise InputError(f"{len(weights)} weights for {len(given)} methods; give one each")
+        raise InputError(f"got {len(weights)} weights for {len(given)} methods; give one each")
     if any(not math.isfinite(each) or each < 0 for each in weights) or sum(weights) <= 0:
         raise InputError(f"weights are {list(weights)}; they must be finite, at least 0, and not all 0")
     share = torch.tensor([float(each) for each in weights], dtype=torch.float64)

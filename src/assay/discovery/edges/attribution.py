@@ -135,8 +135,8 @@ class _PathGradient(BatchMethod):
             check_steps(settings.steps, settings.quadrature)
         if settings.objective.stationary and all(node.alpha == 1 for node in self.nodes(settings)):
             raise InputError(
-                f"{self.key} takes the gradient at the clean run only, where objective "
-                f"{settings.objective.key!r} has zero gradient, so all scores would vanish; use "
+                f"{self.key} takes the gradient at the clean run only, but objective "
+                f"{settings.objective.key!r} has zero gradient there, so all scores would be 0. Use "
                 "objective='logit_diff' or 'ce', or method='eap-ig-inputs' with more steps"
             )
 
@@ -196,8 +196,8 @@ class CleanCorrupted(_PathGradient):
         if not settings.ablation.paired:
             raise InputError(
                 "clean-corrupted needs the run on the corrupted input, but ablation is "
-                f"{settings.ablation.key!r}; use "
-                "ablation='resample', or method='eap-ig-inputs', which serves every ablation"
+                f"{settings.ablation.key!r}; use ablation='resample', or method='eap-ig-inputs', which "
+                "supports every ablation"
             )
 
     def nodes(self, settings: Choices) -> Sequence[Node]:
@@ -232,7 +232,7 @@ class EapIgInputs(_PathGradient):
             check_spsa(settings, self.draws, self.epsilon)
             if settings.per_example:
                 raise InputError(
-                    "estimator='spsa' gives single examples nothing but noise; leave out per_example, or use "
+                    "estimator='spsa' gives only noise for single examples; remove per_example, or use "
                     "estimator='gradient'"
                 )
 
@@ -274,8 +274,8 @@ class EapIgActivations(BatchMethod):
     def check(self, settings: Choices) -> None:
         if settings.steps == "auto":
             raise InputError(
-                "steps='auto' watches the completeness gap of eap-ig-inputs; give eap-ig-activations "
-                "a number of steps"
+                "steps='auto' uses the completeness gap of eap-ig-inputs; give eap-ig-activations a number "
+                "of steps"
             )
         check_steps(settings.steps, settings.quadrature)
 

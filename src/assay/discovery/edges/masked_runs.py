@@ -125,8 +125,8 @@ def start_scores(
     if isinstance(warm_start, EdgeScores):
         if warm_start.graph.fingerprint != model.graph.fingerprint:
             raise GraphMismatchError(
-                f"warm_start holds scores of another graph, {warm_start.graph.describe()}; the model's is "
-                f"{model.graph.describe()}"
+                f"warm_start holds scores of another graph, {warm_start.graph.describe()}, but the graph of "
+                f"the model is {model.graph.describe()}"
             )
         return warm_start, {}
     method = get_method(warm_start)

@@ -183,7 +183,7 @@ def learn_mask(
     check_n_edges(graph, n_edges)
     if start is not None and start.graph.fingerprint != graph.fingerprint:
         raise GraphMismatchError(
-            f"start holds scores of another graph, {start.graph.describe()}; the model's is "
+            f"start holds scores of another graph, {start.graph.describe()}, but the graph of the model is "
             f"{graph.describe()}"
         )
     began = time.perf_counter()
@@ -204,7 +204,7 @@ def learn_mask(
         if not bool(torch.isfinite(value)):
             raise NonFiniteError(
                 f"the loss of step {step} is {value.item()}; check the divergence, the model's weights and "
-                "number type"
+                "dtype"
             )
         (gradient,) = torch.autograd.grad(value, openness)
         size, price = training.step(optimizer, openness, gradient, step)
@@ -253,7 +253,7 @@ class _SizeGoal:
         magnitude = start.values.abs().double().to(self.valid.device)
         strongest = magnitude[self.valid].sort(descending=True).values
         if not float(strongest[0]) > 0:
-            raise InputError("every score to start from is 0; give other scores, or start=None")
+            raise InputError("every starting score is 0; give other scores, or start=None")
         # Ratios to the weakest kept edge; exact zeros count as the weakest positive score.
         least = float(strongest[strongest > 0][-1])
         pivot = max(float(strongest[min(self.n_edges, len(strongest)) - 1]), least)

@@ -36,7 +36,7 @@ class Choices:
         steps: Nodes of the quadrature, or "auto".
         quadrature: Rule that places them.
         per_example: Keep the scores of each example.
-        seed: Root seed.
+        seed: Root seed of all random draws.
     """
 
     objective: Objective
@@ -150,7 +150,7 @@ class EdgeMethod(abc.ABC):
         for name in options:
             if name not in names and not names:
                 raise UnknownNameError(
-                    f"method {self.key!r} has no options, and {name!r} was given; leave it out"
+                    f"method {self.key!r} has no options, but {name!r} was given; remove it"
                 )
             if name not in names:
                 raise unknown_name(f"{self.key} option", name, names)
@@ -238,7 +238,7 @@ class BatchMethod(EdgeMethod):
                 example = _first_bad(self, model, batch, prepared, settings)
                 raise NonFiniteError(
                     f"method {self.key!r} gave NaN or infinite scores for example {example}; check the "
-                    "model's weights and number type (float16 gradients overflow)"
+                    "model's weights and dtype (float16 gradients overflow)"
                 )
             share = len(batch.indices) / task.n
             yield BatchPart(
@@ -341,7 +341,7 @@ def check_differentiable(loss: Tensor, settings: Choices) -> Tensor:
     if not loss.requires_grad:
         raise InputError(
             f"objective {settings.objective.key!r} has no gradient, so gradient methods and learned masks "
-            "cannot serve it; use method='acdc' or 'exact', or another objective"
+            "cannot use it; use method='acdc' or 'exact', or another objective"
         )
     return loss
 

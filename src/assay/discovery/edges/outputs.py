@@ -110,7 +110,7 @@ def output_scores(
     if len(bad):
         raise NonFiniteError(
             f"the scores into the logits are NaN or infinite for example {int(bad[0])}; check the model's "
-            "weights and number type"
+            "weights and dtype"
         )
     forward = 1.0 + len(nodes) + (settings.ablation.key != "zero")
     return OutputScores(

@@ -124,15 +124,15 @@ def _path_gradient(method: EdgeMethod, steps: int | str) -> _PathGradient:
     able = [key for key, known in METHODS.items() if isinstance(known, _PathGradient)]
     if not isinstance(method, _PathGradient):
         raise InputError(
-            f"{method.key} has no scores by position, only methods that multiply the change of each "
-            f"activation by one gradient have; use {', '.join(able)}"
+            f"{method.key} has no scores by position; only methods that multiply the change of each "
+            f"activation by one gradient have them. Use {', '.join(able)}"
         )
     if getattr(method, "estimator", "gradient") != "gradient":
         raise InputError(
-            "scores by position need gradients, and estimator 'spsa' has none; use estimator='gradient'"
+            "scores by position need gradients, but estimator 'spsa' has none; use estimator='gradient'"
         )
     if steps == "auto":
-        raise InputError("steps='auto' serves discover alone; give discover_positions a number of steps")
+        raise InputError("steps='auto' works only with discover; give discover_positions a number of steps")
     return method
 
 
@@ -181,7 +181,7 @@ class _Sweep:
             rows = batch.indices.tolist()
             raise NonFiniteError(
                 f"method {self.method.key!r} gave NaN or infinite scores for an example from {rows[0]} to "
-                f"{rows[-1]}; check the model's weights and number type (float16 gradients overflow)"
+                f"{rows[-1]}; check the model's weights and dtype (float16 gradients overflow)"
             )
         self.total += scores
         share = len(batch.indices) / self.task.n

@@ -85,8 +85,8 @@ class EdgePruning(EdgeMethod):
         least = float(gates.open_probability(torch.tensor(-BOUND))) * model.graph.n_edges
         if goal < least:
             raise InputError(
-                f"edge-pruning cannot hold {goal} of {model.graph.n_edges} edges: gates as good as closed "
-                f"add up to {least:.1f} already; give n_edges of at least {math.ceil(least)}"
+                f"edge-pruning cannot keep {goal} of {model.graph.n_edges} edges, because almost closed "
+                f"gates already add up to {least:.1f}; give n_edges of at least {math.ceil(least)}"
             )
         return goal
 
@@ -128,10 +128,10 @@ class EdgePruning(EdgeMethod):
         settled = overlap >= SETTLED and openness >= OPEN
         if not settled:
             warnings.warn(
-                f"edge-pruning has not settled after {self.updates} updates: its {n_edges} most open gates "
-                f"are open with a probability of {openness:.2f} ({OPEN} is wanted), and over the last tenth "
-                f"of the updates they overlap by {overlap:.2f} (Jaccard; {SETTLED} is wanted); give more, "
-                f"e.g. updates={2 * self.updates}",
+                f"edge-pruning has not settled after {self.updates} updates. Its {n_edges} most open gates "
+                f"are open with a probability of {openness:.2f} (expected {OPEN}); over the last tenth of "
+                f"the updates they overlap by {overlap:.2f} (Jaccard; expected {SETTLED}). Give more "
+                f"updates, e.g. updates={2 * self.updates}",
                 AssayWarning,
                 stacklevel=5,
             )

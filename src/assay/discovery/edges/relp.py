@@ -74,8 +74,8 @@ class Relp(BatchMethod):
         _check_attention(self.attention)
         if settings.objective.stationary:
             raise InputError(
-                f"relp starts from the derivative of the objective at the clean run, and that of "
-                f"{settings.objective.key!r} has zero gradient there, so all scores would vanish; use "
+                "relp starts from the derivative of the objective at the clean run, but objective "
+                f"{settings.objective.key!r} has zero gradient there, so all scores would be 0. Use "
                 "objective='logit_diff' or 'ce', or method='eap-ig-inputs'"
             )
 
@@ -211,8 +211,8 @@ def _slope_at_zero(activation: nn.Module, model: Model) -> Tensor:
         (slope,) = torch.autograd.grad(value, zero)
     if value.item() != 0:
         raise UnsupportedModelError(
-            f"relp: the activation {name} of {model.id} is {value.item():.3g} at 0, where the identity rule "
-            "divides by its input; the rule serves activations that vanish at 0 (GELU, SiLU, ReLU); use "
+            f"relp: the activation {name} of {model.id} is {value.item():.3g} at 0, but the identity rule "
+            "divides by its input and needs an activation that is 0 there (GELU, SiLU, ReLU); use "
             "method='eap'"
         )
     return slope
@@ -249,8 +249,8 @@ def _norms(model: Model) -> list[Norm]:
         for norm in (block.attention_norm, block.mlp_norm)[: 1 + model.graph.mlps]:
             if norm.module not in norms:
                 raise UnsupportedModelError(
-                    f"relp: block {layer} of {model.id} has norm {type(norm.module).__name__}; a rule is "
-                    "known for LayerNorm and RMSNorm; use method='eap'"
+                    f"relp: block {layer} of {model.id} has norm {type(norm.module).__name__}, but rules "
+                    "exist only for LayerNorm and RMSNorm; use method='eap'"
                 )
     return list(norms.values())
 
@@ -267,8 +267,8 @@ def _mlp_parts(block: Block) -> tuple[nn.Module, nn.Module | None]:
     family = block.family
     if family.activation is None:
         raise UnsupportedModelError(
-            f"relp needs to know the activation of the MLP, which the description of family {family.key!r} "
-            "does not name; add `activation` to it, or use method='eap'"
+            f"relp needs the activation of the MLP, which the description of family {family.key!r} does not "
+            "name; add `activation` to it, or use method='eap'"
         )
     path = family.gated(block.module)
     gated = None if path is None else submodule(block.module, path)

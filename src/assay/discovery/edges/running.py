@@ -160,7 +160,7 @@ def resolve(
     if per_example and not method.keeps_examples:
         able = ", ".join(key for key, known in METHODS.items() if known.keeps_examples)
         raise InputError(
-            f"{method.key} decides on all examples together and has no scores of single ones; leave out "
+            f"{method.key} decides on all examples together, so it has no scores of single examples; remove "
             f"per_example, or use one of {able}"
         )
     method.check(settings)

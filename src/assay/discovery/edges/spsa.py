@@ -98,13 +98,13 @@ def check_spsa(settings: Choices, draws: int, epsilon: float | int) -> tuple[Nod
     """
     if not isinstance(settings.steps, int):
         raise InputError(
-            "steps='auto' watches a completeness gap that random signs hide; give estimator='spsa' a number "
+            "steps='auto' needs a completeness gap, which random signs hide; give estimator='spsa' a number "
             "of steps"
         )
     nodes = quadrature_nodes(settings.steps, settings.quadrature)
     if isinstance(draws, bool) or draws < len(nodes):
         raise InputError(
-            f"draws is {draws!r}, and each of the {len(nodes)} nodes of the path needs at least one; give "
+            f"draws is {draws!r}, but each of the {len(nodes)} nodes of the path needs at least one; give "
             f"draws >= {len(nodes)} (hundreds, unless there are thousands of examples), or fewer steps"
         )
     if not (math.isfinite(epsilon) and epsilon > 0):
@@ -194,7 +194,7 @@ class _Estimator:
         if bool(bad.any()):
             row = int(self.batch.indices[bad.nonzero()[0, 0]])
             raise NonFiniteError(
-                f"the slope of example {row} is NaN or infinite; check the model's weights and number type, "
-                "or take a smaller epsilon"
+                f"the slope of example {row} is NaN or infinite. Check the model's weights and dtype, or "
+                "use a smaller epsilon"
             )
         return slopes

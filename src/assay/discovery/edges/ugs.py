@@ -113,9 +113,9 @@ class Ugs(EdgeMethod):
         settled = overlap >= SETTLED and undecided <= UNDECIDED
         if not settled:
             warnings.warn(
-                f"ugs has not settled after {self.updates} updates: {undecided:.0%} of the edges are "
-                f"undecided (.1 < p < .9; {UNDECIDED:.0%} are let pass), and over the last tenth of the "
-                f"updates the kept edges overlap by {overlap:.2f} (Jaccard; {SETTLED} is wanted); give more, "
+                f"ugs has not settled after {self.updates} updates. {undecided:.0%} of the edges are "
+                f"undecided (.1 < p < .9; allowed {UNDECIDED:.0%}); over the last tenth of the updates the "
+                f"kept edges overlap by {overlap:.2f} (Jaccard; expected {SETTLED}). Give more updates, "
                 f"e.g. updates={2 * self.updates}",
                 AssayWarning,
                 stacklevel=5,
@@ -185,7 +185,7 @@ class _EdgeProbabilities:
             if not bool(torch.isfinite(losses).all()):
                 raise NonFiniteError(
                     f"the loss of update {number} of ugs is NaN or infinite; check the model's weights and "
-                    "number type"
+                    "dtype"
                 )
             (found,) = torch.autograd.grad(losses.sum() / n_masks, mask)
             gradient += (found * window.inside[rows]).sum(0)  # da/dp = 1 inside the window, else 0

@@ -128,8 +128,8 @@ def predict_from_weights(
     """
     if len(circuits) < 2:
         raise InputError(
-            f"the classifier learns from the circuits of other tasks, and there is "
-            f"{len(circuits)} task; give two or more"
+            f"the classifier learns from the circuits of other tasks, but got {len(circuits)} task; give "
+            "two or more"
         )
     if features.table.shape != (features.n_layers * features.n_heads, len(features.names)):
         raise ShapeError(
@@ -139,7 +139,7 @@ def predict_from_weights(
     if not np.isfinite(features.table).all():
         column = int(np.argmin(np.isfinite(features.table).all(axis=0)))
         raise InputError(
-            f"feature {features.names[column]!r} is not finite for some head; leave it out or fill it in"
+            f"feature {features.names[column]!r} is not finite for some heads; remove it or fill it in"
         )
     members = {
         task: member_flags(heads if isinstance(heads, np.ndarray) else tuple(heads), *_shape(features))

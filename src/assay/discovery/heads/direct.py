@@ -118,7 +118,7 @@ def _read_positions(task: Task, positions: Tensor | None) -> Int[Tensor, "P n_re
     if bool(outside.any()):
         row = int(outside.any(1).nonzero()[0])
         raise InputError(
-            f"positions {where[row].tolist()} of example {row} do not lie in its {int(task.lengths[row])} "
+            f"positions {where[row].tolist()} of example {row} lie outside its {int(task.lengths[row])} "
             "tokens; count from 0"
         )
     return where
@@ -144,7 +144,7 @@ def margin_directions(
         return direction
     if task.wrong is None:
         raise InputError(
-            f"task {task.name!r} names no wrong outputs; give it wrong=, or use the direction 'correct'"
+            f"task {task.name!r} has no wrong outputs; give it wrong=, or use the direction 'correct'"
         )
     return direction - _mean_rows(model, task.wrong)
 
@@ -239,9 +239,9 @@ def _rest(
     largest = float(gap.max()) if len(gap) else math.nan
     if model.dtype in (torch.float32, torch.float64) and largest > ADDITIVITY:
         raise InconsistentRunError(
-            f"the parts of the stream miss the margin by {largest:.1e} of their size (allowed: "
-            f"{ADDITIVITY:g}): something besides heads and MLPs writes into the stream of "
-            f"{model.id!r}, or the positions read are not those its classifier reads"
+            f"the parts of the stream differ from the margin by {largest:.1e} of their size (allowed: "
+            f"{ADDITIVITY:g}): either a module besides heads and MLPs writes into the stream of "
+            f"{model.id!r}, or its classifier reads other positions"
         )
     return {"rest": rest.numpy(), "margin": margin.numpy(), "additivity_gap": largest}
 

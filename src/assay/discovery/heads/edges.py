@@ -43,7 +43,7 @@ def run_with_edges_replaced(
     if ablation not in ABLATIONS:
         have = ", ".join(sorted({*ABLATIONS} & {*INTERVENTIONS}))
         raise InputError(
-            f"{ablation!r} is defined for heads and this circuit is one of edges; give a head circuit "
+            f"{ablation!r} is defined for heads, but this circuit keeps edges; give a head circuit "
             f"(Circuit.from_heads), or one of {have}, resample-donor"
         )
     if ablation == "mean-positional":

@@ -187,7 +187,7 @@ def drop_scores(
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     """Refuse an option by its name."""
     if value not in allowed:
-        raise InputError(f"{name}={value!r} is not offered; choose {' or '.join(map(repr, allowed))}")
+        raise InputError(f"{name} is {value!r}; choose {' or '.join(map(repr, allowed))}")
 
 
 def _check_columns(table: Float64[np.ndarray, "P H"], **columns: Float64[np.ndarray, " P"]) -> None:
@@ -195,7 +195,9 @@ def _check_columns(table: Float64[np.ndarray, "P H"], **columns: Float64[np.ndar
         raise ShapeError(f"the runs of single heads have shape {table.shape}; expected [prompts, heads]")
     for name, column in columns.items():
         if column.shape != (len(table),):
-            raise ShapeError(f"{name} has shape {column.shape}; expected ({len(table)},), as the heads' runs")
+            raise ShapeError(
+                f"{name} has shape {column.shape}; expected ({len(table)},), one value per prompt"
+            )
 
 
 def _excluding(

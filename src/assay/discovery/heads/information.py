@@ -64,7 +64,7 @@ def causation_entropy(
     """
     if max_parents < 0 or permutations < 1:
         raise InputError(
-            f"max_parents is {max_parents} and permutations {permutations}; they must be at least 0 and 1"
+            f"max_parents is {max_parents} and permutations {permutations}; expected at least 0 and 1"
         )
     x, y, facts = _observations(features, target)
     if reason := _undefined(y):
@@ -96,7 +96,7 @@ def causation_entropy(
 def parent_flags(scores: HeadScores) -> Bool[np.ndarray, " H"]:
     """The heads that `causation_entropy` or `stability_selection` chose, one flag per head."""
     if "parents" not in scores.details:
-        raise InputError(f"{scores.name!r} chose no heads ({scores.reason or 'it is not a selection'})")
+        raise InputError(f"{scores.name!r} did not select heads ({scores.reason or 'it is not a selection'})")
     return member_flags(tuple(scores.details["parents"]), scores.n_layers, scores.n_heads)
 
 
@@ -135,7 +135,7 @@ def stability_selection(
 
     if bootstraps < 1 or not 0 <= threshold < 1:
         raise InputError(
-            f"bootstraps is {bootstraps} and threshold {threshold}; give at least 1 and a share in [0, 1)"
+            f"bootstraps is {bootstraps} and threshold {threshold}; give at least 1 and a fraction in [0, 1)"
         )
     x, y, facts = _observations(features, target)
     if reason := _undefined(y):

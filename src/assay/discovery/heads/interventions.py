@@ -96,8 +96,8 @@ class Donor(Ablation):
                 donors[rows] = np.array(rows)[derangement(len(rows), rng)]
         if not self.same_answer and (donors < 0).all():
             raise InputError(
-                f"each of the {task.n} prompts has a length of its own, so no prompt can give another its "
-                f"activations; {self.key!r} needs prompts of the same number of tokens"
+                f"the {task.n} prompts all have different lengths, so they cannot exchange activations; "
+                f"{self.key!r} needs prompts of the same number of tokens"
             )
         return donors
 
@@ -150,8 +150,8 @@ def _checked_donors(donors: Int[np.ndarray, " n"], task: Task) -> Int64[np.ndarr
     if len(unequal):
         row = int(unequal[0])
         raise InputError(
-            f"donor {int(donors[row])} of prompt {row} has {lengths[donors[row]]} tokens and the prompt "
-            f"{lengths[row]}; activations can only be taken over between prompts of one length"
+            f"donor {int(donors[row])} of prompt {row} has {lengths[donors[row]]} tokens, the prompt "
+            f"{lengths[row]}; activations can only be exchanged between prompts of one length"
         )
     return donors.astype(np.int64)
 

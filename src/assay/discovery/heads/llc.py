@@ -218,7 +218,7 @@ def learning_coefficients(
     sampler = sampler or Langevin()
     used = some_examples(model, task, n, sampler.seed)
     if used.n < 2:
-        raise InputError(f"there is {used.n} example; the inverse temperature 1 / ln n needs at least 2")
+        raise InputError(f"there is only {used.n} example; the inverse temperature 1 / ln n needs at least 2")
     chosen = heads_of_model(model, heads)
     loss = get_objective(objective)
     starts = _starts(model, used, sampler.chains, batch_size)
@@ -243,7 +243,7 @@ def learning_coefficients(
             unsettled.append((layer, head))
     if unsettled:
         warnings.warn(
-            f"{NOT_CONVERGED}: traces not stationary, or values negative, for {len(unsettled)} of "
+            f"{NOT_CONVERGED}: traces are not stationary, or values negative, for {len(unsettled)} of "
             f"{len(chosen)} heads, {unsettled[0]} first; use more burn_in and draws, or a smaller step",
             DegenerateDataWarning,
             stacklevel=2,

@@ -53,7 +53,7 @@ def separation(scores: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"
     """
     if scores.shape != members.shape:
         raise ShapeError(
-            f"there are {scores.shape} scores and {members.shape} membership flags; give one per head"
+            f"scores have shape {scores.shape}, membership flags {members.shape}; give one per head"
         )
     scored = ~np.isnan(scores)
     scores, members = scores[scored], members[scored]
@@ -131,7 +131,7 @@ def set_overlap(predicted: Bool[np.ndarray, " H"], members: Bool[np.ndarray, " H
     """
     if predicted.shape != members.shape:
         raise ShapeError(
-            f"there are {predicted.shape} predictions and {members.shape} membership flags; give one per head"
+            f"predictions have shape {predicted.shape}, membership flags {members.shape}; give one per head"
         )
     return SetOverlap(
         hits=int((predicted & members).sum()),

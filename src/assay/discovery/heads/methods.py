@@ -186,7 +186,7 @@ head_method(
 head_method(
     key="drop-effect",
     id="X.drop_effect",
-    summary="margin that is lost when a head alone is ablated",
+    summary="margin lost when only this head is ablated",
     family="A",
     criterion="I1 necessity",
     requires=frozenset({"forward"}),
@@ -203,7 +203,7 @@ head_method(
 @head_method(
     key="dla",
     id="X.dla",
-    summary="direct logit attribution: what a head adds to the margin by its own path to the logits",
+    summary="direct logit attribution: contribution of a head to the margin by its direct path to the logits",
     family="D",
     criterion="C2",
     requires=frozenset({"forward", "wrong"}),
@@ -230,7 +230,7 @@ def _direct(
 @head_method(
     key="attribution-patching",
     id="X.attribution_patching",
-    summary="first-order estimate of what corrupting a head does to the margin",
+    summary="first-order estimate of the effect on the margin of corrupting a head",
     family="A",
     criterion="I1 necessity",
     requires=frozenset({"forward", "backward", "pairs"}),
@@ -250,7 +250,7 @@ def _attribution(
 @head_method(
     key="ocse",
     id="C7.ocse",
-    summary="causation entropy: what a head's direct effect tells of the margin that other heads do not",
+    summary="causation entropy: information in a head's direct effect about the margin beyond other heads",
     family="C",
     criterion="I4",
     requires=frozenset({"forward", "wrong"}),
@@ -297,7 +297,7 @@ def _margins(
 @head_method(
     key="activation-magnitude",
     id="X.activation_magnitude",
-    summary="mean size of a head's output: a baseline that knows nothing of the task",
+    summary="mean size of a head's output: a baseline without knowledge of the task",
     family="E",
     criterion="baseline",
     requires=frozenset({"forward"}),
@@ -343,7 +343,7 @@ def _learning_coefficient(
         )
     check_choice("estimator", estimator, ("fisher_count", "sgld"))
     if heads is not None or sampler is not None:
-        raise InputError("heads= and sampler= belong to the chains; give estimator='sgld' with them")
+        raise InputError("heads= and sampler= belong to estimator='sgld'; give it too")
     return fisher_count(model, task, n=n, objective=objective, batch_size=batch_size)
 
 

@@ -98,7 +98,7 @@ class HeadScores(display.Shown, Record):
         """
         if values is None:
             if per_example is None:
-                raise InputError(f"{name!r} needs values or per_example; neither was given")
+                raise InputError(f"{name!r} needs values or per_example; both are missing")
             values = mean_over_examples(per_example)
         if n_heads < 1 or values.ndim != 1 or len(values) % n_heads:
             raise ShapeError(
@@ -171,7 +171,7 @@ class HeadScores(display.Shown, Record):
             InputError: For a k outside 0 .. H.
         """
         if not 0 <= k <= self.values.size:
-            raise InputError(f"k is {k}; {self.name!r} has {self.values.size} heads to choose from")
+            raise InputError(f"k is {k}, but {self.name!r} has {self.values.size} heads to choose from")
         order = ranking(np.abs(self.flat) if magnitude else self.flat)[:k]
         return tuple((int(flat) // self.n_heads, int(flat) % self.n_heads) for flat in order)
 

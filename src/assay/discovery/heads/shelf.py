@@ -54,14 +54,14 @@ class Shelf:
             identity, stored = found["hash"], dict(found["record"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FileFormatError(
-                f"{path} is not the record of a measurement table ({error!r}); it may be half-written, so "
+                f"{path} is not the record of a measurement table ({error!r}). It may be incomplete: "
                 "restore it or give another folder"
             ) from error
         if identity != self.identity:
             differing = sorted(key for key in {*stored, *record} if stored.get(key) != record.get(key))
             raise InputError(
-                f"the table in {path.parent} is of another {', '.join(differing)}: its hash is {identity}, "
-                f"and {self.identity} was asked for; give this one a folder of its own"
+                f"the table in {path.parent} belongs to another {', '.join(differing)}: its hash is "
+                f"{identity}, expected {self.identity}. Give this table its own folder"
             )
 
     def _path(self, column: str, start: int) -> Path:
@@ -88,8 +88,8 @@ class Shelf:
         for key, value in self._header(column).items():
             if header.get(key) != value:
                 raise FileFormatError(
-                    f"{path} states {key} {header.get(key)!r} and should state {value!r}: it belongs "
-                    f"elsewhere; {_REMEDY}"
+                    f"{path} has {key} {header.get(key)!r}, expected {value!r}: it belongs to another "
+                    f"table; {_REMEDY}"
                 )
         return np.asarray(values, dtype=np.float64)
 

@@ -114,8 +114,8 @@ class MeasurementTable:
         self.ablation, self.seed, self.batch_size = INTERVENTIONS[ablation].key, seed, batch_size
         if folder is not None and not is_registered(self.objective):
             raise InputError(
-                f"a folder tells objectives by their names, and {self.objective.key!r} is none that is "
-                "registered; register it under a name of its own, or keep the table in memory (folder=None)"
+                f"a folder identifies objectives by name, but {self.objective.key!r} is not registered; "
+                "register it under its own name, or keep the table in memory (folder=None)"
             )
         if max_passes is not None and not max_passes > 0:
             raise InputError(f"max_passes is {max_passes}; give a number above 0, or None for no limit")

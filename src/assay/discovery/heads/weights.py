@@ -224,11 +224,11 @@ def unembedding_rows(model: Model, ids: Int[Tensor, "*batch"]) -> Float64[Tensor
     module = model.unembed_module
     if not isinstance(module, nn.Linear):
         raise UnsupportedModelError(
-            f"the unembedding is a {type(module).__name__}; directions need one torch.nn.Linear"
+            f"the unembedding is a {type(module).__name__}; expected one torch.nn.Linear"
         )
     if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < module.out_features):
         raise InputError(
-            f"output ids run from {int(ids.min())} to {int(ids.max())}; the model has outputs 0 to "
+            f"output ids run from {int(ids.min())} to {int(ids.max())}, but the model has outputs 0 to "
             f"{module.out_features - 1}"
         )
     weight = module.weight.detach().double()
@@ -259,8 +259,8 @@ def answer_directions(
     """
     if correct.shape != incorrect.shape:
         raise ShapeError(
-            f"{tuple(correct.shape)} correct and {tuple(incorrect.shape)} incorrect outputs; "
-            "give one each per example"
+            f"correct outputs have shape {tuple(correct.shape)}, incorrect outputs "
+            f"{tuple(incorrect.shape)}; give one each per example"
         )
     if max_pairs is not None and max_pairs < 1:
         raise InputError(f"max_pairs is {max_pairs}; give at least 1, or None for all")
@@ -312,8 +312,8 @@ def answer_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> Head
     """
     if task.wrong is None:
         raise InputError(
-            f"ov-norm compares right with wrong outputs, and task {task.name!r} names no wrong ones; "
-            "give it wrong="
+            f"ov-norm compares correct with wrong outputs, but task {task.name!r} has no wrong ones; give "
+            "it wrong="
         )
     pairs = answer_directions(model, task.answers[:, 0], task.wrong[:, 0], max_pairs=max_pairs)
     return ov_norm(model, pairs)

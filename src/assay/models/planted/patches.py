@@ -27,7 +27,7 @@ def draw_patches(n: int, seed: int = 0) -> PlantedExamples:
 
     Args:
         n: Number of pairs.
-        seed: Root seed.
+        seed: Root seed of all random draws.
     """
     labels = [number % 2 for number in range(n)]
     scenes = [

@@ -95,7 +95,7 @@ class Planted:
             InputError: If n is below 1.
         """
         if n < 1:
-            raise InputError(f"{self.name} was asked for {n} examples; ask for at least 1")
+            raise InputError(f"{self.name}: n is {n}; give at least 1 example")
         return self.draw(n, seed)
 
 
