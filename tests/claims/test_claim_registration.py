@@ -102,7 +102,7 @@ def test_a_registration_that_was_edited_is_refused(path: Path) -> None:
     with pytest.raises(FileFormatError, match="was changed after it was written"):
         register_claim(path)
     made.path.write_text(json.dumps(stored | {"hash": "0"}))
-    with pytest.raises(FileFormatError, match="does not have the hash 0 that it states"):
+    with pytest.raises(FileFormatError, match="does not match its hash 0"):
         register_claim(path)
 
 
