@@ -42,7 +42,9 @@ from assay.stats import (
 
 FEWEST_HEADS = 5
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
-_NOISY_SCORES = below(FEWEST_PROMPTS, "the noise in the scores is not known well enough to be allowed for")
+_NOISY_SCORES = below(
+    FEWEST_PROMPTS, "the noise in the scores cannot be estimated well enough to correct for it"
+)
 _CONCORDANCE = Quantity(
     label="concordance of the raters (W)", value="w", published="w", limit="w", least=0.0, most=1.0
 )

@@ -218,7 +218,7 @@ class PairBlocks:
                 f"the logits of model or circuit are NaN or infinite on the pair of clean input {clean}, "
                 f"{shown(sample.clean, clean, sample.tokenizer)}, and corrupted input {corrupted}, "
                 f"{shown(sample.corrupted, corrupted, sample.tokenizer)}; check the model's weights and "
-                "number type (float16 overflows)"
+                "dtype (float16 overflows)"
             ) from error
         return PairValues(
             values.divergence.astype(self._kind), values.empty.astype(self._kind), values.argmax_differs
