@@ -186,7 +186,7 @@ def test_there_is_no_score_without_an_edge(gpt2_tiny64: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("changed", "draws", "epsilon", "message"),
     [
-        ({}, 1, 1e-3, "draws is 1, and each of the 2 nodes"),
+        ({}, 1, 1e-3, "draws is 1, but each of the 2 nodes"),
         ({"steps": "auto"}, 8, 1e-3, "steps='auto' needs a completeness gap"),
         ({}, 8, 0.0, "epsilon is 0.0; give a positive number"),
         ({}, 8, float("nan"), "epsilon is nan"),
