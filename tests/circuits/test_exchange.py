@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.eap_ig import read_eap_ig, write_eap_ig
+from assay.circuits.eap_ig_files import read_eap_ig, write_eap_ig
 from assay.circuits.exchange import PERCENTAGES, load_submission, save_submission, split_folder_name
 from assay.circuits.graph_files import their_edges
 from assay.core.errors import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from assay.core.errors import InputError, NonFiniteError
 from assay.discovery.edges import Choices, discover
-from assay.discovery.edges.attribution import EapIgInputs
+from assay.discovery.edges.eap_ig import EapIgInputs
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.spsa import _Estimator, spsa_coefficients, spsa_sweep
 from assay.execution import get_ablation

@@ -13,9 +13,9 @@ from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from assay.analyses.worst_case.divergence import Divergence
 from assay.analyses.worst_case.evaluation import NonFinitePairError, PairEvaluator, PairValues
 from assay.analyses.worst_case.inputs import PairSample, first_occurrences, shown
+from assay.analyses.worst_case.pair_divergence import Divergence
 from assay.circuits import Circuit, write_atomically
 from assay.core.errors import InputError, NonFiniteError, OutputError
 from assay.core.record import canonical_json, record_id
