@@ -239,7 +239,7 @@ def test_a_result_is_drawn_tabulated_and_shown(name: str) -> None:
 
 def test_without_anything_to_draw_the_summary_is_shown() -> None:
     undefined = Measurement(id="a", name="a", value=math.nan, n=0, reason="zero_denominator")
-    with pytest.raises(InputError, match="nothing to draw"):
+    with pytest.raises(InputError, match="cannot plot"):
         undefined.plot()
     assert "zero_denominator" in undefined._repr_html_()
     assert "svg" not in undefined._repr_html_()

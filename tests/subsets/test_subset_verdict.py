@@ -109,7 +109,7 @@ class TestPlan:
     def test_few_units_fill_fewer_folds(self):
         plan = plan_folds(data_with(40, families=np.arange(40) % 4))
         assert len(plan.splits) == 4
-        assert "4 folds instead of 5: 4 families" in plan.notes[0]
+        assert "4 folds instead of 5, because there are only 4 families" in plan.notes[0]
 
     def test_folds_of_too_few_models_become_fewer(self):
         plan = plan_folds(data_with(14, groups=np.arange(14)))

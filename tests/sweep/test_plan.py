@@ -225,9 +225,9 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         (
             {"job": [job("a", "b"), job("b", "c"), job("c", "a")]},
             InputError,
-            "circle: (a -> b -> c -> a|b -> c ->)",
+            "cycle: (a -> b -> c -> a|b -> c ->)",
         ),
-        ({"job": [job("a", "a")]}, InputError, "circle: a -> a;"),
+        ({"job": [job("a", "a")]}, InputError, "cycle: a -> a;"),
         ({"job": [{"name": "x"}]}, InputError, r"\[\[job\]\] 1 model: is missing"),
         ({"job": {"name": 3}}, InputError, r"\[\[job\]\]: input should be a list"),
     ],
@@ -335,5 +335,5 @@ def test_no_file_makes_anything_but_a_plan_or_a_named_error(
 
 def test_order_puts_the_needed_first() -> None:
     assert in_order({"c": ["b"], "b": ["a"], "a": []}) == ["a", "b", "c"]
-    with pytest.raises(InputError, match="circle: x -> y -> x|y -> x -> y"):
+    with pytest.raises(InputError, match="cycle: x -> y -> x|y -> x -> y"):
         in_order({"1": ["2"], "2": ["1"]}, {"1": "x", "2": "y"})

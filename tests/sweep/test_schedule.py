@@ -143,7 +143,7 @@ def test_a_circle_of_jobs_is_spelled_out(tmp_path: Path) -> None:
     a = job("a")
     b = Job(name="b", kind="test", record={"name": "b"}, needs=(a.id,))
     circle = [Job(name="a", kind="test", record=a.record, needs=(b.id,)), b]
-    with pytest.raises(InputError, match=r"in a circle: (a -> b -> a|b -> a -> b);"):
+    with pytest.raises(InputError, match=r"in a cycle: (a -> b -> a|b -> a -> b);"):
         run_jobs(circle, tmp_path, executor=InProcess(1), work=behave)
 
 

@@ -139,7 +139,7 @@ def test_splits_share_no_handwriting_whatever_the_seed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n": 0}, "n=0, size=28, start=0: at least 1 image"),
+        ({"n": 0}, "n=0, size=28, start=0; expected at least 1 image"),
         ({"size": 13}, "size=13"),
         ({"start": -1}, "start=-1"),
         ({"agreement": 1.5}, "agreement is 1.5; expected a probability"),

@@ -142,7 +142,7 @@ def test_a_tiff_whose_offset_is_a_fraction_is_broken(pacs: Path) -> None:
 def test_more_than_8_bits_are_refused_rather_than_cut_off(pacs: Path) -> None:
     deep = np.linspace(0, 65535, 24).astype(np.uint16).reshape(4, 6)
     Image.fromarray(deep).save(pacs / "art" / "dog" / "9.png")
-    with pytest.raises(FileFormatError, match=r"dog/9\.png cannot be decoded .*beyond 8 bits; scale it"):
+    with pytest.raises(FileFormatError, match=r"dog/9\.png cannot be decoded .*more than 8 bits; scale it"):
         read_image_folder(pacs / "art")
     assert read_image_folder(pacs / "art", options=ReadOptions(skip_bad=True)).skipped == ("dog/9.png",)
     with pytest.raises(InputError, match="mode F, with more than 8 bits"):
@@ -165,7 +165,7 @@ def test_skipped_files_are_counted_in_the_record(pacs: Path) -> None:
 
 def test_images_of_different_sizes_need_a_transform(pacs: Path) -> None:
     save(pacs / "art/owl/9.png", 5, size=(9, 9))
-    with pytest.raises(ShapeError, match=r"owl/9\.png is 9 x 9 and cat/1\.png is 4 x 6"):
+    with pytest.raises(ShapeError, match=r"owl/9\.png is 9 x 9, but cat/1\.png is 4 x 6"):
         read_image_folder(pacs / "art")
     transform = EvalTransform(resize=4, crop=(4, 4), resample="bicubic")
     images = read_image_folder(pacs / "art", options=ReadOptions(transform=transform))
@@ -276,7 +276,7 @@ def test_tables_that_do_not_fit_are_named(camelyon: Path) -> None:
         read_table(camelyon, layout)
     with pytest.raises(FileFormatError, match=r"1\.png cannot be decoded"):
         read_table(camelyon, layout, where={"center": "0"})
-    with pytest.raises(FileFormatError, match=r"none\.csv cannot be read"):
+    with pytest.raises(FileFormatError, match=r"cannot read the table .*none\.csv"):
         read_table(camelyon, TableLayout(table="none.csv", path="", label=""))
     (camelyon / "metadata.csv").write_text("a,b\n1\n")
     with pytest.raises(FileFormatError, match="row 0 and the header differ in the number of columns"):

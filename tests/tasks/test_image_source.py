@@ -85,7 +85,7 @@ def test_files_of_a_folder_without_labels(tmp_path: Path) -> None:
     found = one_domain(read_source(tmp_path / "new", transform=TRANSFORM), "new")
     assert (found.domain, found.n, found.labels) == ("new", 2, None)
     (tmp_path / "new" / "deep").mkdir()
-    with pytest.raises(InputError, match="side by side"):
+    with pytest.raises(InputError, match="mixes folders, archives and images"):
         read_source(tmp_path / "new", transform=TRANSFORM)
 
 

@@ -101,7 +101,7 @@ def test_counterparts_take_the_dtype_of_the_images() -> None:
         ({"images": images(), "labels": torch.tensor([0, 0, -1, 0, 0, 0])}, InputError, r"-1 \(image 2\)"),
         ({"images": images(), "ids": torch.arange(5)}, ShapeError, "ids has shape"),
         ({"images": images(), "fields": {"site": ["a"]}}, ShapeError, "field 'site' has 1 entries for 6"),
-        ({"images": images(), "classes": ("a", "a")}, InputError, "named twice"),
+        ({"images": images(), "classes": ("a", "a")}, InputError, "listed twice"),
         (
             {"images": images(), "labels": torch.tensor([0, 2, 0, 0, 0, 0]), "classes": ("a", "b")},
             InputError,
@@ -137,7 +137,7 @@ def test_batches_of_nothing_are_refused() -> None:
 def test_a_task_is_checked_against_what_the_model_reads() -> None:
     whole = task()
     whole.validate((8, 8), ["cat", "dog"])
-    with pytest.raises(ShapeError, match="are 8 x 8 and the model reads 16 x 16"):
+    with pytest.raises(ShapeError, match="are 8 x 8, but the model reads 16 x 16"):
         whole.validate((16, 16))
     with pytest.raises(InputError, match=r"only the model has \['owl'\], only the data \['dog'\]"):
         whole.validate((8, 8), ["cat", "owl"])

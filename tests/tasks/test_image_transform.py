@@ -94,7 +94,7 @@ def test_a_saved_model_brings_its_transform_along(tmp_path: Path) -> None:
         patch_size=16, num_labels=3,
     )  # fmt: skip
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
-    with pytest.warns(AssayWarning, match="nothing is stored"):
+    with pytest.warns(AssayWarning, match="does not state how to prepare"):
         assert EvalTransform.for_model(load_model(tmp_path)) == EvalTransform(resize=(32, 32))
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -127,7 +127,7 @@ def test_a_model_of_timm_gets_the_transform_of_its_config() -> None:
 
 
 def test_a_model_that_knows_nothing_of_its_images_gets_the_defaults_and_a_warning() -> None:
-    with pytest.warns(AssayWarning, match=r"nothing is stored.*resized to 24 x 32 and scaled to \[-1, 1\]"):
+    with pytest.warns(AssayWarning, match=r"does not state how.*resized to 24 x 32 and scaled to \[-1, 1\]"):
         found = EvalTransform.for_model(model_of((24, 32), None))
     assert found == EvalTransform(resize=(24, 32))
     values = found.normalised(found.pixels(Image.new("RGB", (50, 50), (255, 0, 51)))[None])

@@ -76,7 +76,7 @@ def test_an_unknown_task_or_option_names_near_matches(mini_tokenizer: Any) -> No
 def test_prompts_longer_than_the_model_reads_are_refused(mini_tokenizer: Any) -> None:
     model = Loaded(mini_tokenizer, len(mini_tokenizer), 64)
     assert load_task("induction", model, n=2, length=32, k=31).length == 63
-    with pytest.raises(TokenizationError, match="longest prompt of 'induction' has 79 tokens .* reads 64"):
+    with pytest.raises(TokenizationError, match="longest prompt of 'induction' has 79 tokens, .* reads only 64"):
         load_task("induction", model, n=2, length=40, k=39)
 
 
@@ -162,7 +162,7 @@ MALFORMED: dict[str, tuple[Any, type[Exception], str]] = {
     "an answer of two tokens": (
         {**PAIR, "answers": [" Mary Lisa"]},
         TokenizationError,
-        r"bad.jsonl, line 2: answer ' Mary Lisa' of the prompt 'Then, .* is 2 tokens; exactly one",
+        r"bad.jsonl, line 2: answer ' Mary Lisa' of the prompt 'Then, .* is 2 tokens; expected exactly one",
     ),
     "an unknown answer": (
         {**PAIR, "wrong": [" Zyxw"]},
@@ -195,7 +195,7 @@ def test_a_malformed_line_is_named_with_its_file(case: str, tmp_path: Path, mini
 
 
 def test_a_file_that_cannot_be_a_task_is_refused(tmp_path: Path, mini_tokenizer: Any) -> None:
-    with pytest.raises(FileFormatError, match=r"missing.jsonl cannot be read: No such file"):
+    with pytest.raises(FileFormatError, match=r"cannot read task file .*missing.jsonl: No such file"):
         load_task(tmp_path / "missing.jsonl", mini_tokenizer)
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FileFormatError, match=r"binary.jsonl is not UTF-8"):

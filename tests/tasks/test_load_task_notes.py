@@ -48,7 +48,7 @@ def test_prompts_longer_than_a_rotary_model_was_made_for_are_said(llama_tiny64: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.bind(long_task(most))
-    with pytest.warns(AssayWarning, match=f"has {most + 1} tokens and .* was made for {most}"):
+    with pytest.warns(AssayWarning, match=f"has {most + 1} tokens, .* was made for {most}"):
         model.bind(long_task(most + 1))
 
 

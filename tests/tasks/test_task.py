@@ -119,7 +119,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "mismatched shapes": (
         {"corrupted": torch.ones(3, 5, dtype=torch.long)},
         ShapeError,
-        r"clean has shape \(3, 4\) and corrupted \(3, 5\)",
+        r"clean has shape \(3, 4\), but corrupted \(3, 5\)",
     ),
     "one dimension": (
         {"clean": torch.tensor([1, 2])},

@@ -181,7 +181,7 @@ def test_too_few_usable_fillers_are_an_error(
         ("ioi", {"orders": []}, "unknown IOI order"),
         ("greater-than", {"template": "lnog"}, "unknown greater-than template 'lnog'"),
         ("greater-than", {"template": "{noun} {yy}"}, "must have noun, century, yy"),
-        ("greater-than", {"above": 97}, "greater-than: 0 years can be used .*lower `above`"),
+        ("greater-than", {"above": 97}, "greater-than: 0 years can be used .*Lower `above`"),
         ("sva", {"nouns": ["keys", "doors"]}, r"sva: nouns holds 'keys'; give pairs \(singular, plural\)"),
         ("sva", {"attractor": "incongrous"}, "unknown attractor 'incongrous'; did you mean 'incongruent'"),
         ("gendered-pronoun", {"template_ids": [7]}, "unknown gendered-pronoun template id 7"),

@@ -41,7 +41,7 @@ def test_a_recipe_survives_its_dictionary_and_has_one_key() -> None:
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"head_dropout": -0.1}, "head_dropout is -0.1"),
         ({"clip": 0}, "clip is 0"),
-        ({"steps": "many"}, "steps is 'many'; a recipe wants int"),
+        ({"steps": "many"}, "steps is 'many'; a recipe needs int"),
         ({"augmentation": {"flip": 2}}, "flip is 2"),
         ({"augmentation": {"flip": "yes"}}, r"augmentation.flip is 'yes'; give a number"),
         ({"augmentation": {"min_area": 0}}, "min_area is 0"),

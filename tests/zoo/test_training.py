@@ -236,7 +236,7 @@ def test_the_global_generator_stays_where_it_was(tmp_path: Path) -> None:
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     train(tiny(), TRAIN, VALIDATION, RECIPE, tmp_path / "run")
-    with pytest.raises(InputError, match=r"another training run: recipe.lr is 0.01 there and 0.1 here"):
+    with pytest.raises(InputError, match=r"another training run: recipe.lr is 0.01 there, but 0.1 here"):
         train(tiny(), TRAIN, VALIDATION, dataclasses.replace(RECIPE, lr=0.1), tmp_path / "run")
     with pytest.raises(StoppedError):
         train(tiny(), TRAIN, VALIDATION, RECIPE, tmp_path / "other", save_every=1, progress=stop_after(3))

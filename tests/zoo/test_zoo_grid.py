@@ -99,7 +99,7 @@ SCRATCH = {"scratch": {"source": "scratch"}}
         (
             {"inits": SCRATCH, "axes": {"lr": [0.1]}, "configurations": [{"lr": 0.2}]},
             InputError,
-            "lr is set under axes and under configurations",
+            "lr is set under both axes and configurations",
         ),
         ({"inits": SCRATCH, "skip": [{"init": "scrtach"}]}, UnknownNameError, "did you mean 'scratch'"),
         ({"inits": SCRATCH, "configurations": []}, InputError, "empty list of configurations"),
