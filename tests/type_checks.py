@@ -1,7 +1,7 @@
 """The runtime type checks of the suite: every annotation of the package, checked in every test.
 
-The import hook of jaxtyping decorates each function; the decorator here is a cheaper one than its own. It makes
-the checks of a function at the first call and keeps them for its code: functions that no test calls, and
+The import hook of jaxtyping decorates each function; the decorator here is a cheaper one than its own. It
+makes the checks of a function at the first call and keeps them for its code: functions that no test calls, and
 functions that another one defines again at each call, cost next to nothing.
 """
 
@@ -24,7 +24,7 @@ jaxtyped = jaxtyping.jaxtyped
 
 
 class Checks(NamedTuple):
-    """What the calls of a function must pass; `shapes` says whether an annotation names axes, which must agree."""
+    """What the calls of a function must pass; `shapes`: an annotation names axes, which must agree."""
 
     arguments: Callable[..., object]
     result: Callable[[object], object]
