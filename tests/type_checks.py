@@ -1,8 +1,8 @@
 """The runtime type checks of the suite: every annotation of the package, checked in every test.
 
 The import hook of jaxtyping decorates each function; the decorator here is a cheaper one than its own. It
-makes the checks of a function at the first call and keeps them for its code: functions that no test calls, and
-functions that another one defines again at each call, cost next to nothing.
+makes the checks of a function at the first call and keeps them for its code: functions that no test calls,
+and functions that another one defines again at each call, cost next to nothing.
 """
 
 import functools
