@@ -11,7 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from type_checks import install_type_checks, no_type_checks
+from type_checks import begin_a_test, install_type_checks, no_type_checks
 
 
 # What is loaded before the first test stays to the end: the collector need not look at it, then or later.
@@ -95,6 +95,10 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, derandomize=True, print_blob=True, max_examples=EXAMPLES
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_runtest_setup() -> None:
+    begin_a_test()
 
 
 def pytest_report_header() -> str:
