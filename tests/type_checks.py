@@ -90,7 +90,7 @@ class Checks:
                 setattr(self, name, beartype(stand_in, conf=BeartypeConf(violation_type=TypeError)))
 
 
-_CHECKS: dict[CodeType, Checks] = {}
+_CHECKS: dict[tuple[str, str, CodeType], Checks] = {}
 _begun: list[Checks] = []
 
 
@@ -102,7 +102,8 @@ def checked(item: Any = None, *, typechecker: object = None) -> Any:
         if is_dataclass(item) and not hasattr(item.__init__, "__wrapped__"):
             item.__init__ = checked(item.__init__)  # type: ignore[misc]
         return item
-    checks = _CHECKS.setdefault(item.__code__, Checks())
+    # Code alone does not tell the initializers of two dataclasses apart that name their fields alike.
+    checks = _CHECKS.setdefault((item.__module__, item.__qualname__, item.__code__), Checks())
 
     @functools.wraps(item)
     def call(*arguments: Any, **named: Any) -> Any:
