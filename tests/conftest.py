@@ -67,7 +67,6 @@ LONG = (
     "test_local.py",
     "test_runner.py",
     "test_cli_attack.py",
-    "test_kills.py",
     "test_cluster.py",
     "test_shards.py",
     "test_gate_rates.py",
