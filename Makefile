@@ -72,12 +72,14 @@ demo: setup
 
 # A process per CPU; the tests of one file share their models, so files stay whole. Files keep their order,
 # which begins with the longest.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
 test: setup-tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(PARALLEL)
 	@$(MAKE) --no-print-directory test-timm
 
 test-timm: $(TIMM)/.complete
-	$(TIMM)/bin/python -m pytest tests/timm
+	$(TIMM)/bin/python -m pytest $(PARALLEL) tests/timm
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
-import jaxtyping
 import pytest
+from type_checks import begin_a_test, install_type_checks, no_type_checks
 
 
 # What is loaded before the first test stays to the end: the collector need not look at it, then or later.
@@ -19,7 +19,7 @@ gc.disable()
 
 # Every annotation of the package is checked at run time, so ordinary tests are type tests too. The hook
 # must stand before the first import of a module of the package.
-jaxtyping.install_import_hook("assay", "beartype.beartype")
+install_type_checks()
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -67,7 +67,6 @@ LONG = (
     "test_local.py",
     "test_runner.py",
     "test_cli_attack.py",
-    "test_kills.py",
     "test_cluster.py",
     "test_shards.py",
     "test_gate_rates.py",
@@ -97,6 +96,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_runtest_setup() -> None:
+    begin_a_test()
+
+
 def pytest_report_header() -> str:
     state = "found" if SHARED.is_dir() else "ABSENT: tests against reference data are skipped"
     return f"reference data: {SHARED} ({state}; ASSAY_SHARED moves it)"
@@ -118,8 +121,6 @@ def shared() -> Callable[[str], Path]:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Switches the runtime type checks off: for tests of the errors a user gets, who has no such checks."""
-    from type_checks import no_type_checks  # not above: killed runs load this file by its path alone
-
     with no_type_checks():
         yield
 

@@ -126,10 +126,10 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     """Searched, own and explained pairs are reported and change nothing else."""
     (tmp_path / "mine.txt").write_text("dog\nbox\n")
     plain = ("--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
-    extra = ("--search", "200", "--explain", "--words", "objects=ring,letter", "--words", "places=@mine.txt")
+    extra = ("--search", "100", "--explain", "--words", "objects=ring,letter", "--words", "places=@mine.txt")
     alone, document = (json.loads(run(*plain, *more, "--json").stdout) for more in ((), extra))
     assert {key for key in document if document[key] != alone[key]} == {"search", "outside", "explanation"}
-    assert document["search"]["n_evaluations"] <= 200
+    assert document["search"]["n_evaluations"] <= 100
     assert [entry["options"] for entry in document["outside"]] == [
         {"objects": ["ring", "letter"]},
         {"places": ["dog", "box"]},

@@ -185,7 +185,7 @@ def test_kills_interrupts_and_two_sweeps_at_once_leave_what_a_calm_one_leaves(
 
 def test_ray_makes_the_same_store(calm: tuple[Path, Outcome], plan: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    with start(plan, tmp_path, "--ray", "local", "--workers", "2") as sweep:
+    with start(plan, tmp_path, "--ray", "local", "--workers", "1") as sweep:
         out, err = sweep.communicate()
     assert sweep.returncode == 0, err
     document: dict[str, Any] = json.loads(out)

@@ -63,7 +63,7 @@ def test_workers_on_ray_that_die_or_hang_are_replaced(tmp_path: Path) -> None:
         jobs,
         tmp_path,
         executor=RayWorkers("local", 2),
-        limits=Limits(timeout=10.0, retries=1),
+        limits=Limits(timeout=4.0, retries=1),
         work=behave,
         log="plan",
     )

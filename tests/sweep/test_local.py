@@ -92,13 +92,13 @@ def test_workers_that_die_are_replaced_and_jobs_run_again_or_are_given_up(
 
 def test_jobs_that_hang_or_eat_memory_are_ended(tmp_path: Path) -> None:
     jobs = [job("hangs", "hang"), job("eats", f"eat {2000 * MIB}"), job("fine")]
-    outcome = sweep(tmp_path, *jobs, timeout=10.0, memory=1500 * MIB, retries=0)
+    outcome = sweep(tmp_path, *jobs, timeout=4.0, memory=1500 * MIB, retries=0)
     assert {each.job.name: each.fault.kind for each in outcome.failed} == {
         "hangs": "timeout",
         "eats": "memory",
     }
     reasons = {each.job.name: each.fault.message for each in outcome.failed}
-    assert reasons["hangs"] == "it took longer than 10 s (limits.timeout)"
+    assert reasons["hangs"] == "it took longer than 4 s (limits.timeout)"
     assert reasons["eats"].endswith("above its budget of 1,500 MiB (limits.memory)")
     assert outcome.done == (jobs[2],)
 

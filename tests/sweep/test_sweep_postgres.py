@@ -23,7 +23,7 @@ def test_a_server_that_is_restarted_costs_no_result(
     arrays.mkdir()
     url = postgres.database(arrays=str(arrays))
     first = job("first")
-    jobs = [first, *(job(f"j{place}", "sleep 1.2", needs=[first]) for place in range(5))]
+    jobs = [first, *(job(f"j{place}", "sleep 0.5", needs=[first]) for place in range(5))]
     restarted = []
 
     def restart_once(state: SweepProgress) -> None:
