@@ -39,7 +39,8 @@ from assay.analyses.generalization.monitoring import Monitor, Reading
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.core.display import Shown
 from assay.core.errors import InputError
-from assay.core.measurement import Interval, Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Interval, Verdict
 from assay.pipeline import Audit
 
 

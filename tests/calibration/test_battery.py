@@ -22,8 +22,8 @@ from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.page import calibration_document
 from assay.circuits import Circuit, HeadCircuit, Role
 from assay.core.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
-from assay.core.measurement import Verdict
 from assay.core.record import record_id
+from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.models import Model
 from assay.objectives import OBJECTIVES

@@ -23,8 +23,8 @@ from assay.analyses.calibration import (
     reliability_suite,
     seed_variance,
 )
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 
 
 P, H = 40, 12

@@ -13,8 +13,8 @@ from assay.analyses.calibration import reliability
 from assay.analyses.calibration.consistency import cronbach_items, split_half, split_half_published
 from assay.analyses.calibration.reliability import reliability_suite
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 from assay.stats import draw_counts, intraclass_correlation, resampled_alpha_bounds
 
 

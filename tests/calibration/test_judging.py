@@ -36,7 +36,8 @@ from assay.analyses.calibration._adapters import ADAPTERS
 from assay.circuits import Circuit, HeadCircuit, load_head_circuit
 from assay.circuits.heads import Role
 from assay.core.errors import InputError, ShapeError, UnknownNameError
-from assay.core.measurement import ONE_SIDED_95, Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import ONE_SIDED_95, Verdict
 from assay.discovery.heads import (
     HeadScores,
     attribution_patching,

@@ -26,8 +26,8 @@ from assay.analyses.calibration import (
 )
 from assay.circuits import load_head_circuit
 from assay.core.errors import InputError, UnknownNameError
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 
 
 N, H = 60, 24

@@ -8,7 +8,8 @@ import transformers
 
 from assay.analyses.calibration import Gate
 from assay.analyses.generalization.shift import Distance
-from assay.core.measurement import Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Verdict
 from assay.discovery.edges.patching import Random
 from assay.execution import ABLATIONS, Ablation, CircuitRuns, Prepared
 from assay.metrics.metric import MetricSpec

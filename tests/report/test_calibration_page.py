@@ -36,7 +36,7 @@ from assay.analyses.calibration.plots import COLOURS, draw_gates, gate_lines, re
 from assay.analyses.calibration.reasons import REASONS, WARNINGS, explained, warning
 from assay.analyses.calibration.strips import WIDTH, _stretches, strip_places
 from assay.core.errors import InputError, OutputError
-from assay.core.measurement import Interval, Judged, Rule, Verdict
+from assay.core.verdict import Interval, Judged, Rule, Verdict
 from assay.report import save_report
 from assay.report.save import render
 

@@ -20,7 +20,7 @@ from assay.app.monitor import alarms
 from assay.app.monitor.alarms import Notifier, seconds_of
 from assay.app.monitor.sinks import AlarmFile, DeliveryError, Sink, Webhook
 from assay.core.errors import InputError, OutputError
-from assay.core.measurement import Interval
+from assay.core.verdict import Interval
 from assay.tasks import EvalTransform, draw_shapes
 from assay.zoo import Zoo
 

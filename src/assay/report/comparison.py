@@ -18,8 +18,8 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores, load_circuit
 from assay.core.errors import AssayError, FileFormatError, InputError
-from assay.core.measurement import Interval, undefined_interval
 from assay.core.random import stream
+from assay.core.verdict import Interval, undefined_interval
 from assay.graph import Graph, build_graph
 from assay.report.overview import find_sweep
 from assay.stats import bootstrap_interval, spearman, statistic_from_dict

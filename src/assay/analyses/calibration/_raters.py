@@ -13,7 +13,7 @@ from assay.analyses.calibration._correlations import FEWEST_PROMPTS, Matrix, ove
 from assay.analyses.calibration._tables import Profiles, profiles, scored_heads
 from assay.analyses.calibration.samples import judged
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Interval, Rule, Verdict
+from assay.core.verdict import Interval, Rule, Verdict
 
 
 Scores = Mapping[str, Any]

@@ -8,7 +8,8 @@ from jaxtyping import Float64
 from assay.analyses.calibration._things import Arguments, Things, flags
 from assay.circuits import HeadCircuit
 from assay.core.errors import InputError
-from assay.core.measurement import ONE_SIDED_95, Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import ONE_SIDED_95, Verdict
 from assay.discovery.heads import Composition, HeadScores, WeightPrediction
 from assay.stats import Estimate
 

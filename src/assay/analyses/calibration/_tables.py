@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Real, Shaped
 from assay.analyses.calibration.gate import ALPHA
 from assay.analyses.calibration.samples import Sample, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, undefined_interval
 
 
 _UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their percentiles are

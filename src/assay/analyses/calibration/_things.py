@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float64
 from assay.analyses.calibration.multiplicity import PooledResult
 from assay.circuits import Circuit, HeadCircuit
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Verdict
 from assay.discovery.heads import Composition, HeadOutputs, HeadScores, WeightPrediction
 from assay.discovery.heads.scores import member_flags
 from assay.tasks import PairTask

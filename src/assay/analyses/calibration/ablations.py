@@ -19,7 +19,7 @@ from assay.analyses.calibration.samples import (
     limits,
     sample,
 )
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
 from assay.stats import (
     RatioOfSums,
     coefficient_of_variation,

@@ -26,7 +26,7 @@ from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, posi
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.core.errors import InputError
-from assay.core.measurement import Rule, Verdict
+from assay.core.verdict import Rule, Verdict
 from assay.stats import (
     Concordance,
     intraclass_correlation,

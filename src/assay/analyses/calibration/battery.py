@@ -17,8 +17,8 @@ from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core import display
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import Verdict
 from assay.core.record import plain, record_id
+from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.table import AnyCircuit
 from assay.models import Model

@@ -18,7 +18,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import limits
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Verdict
+from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
     certified_inclusion,

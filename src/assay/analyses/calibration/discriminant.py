@@ -15,7 +15,7 @@ from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, Draft, gate, ga
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import FEWEST, FEWEST_AT_A_THIRD, cautious_alpha, sample
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle, undefined_interval
 from assay.stats import draw_counts, outermost, resampled_ratios, studentized_interval
 
 

@@ -15,7 +15,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, judged, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads import EffectiveRank, effective_rank
 from assay.stats import auroc, draw_counts, outermost, resampled_ratios, studentized_interval
 

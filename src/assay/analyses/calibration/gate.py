@@ -18,8 +18,8 @@ from assay.analyses.calibration.names import compared, named, sentence
 from assay.analyses.calibration.quantity import Quantity, deciding
 from assay.analyses.calibration.reasons import Explanation, explained
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import Verdict
 from assay.core.registry import Registry
+from assay.core.verdict import Verdict
 
 
 SEED = 42  # root of the published resampling streams

@@ -13,7 +13,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, circuit_flags, inner_metric, judged, sample, summed
 from assay.core.errors import unknown_name
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import GroupDifferences, RatioOfSums, group_differences
 from assay.stats._checks import varies
 from assay.stats.anova import FEWEST_PER_GROUP

@@ -10,7 +10,8 @@ from assay.analyses.calibration._things import Things, array, flags, is_heads, l
 from assay.analyses.calibration.gate import find_gate
 from assay.circuits import Circuit, HeadCircuit
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Verdict
 from assay.discovery.heads import HeadScores
 from assay.tasks import PairTask
 

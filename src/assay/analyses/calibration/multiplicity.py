@@ -11,7 +11,7 @@ from scipy import special
 from assay.analyses.calibration.gate import ALPHA, Draft, gate, left_open
 from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import Verdict
+from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
     benjamini_yekutieli,

@@ -13,8 +13,8 @@ from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.names import sentence
 from assay.analyses.calibration.reasons import warning
 from assay.core.errors import InputError
-from assay.core.measurement import Judged
 from assay.core.record import MACHINE, plain
+from assay.core.verdict import Judged
 from assay.page.blocks import Block, Check, Checks, Code, Details, Facts, Figure, Note, Page, Section, Table
 from assay.page.text import NARROW, Text, bold, code, italic, number, percent, plural, quiet
 

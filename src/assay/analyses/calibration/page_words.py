@@ -14,7 +14,7 @@ from assay.analyses.calibration.names import (
 )
 from assay.analyses.calibration.reasons import REASONS, warning
 from assay.core.errors import InputError
-from assay.core.measurement import Judged
+from assay.core.verdict import Judged
 from assay.page.blocks import STATUSES
 from assay.page.text import MINUS, number, percent, precision
 

@@ -10,7 +10,8 @@ import numpy as np
 from assay.analyses.calibration.gate import ALPHA, GATES, find_gate
 from assay.analyses.calibration.multiplicity import PooledResult
 from assay.core.errors import InputError
-from assay.core.measurement import Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Verdict
 from assay.stats.permutation import EXACT_RANKS, EXACT_SIGNS
 
 

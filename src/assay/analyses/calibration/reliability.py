@@ -20,7 +20,7 @@ from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import Sample, circuit_flags, conjunction, inner_metric, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.stats import coefficient_of_variation
 from assay.stats._checks import varies
 

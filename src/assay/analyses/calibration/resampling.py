@@ -21,7 +21,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import circuit_flags, inner_metric, judged, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.stats import (
     Estimate,
     absolute_errors,

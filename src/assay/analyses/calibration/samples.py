@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 
 from assay.analyses.calibration.gate import ALPHA, Draft
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import Interval, Rule, Verdict
+from assay.core.verdict import Interval, Rule, Verdict
 from assay.stats import RatioOfSums, ratio_of
 
 

@@ -15,7 +15,7 @@ from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import conjunction, inner_metric, judged, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.discovery.heads import edge_test, member_ratio, set_overlap
 from assay.stats import (
     Estimate,

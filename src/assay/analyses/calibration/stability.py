@@ -19,7 +19,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, limits
 from assay.core.errors import InputError
-from assay.core.measurement import Verdict
+from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
     group_differences,

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from assay.analyses.calibration.page_words import picture_words
-from assay.core.measurement import Judged, Rule
+from assay.core.verdict import Judged, Rule
 from assay.page.blocks import Drawing
 
 

@@ -16,7 +16,7 @@ from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, sample
 from assay.circuits import HeadCircuit
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import RatioOfSums, fieller_interval, skewed_mean_interval, spearman_test
 from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 

@@ -33,9 +33,9 @@ from assay.analyses.generalization.shift import DISTANCES, circuit_shift, rank_s
 from assay.circuits import EdgeScores
 from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, unknown_name
-from assay.core.measurement import Interval
 from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id
+from assay.core.verdict import Interval
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
