@@ -17,7 +17,7 @@ from assay.app.site import pages
 from assay.app.site.query import conditions, identity_of, whole
 from assay.core.errors import InputError
 from assay.report import compare_document, overview_document
-from assay.report.comparison import COMPARED
+from assay.report.comparison_sides import COMPARED
 from assay.report.record import result_page
 from assay.report.save import pages_of, render
 from assay.store import Store
