@@ -93,8 +93,8 @@ def checked_profiles(
     found = profiles(scores, unit_id=unit_id)
     if members is not None and members.shape != found.means.shape[1:]:
         raise ShapeError(
-            f"members has shape {members.shape} for scores of {found.means.shape[1]} heads; one flag per "
-            "head is needed"
+            f"members has shape {members.shape} for scores of {found.means.shape[1]} heads; expected one "
+            "flag per head"
         )
     return found
 

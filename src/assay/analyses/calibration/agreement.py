@@ -42,7 +42,9 @@ from assay.stats import (
 
 FEWEST_HEADS = 5
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
-_NOISY_SCORES = below(FEWEST_PROMPTS, "the noise in the scores is not known well enough to be allowed for")
+_NOISY_SCORES = below(
+    FEWEST_PROMPTS, "the noise in the scores cannot be estimated well enough to correct for it"
+)
 _CONCORDANCE = Quantity(
     label="concordance of the raters (W)", value="w", published="w", limit="w", least=0.0, most=1.0
 )
@@ -78,8 +80,8 @@ _CONCORDANCE = Quantity(
         ),
         **_NOISY_SCORES,
     },
-    when_open="The correlation lies too near its limit; scores per prompt for more methods would narrow the "
-    "bounds.",
+    when_open="The correlation is too close to its limit; scores per prompt for more methods would narrow "
+    "the bounds.",
     compares="methods",
 )
 def convergent_validity(
@@ -256,14 +258,14 @@ def _disattenuated(
     },
     reasons={
         "not_applicable": (
-            "It needs two or more raters that tell heads apart.",
+            "It needs two or more raters whose scores differ between heads.",
             "Measure another family of scores.",
         ),
         **_NOISY_SCORES,
     },
     parts_share_reasons=False,
-    when_open="The correlation lies too near its limit; scores per prompt for more raters would narrow the "
-    "bounds.",
+    when_open="The correlation is too close to its limit; scores per prompt for more raters would narrow "
+    "the bounds.",
     compares="raters",
 )
 def inter_rater(

@@ -25,7 +25,7 @@ from assay.core.verdict import Verdict
 SEED = 42  # root of the published resampling streams
 ALPHA = 0.05
 N_STUDENTIZED = 999  # resamples behind a bootstrap-t bound
-_MODERATE = "Better than the limit of a fail and short of that of a pass: use the number with care."
+_MODERATE = "Between the limit of a fail and the limit of a pass: use the number with care."
 
 GateFunction = Callable[..., Verdict]
 

@@ -92,11 +92,11 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
     number=SHARE_BETWEEN_GROUPS,
     reasons={
         "not_applicable": (
-            "These prompts fall into no groups that could be compared.",
+            "These prompts have no groups to compare.",
             "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD "
             "(groups= in Python).",
         ),
-        **below(_FEWEST, "in groups no bounds hold for skewed scores"),
+        **below(_FEWEST, "no bounds hold for skewed scores", of="prompts in groups"),
     },
 )
 def measurement_invariance(

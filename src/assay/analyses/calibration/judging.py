@@ -114,7 +114,7 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     given.none_left()
     if "inner" in more and given.options.get("inner", more["inner"]) != more["inner"]:
         raise InputError(
-            f"inner is {given.options['inner']!r}, but the measurement is of {more['inner']}; leave inner out"
+            f"inner is {given.options['inner']!r}, but the measurement is of {more['inner']}; remove inner"
         )
     chosen = {name: value for name, value in given.options.items() if name not in adapter.options}
     if "task" in found.options:

@@ -190,7 +190,7 @@ def _named(at: int, heads: Heads | None) -> str:
         return f"head {at}"
     if at >= len(heads):
         raise InputError(
-            f"a verdict speaks of head {at} of the circuit, but heads lists {len(heads)}; list all"
+            f"a verdict refers to head {at} of the circuit, but heads lists only {len(heads)}; list all"
         )
     layer, head = heads[at]
     return f"a{layer}.h{head}"
