@@ -532,7 +532,7 @@ def test_measurements_without_runs_say_how_to_make_one(world: World) -> None:
     ratios = world.measured(aggregate="mean_of_ratios")
     with pytest.raises(InputError, match="aggregate='ratio_of_sums'"):
         calibrate("C11", ratios)
-    with pytest.raises(InputError, match="there are 2 measurements"):
+    with pytest.raises(InputError, match="got 2 measurements"):
         calibrate("C11", world.kept, world.dropped)
     with pytest.raises(InputError, match="expected faithfulness, got 'completeness'"):
         calibrate("C36", world.kept, world.dropped)
@@ -606,9 +606,9 @@ def replace_ablation(measurement: Measurement, method: str) -> Measurement:
 
 def test_the_wrong_scores_are_refused(world: World) -> None:
     llc = fisher_count(world.model, world.task, n=8)
-    with pytest.raises(InputError, match="M3b judges drop-effect, but these are 'direct-attribution'"):
+    with pytest.raises(InputError, match="M3b needs drop-effect, but these are 'direct-attribution'"):
         calibrate("M3b", world.dla, world.circuit)
-    with pytest.raises(InputError, match="S1 judges direct-attribution or dla, but these are 'drop-effect'"):
+    with pytest.raises(InputError, match="S1 needs direct-attribution or dla, but these are 'drop-effect'"):
         calibrate("S1", world.drop, world.circuit)
     with pytest.raises(InputError, match="M3b needs scores per prompt"):
         calibrate("M3b", replace(world.drop, per_example=None), world.circuit)
@@ -626,13 +626,13 @@ def test_the_wrong_scores_are_refused(world: World) -> None:
         calibrate("C11", np.ones(3))
     with pytest.raises(InputError, match="C23 takes one head circuit.*it is none of these"):
         calibrate("C23", world.dla)
-    with pytest.raises(InputError, match="there are 1 tables of head scores and no circuit"):
+    with pytest.raises(InputError, match="got 1 tables of head scores and no circuit"):
         calibrate("M3b", world.drop)
     with pytest.raises(InputError, match="'a' is a str"):
         calibrate("C12", {"a": "x"})
     with pytest.raises(InputError, match=r"scores of shape \(24, 31\) do not fit"):
         calibrate("S1", np.ones((24, 31)), world.circuit)
-    with pytest.raises(InputError, match="there are 0 tables of head scores and a circuit .given: Circuit"):
+    with pytest.raises(InputError, match="got 0 tables of head scores and a circuit .given: Circuit"):
         calibrate("S3", world.circuit)
 
 
@@ -698,5 +698,5 @@ def test_a_prediction_of_nothing_is_no_prediction(world: World) -> None:
 
 
 def test_text_is_no_array_of_margins() -> None:
-    with pytest.raises(InputError, match="gates take numbers"):
+    with pytest.raises(InputError, match="gates need numbers"):
         calibrate("C11", ["a", "b", "c"], ["d", "e", "f"])

@@ -137,7 +137,7 @@ def _methods(given: Things) -> Arguments:
         by_method.setdefault(str(method), []).append(each)
     measured = [each for draws in by_method.values() for each in draws]
     if len(measured) < 2:
-        raise given.wrong(f"there are {len(measured)} measurements")
+        raise given.wrong(f"got {len(measured)} measurements")
     for method, draws in by_method.items():
         seeds = [each.provenance["seed"] for each in draws if "seed" in each.provenance]
         if len(set(seeds)) < len(seeds):

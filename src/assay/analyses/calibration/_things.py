@@ -132,7 +132,7 @@ class Things:
         """The measurements, refused if there are too few or too many."""
         found = self.take(Measurement)
         if len(found) < least or (most is not None and len(found) > most):
-            raise self.wrong(f"there are {len(found)} measurements")
+            raise self.wrong(f"got {len(found)} measurements")
         return found
 
     def circuits(self, most: int = 1) -> list[Any]:
