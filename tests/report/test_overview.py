@@ -95,7 +95,7 @@ def test_methods_are_counted_and_not_their_jobs_or_sizes(filled: tuple[Store, Fi
 
 def test_nothing_of_a_name_is_an_error_with_near_names(filled: tuple[Store, Filled]) -> None:
     store, ids = filled
-    with pytest.raises(UnknownNameError, match="nothing about the model 'minni'; did you mean 'mini'"):
+    with pytest.raises(UnknownNameError, match="no results about the model 'minni'; did you mean 'mini'"):
         overview_document(store, model="minni")
     with pytest.raises(UnknownNameError, match="no sweep 'no such sweep'"):
         overview_document(store, sweep="no such sweep")

@@ -16,11 +16,11 @@ from assay.core.errors import InputError
 from assay.core.record import MACHINE, plain
 from assay.core.verdict import Judged
 from assay.page.blocks import Block, Check, Checks, Code, Details, Facts, Figure, Note, Page, Section, Table
+from assay.page.form import PAGES, PageForm
 from assay.page.text import NARROW, Text, bold, code, italic, number, percent, plural, quiet
 
 
 KIND = "calibration"
-REQUIRED = ("model", "task", "circuit", "table", "gates")
 REQUIRED_OF_GATES = ("key", "code", "name", "question", "on_pass", "on_fail", "verdict")
 Document = Mapping[str, Any]
 
@@ -39,14 +39,7 @@ def calibration_document(report: CalibrationReport | Document) -> Document:
         raise InputError(
             f"expected calibrations, as `assay.calibrate_all` returns them; got kind {document.get('kind')!r}"
         )
-    if document.get("schema") != SCHEMA:
-        raise InputError(
-            f"these calibrations have schema {document.get('schema')!r}; this version reads {SCHEMA!r}: "
-            "run `assay calibrate` again to make them"
-        )
-    missing = [key for key in REQUIRED if key not in document]
-    if missing:
-        raise InputError(f"the calibration document lacks {', '.join(missing)}; it is incomplete")
+    document = _FORM.read(document)
     if not document["gates"]:
         raise InputError("the calibration document has no gates; run `assay calibrate` again")
     for gate in document["gates"]:
@@ -236,3 +229,9 @@ def _passes(document: Document) -> int | None:
 def _plain_id(code: object) -> str:
     """Letters and digits of a code, for an id."""
     return "".join(each for each in str(code) if each.isascii() and each.isalnum()) or "gate"
+
+
+_FORM = PAGES.add(
+    KIND,
+    PageForm(noun="calibration", schema=SCHEMA, again="`assay calibrate`", make=calibration_page),
+)
