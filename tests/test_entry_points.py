@@ -191,7 +191,7 @@ print(json.dumps({{
         assert problem in found["said"][name]
     assert "not a subclass of assay.tasks.grammar.Grammar" in found["said"]["shelf-instance"]
     assert found["works"] == "shelf-method"
-    assert found["eap"] == "assay.discovery.edges.attribution"
+    assert found["eap"] == "assay.discovery.edges.eap_ig"
     assert found["missing"] is False
     assert not set(BROKEN) & set(found["keys"])
     assert "shelf-method" in found["keys"]

@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,13 @@ def test_help_of_the_command_line_loads_nothing_heavy() -> None:
         f"try: main()\nexcept SystemExit: print([name for name in {heavy} if name in sys.modules])"
     )
     assert _fresh(code).stdout.splitlines()[-1] == "[]"
+
+
+def test_an_installed_package_has_every_file_of_the_tree() -> None:
+    package = SOURCE.parent
+    settings = tomllib.loads((package.parents[1] / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["assay"]
+    declared = {pattern: set(package.glob(pattern)) for pattern in patterns}
+    assert [pattern for pattern, files in declared.items() if not files] == []
+    files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
+    assert files <= set().union(*declared.values())

@@ -442,11 +442,11 @@ def test_scores_out_of_a_store_know_their_prompts(mini: Model, tmp_path: Path) -
 def test_more_prompts_than_there_are_is_said(mini: Model, tmp_path: Path) -> None:
     few = write_lines(tmp_path / "few.jsonl", ioi_lines(mini, 12))
     with pytest.warns(
-        AssayWarning, match="'few' has 12 prompts to discover and measure on, fewer than the 20"
+        AssayWarning, match="'few' has 12 prompts to discover and measure on, fewer than the requested 20"
     ):
         both = draw_prompts(mini, few, n=20, seed=1)
     assert both.measured.data_hash == load_task(few, mini).data_hash
-    with pytest.warns(AssayWarning, match="'few' has 12 prompts to measure on, fewer than the 20"):
+    with pytest.warns(AssayWarning, match="'few' has 12 prompts to measure on, fewer than the requested 20"):
         assert prompts_to_measure(mini, few, n=20, seed=1).data_hash == both.measured.data_hash
     many = write_lines(tmp_path / "many.jsonl", ioi_lines(mini, 50))
     with pytest.warns(AssayWarning) as said:

@@ -420,7 +420,7 @@ def test_the_sanity_run_stops_an_engine_that_gives_wrong_logits(
     monkeypatch.setattr(PairRunner, "pairs", lambda *arguments: true_pairs(*arguments) + 0.1)
     with pytest.raises(
         InconsistentRunError,
-        match=r"sanity run: the circuit .* 0\.1 off those of a run without a plan, .* ids",
+        match=r"sanity run: the circuit .* differ by 0\.1 from those of a run without a plan, .* ids",
     ):
         run_sample(circuit, tiny, sample)
 

@@ -9,10 +9,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from assay.analyses.worst_case import divergence as divergence_module
-from assay.analyses.worst_case.divergence import cross_divergences, get_divergence, table_divergences
+from assay.analyses.worst_case import pair_divergence as divergence_module
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.inputs import PromptSet
+from assay.analyses.worst_case.pair_divergence import cross_divergences, get_divergence, table_divergences
 from assay.analyses.worst_case.rerun import rerun
 from assay.circuits import Circuit
 from assay.core.errors import InputError, NonFiniteError

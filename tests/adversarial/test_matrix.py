@@ -208,7 +208,9 @@ def _returning(value: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarr
 
 def test_bad_arguments_are_named() -> None:
     table = Table(np.ones((4, 6)))
-    with pytest.raises(InputError, match=r"budget is 5; .* 4 clean and 6 corrupted .* takes 6; 20 or more"):
+    with pytest.raises(
+        InputError, match=r"budget is 5, .* 4 clean and 6 corrupted .* takes 6; give 20 or more"
+    ):
         matrix_search(table, 4, 6, 5)
     with pytest.raises(InputError, match="n_corrupted is 0"):
         matrix_search(table, 4, 0, 5)

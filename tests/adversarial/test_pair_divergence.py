@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assay.analyses.worst_case.divergence import DIVERGENCES, get_divergence, table_divergences
+from assay.analyses.worst_case.pair_divergence import DIVERGENCES, get_divergence, table_divergences
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.metrics.outputs import divergences
 

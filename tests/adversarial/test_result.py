@@ -1,6 +1,7 @@
 """Statistics, certificates, worst pairs, fields and files of a result."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

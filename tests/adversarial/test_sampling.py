@@ -346,7 +346,7 @@ def test_prompts_of_unequal_length_are_refused_in_a_product(mini_tokenizer: Any)
     task = load_task("ioi", mini_tokenizer, n=1, template_ids=[0, 1])
     with pytest.raises(TokenizationError, match=r"single token count.*15 tokens: 'Then.*19 tokens: 'Then"):
         sample_pairs(task, "all", 20, 20)
-    with pytest.raises(TokenizationError, match=r"pair \d+: clean prompt 'Then.* has lengths 1[59] and corr"):
+    with pytest.raises(TokenizationError, match=r"pair \d+: clean prompt 'Then.* has lengths 1[59], corr"):
         sample_pairs(task, "iid", 40)
     assert sample_pairs(task, "matched", 40).clean.lengths.unique().tolist() == [15, 19]
 

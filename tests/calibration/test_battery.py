@@ -378,7 +378,7 @@ def test_a_plan_holds(model: Model, task: PairTask) -> None:
     """What a dry run promises is not exceeded, of few prompts and of many."""
     for n in (10, 60):
         prompts = load_task("ioi", model, n=n)
-        planned = {each.name: each.passes for each in plan_calibration(model, n, n_heads=len(HEADS))}
+        planned = {each.stage: each.passes for each in plan_calibration(model, n, n_heads=len(HEADS))}
         spent = calibrate_all(HEADS, model, prompts).table.passes
         assert spent["forward"] + spent["backward"] <= sum(planned.values())
         assert planned["pool"] >= 2 * (max(3 * n, 120) - n)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.eap_ig import read_eap_ig, write_eap_ig
+from assay.circuits.eap_ig_files import read_eap_ig, write_eap_ig
 from assay.circuits.exchange import PERCENTAGES, load_submission, save_submission, split_folder_name
 from assay.circuits.graph_files import their_edges
 from assay.core.errors import (
@@ -354,7 +354,7 @@ def test_scores_that_are_not_finite_are_refused(tmp_path: Path, score: str) -> N
         (with_edge("input->m0", [1.0]), "a number as score"),
         (with_edge("input->m0", {"score": 1.0, "in_graph": 1}), "expected true or false"),
         (with_edge("input->m0", {"in_graph": True}), "12 of 13 edges have a score"),
-        (json.dumps(document()).replace('"edges": {', '"edges": {"input->m0": 1.0, '), "stands twice"),
+        (json.dumps(document()).replace('"edges": {', '"edges": {"input->m0": 1.0, '), "occurs twice"),
     ],
 )
 def test_foreign_files_are_refused(tmp_path: Path, content: Any, message: str) -> None:
@@ -398,7 +398,7 @@ def test_graphs_must_agree(tmp_path: Path) -> None:
         GraphMismatchError, match="describes 1 layers of 2 heads.*requested graph has 2 layers of 3"
     ):
         read_eap_ig(path, GRAPH)
-    with pytest.raises(GraphMismatchError, match="parallel False; .* parallel True"):
+    with pytest.raises(GraphMismatchError, match="parallel False, .* parallel True"):
         read_eap_ig(path, build_graph(1, 2, parallel=True))
     with pytest.raises(GraphMismatchError, match="attention-only"):
         read_eap_ig(path, build_graph(1, 2, mlps=False))

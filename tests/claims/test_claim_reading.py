@@ -59,14 +59,14 @@ def test_what_means_the_same_has_the_same_hash() -> None:
     [
         (changed("claim", "modle", to="mini"), r"\[claim\]: unknown key 'modle'; did you mean 'model'"),
         (changed("predict", to=[]), r"the claim: unknown key 'predict'; did you mean 'predicts'"),
-        (changed("heads", without=True), r"no \[heads\]"),
+        (changed("heads", without=True), r"lacks \[heads\]"),
         (changed("heads", to={}), "has no heads"),
-        (changed("heads", "movers", to=[]), "key 'movers': a list of heads"),
+        (changed("heads", "movers", to=[]), "key 'movers': expected a list of heads"),
         (changed("heads", "movers", to=["a3h4"]), "key 'movers': 'a3h4' is not a head; write 'a3.h4'"),
         (changed("heads", "movers", to=[[3, True]]), "is not a head"),
         (changed("heads", "movers", to=["a3.h4", [3, 4]]), "a3.h4 is listed twice"),
         (changed("heads", "brakes", to=["a3.h4"]), "key 'brakes': a3.h4 already has the role 'movers'"),
-        (changed("heads", "brakes", "sign", to=0), "key 'sign': 1, or -1"),
+        (changed("heads", "brakes", "sign", to=0), "key 'sign': expected 1, or -1"),
         (changed("heads", "circuit", to=["a0.h0"]), "means all heads"),
         (
             changed("claim", "task", to="iio"),

@@ -161,8 +161,8 @@ def test_the_record_names_the_methods_and_what_they_share() -> None:
 @pytest.mark.parametrize(
     ("several", "options", "error", "message"),
     [
-        ([FIRST], {}, InputError, "at least 2 methods; 1 came"),
-        ([], {}, InputError, "0 came"),
+        ([FIRST], {}, InputError, "at least 2 methods; got 1"),
+        ([], {}, InputError, "got 0"),
         ([FIRST, SECOND], {"rule": "mean-ranks"}, UnknownNameError, "did you mean 'mean-rank'"),
         ([FIRST, SECOND], {"rule": "vote"}, InputError, "needs k"),
         ([FIRST, SECOND], {"rule": "vote", "k": 9}, InputError, "choose k from 1 to 8"),

@@ -283,7 +283,7 @@ def test_objectives_without_a_gradient_are_refused(gpt2_tiny: nn.Module, method:
 
 def test_goals_below_what_closed_gates_add_up_to_are_refused() -> None:
     model = load_model("mini")
-    with pytest.raises(InputError, match=r"cannot hold 1 of 1519 edges.*n_edges of at least 2"):
+    with pytest.raises(InputError, match=r"cannot keep 1 of 1519 edges.*n_edges of at least 2"):
         EdgePruning(n_edges=1).goal(model)
 
 

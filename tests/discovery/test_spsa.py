@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from assay.core.errors import InputError, NonFiniteError
 from assay.discovery.edges import Choices, discover
-from assay.discovery.edges.attribution import EapIgInputs
+from assay.discovery.edges.eap_ig import EapIgInputs
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.spsa import _Estimator, spsa_coefficients, spsa_sweep
 from assay.execution import get_ablation
@@ -186,7 +186,7 @@ def test_there_is_no_score_without_an_edge(gpt2_tiny64: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("changed", "draws", "epsilon", "message"),
     [
-        ({}, 1, 1e-3, "draws is 1, and each of the 2 nodes"),
+        ({}, 1, 1e-3, "draws is 1, but each of the 2 nodes"),
         ({"steps": "auto"}, 8, 1e-3, "steps='auto' needs a completeness gap"),
         ({}, 8, 0.0, "epsilon is 0.0; give a positive number"),
         ({}, 8, float("nan"), "epsilon is nan"),

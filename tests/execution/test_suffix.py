@@ -129,5 +129,5 @@ def test_calls_that_cannot_be_served(tiny_module: Callable[..., nn.Module], unch
     first = model.graph.target_index("m0")
     list(runner.logits(first, [0], one))
     runner.commit(0)
-    with pytest.raises(InputError, match="edges before logits have been cut, .* in reverse order"):
+    with pytest.raises(InputError, match="edges before logits were already cut, .* in reverse order"):
         list(runner.logits(last, [1], one))

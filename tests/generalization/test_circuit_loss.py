@@ -285,7 +285,7 @@ def test_explicit_sets_and_the_share_of_blocks() -> None:
     assert CircuitSettings(shallow=(0, 3), deep=(9, 11)).sets(12) == LayerSets((1, 4), (10, 12))
     settings = CircuitSettings(weight=0.05, variant="accumulated", shallow=(0, 0), deep=(1, 1), memory=8)
     assert CircuitSettings.from_dict(settings.to_dict()) == settings
-    with pytest.raises(InputError, match=r"deep blocks end at 11, but the model has 4: 0 to 3"):
+    with pytest.raises(InputError, match=r"deep blocks end at 11, but the model has 4 blocks: 0 to 3"):
         CircuitSettings(shallow=(0, 3), deep=(9, 11)).sets(4)
 
 

@@ -76,7 +76,7 @@ def test_the_document_holds_the_rankings_and_is_finite_json() -> None:
 
 
 def test_no_ranking_is_nothing_to_compare() -> None:
-    with pytest.raises(InputError, match="no ranking"):
+    with pytest.raises(InputError, match="rankings are missing"):
         compare_rankings({"empty": []})
 
 

@@ -262,7 +262,7 @@ def test_unknown_choices_list_the_known_ones() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_matrix_is_refused() -> None:
-    with pytest.raises(ShapeError, match=r"got shape \(3, 4\)"):
+    with pytest.raises(ShapeError, match=r"has shape \(3, 4\)"):
         dependency_depth_bias(torch.ones(3, 4))
     with pytest.raises(NonFiniteError, match="NaN or infinite"):
         dependency_depth_bias(torch.full((4, 4), math.nan))

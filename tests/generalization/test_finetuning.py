@@ -327,7 +327,7 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step(tmp_path: Path)
 
 
 def test_another_run_in_the_folder_is_refused(finished: FineTuning) -> None:
-    with pytest.raises(InputError, match=r"loss_term.weight is 0.1 there and 0.2 here"):
+    with pytest.raises(InputError, match=r"loss_term.weight is 0.1 there, but 0.2 here"):
         tuned(finished.run.folder, CircuitSettings(weight=0.2))
 
 

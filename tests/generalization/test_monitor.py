@@ -71,7 +71,7 @@ def test_options_of_the_method_hold_for_every_batch(model: Model) -> None:
 def test_options_that_a_record_cannot_give_back_are_refused(model: Model, reference: EdgeScores) -> None:
     record = {**reference.provenance, "options": {"start": {"scores": {}, "values": "0" * 16}}}
     other = EdgeScores(reference.graph, reference.values, provenance=record)
-    with pytest.raises(InputError, match="found with start= of eap-ig-inputs, which its record cannot"):
+    with pytest.raises(InputError, match="used start= of eap-ig-inputs, which its record does not contain"):
         Monitor(model, other)
 
 
@@ -139,7 +139,7 @@ def test_the_threshold_decides_where_there_is_one(model: Model, reference: EdgeS
     assert above.observe(images("neon", 500)).alarm is False
     assert above.rule == "threshold"
     assert math.isnan(above.guarantee.rate)
-    assert "not known" in above.guarantee.statement
+    assert "is unknown" in above.guarantee.statement
 
 
 def test_calibration_makes_the_rate_of_a_threshold_known(model: Model, reference: EdgeScores) -> None:
@@ -296,7 +296,7 @@ def test_wrong_options_are_refused(model: Model, reference: EdgeScores) -> None:
         Monitor(model, reference, rule="sequentiel")
     with pytest.raises(InputError, match="alpha is 0"):
         Monitor(model, reference, alpha=0.0)
-    with pytest.raises(InputError, match="there is none"):
+    with pytest.raises(InputError, match="the threshold is missing"):
         Monitor(model, reference, rule="threshold")
     with pytest.raises(InputError, match="threshold is inf"):
         Monitor(model, reference, threshold=math.inf)
@@ -312,7 +312,7 @@ def test_wrong_options_are_refused(model: Model, reference: EdgeScores) -> None:
 
 def test_calibration_that_cannot_hold_is_refused(model: Model, reference: EdgeScores) -> None:
     monitor = Monitor(model, reference)
-    with pytest.raises(InputError, match="needs at least 19: give 228 images"):
+    with pytest.raises(InputError, match="needs at least 19. Give 228 images"):
         monitor.calibrate(images("flat", 1000, 5 * N), batch_size=N)
     with pytest.raises(InputError, match="at least 2 images"):
         monitor.calibrate(images("flat", 1000, 40), batch_size=1)

@@ -125,7 +125,7 @@ def test_curves_need_test_domains() -> None:
 
 def test_what_cannot_be_measured_is_refused(model: Model, reference: EdgeScores) -> None:
     flat = draw_shapes("flat", 12, start=50).task(TRANSFORM)
-    with pytest.raises(InputError, match="no domain"):
+    with pytest.raises(InputError, match="domains are missing"):
         measure_domains(model, reference, {})
     with pytest.raises(InputError, match="is given twice"):
         measure_domains(model, reference, [("a", flat), ("a", flat)])

@@ -194,5 +194,5 @@ def test_universal_motifs_need_motifs_of_one_kind() -> None:
             torch.eye(2, dtype=torch.float64).repeat(4, 1, 1) * torch.tensor([0, 1, 0, 1.0]).view(4, 1, 1),
             [0.0, 0.0, 1.0, 1.0],
         )
-    with pytest.raises(InputError, match="motif 1 is NaN or 0"):
+    with pytest.raises(InputError, match="motif 1 is NaN, or 0"):
         universal_motif([motif(*zoo(0, size=2)), empty])

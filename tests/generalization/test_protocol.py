@@ -224,7 +224,7 @@ def test_no_alarm_due_and_none_raised_has_no_f1() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(InputError, match=r"scores have shape \(2,\) and performance \(3,\)"):
+    with pytest.raises(InputError, match=r"scores have shape \(2,\), performance \(3,\)"):
         correlate([1.0, 2.0], [0.1, 0.2, 0.3])
     with pytest.raises(NonFiniteError, match="performance 1 is nan"):
         correlate([1.0, 2.0, 3.0], [0.1, math.nan, 0.3])

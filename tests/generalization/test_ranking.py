@@ -82,7 +82,7 @@ def test_a_metric_without_direction_ranks_nothing_and_keeps_its_correlation() ->
     assert energy.chances is None
     assert energy.regret is None
     assert math.isfinite(energy.correlation.point.srcc)
-    with pytest.raises(InputError, match="states no direction"):
+    with pytest.raises(InputError, match="does not give a direction"):
         ranked().best("energy")
 
 

@@ -92,7 +92,7 @@ def test_features_of_a_model(golden_model: Model) -> None:
 
 def test_impossible_inputs_are_refused() -> None:
     features, circuits = planted()
-    with pytest.raises(InputError, match="there is 1 task; give two"):
+    with pytest.raises(InputError, match="got 1 task; give two"):
         predict_from_weights(features, {"a": circuits["a"]})
     with pytest.raises(ShapeError, match=r"expected \(40,\)"):
         predict_from_weights(features, {"a": circuits["a"], "b": circuits["a"][:5]})

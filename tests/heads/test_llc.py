@@ -206,7 +206,7 @@ def test_traces_that_still_move_are_reported(gpt2_tiny64: nn.Module, make_task: 
 
 def test_one_example_is_too_few_for_heads(gpt2_tiny64: nn.Module, make_task: MakeTask) -> None:
     model = load_model(gpt2_tiny64)
-    with pytest.raises(InputError, match="there is 1 example"):
+    with pytest.raises(InputError, match="there is only 1 example"):
         learning_coefficients(model, make_task(1))
     few = fisher_count(model, make_task(), n=1)
     assert (few.reason, few.values.any()) == ("too_few", False)

@@ -226,9 +226,9 @@ def test_prompts_for_images_and_the_other_way_round(model: Model, gpt2_tiny: nn.
     prompts = PairTask(clean=ids, corrupted=ids, answers=ids[:, :1])
     text = load_model(gpt2_tiny)
     for call in (run_model, discover):
-        with pytest.raises(InputError, match=r"reads images, and the task 'custom' holds prompts"):
+        with pytest.raises(InputError, match=r"reads images, but the task 'custom' holds prompts"):
             call(model, prompts)
-        with pytest.raises(InputError, match=r"reads prompts, and the task 'custom' holds images"):
+        with pytest.raises(InputError, match=r"reads prompts, but the task 'custom' holds images"):
             call(text, images())
 
 
@@ -241,7 +241,7 @@ def test_a_language_model_has_no_classes(gpt2_tiny: nn.Module) -> None:
 
 def test_images_of_another_size(model: Model) -> None:
     for call in (run_model, discover, output_scores):
-        with pytest.raises(ShapeError, match=r"are 16 x 16 and the model reads 32 x 32"):
+        with pytest.raises(ShapeError, match=r"are 16 x 16, but the model reads 32 x 32"):
             call(model, images(size=16))
 
 

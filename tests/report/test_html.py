@@ -204,7 +204,7 @@ def test_an_audit_without_a_solved_task_says_so(document: Document) -> None:
     }
     document["task"] |= {"accuracy": 0.51}
     text = render(document)
-    assert "mini does not do ioi (right on 51" in text
+    assert "mini does not solve ioi (right on 51" in text
 
 
 def test_the_same_document_gives_the_same_page(document: Document, page_text: str) -> None:

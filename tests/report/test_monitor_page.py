@@ -183,8 +183,8 @@ def test_caveats_name_sizes_far_thresholds_and_files_left_out(document: dict[str
     document["threshold"] = {"value": 0.3, "domain": "fog-1", "performance": 0.9, "target": 0.5}
     document["readings"][1]["skipped"] = ["bad.png"]
     sizes, threshold, skipped = monitor_page.caveats(document)
-    assert "rests on 400 images, the batches on 24" in sizes
-    assert "read off fog-1, where performance is 0.90" in threshold
+    assert "is based on 400 images, the batches on 24" in sizes
+    assert "calibrated on fog-1, where performance is 0.90" in threshold
     assert "1 image file could not be read and was left out" in skipped
 
 

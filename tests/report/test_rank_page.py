@@ -107,7 +107,7 @@ def test_regret_elsewhere_is_shown_where_it_is_known(tmp_path: Path) -> None:
 def test_few_models_and_images_are_cautioned_about() -> None:
     notes = rank_words.caveats(document())
     assert any(note.startswith("With only 5 models, correlations") for note in notes)
-    assert any(note.startswith("60 images:") for note in notes)
+    assert any(note.startswith("With 60 images,") for note in notes)
 
 
 def test_a_comparison_is_followed_by_its_rankings(tmp_path: Path) -> None:

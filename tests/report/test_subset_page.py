@@ -77,7 +77,7 @@ def test_an_inconclusive_verdict_gives_its_reasons_as_sentences() -> None:
     found = document(supported=False)
     text = page_words.verdict(found)
     assert text.startswith("Inconclusive. ")
-    assert "is not shown" in text
+    assert "is not established" in text
     reasons = page_words.sentences(found, "reasons")
     assert reasons[0].startswith("p = 0.43, corrected")
     assert reasons[1].startswith("The interval of R")

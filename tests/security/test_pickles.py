@@ -171,7 +171,7 @@ def test_an_index_that_is_not_one(content: str, tmp_path: Path) -> None:
 def test_a_configuration_does_not_name_its_weights(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, transformers_weights="adapter_model.bin")
     shutil.copy(MINI / "model.safetensors", folder)
-    with pytest.raises(UnsafeFileError, match="names its weights itself"):
+    with pytest.raises(UnsafeFileError, match="names its own weight files"):
         assay.load_model(folder)
 
 

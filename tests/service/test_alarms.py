@@ -215,7 +215,7 @@ def test_a_broken_state_is_told_and_rebuilt(make: Make, tmp_path: Path, content:
     desk.read("..")
     (tmp_path / "told.json").write_text(content)
     desk.start()
-    assert "cannot be used" in desk.heard[-1]
+    assert "cannot use " in desk.heard[-1]
     desk.read("!")
     assert json.loads((tmp_path / "told.json").read_text())["seen"] == 2
 
@@ -257,7 +257,7 @@ def test_a_sink_that_fails_is_tried_again_with_growing_waits(make: Make, tmp_pat
     assert sink.said == [("alarm", 0)]
     assert [text.partition(";")[0] for text in desk.heard] == [
         "webhook https://example.org/...: no",
-        "https://example.org/... takes alarms again",
+        "https://example.org/... accepts alarms again",
     ]
     assert desk.notifier.to_dict()["webhook_failures"] == 6
 
@@ -412,7 +412,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_places_that_are_no_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot write alarm file"):
         AlarmFile(tmp_path)
     with pytest.raises(DeliveryError, match="not a regular file"):
         AlarmFile(Path("/dev/null")).deliver(EVENT)

@@ -183,7 +183,7 @@ def test_the_directory_of_another_process_is_read_as_it_is_written(tmp_path: Pat
     monitor = watched(out)
     monitor.start()
     assert n_readings(monitor) == 0
-    assert "monitor.json is not there" in problem(monitor)
+    assert "monitor.json does not exist" in problem(monitor)
     fill(tmp_path / "in", 8)
     assert observe(options(tmp_path, alarm_file=tmp_path / "alarms.jsonl")) == 2
     assert n_readings(monitor) == 2

@@ -224,7 +224,7 @@ def test_arguments_out_of_range_are_named(changed: dict[str, Any], message: str)
 
 def test_shapes_and_names_are_checked() -> None:
     y, a = accuracies(4, 12)
-    with pytest.raises(ShapeError, match=r"id_accuracy \(12,\) and accuracy \(11,\)"):
+    with pytest.raises(ShapeError, match=r"id_accuracy has shape \(12,\) and accuracy \(11,\)"):
         models_needed(y, a[:11])
     with pytest.raises(ShapeError, match=r"accuracy has shape \(12, 1\)"):
         models_needed(y, a[:, None])

@@ -114,7 +114,7 @@ def test_a_shard_that_ran_before_is_not_run_again(tmp_path: Path, monkeypatch: p
     jobs = expand(plan_of(shards={"discover": 2}))
     store = Store(tmp_path)
     run_job(jobs[0], store)
-    from assay.discovery.edges.attribution import Eap
+    from assay.discovery.edges.eap_ig import Eap
 
     def broken(*arguments: object) -> None:
         raise AssertionError("ran again")

@@ -203,8 +203,8 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
             return None
         if self.size is not None:
             raise InputError(
-                f"--{self.size_option} sizes a discovered circuit, and --circuit gives one; "
-                "choose one of them"
+                f"--{self.size_option} sets the size of a discovered circuit, but --circuit gives a circuit; "
+                "use only one"
             )
         exists = self.store is not None or DEFAULT_STORE.exists()
         return read_circuit(self.circuit, graph, lambda: self.existing_store() if exists else None)

@@ -3,7 +3,7 @@
 from assay.circuits.certification import certify, selection_probability
 from assay.circuits.certified import CertifiedCircuit, load_certified
 from assay.circuits.circuit import Circuit, load_circuit
-from assay.circuits.eap_ig import GraphFile, read_eap_ig, write_eap_ig
+from assay.circuits.eap_ig_files import GraphFile, read_eap_ig, write_eap_ig
 from assay.circuits.exchange import SubmissionEntry, load_submission, save_submission
 from assay.circuits.files import write_atomically
 from assay.circuits.heads import (

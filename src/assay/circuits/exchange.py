@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits.circuit import Circuit
-from assay.circuits.eap_ig import copies_of, graph_document, read_eap_ig
+from assay.circuits.eap_ig_files import copies_of, graph_document, read_eap_ig
 from assay.circuits.files import write_atomically
 from assay.circuits.graph_files import shorten
 from assay.circuits.scores import EdgeScores

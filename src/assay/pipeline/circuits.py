@@ -48,7 +48,7 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
     """
     if found.kind not in ("circuit", "audit"):
         raise InputError(
-            f"{found.id} is a {found.kind}, which holds no circuit; see `assay store ls --kind circuit`"
+            f"{found.id} is a {found.kind} and does not hold a circuit; see `assay store ls --kind circuit`"
         )
     payload: Mapping[str, Any] = found.payload
     of = payload if found.kind == "circuit" else {"heads": None, "roles": {}, **payload["circuit"]}

@@ -131,7 +131,7 @@ def _file(name: str, folder: Path) -> str:
     except OSError:  # too long for the file system
         exists = False
     if not exists:
-        raise InputError(f"there is no file {folder / name}")
+        raise InputError(f"{folder / name} does not exist")
     return name
 
 
@@ -168,7 +168,7 @@ def _canonical(choice: "MethodChoice") -> "MethodChoice":
         options = [each.name for each in dataclasses.fields(method)]
         takes = f"its options are {', '.join(options)}" if options else "it has no options"
         raise InputError(
-            f"method {method.key!r} has no use for {' and '.join(without_use)}, leave it out; {takes}"
+            f"method {method.key!r} does not use {' and '.join(without_use)}, remove it; {takes}"
         )
     return choice.model_copy(update={"method": method.key})
 
@@ -358,11 +358,11 @@ class Plan(_Section):
                 f"{missing[0]} is missing; a sweep needs models, tasks and methods, or [[job]]s alone"
             )
         if self.sizes and self.target is not None:
-            raise InputError("sizes and target are both given; give one of them")
+            raise InputError("sizes and target exclude each other; give one of them")
         names = [job.name for job in self.job]
         for place, job in enumerate(self.job, start=1):
             if names.count(job.name) > 1:
-                raise InputError(f"two [[job]]s are called {job.name!r}; name them apart")
+                raise InputError(f"two [[job]]s are named {job.name!r}; give each its own name")
             for need in job.needs:
                 if need not in names:
                     near = near_matches(need, names)

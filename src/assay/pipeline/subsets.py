@@ -255,7 +255,7 @@ def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str],
     if note is not None and expected > LONG:
         note(
             f"the verdict selects {n_reruns} times more, up to about {duration(expected)}; it ends early "
-            "where nothing can be supported; fewer sizes or permutations (at least 19) cost less, more "
+            "if support becomes impossible; fewer sizes or permutations (at least 19) cost less, more "
             "workers share it"
         )
 

@@ -10,9 +10,9 @@ import torch
 
 from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pairs, search_worst
 from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
-from assay.analyses.worst_case.divergence import get_divergence, table_divergences
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.outside import outside_grammar
+from assay.analyses.worst_case.pair_divergence import get_divergence, table_divergences
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import SHOWN_PAIRS
 from assay.analyses.worst_case.rows import count_pairs

@@ -97,7 +97,7 @@ def side_of(store: Store, given: str, *, files: bool) -> Side:
         except AssayError:
             if files and _is_path(given):
                 raise InputError(
-                    f"there is no file {given}; give a circuit file, the id of a stored result (see "
+                    f"{given} does not exist; give a circuit file, the id of a stored result (see "
                     "`assay store ls`) or the name of a sweep"
                 ) from None
             raise error from None

@@ -129,7 +129,7 @@ def caveats(document: Document) -> list[str]:
         )
     if (jobs := document.get("jobs")) and jobs["n_read"] < jobs["n"]:
         notes.append(
-            f"The tables look at the results of the first {jobs['n_read']:,} of {jobs['n']:,} jobs; all "
+            f"The tables show the results of the first {jobs['n_read']:,} of {jobs['n']:,} jobs; all "
             "results are in the store: assay store ls."
         )
     if jobs and jobs["n_failed"]:

@@ -19,6 +19,7 @@ from assay.store.arrays import array_path, write_array
 from assay.store.changing import check_identity, copy_array, listed, remove_files, remove_rows
 from assay.store.claims import ClaimBook
 from assay.store.columns import narrowed, parse_order
+from assay.store.creation import open_schema
 from assay.store.database import Database, insert_new
 from assay.store.frame import Spread
 from assay.store.leftovers import SETTLED, Leftover, find_leftovers, remove_leftovers
@@ -32,7 +33,6 @@ from assay.store.reading import (
     results_of,
     rows_beginning,
 )
-from assay.store.schema import open_schema
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
 from assay.store.where import Condition, parse_where, provenance_filter
 from assay.store.whole import content_of, digest_of, every_result, problems_of

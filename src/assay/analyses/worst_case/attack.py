@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from assay.analyses.worst_case.blocks import BlockShelf, FolderShelf, PairBlocks, Progress
-from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.inputs import PairSample
+from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import WorstCase
 from assay.analyses.worst_case.sampling import MAX_PAIRS, sample_pairs, usual_protocol

@@ -13,9 +13,9 @@ from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from assay.analyses.worst_case.divergence import Divergence
 from assay.analyses.worst_case.evaluation import NonFinitePairError, PairEvaluator, PairValues
 from assay.analyses.worst_case.inputs import PairSample, first_occurrences, shown
+from assay.analyses.worst_case.pair_divergence import Divergence
 from assay.circuits import Circuit, write_atomically
 from assay.core.errors import InputError, NonFiniteError, OutputError
 from assay.core.record import canonical_json, record_id
@@ -218,7 +218,7 @@ class PairBlocks:
                 f"the logits of model or circuit are NaN or infinite on the pair of clean input {clean}, "
                 f"{shown(sample.clean, clean, sample.tokenizer)}, and corrupted input {corrupted}, "
                 f"{shown(sample.corrupted, corrupted, sample.tokenizer)}; check the model's weights and "
-                "number type (float16 overflows)"
+                "dtype (float16 overflows)"
             ) from error
         return PairValues(
             values.divergence.astype(self._kind), values.empty.astype(self._kind), values.argmax_differs

@@ -14,14 +14,14 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from assay.analyses.worst_case.divergence import (
+from assay.analyses.worst_case.inputs import PromptSet
+from assay.analyses.worst_case.pair_divergence import (
     Divergence,
     Kernel,
     cross_divergences,
     get_divergence,
     table_divergences,
 )
-from assay.analyses.worst_case.inputs import PromptSet
 from assay.circuits import Circuit
 from assay.core.errors import InputError, NonFiniteError
 from assay.execution import PairRunner, PreparedInputs

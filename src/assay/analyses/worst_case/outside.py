@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from assay.analyses.worst_case.attack import run_sample
-from assay.analyses.worst_case.divergence import Divergence, Kernel
+from assay.analyses.worst_case.pair_divergence import Divergence, Kernel
 from assay.analyses.worst_case.result import WorstCase
 from assay.analyses.worst_case.rows import WorstPair, pieces_of
 from assay.analyses.worst_case.sampling import sample_pairs

@@ -10,8 +10,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence, table_divergences
 from assay.analyses.worst_case.inputs import PairSample, PromptSet
+from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence, table_divergences
 from assay.analyses.worst_case.rows import RankedPairs
 from assay.circuits import Circuit
 from assay.core.errors import InconsistentRunError

@@ -15,11 +15,11 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.worst_case.ascent import Ascent, Climbs, grammar_ascent, n_tokens, prompt_key
 from assay.analyses.worst_case.attack import run_sample
-from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.first_order import FirstOrder
 from assay.analyses.worst_case.inputs import PairSample, PromptSet, check_least, prompt_set
 from assay.analyses.worst_case.matrix import MatrixSearch, matrix_search
+from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.rows import WorstPair
 from assay.analyses.worst_case.sampling import sample_pairs
 from assay.circuits import Circuit

@@ -119,7 +119,7 @@ def attack(settings: AttackSettings) -> None:
 def _check(settings: AttackSettings) -> str:
     """Refuse settings that do not go together; returns the protocol."""
     from assay import pipeline
-    from assay.analyses.worst_case.divergence import get_divergence
+    from assay.analyses.worst_case.pair_divergence import get_divergence
     from assay.analyses.worst_case.sampling import PROTOCOLS
     from assay.core.errors import unknown_name
 

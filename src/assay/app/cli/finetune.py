@@ -239,4 +239,4 @@ def print_course(document: Mapping[str, Any]) -> None:
     if document["guarded"]:
         remark(f"{document['guarded']} gradient entries were not finite, counted as 0")
     if document["undefined"]:
-        remark(f"the circuit loss was left out on {document['undefined']} batches")
+        remark(f"the circuit loss was undefined, and omitted, on {document['undefined']} batches")

@@ -153,7 +153,7 @@ def _show_plan(settings: RankSettings, lineup: "Lineup") -> None:
         [[PREDICTORS[key].name, number(value)] for key, value in seconds.metrics.items()],
     )
     echo(
-        f"all together {number(seconds.together)} s, since metrics share stages: an estimate, from passes of "
+        f"total {number(seconds.together)} s, because metrics share stages: an estimate, from passes of "
         f"{models[0]} timed on this machine just now"
     )
 

@@ -122,7 +122,7 @@ def _show_cost(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> 
         print_json({"plan": plan.name, **cost.to_dict(), "listed": [_listed(job, held) for job in jobs]})
         return
     rows = [[kind.kind, f"{kind.jobs:,}", f"{kind.done:,}", f"{kind.passes:,}"] for kind in cost.kinds]
-    echo(f"{plan.name}: {cost.jobs:,} jobs, {cost.done:,} of them in the store already")
+    echo(f"{plan.name}: {cost.jobs:,} jobs, {cost.done:,} already in the store")
     print_table(
         "",
         ["kind", "jobs", "done", "passes"],

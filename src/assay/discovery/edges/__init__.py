@@ -2,7 +2,7 @@
 
 from assay.discovery.edges.acdc import Acdc
 from assay.discovery.edges.agreement import consensus
-from assay.discovery.edges.attribution import CleanCorrupted, Eap, EapIgActivations, EapIgInputs
+from assay.discovery.edges.eap_ig import CleanCorrupted, Eap, EapIgActivations, EapIgInputs
 from assay.discovery.edges.ifr import Ifr
 from assay.discovery.edges.masks import HardConcrete, LearnedMask, MaskSettings, learn_mask
 from assay.discovery.edges.method import (

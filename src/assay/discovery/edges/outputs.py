@@ -16,7 +16,7 @@ from torch import Tensor
 
 from assay.circuits.given import takes_text
 from assay.core.errors import InputError, NonFiniteError
-from assay.discovery.edges.attribution import EapIgInputs
+from assay.discovery.edges.eap_ig import EapIgInputs
 from assay.discovery.edges.method import Choices, provenance_of
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.execution import Ablation, Baseline, get_ablation

@@ -20,7 +20,7 @@ from assay.circuits.given import takes_text
 from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import Place, Spans
 from assay.core.errors import InputError, NonFiniteError
-from assay.discovery.edges.attribution import Passes, _PathGradient
+from assay.discovery.edges.eap_ig import Passes, _PathGradient
 from assay.discovery.edges.gradients import CHUNK_BYTES, ActivationDifferences, GradientSums
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, get_method, provenance_of
 from assay.discovery.edges.running import completeness_gap
