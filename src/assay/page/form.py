@@ -1,4 +1,4 @@
-"""Kinds of documents that have a page: a registry, whose entries stand beside what makes the pages."""
+"""Kinds of documents that have a page: a registry, whose entries are beside what makes the pages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -52,7 +52,7 @@ class Gate:
         number: The number that it judges; default: `Verdict.values["value"]`, called after the gate.
         parts: The same of its parts, by their names in `sub_results`; `part.inner` of a part of a part. A
             part that is not listed is read as the gate is where it has such a number.
-        decisive: Parts of which the worst decides; their numbers then stand for the gate's own.
+        decisive: Parts of which the worst decides; pages then show their numbers, not one of the gate.
         reasons: Code of a reason -> why there is no verdict, and what to do about it, where this gate can say
             more than `REASONS` does.
         parts_share_reasons: Whether `reasons` speak of its parts, too.

@@ -89,7 +89,7 @@ def _table(
 ) -> list[Block]:
     """A row for each key under a heading; nothing without keys.
 
-    A column says what stands in it for a key; columns whose name begins with `#` hold numbers.
+    A column makes the cell of a key; columns whose name begins with `#` hold numbers.
     """
     every = list(keys)
     left = max(0, len(every) - most)

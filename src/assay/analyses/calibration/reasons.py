@@ -1,4 +1,4 @@
-"""Codes of reasons and warnings in words: why there is no verdict, what would give one, what to beware of."""
+"""Sentences for the codes of reasons and warnings: why there is no verdict, and what would give one."""
 
 from collections.abc import Mapping
 
@@ -90,7 +90,7 @@ REASONS: Mapping[str, Explanation] = {
         "Give prompts for at least two samples.",
     ),
     "pool_too_small": (
-        "The pool of prompts is no larger than a single sample, so samples cannot differ.",
+        "The pool of prompts is not larger than a single sample, so samples cannot differ.",
         "Measure a pool of at least three times as many prompts.",
     ),
     "order_means_nothing": (
