@@ -279,7 +279,7 @@ def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> Non
         calibrate_all(HEADS, model, task, groups=np.array(["a", "b"]))
     with pytest.raises(InputError, match="not a pair"):
         calibrate_all([(2, 1, 3)], model, task)
-    with pytest.raises(InputError, match="themselves"):
+    with pytest.raises(InputError, match="task 'ioi' itself"):
         calibrate_all(HEADS, model, task, against=[(task, HEADS)])
     with pytest.raises(UnknownNameError, match="profile"):
         calibrate_all(HEADS, model, task, profile="half")

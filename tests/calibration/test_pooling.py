@@ -106,7 +106,7 @@ def test_heads_one_by_one() -> None:
     assert found[0].passed is True
     assert found[2].passed is False
     assert {each.p_kind for each in found} == {"permutation"}
-    with pytest.raises(InputError, match="head 2 of the circuit, but heads lists 2"):
+    with pytest.raises(InputError, match="head 2 of the circuit, but heads lists only 2"):
         only(verdict, "M3b", heads=[(0, 1), (2, 3)])
 
 
