@@ -24,7 +24,10 @@ PAGES = {
     "circuits": ("Circuits", ["assay.circuits"]),
     "execution": ("Ablated execution", ["assay.execution"]),
     "heads": ("Single heads", ["assay.discovery.heads"]),
-    "metrics": ("Metrics", ["assay.metrics", "assay.core.measurement", "assay.core.record"]),
+    "metrics": (
+        "Metrics",
+        ["assay.metrics", "assay.core.measurement", "assay.core.verdict", "assay.core.record"],
+    ),
     "worst-case": ("Worst case", ["assay.analyses.worst_case"]),
     "calibration": ("Calibrations", ["assay.analyses.calibration"]),
     "benchmark": ("Benchmark of methods", ["assay.analyses.benchmark"]),

@@ -10,7 +10,8 @@ from chromium import Visit
 
 import assay
 from assay.core import display
-from assay.core.measurement import Interval, Measurement, Rule, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Interval, Rule, Verdict
 from assay.stats import mean_of
 
 

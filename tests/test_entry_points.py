@@ -24,9 +24,12 @@ POINTS = {
     "objectives": "shelf_objective = shelf_plugins:objective",
     "families": "shelf-family = shelf_plugins:family",
     "distances": "shelf-distance = shelf_plugins:distance",
+    "pages": "shelf-page = shelf_plugins:page_form",
 }
 KIND = {"families": "models"}  # what `assay list` calls a group
-KINDS = {KIND.get(group, group): point.partition(" ")[0] for group, point in POINTS.items()}
+KINDS = {
+    KIND.get(group, group): point.partition(" ")[0] for group, point in POINTS.items() if group != "pages"
+}
 
 
 def install(place: Path, name: str, points: dict[str, list[str]]) -> None:
@@ -63,7 +66,6 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         f"""
 import shelf_plugins, transformers
 from assay.analyses.calibration.battery import prepare
-from assay.page.html import render_pages
 from assay.report.save import render
 model = assay.load_model("mini")
 task = assay.load_task("shelf-task", model, n=6, seed=0, length=6)
@@ -85,7 +87,10 @@ measured = assay.measure(assay.Circuit.full(model.graph), model, task, "shelf-me
 reports = {{
     "gates": list(report), "verdict": report["X2"].to_dict(), "every": [len(every), every[-1]],
     "calibration": render(report), "measurement": render(measured),
-    "page": render_pages([shelf_plugins.page(measured)]),
+    "page": render({{
+        "kind": "shelf-page", "schema": "shelf/1", "name": measured.name,
+        "margins": measured.per_example.tolist(),
+    }}),
 }}
 sizes = {{"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16}}
 module = transformers.GPT2LMHeadModel(shelf_plugins.ShelfConfig(**sizes, bos_token_id=0, eos_token_id=0))

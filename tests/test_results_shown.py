@@ -35,11 +35,13 @@ from assay.analyses.claims import ClaimResult, parse_claim
 from assay.analyses.claims.outcomes import Outcome
 from assay.analyses.generalization.comparison import compare_rankings
 from assay.analyses.generalization.dynamics import DepthReading, Dynamics
-from assay.analyses.generalization.monitoring import Monitor, Reading
+from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.core.display import Shown
 from assay.core.errors import InputError
-from assay.core.measurement import Interval, Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Interval, Verdict
 from assay.pipeline import Audit
 
 

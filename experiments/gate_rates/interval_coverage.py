@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import planted
 
-from assay.core.measurement import ONE_SIDED_95, Interval
 from assay.core.random import stream
+from assay.core.verdict import ONE_SIDED_95, Interval
 from assay.stats import (
     clopper_pearson,
     confidence_sequence,

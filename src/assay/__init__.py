@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from assay.catalogue import list_entries as list  # noqa: A004 - the name users know
     from assay.circuits import Circuit, EdgeScores, certify, load_circuit, load_scores
     from assay.core.errors import AssayError
-    from assay.core.measurement import Interval, Measurement, Verdict
+    from assay.core.measurement import Measurement
+    from assay.core.verdict import Interval, Verdict
     from assay.discovery.edges import consensus, discover, discover_positions, output_scores
     from assay.discovery.heads import HeadScores, discover_heads
     from assay.execution import CircuitRuns, run_circuit, run_model
@@ -132,7 +133,7 @@ _HOMES = {
     "Graph": ("assay.graph", "Graph"),
     "HeadScores": ("assay.discovery.heads", "HeadScores"),
     "ImageTask": ("assay.tasks", "ImageTask"),
-    "Interval": ("assay.core.measurement", "Interval"),
+    "Interval": ("assay.core.verdict", "Interval"),
     "Measurement": ("assay.core.measurement", "Measurement"),
     "Model": ("assay.models", "Model"),
     "Monitor": ("assay.analyses.generalization", "Monitor"),
@@ -140,7 +141,7 @@ _HOMES = {
     "SelectionPath": ("assay.analyses.subsets", "SelectionPath"),
     "Store": ("assay.store", "Store"),
     "Subset": ("assay.analyses.subsets", "Subset"),
-    "Verdict": ("assay.core.measurement", "Verdict"),
+    "Verdict": ("assay.core.verdict", "Verdict"),
     "WorstCase": ("assay.analyses.worst_case", "WorstCase"),
     "Zoo": ("assay.zoo", "Zoo"),
     "audit": ("assay.pipeline", "audit"),

@@ -11,8 +11,8 @@ from scipy import stats
 
 from assay.analyses.calibration.ablations import ablation_invariance, method_invariance
 from assay.core.errors import ShapeError, UnknownNameError
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"

@@ -22,8 +22,8 @@ from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.page import calibration_document
 from assay.circuits import Circuit, HeadCircuit, Role
 from assay.core.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
-from assay.core.measurement import Verdict
 from assay.core.record import record_id
+from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.models import Model
 from assay.objectives import OBJECTIVES
@@ -279,7 +279,7 @@ def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> Non
         calibrate_all(HEADS, model, task, groups=np.array(["a", "b"]))
     with pytest.raises(InputError, match="not a pair"):
         calibrate_all([(2, 1, 3)], model, task)
-    with pytest.raises(InputError, match="themselves"):
+    with pytest.raises(InputError, match="task 'ioi' itself"):
         calibrate_all(HEADS, model, task, against=[(task, HEADS)])
     with pytest.raises(UnknownNameError, match="profile"):
         calibrate_all(HEADS, model, task, profile="half")

@@ -23,8 +23,8 @@ from assay.analyses.calibration import (
     retest,
     seed_variance,
 )
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 
 
 P, H, K = 60, 12, 4

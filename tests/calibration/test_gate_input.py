@@ -23,8 +23,8 @@ from assay.analyses.calibration import (
     reliability_suite,
     seed_variance,
 )
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 
 
 P, H = 40, 12
@@ -78,7 +78,7 @@ WRONG: list[tuple[str, str, Callable[[], Verdict]]] = [
     ("C11", "y_circuit", lambda: bootstrap_stability(FULL, SHORT)),
     ("C11", "unit_id", lambda: bootstrap_stability(FULL, KEPT, unit_id=THREE)),
     ("C12", "a .40, 12., b .39, 12.", lambda: convergent_validity({"a": TABLE, "b": TABLE[1:]})),
-    ("C12", "number of heads", lambda: convergent_validity({"a": TABLE, "b": NARROW})),
+    ("C12", "numbers of heads", lambda: convergent_validity({"a": TABLE, "b": NARROW})),
     ("C12", "members", lambda: convergent_validity(SCORES, members=FEWER)),
     ("C13", "groups", lambda: measurement_invariance(FULL, KEPT, THREE)),
     ("C13", "lengths", lambda: measurement_invariance(FULL, KEPT, lengths=THREE)),

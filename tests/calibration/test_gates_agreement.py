@@ -235,9 +235,9 @@ def test_bad_input_is_named() -> None:
         inter_rater(AGREEING, signed=("C99",))
     with pytest.raises(InputError, match="k is 21"):
         inter_rater(AGREEING, k=21)
-    with pytest.raises(ShapeError, match="number of heads"):
+    with pytest.raises(ShapeError, match="numbers of heads"):
         convergent_validity({"a": np.ones(8), "b": np.ones(9)})
-    with pytest.raises(ShapeError, match="number of prompts"):
+    with pytest.raises(ShapeError, match="numbers of prompts"):
         convergent_validity({"a": np.ones((3, 8)), "b": np.ones((4, 8))})
 
 

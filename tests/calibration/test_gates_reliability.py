@@ -13,8 +13,8 @@ from assay.analyses.calibration import reliability
 from assay.analyses.calibration.consistency import cronbach_items, split_half, split_half_published
 from assay.analyses.calibration.reliability import reliability_suite
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 from assay.stats import draw_counts, intraclass_correlation, resampled_alpha_bounds
 
 
@@ -305,7 +305,7 @@ def test_members_are_one_flag_per_head(unchecked: None) -> None:
 
 
 def test_arguments_out_of_range_are_named() -> None:
-    with pytest.raises(InputError, match="n_samples is 1; at least 2"):
+    with pytest.raises(InputError, match="n_samples is 1; expected at least 2"):
         reliability.retest(*prompts(12, 0.1), n_samples=1)
     with pytest.raises(InputError, match="n_halves is 0"):
         split_half(np.ones((10, 3)), n_halves=0)

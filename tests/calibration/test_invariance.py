@@ -10,8 +10,8 @@ from planted import allowed_errors, runs
 
 from assay.analyses.calibration.invariance import choose_groups, measurement_invariance
 from assay.core.errors import InputError, ShapeError, UnknownNameError
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"

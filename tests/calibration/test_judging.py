@@ -36,7 +36,8 @@ from assay.analyses.calibration._adapters import ADAPTERS
 from assay.circuits import Circuit, HeadCircuit, load_head_circuit
 from assay.circuits.heads import Role
 from assay.core.errors import InputError, ShapeError, UnknownNameError
-from assay.core.measurement import ONE_SIDED_95, Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import ONE_SIDED_95, Verdict
 from assay.discovery.heads import (
     HeadScores,
     attribution_patching,
@@ -258,7 +259,7 @@ def test_draws_of_one_ablation_are_averaged(world: World, by_method: dict[str, M
     same(calibrate("E1b", by_method["mean"], draws, world.circuit), expected)
     same(calibrate("E1b", {"mean": by_method["mean"], "noise": draws}, world.circuit), expected)
     assert "noise" in expected.details["spread_of_draws"]
-    with pytest.raises(InputError, match=r"2 measurements are under 'mean' with seeds \[0, 0\]"):
+    with pytest.raises(InputError, match=r"2 measurements use 'mean' with seeds \[0, 0\]"):
         calibrate("M98", by_method["mean"], by_method["mean"])
 
 
@@ -517,7 +518,7 @@ def test_unknown_gates_and_fields(world: World) -> None:
         calibrate("bootstrap-stabilty", world.kept)
     with pytest.raises(UnknownNameError, match="field of task 'ioi' 'plaec'; did you mean 'place'"):
         calibrate("C13", world.kept, groups="plaec", task=world.task)
-    with pytest.raises(InputError, match="groups='place' names a field, but of no task"):
+    with pytest.raises(InputError, match="groups='place' names a field, but the task is missing"):
         calibrate("C13", world.kept, groups="place")
 
 
@@ -526,14 +527,14 @@ def test_measurements_without_runs_say_how_to_make_one(world: World) -> None:
     with pytest.raises(InputError, match=r"keeps nothing; measure it again with assay\.measure\(circuit"):
         calibrate("C11", bare)
     divergence = measure(world.circuit, world.model, world.task, "kl", ablation="mean")
-    with pytest.raises(InputError, match="judges faithfulness or completeness, not 'kl'"):
+    with pytest.raises(InputError, match="needs faithfulness or completeness, not 'kl'"):
         calibrate("C13", divergence)
     ratios = world.measured(aggregate="mean_of_ratios")
     with pytest.raises(InputError, match="aggregate='ratio_of_sums'"):
         calibrate("C11", ratios)
-    with pytest.raises(InputError, match="there are 2 measurements"):
+    with pytest.raises(InputError, match="got 2 measurements"):
         calibrate("C11", world.kept, world.dropped)
-    with pytest.raises(InputError, match="faithfulness is compared, not 'completeness'"):
+    with pytest.raises(InputError, match="expected faithfulness, got 'completeness'"):
         calibrate("C36", world.kept, world.dropped)
 
 
@@ -563,7 +564,7 @@ def test_things_of_two_models_are_refused(world: World, by_method: dict[str, Mea
         ("S1", (world.dla, world.circuit, replace_outputs(world))),
     ]
     for gate, things in cases:
-        with pytest.raises(InputError, match=rf"{gate} judges things of the same model.*mini.*stranger"):
+        with pytest.raises(InputError, match=rf"{gate} needs inputs of the same model.*mini.*stranger"):
             calibrate(gate, *things)
 
 
@@ -574,16 +575,14 @@ def replace_outputs(world: World) -> Any:
 def test_things_of_two_tasks_are_refused(world: World, second: tuple[PairTask, HeadScores]) -> None:
     task, patching = second
     elsewhere_measured = measure(world.circuit, world.model, task, "faithfulness", ablation="zero")
-    with pytest.raises(
-        InputError, match=r"M98 judges things of the same prompts.*ioi \(n = 24.*sva \(n = 12"
-    ):
+    with pytest.raises(InputError, match=r"M98 needs inputs of the same prompts.*ioi \(n = 24.*sva \(n = 12"):
         calibrate("M98", world.kept, elsewhere_measured)
-    with pytest.raises(InputError, match="C12 judges things of the same task.*ioi.*sva"):
+    with pytest.raises(InputError, match="C12 needs inputs of the same task.*ioi.*sva"):
         calibrate("C12", world.drop, patching)
-    with pytest.raises(InputError, match="C16 judges things of the same task"):
+    with pytest.raises(InputError, match="C16 needs inputs of the same task"):
         calibrate("C16", elsewhere_measured, world.drop, world.circuit)
     shorter = drop_effect(world.model, world.task.subset(range(10)), heads=HEADS)
-    with pytest.raises(InputError, match=r"C12 judges things of the same prompts.*n = 24.*n = 10"):
+    with pytest.raises(InputError, match=r"C12 needs inputs of the same prompts.*n = 24.*n = 10"):
         calibrate("C12", world.dla, shorter)
     with pytest.raises(InputError, match="of the same prompts"):
         calibrate("C13", world.kept, groups="place", task=load_task("ioi", world.model, n=24, seed=5))
@@ -597,7 +596,7 @@ def test_measurements_of_two_circuits_or_metrics_are_refused(world: World) -> No
         calibrate("C36", world.kept, rival)
     with pytest.raises(InputError, match="of the same metric.*faithfulness.*completeness"):
         calibrate("M98", world.kept, replace_ablation(world.dropped, "zero"))
-    with pytest.raises(InputError, match="does not tell its ablation"):
+    with pytest.raises(InputError, match="does not name its ablation"):
         calibrate("M98", replace(world.kept, provenance={}), world.kept)
 
 
@@ -607,33 +606,33 @@ def replace_ablation(measurement: Measurement, method: str) -> Measurement:
 
 def test_the_wrong_scores_are_refused(world: World) -> None:
     llc = fisher_count(world.model, world.task, n=8)
-    with pytest.raises(InputError, match="M3b judges drop-effect, but these are 'direct-attribution'"):
+    with pytest.raises(InputError, match="M3b needs drop-effect, but these are 'direct-attribution'"):
         calibrate("M3b", world.dla, world.circuit)
-    with pytest.raises(InputError, match="S1 judges direct-attribution or dla, but these are 'drop-effect'"):
+    with pytest.raises(InputError, match="S1 needs direct-attribution or dla, but these are 'drop-effect'"):
         calibrate("S1", world.drop, world.circuit)
     with pytest.raises(InputError, match="M3b needs scores per prompt"):
         calibrate("M3b", replace(world.drop, per_example=None), world.circuit)
-    with pytest.raises(InputError, match="no row is made of 'drop-effect'"):
+    with pytest.raises(InputError, match="'drop-effect' cannot become a row"):
         calibrate("C14", world.circuit, world.drop)
     with pytest.raises(InputError, match="llc was given twice"):
         calibrate("C14", world.circuit, llc, llc)
-    with pytest.raises(InputError, match="two scores are called 'drop-effect'"):
+    with pytest.raises(InputError, match="two scores are named 'drop-effect'"):
         calibrate("C12", world.drop, world.drop)
     with pytest.raises(InputError, match="there is no circuit"):
         calibrate("C14", world.patching)
-    with pytest.raises(InputError, match=r"it has no use for the HeadScores of 'drop-effect'"):
+    with pytest.raises(InputError, match=r"it does not use the HeadScores of 'drop-effect'"):
         calibrate("C11", world.kept, world.drop)
     with pytest.raises(InputError, match="missing a required argument: 'y_circuit'"):
         calibrate("C11", np.ones(3))
     with pytest.raises(InputError, match="C23 takes one head circuit.*it is none of these"):
         calibrate("C23", world.dla)
-    with pytest.raises(InputError, match="there are 1 tables of head scores and no circuit"):
+    with pytest.raises(InputError, match="got 1 tables of head scores and no circuit"):
         calibrate("M3b", world.drop)
     with pytest.raises(InputError, match="'a' is a str"):
         calibrate("C12", {"a": "x"})
     with pytest.raises(InputError, match=r"scores of shape \(24, 31\) do not fit"):
         calibrate("S1", np.ones((24, 31)), world.circuit)
-    with pytest.raises(InputError, match="there are 0 tables of head scores and a circuit .given: Circuit"):
+    with pytest.raises(InputError, match="got 0 tables of head scores and a circuit .given: Circuit"):
         calibrate("S3", world.circuit)
 
 
@@ -699,5 +698,5 @@ def test_a_prediction_of_nothing_is_no_prediction(world: World) -> None:
 
 
 def test_text_is_no_array_of_margins() -> None:
-    with pytest.raises(InputError, match="gates take numbers"):
+    with pytest.raises(InputError, match="gates need numbers"):
         calibrate("C11", ["a", "b", "c"], ["d", "e", "f"])

@@ -26,8 +26,8 @@ from assay.analyses.calibration import (
 )
 from assay.circuits import load_head_circuit
 from assay.core.errors import InputError, UnknownNameError
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 
 
 N, H = 60, 24
@@ -106,7 +106,7 @@ def test_heads_one_by_one() -> None:
     assert found[0].passed is True
     assert found[2].passed is False
     assert {each.p_kind for each in found} == {"permutation"}
-    with pytest.raises(InputError, match="head 2 of the circuit, but heads lists 2"):
+    with pytest.raises(InputError, match="head 2 of the circuit, but heads lists only 2"):
         only(verdict, "M3b", heads=[(0, 1), (2, 3)])
 
 

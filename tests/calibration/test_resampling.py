@@ -14,8 +14,8 @@ from assay.analyses.calibration import find_gate
 from assay.analyses.calibration.reliability import retest
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
 from assay.core.errors import InputError, ShapeError, UnknownNameError
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 
 
 GOLDEN = Path(__file__).parent.parent / "golden"

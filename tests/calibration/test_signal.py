@@ -14,7 +14,7 @@ from assay.analyses.calibration._separation import _areas, _d_primes
 from assay.analyses.calibration.gate import undefined
 from assay.analyses.calibration.signal import derived_metrics, ratio_estimate
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Interval
+from assay.core.verdict import Interval
 from assay.stats import Estimate, d_prime
 
 

@@ -20,7 +20,7 @@ from assay.analyses.claims.evidence import (
     state_of,
 )
 from assay.core.errors import UnknownNameError
-from assay.core.measurement import Interval, Verdict
+from assay.core.verdict import Interval, Verdict
 
 
 def line(kind: str, state: str, *, required: bool = True) -> Evidence:

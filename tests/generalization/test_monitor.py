@@ -14,7 +14,8 @@ from assay.analyses.generalization import baselines, calibrate_threshold, circui
 from assay.analyses.generalization.alarms import SequentialTest
 from assay.analyses.generalization.batches import circuit_like
 from assay.analyses.generalization.intervals import shift_interval
-from assay.analyses.generalization.monitoring import Monitor, Reading
+from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.monitoring import Monitor
 from assay.circuits import EdgeScores
 from assay.core.errors import (
     FileFormatError,

@@ -8,13 +8,15 @@ import transformers
 
 from assay.analyses.calibration import Gate
 from assay.analyses.generalization.shift import Distance
-from assay.core.measurement import Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Verdict
 from assay.discovery.edges.patching import Random
 from assay.execution import ABLATIONS, Ablation, CircuitRuns, Prepared
 from assay.metrics.metric import MetricSpec
 from assay.models import FAMILIES, Model
 from assay.objectives import Objective
 from assay.page.blocks import Column, Facts, Page, Section, Table
+from assay.page.form import Document, PageForm
 from assay.stats import mean_of
 from assay.tasks import Task
 from assay.tasks.induction import Induction
@@ -121,23 +123,27 @@ distance = Distance(
 )
 
 
-def page(measurement: Measurement) -> Page:
-    """One measurement as facts and a table of its examples."""
+def page(document: Document) -> Page:
+    """Margins of prompts as facts and a table."""
+    margins = document["margins"]
     return Page(
         kind="shelf",
-        title=f"Shelf page of {measurement.name}",
-        verdict=f"{measurement.value:.3f} {measurement.unit} over {measurement.n} prompts.",
+        title=f"Shelf page of {document['name']}",
+        verdict=f"{np.mean(margins):.3f} logits over {len(margins)} prompts.",
         sections=[
             Section(
                 title="Examples",
                 blocks=[
-                    Facts(facts=[("prompts", str(measurement.n))]),
+                    Facts(facts=[("prompts", str(len(margins)))]),
                     Table(
                         columns=[Column(name="prompt"), Column(name="margin", numeric=True)],
-                        rows=[[str(i), f"{each:.3f}"] for i, each in enumerate(measurement.per_example)],
+                        rows=[[str(i), f"{each:.3f}"] for i, each in enumerate(margins)],
                         caption="Margin of each prompt.",
                     ),
                 ],
             )
         ],
     )
+
+
+page_form = PageForm(noun="shelf", schema="shelf/1", again="the shelf", make=page)

@@ -39,8 +39,8 @@ from assay.analyses.calibration import (
     reliability_suite,
     seed_variance,
 )
-from assay.core.measurement import Verdict
 from assay.core.record import plain
+from assay.core.verdict import Verdict
 from assay.stats import Estimate
 
 

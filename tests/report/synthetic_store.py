@@ -8,8 +8,9 @@ import torch
 from synthetic import synthetic_document, synthetic_worst_case
 from synthetic_calibration import synthetic_calibration
 
-from assay.core.measurement import Measurement, Rule
+from assay.core.measurement import Measurement
 from assay.core.random import stream
+from assay.core.verdict import Rule
 from assay.graph import build_graph
 from assay.page.circuit import graph_of
 from assay.stats.statistic import mean_of

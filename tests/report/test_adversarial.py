@@ -587,9 +587,7 @@ def test_other_documents_are_refused(worst: Document, tmp_path: Path) -> None:
         InputError, match=r"schema 'assay-worst-case/9'; this version reads 'assay-worst-case/1'"
     ):
         render(worst | {"schema": "assay-worst-case/9"})
-    with pytest.raises(
-        InputError, match="the document of the worst case lacks summary, worst; it is incomplete"
-    ):
+    with pytest.raises(InputError, match="the document of the worst case lacks summary; it is incomplete"):
         render({key: value for key, value in worst.items() if key not in ("summary", "worst")})
 
 

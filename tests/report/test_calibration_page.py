@@ -25,6 +25,7 @@ from assay.analyses.calibration import (
     ablation_invariance,
     bootstrap_stability,
     find_gate,
+    page_summary,
     page_tables,
     page_words,
 )
@@ -36,7 +37,7 @@ from assay.analyses.calibration.plots import COLOURS, draw_gates, gate_lines, re
 from assay.analyses.calibration.reasons import REASONS, WARNINGS, explained, warning
 from assay.analyses.calibration.strips import WIDTH, _stretches, strip_places
 from assay.core.errors import InputError, OutputError
-from assay.core.measurement import Interval, Judged, Rule, Verdict
+from assay.core.verdict import Interval, Judged, Rule, Verdict
 from assay.report import save_report
 from assay.report.save import render
 
@@ -128,11 +129,11 @@ def test_rows_stand_in_the_order_of_the_specification(page_text: str, mixed: Doc
 def test_undefined_rows_say_why_instead_of_drawing(bare_text: str) -> None:
     row = row_of(bare_text, "C17")
     assert "not applicable" in row
-    assert "It needs a second task with a circuit of its own." in row
+    assert "It needs a second task with its own circuit." in row
     assert "--against greater-than" in row
     assert "<svg" not in row
     assert "says nothing" in row  # the published rule has no second task either
-    assert "no prompt gave a finite number" in said(row_of(bare_text, "C11")).lower()
+    assert "none of the prompts gave a finite number" in said(row_of(bare_text, "C11")).lower()
     assert row_of(bare_text, "C11").count("no number") == 1
 
 
@@ -286,7 +287,7 @@ def test_a_report_of_calibrations_is_saved(tmp_path: Path, mixed: Document) -> N
     ("changes", "message"),
     [
         ({"schema": "assay-calibration/9"}, "schema 'assay-calibration/9'; this version reads"),
-        ({"gates": []}, "holds no gate"),
+        ({"gates": []}, "has no gates"),
         ({"gates": [{"code": "C11"}]}, "gate C11 of the calibration document lacks key, name"),
     ],
 )
@@ -314,22 +315,22 @@ def test_an_incomplete_document_is_refused(mixed: Document) -> None:
 
 
 def test_the_overview_counts_and_gives_no_score() -> None:
-    assert page_words.overview(synthetic_calibration(world=UNSOUND)) == (
+    assert page_summary.overview(synthetic_calibration(world=UNSOUND)) == (
         "16 checks: 1 passes, 12 fail and 3 are inconclusive. Of the published rules, which take numbers at "
         "face value, 16 fail."
     )
-    bare = page_words.overview(synthetic_calibration(bare=True))
+    bare = page_summary.overview(synthetic_calibration(bare=True))
     assert bare.startswith("16 checks: 1 is inconclusive, 8 do not apply and 7 are undefined on these data.")
     assert "Of the published rules, which take numbers at face value, 1 passes and 1 fails." in bare
 
 
 def test_the_overview_of_one_gate() -> None:
     document = calibration_document({"C11": bootstrap_stability(np.ones(10), np.ones(10))})
-    assert page_words.overview(document) == (
+    assert page_summary.overview(document) == (
         "One check: it passes. By the published rule, which takes numbers at face value, it passes."
     )
     document = calibration_document({"C11": bootstrap_stability(np.zeros(0), np.zeros(0))})
-    assert page_words.overview(document) == (
+    assert page_summary.overview(document) == (
         "One check: it is undefined on these data. The published rule does not decide."
     )
 
@@ -339,10 +340,10 @@ def test_the_score_that_is_judged_and_of_what_is_said_first(mixed: Document, pag
     value, bounds = verdict["values"]["faithfulness"], verdict["details"]["interval"]
     low, high = (f"{bounds[name]:.2f}" for name in ("low", "high"))
     mixed["table"]["ablation"] = "mean"
-    assert page_words.subject_words(mixed) == (
+    assert page_summary.subject_words(mixed) == (
         f"Faithfulness {value:.2f} [{low}, {high}] (95\N{NARROW NO-BREAK SPACE}% interval) of 6 of 32 heads, "
-        "the rest under mean ablation. Measured on 40 prompts of ioi, and on a pool of 120 for what other "
-        "prompts would give."
+        "the rest under mean ablation. Measured on 40 prompts of ioi, and on a pool of 120 to "
+        "estimate the variation over prompts."
     )
     header = said(page_text.partition("All checks at a glance")[0].rpartition("<header>")[2])
     assert header.index(f"Faithfulness {value:.2f} [{low}, {high}]") < header.index("16 checks:")
@@ -351,12 +352,12 @@ def test_the_score_that_is_judged_and_of_what_is_said_first(mixed: Document, pag
 def test_without_c11_the_score_is_not_said(mixed: Document) -> None:
     mixed["gates"] = [gate for gate in mixed["gates"] if gate["code"] != "C11"]
     mixed["table"] |= {"ablation": "zero", "n_pool": 40}
-    assert page_words.subject_words(mixed) == (
+    assert page_summary.subject_words(mixed) == (
         "The circuit is 6 of 32 heads, the rest under zero ablation. Measured on 40 prompts of ioi."
     )
     bare = synthetic_calibration(bare=True)
-    assert page_words.subject_words(bare).startswith("The circuit is 6 of 32 heads. Measured on 3 ")
-    assert page_words.subject_words(mixed | {"table": {}, "circuit": {}, "task": {}}) == ""
+    assert page_summary.subject_words(bare).startswith("The circuit is 6 of 32 heads. Measured on 3 ")
+    assert page_summary.subject_words(mixed | {"table": {}, "circuit": {}, "task": {}}) == ""
 
 
 @pytest.mark.parametrize(
@@ -369,7 +370,7 @@ def test_without_c11_the_score_is_not_said(mixed: Document) -> None:
 )
 def test_edges_of_the_circuit_are_counted(mixed: Document, kind: str, n_edges: int, text: str) -> None:
     mixed["circuit"] |= {"kind": kind, "n_edges": n_edges}
-    assert f"interval) of {text}. " in page_words.subject_words(mixed)
+    assert f"interval) of {text}. " in page_summary.subject_words(mixed)
 
 
 @pytest.mark.parametrize(
@@ -377,22 +378,22 @@ def test_edges_of_the_circuit_are_counted(mixed: Document, kind: str, n_edges: i
     [
         ({"k": 0}, "The circuit is empty"),
         ({"k": 0, "kind": "edges", "n_edges": 0}, "The circuit is empty"),
-        ({"k": 0, "kind": "edges", "n_edges": 3}, "The circuit touches no head"),
+        ({"k": 0, "kind": "edges", "n_edges": 3}, "The circuit contains no head"),
         ({"k": 32}, "The circuit holds every head"),
         ({"k": 32, "kind": "edges", "n_edges": 90}, "The circuit touches every head"),
     ],
 )
 def test_odd_circuits_are_said_before_all_else(mixed: Document, changes: Document, text: str) -> None:
-    assert not any(note.startswith("The circuit") for note in page_words.caveats(mixed))
+    assert not any(note.startswith("The circuit") for note in page_summary.caveats(mixed))
     mixed["circuit"] |= changes
     mixed["warnings"] = ["partial_heads"]
-    assert page_words.caveats(mixed)[0].startswith(text)
+    assert page_summary.caveats(mixed)[0].startswith(text)
     assert f'<p class="caveat">{text}' in render(mixed)
 
 
 def test_a_score_that_may_be_nothing_is_said_first(mixed: Document) -> None:
     def grave() -> list[str]:
-        return [note for note in page_words.caveats(mixed) if note.startswith("The score")]
+        return [note for note in page_summary.caveats(mixed) if note.startswith("The score")]
 
     assert grave() == []
     gate_of(mixed, "C30")["verdict"]["warnings"] = ["score_near_zero"]
@@ -400,8 +401,8 @@ def test_a_score_that_may_be_nothing_is_said_first(mixed: Document) -> None:
     assert note.startswith("The score lies within three standard errors of 0: the circuit may keep none")
     gate_of(mixed, "C11")["verdict"]["details"]["interval"] |= {"low": -0.1}
     (note,) = grave()
-    assert note.startswith("The score cannot be told from 0: ")
-    assert page_words.caveats(mixed)[0] == note
+    assert note.startswith("The score cannot be distinguished from 0: ")
+    assert page_summary.caveats(mixed)[0] == note
     gate_of(mixed, "C30")["verdict"]["warnings"] = []
     assert grave() == [note]
 
@@ -594,7 +595,7 @@ def test_findings_point_at_what_stands_out() -> None:
         r"The methods that agree least: patching and mediation \(rank correlation .0\.\d\d\)\.", found["C12"]
     )
     assert found["C13"].startswith("Furthest apart: template 0 and template 2, with scores")
-    assert found["C14"] == "Also in the way: hits 0.00."  # d' is the number shown
+    assert found["C14"] == "Also not established: hits 0.00."  # d' is the number shown
     assert found["C16"].startswith("Failing: split halves and consistency. Open: test-retest.")
     assert "Not moving with the others: head 1 of the circuit, head 2 of the circuit" in found["C16"]
     heads = [[0, at] for at in range(6)]
@@ -603,7 +604,7 @@ def test_findings_point_at_what_stands_out() -> None:
     assert f"unstable {named(unstable)}." in page_words.findings(gate_of(unsound, "M3b"), heads)
     assert page_words.findings(gate_of(unsound, "C16"), heads).endswith("a0.h3 and 2 more.")
     assert re.fullmatch(
-        r"The heads matter \S+ times as much for task0 as for the other tasks; 3 are asked\. "
+        r"The heads matter \S+ times as much for task0 as for the other tasks; a pass requires 3\. "
         r"Not specific either: the circuits of task1 and task2\.",
         found["C17"],
     )
@@ -778,15 +779,15 @@ def test_where_the_verdicts_differ_the_page_says_why(mixed: Document) -> None:
     gate = gate_of(mixed, "C11")
     assert gate["verdict"]["published"] == "pass"
     assert page_words.disagreement(gate) == (
-        "The published rule says pass, for the number itself lies where the check passes. Its interval does "
-        "not lie there as a whole, so with confidence the check stays open."
+        "The published rule says pass, because the number itself lies where the check passes. Its interval "
+        "is not entirely there, so with confidence the check stays open."
     )
     gate["verdict"] |= {"interval": None}
     text = page_words.disagreement(reworded(gate))
     assert text.startswith("The published rule says pass. Percentile intervals under-cover")
     gate["verdict"] |= {"status": "fail", "values": gate["verdict"]["values"] | {"standard_error": 0.2}}
     text = page_words.disagreement(reworded(gate))
-    assert re.match(r"The published rule says pass, for it judges another number, 0\.09\. Perc", text)
+    assert re.match(r"The published rule says pass, because it judges another number, 0\.09\. Perc", text)
     gate["verdict"]["status"] = "pass"
     assert page_words.disagreement(reworded(gate)) == ""
     bare = gate_of(synthetic_calibration(bare=True), "M93")

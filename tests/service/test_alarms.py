@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import assay
-from assay.analyses.generalization.monitoring import Monitor, Reading
+from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.monitoring import Monitor
 from assay.app.monitor import alarms
 from assay.app.monitor.alarms import Notifier, seconds_of
 from assay.app.monitor.sinks import AlarmFile, DeliveryError, Sink, Webhook
 from assay.core.errors import InputError, OutputError
-from assay.core.measurement import Interval
+from assay.core.verdict import Interval
 from assay.tasks import EvalTransform, draw_shapes
 from assay.zoo import Zoo
 

@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "report"))
 from synthetic_store import HOSTILE, Filled, fill, measurement, put_measurement
 from test_monitor_page import monitor_document
 
-from assay.app.site.web import COOKIE, Watched, create_app, is_loopback, serve
+from assay.app.monitor.watched import WatchedMonitor
+from assay.app.site.door import COOKIE
+from assay.app.site.web import create_app, is_loopback, serve
 from assay.core.errors import InputError, OutputError
 from assay.core.record import plain
 from assay.store import Store
@@ -29,8 +31,12 @@ from assay.store import Store
 TOKEN = "a token of sixteen or more".replace(" ", "-")
 
 
-class Monitor:
+class Monitor(WatchedMonitor):
     """A monitor whose state a test sets."""
+
+    document: Mapping[str, Any] | None = None
+    error: str | None = None
+    running = False
 
     def __init__(self, name: str, document: dict[str, Any] | None, error: str | None = None) -> None:
         self.name, self.document, self.error = name, document, error
@@ -50,7 +56,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Filled]:
 
 
 @pytest.fixture(scope="module")
-def monitors() -> list[Watched]:
+def monitors() -> list[WatchedMonitor]:
     return [
         Monitor("photos", monitor_document()),
         Monitor("later", None),
@@ -59,7 +65,7 @@ def monitors() -> list[Watched]:
 
 
 @pytest.fixture(scope="module")
-def client(filled: tuple[Store, Filled], monitors: list[Watched]) -> TestClient:
+def client(filled: tuple[Store, Filled], monitors: list[WatchedMonitor]) -> TestClient:
     app = create_app(filled[0], monitors=monitors)
     return TestClient(app, base_url="http://127.0.0.1:8651", raise_server_exceptions=False)
 
@@ -366,7 +372,7 @@ def serving(app: Any) -> Iterator[str]:
 
 
 def test_a_browser_walks_the_site(
-    filled: tuple[Store, Filled], monitors: list[Watched], visit: Visit
+    filled: tuple[Store, Filled], monitors: list[WatchedMonitor], visit: Visit
 ) -> None:
     with serving(create_app(filled[0], monitors=monitors)) as address:
         for path in paths(filled[1]):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95
 from assay.core.random import stream
+from assay.core.verdict import ONE_SIDED_95
 from assay.stats import bounded_mean, clopper_pearson, mean_of, statistic_from_dict
 
 

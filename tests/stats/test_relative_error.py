@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from assay.core.errors import ShapeError
-from assay.core.measurement import ONE_SIDED_95
 from assay.core.random import stream
+from assay.core.verdict import ONE_SIDED_95
 from assay.stats import relative_errors, standard_deviation
 from assay.stats.intervals import draw_counts
 

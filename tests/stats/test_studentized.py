@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.core.measurement import Interval
 from assay.core.random import stream
+from assay.core.verdict import Interval
 from assay.stats import draw_counts, outermost, resampled_ratios, studentized_interval
 
 

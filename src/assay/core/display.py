@@ -3,6 +3,7 @@
 import html
 import importlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +27,7 @@ MOST_TEXT = 200  # characters of one cell
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top;background:none;border:none"
 
 
-class Shown:
+class Shown(ABC):
     """A result that has a picture: `plot` draws it, and a notebook shows it below a summary.
 
     Attributes:
@@ -53,9 +54,9 @@ class Shown:
         shown: str = _named("assay.page.notebook:in_frame")(self._summary(), self.plot)
         return shown
 
+    @abstractmethod
     def _summary(self) -> str:
         """The HTML above the picture, made by `card` or `table`."""
-        raise NotImplementedError
 
 
 def _named(place: str) -> Any:

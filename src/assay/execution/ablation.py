@@ -115,7 +115,7 @@ class Mean(Ablation):
         return "mean-positional" if self.per_position else "mean"
 
     @property
-    def summary(self) -> str:  # type: ignore[override]
+    def summary(self) -> str:  # type: ignore[override]  # and two summaries
         return f"its mean over examples{' at the same position' if self.per_position else ' and positions'}"
 
     def prepare(

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from scipy import special, stats
 
-from assay.core.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.execution import CircuitRuns
 from assay.metrics.divergence import run_logits
 from assay.metrics.metric import (

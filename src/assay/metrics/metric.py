@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import Measurement, Rule, Statistic
+from assay.core.measurement import Measurement, Statistic
 from assay.core.registry import Registry
+from assay.core.verdict import Rule
 from assay.execution.runs import CircuitRuns, Which
 from assay.objectives import get_objective
 from assay.stats import RatioOfSums

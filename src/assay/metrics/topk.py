@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.execution import CircuitRuns
 from assay.metrics.divergence import run_logits
 from assay.metrics.metric import MetricSpec, check_choice, finite_examples, metric, record

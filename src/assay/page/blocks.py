@@ -31,7 +31,7 @@ class Drawing:
 
     Attributes:
         svg: The element, made by `assay.page.draw` or a page of its own; it is shown as it is.
-        text: What stands in its place where no picture can be shown.
+        text: Shown instead where there are no pictures.
     """
 
     svg: str
@@ -171,7 +171,7 @@ class Figure:
     Attributes:
         draw: Makes its axes: the public plot function of a result, with what it draws.
         label: What is read out in its place.
-        blocks: What stands in place of a picture, e.g. a table that shares its caption with others.
+        blocks: Shown instead of a picture, e.g. a table that shares its caption with others.
         caption: What it shows.
         kind: Word before the number of the caption: `Figure`, `Table`, or nothing for none.
         more: Blocks behind a click, below the caption, e.g. the numbers as a table.

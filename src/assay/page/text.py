@@ -112,9 +112,9 @@ def number(value: float | int | None, digits: int = 2) -> str:
     return text.replace("-", MINUS)
 
 
-def rounded(value: float) -> str:
-    """Two decimals whatever the size, and no minus before zero: for sentences."""
-    return f"{round(value, 2) + 0.0:.2f}".replace("-", MINUS)
+def rounded(value: float, digits: int = 2) -> str:
+    """So many decimals whatever the size, and no minus before zero: for sentences."""
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
 
 
 def percent(fraction: float | None) -> str:

@@ -66,7 +66,7 @@ def audit(
 
     The default audit reads everything from the runs of a few dozen circuits: at most 6,000 passes for a model
     of the shape of GPT-2 small. A full audit adds a finer search and curve, all pairs of fresh prompts,
-    minimality and the gates that need further runs. What is not run stands in the document under `left_out`.
+    minimality and the gates that need further runs. The document lists what was not run under `left_out`.
 
     Args:
         model: `mini`, a hub id, a directory, or a loaded model.

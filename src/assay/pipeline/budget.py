@@ -9,7 +9,6 @@ from assay.discovery.edges import get_method
 from assay.execution.forward import choose_batch_size
 from assay.pipeline.audit_plan import BUDGET, DEFAULT, N_FULL, STAGES, AuditPlan, N, Scope
 from assay.pipeline.cost import Forecast, pass_seconds, weight_bytes
-from assay.pipeline.discovery import discovery_settings
 from assay.pipeline.sizing import COARSE, FINE
 from assay.tasks import Task
 
@@ -130,6 +129,6 @@ def audit_cost(plan: AuditPlan, task: Task, *, batch_size: int | None = None) ->
 def _memory(plan: AuditPlan, task: Task, batch_size: int | None) -> int:
     """Weights, and the activations of a batch of discovery."""
     model, method = plan.model, get_method(plan.method)
-    extra = method.bytes_per_example(model, task.length, discovery_settings(task, method, steps=plan.steps))
+    extra = method.bytes_per_example(model, task.length, method.choices(task, steps=plan.steps))
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     return weight_bytes(model) + size * extra

@@ -126,7 +126,7 @@ def pass_seconds(model: Model, task: Task, *, batch_size: int | None = None) -> 
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Of the fastest of a few runs; the first warms up."""
+    """Seconds of the fastest of a few runs; the first warms up."""
     times = []
     for _ in range(TIMED_RUNS + 1):
         began = time.perf_counter()

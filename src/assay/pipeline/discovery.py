@@ -6,9 +6,9 @@ from typing import Any
 from assay.circuits import EdgeScores
 from assay.discovery.edges import EdgeMethod, discover, get_method
 from assay.discovery.edges.method import Choices, provenance_of
-from assay.execution import Ablation, get_ablation
+from assay.execution import Ablation
 from assay.models import Model
-from assay.objectives import Objective, get_objective
+from assay.objectives import Objective
 from assay.pipeline.checks import registered
 from assay.pipeline.cost import Workload
 from assay.pipeline.stage import Content, Stage
@@ -56,27 +56,6 @@ def discovery_stage(
     )
 
 
-def discovery_settings(
-    task: Task,
-    method: EdgeMethod,
-    *,
-    objective: str | Objective | None = None,
-    ablation: str | Ablation | None = None,
-    steps: int | str = 5,
-    quadrature: str = "midpoint",
-    seed: int = 0,
-) -> Choices:
-    """Choices of a discovery; objective and ablation default to those of the method and the task."""
-    return Choices(
-        objective=get_objective(objective or method.objective or task.objective),
-        ablation=get_ablation(ablation or task.ablation),
-        steps=steps,
-        quadrature=quadrature,
-        per_example=False,
-        seed=seed,
-    )
-
-
 def discover_stored(
     model: Model,
     task: Task,
@@ -109,16 +88,10 @@ def discover_stored(
         store: Where scores are taken from and kept.
     """
     configured = get_method(method, **(options or {}))
-    settled = discovery_settings(
-        task,
-        configured,
-        objective=objective,
-        ablation=ablation,
-        steps=steps,
-        quadrature=quadrature,
-        seed=seed,
+    settings = configured.choices(
+        task, objective=objective, ablation=ablation, steps=steps, quadrature=quadrature, seed=seed
     )
-    return discovery_stage(model, task, configured, settled, batch_size=batch_size).run(store).value
+    return discovery_stage(model, task, configured, settings, batch_size=batch_size).run(store).value
 
 
 def plan_discovery(

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.measurement import JUDGED, SAME_PROMPTS
 from assay.core.record import plain
+from assay.core.verdict import JUDGED, SAME_PROMPTS
 from assay.execution import CircuitRuns
 from assay.metrics import FaithfulnessCurve
 from assay.metrics.curve import FRACTIONS

@@ -24,7 +24,7 @@ from assay.discovery.edges.running import Asked, resolve
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
 from assay.pipeline.circuits import keep_circuit, stored_circuit
-from assay.pipeline.discovery import discovery_settings, discovery_stage
+from assay.pipeline.discovery import discovery_stage
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.prompts import Division
@@ -201,7 +201,7 @@ class Scoring:
     def asked(self) -> Asked:
         """The discovery as its batches are run."""
         method, settings = self._chosen
-        return resolve(self.model, self.task, method, **vars(settings), batch_size=self.record["batch_size"])
+        return resolve(self.model, self.task, method, settings, batch_size=self.record["batch_size"])
 
     @property
     def _chosen(self) -> tuple[EdgeMethod, Choices]:
@@ -209,7 +209,7 @@ class Scoring:
         method = get_method(how["key"], **how["options"])
         chosen = {key: self.record[key] for key in ("objective", "ablation", "seed")}
         chosen |= {key: how[key] for key in ("steps", "quadrature")}
-        return method, discovery_settings(self.task, method, **chosen)
+        return method, method.choices(self.task, **chosen)
 
 
 @JOB_KINDS.register("discover")

@@ -7,7 +7,7 @@ from typing import Any
 # Modules, those of this package by their last name, and the name in the module where it is another.
 _HOMES = {
     "calibration_figure": "assay.analyses.calibration.page",
-    "calibration_overview": "assay.analyses.calibration.page_words:overview",
+    "calibration_overview": "assay.analyses.calibration.page_summary:overview",
     "compare_document": "comparison",
     "log_to_mlflow": "tracking",
     "overview_document": "overview",

@@ -24,6 +24,7 @@ from assay.page.blocks import (
     Table,
 )
 from assay.page.circuit import circuit_drawing, signed
+from assay.page.form import PAGES, PageForm
 from assay.page.matrix import matrix_table, plot_matrix
 from assay.page.text import (
     EDGES_LIMIT,
@@ -42,7 +43,6 @@ from assay.report import audit_plots as figures
 from assay.report.audit_words import caveats, inputs, not_run, verdict
 
 
-SCHEMA = "assay-audit/1"
 LISTED_WORDS = 6
 EXAMPLES = 12  # prompts shown
 PROMPT_LIMIT = 600  # characters of a prompt: what differs is found word by word
@@ -441,3 +441,9 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     created = document.get("created")
     notes = [(" ", quiet(note)) for note in ([created] if created else []) + machine]
     yield "made by", (provenance["library"], *notes)
+
+
+PAGES.add(
+    "audit",
+    PageForm(noun="audit document", schema="assay-audit/1", again="`assay audit`", make=audit_page),
+)

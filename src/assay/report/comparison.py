@@ -6,8 +6,6 @@ difference, and by what differs in their provenance.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,13 @@ from jaxtyping import Float64
 from scipy import special
 from torch import Tensor
 
-from assay.circuits import Circuit, EdgeScores, load_circuit
-from assay.core.errors import AssayError, FileFormatError, InputError
-from assay.core.measurement import Interval, undefined_interval
+from assay.core.errors import FileFormatError, InputError
 from assay.core.random import stream
-from assay.graph import Graph, build_graph
-from assay.report.overview import find_sweep
+from assay.core.verdict import Interval, undefined_interval
+from assay.graph import Graph
+from assay.report.comparison_sides import Kept, Side, side_of
 from assay.stats import bootstrap_interval, spearman, statistic_from_dict
-from assay.store import Store, StoredResult
+from assay.store import Store
 
 
 SCHEMA = "assay-comparison/1"
@@ -32,61 +29,9 @@ EDGES = 600  # edges listed and drawn
 PER_SET = 150  # of each of the three sets at least, where it has so many
 CHANGES = 200  # differences in provenance
 SHARED = 300  # measurements that two runs share
-READ = 5_000  # measurements of a sweep that are looked at for shared ones
-USUAL_EDGES = 200  # circuit of scores alone: what `assay discover` keeps
-COMPARED = ("audit", "circuit", "scores", "measurement", "sweep")
 LEVEL = 0.95
 
 Document = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Kept:
-    """One stored measurement: its record, and the result that has its arrays, if there is one."""
-
-    record: Mapping[str, Any]
-    stored: StoredResult | None = None
-
-    @property
-    def data(self) -> tuple[object, object] | None:
-        """What tells the examples: hash of the data, and how many there were."""
-        task = (self.record.get("provenance") or {}).get("task") or {}
-        if not task.get("data_hash"):
-            return None
-        return task["data_hash"], (self.record.get("n") or 0) + (self.record.get("n_excluded") or 0)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Side:
-    """One of the two: what it is, its circuit and scores if it has any, its measurements by name."""
-
-    label: str
-    kind: str
-    id: str | None
-    created: str | None
-    model: str | None = None
-    task: str | None = None
-    method: str | None = None
-    circuit: Circuit | None = None
-    how: str = ""
-    scores: Tensor | None = None
-    measurements: Mapping[str, Kept] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-    def facts(self) -> dict[str, Any]:
-        """The side as JSON."""
-        return {
-            "label": self.label,
-            "kind": self.kind,
-            "id": self.id,
-            "created": self.created,
-            "model": self.model,
-            "task": self.task,
-            "method": self.method,
-            "how": self.how,
-            "n_edges": None if self.circuit is None else self.circuit.n_edges,
-            "hash": None if self.circuit is None else self.circuit.hash,
-        }
 
 
 def compare_document(store: Store, a: str, b: str, *, files: bool = True) -> Document:
@@ -111,7 +56,7 @@ def compare_document(store: Store, a: str, b: str, *, files: bool = True) -> Doc
         examples (same hash of the data) and their per-example values are stored. Elsewhere it is
         Welch's from the two standard errors. Intervals are at 95 % each, not adjusted for their number.
     """
-    sides = [_side(store, given, files=files) for given in (a, b)]
+    sides = [side_of(store, given, files=files) for given in (a, b)]
     circuits = _circuits(*sides)
     measurements = _measurements(*sides)
     if circuits is None and not measurements:
@@ -133,182 +78,6 @@ def compare_document(store: Store, a: str, b: str, *, files: bool = True) -> Doc
         "changes": changes[:CHANGES],
         "n_changes": len(changes),
     }
-
-
-# ---- sides --------------------------------------------------------------------------------------
-
-
-def _side(store: Store, given: str, *, files: bool) -> Side:
-    if files and Path(given).is_file():
-        circuit = load_circuit(given)
-        label = Path(given).name
-        return Side(
-            label=label,
-            kind="circuit file",
-            id=None,
-            created=None,
-            circuit=circuit,
-            how="the file's edges",
-            provenance=circuit.provenance,
-            method=_text(circuit.provenance.get("method")),
-        )
-    try:
-        found = store.get(given)
-    except AssayError as error:
-        if set(given.lower()) <= set("0123456789abcdef"):
-            raise
-        try:
-            found = find_sweep(store, given)
-        except AssayError:
-            if files and _is_path(given):
-                raise InputError(
-                    f"{given} does not exist; give a circuit file, the id of a stored result (see "
-                    "`assay store ls`) or the name of a sweep"
-                ) from None
-            raise error from None
-    if found.kind not in COMPARED:
-        raise InputError(
-            f"{found.id} is a {found.kind}; circuits and runs are compared from results of the kinds "
-            f"{', '.join(COMPARED)}, or from circuit files: see `assay store ls`"
-        )
-    readers = {
-        "audit": _audit,
-        "circuit": _circuit,
-        "scores": _scores,
-        "measurement": _measurement,
-        "sweep": _sweep,
-    }
-    return readers[found.kind](store, found)
-
-
-def _is_path(given: str) -> bool:
-    """Whether a text that names no result was probably meant for a file."""
-    return Path(given).suffix != "" or Path(given).name != given
-
-
-def _text(value: object) -> str | None:
-    if isinstance(value, Mapping):
-        value = value.get("key") or value.get("method")
-    return value if isinstance(value, str) else None
-
-
-def _graph(facts: Mapping[str, Any]) -> Graph:
-    return build_graph(
-        facts["n_layers"],
-        facts["n_heads"],
-        facts["n_kv_heads"],
-        parallel=facts.get("parallel", False),
-        mlps=facts.get("mlps", True),
-    )
-
-
-def _audit(store: Store, found: StoredResult) -> Side:
-    payload = found.payload
-    circuit = Circuit(graph=_graph(payload["graph"]), mask=found.arrays["mask"].bool())
-    return Side(
-        label=f"{payload['method']['key']} on {payload['task']['name']} in {payload['model']['id']}",
-        kind="audit",
-        id=found.id,
-        created=found.created,
-        model=payload["model"]["id"],
-        task=payload["task"]["name"],
-        method=payload["method"]["key"],
-        circuit=circuit,
-        how="the audited circuit",
-        scores=found.arrays["scores"],
-        measurements=_with_parts(store, {each["name"]: each for each in payload["measurements"]}),
-        provenance=found.provenance,
-    )
-
-
-def _scores(store: Store, found: StoredResult) -> Side:
-    del store
-    graph = _graph(found.payload["graph"])
-    values = found.arrays["values"]
-    size = min(USUAL_EDGES, graph.n_edges)
-    circuit = EdgeScores(graph, values).top(size).connected(warn=False)
-    task, model = found.provenance.get("task") or {}, found.provenance.get("model") or {}
-    method = _text(found.provenance.get("method"))
-    return Side(
-        label=f"{method} on {task.get('name')} in {model.get('id')}",
-        kind="scores",
-        id=found.id,
-        created=found.created,
-        model=model.get("id"),
-        task=task.get("name"),
-        method=method,
-        circuit=circuit,
-        how=f"the {size:,} strongest edges by |score| that lie on a path",
-        scores=values,
-        provenance=found.provenance,
-    )
-
-
-def _circuit(store: Store, found: StoredResult) -> Side:
-    del store
-    circuit = Circuit(graph=_graph(found.payload["graph"]), mask=found.arrays["mask"].bool())
-    model = found.provenance.get("model") or {}
-    return Side(
-        label=f"circuit {circuit.hash[:8]} in {model.get('id')}",
-        kind="circuit",
-        id=found.id,
-        created=found.created,
-        model=model.get("id"),
-        circuit=circuit,
-        how="as stored",
-        provenance=found.provenance,
-    )
-
-
-def _measurement(store: Store, found: StoredResult) -> Side:
-    task, model = found.provenance.get("task") or {}, found.provenance.get("model") or {}
-    name = str(found.payload.get("name") or _text(found.provenance.get("metric")) or "value")
-    return Side(
-        label=f"{name} on {task.get('name')} in {model.get('id')}",
-        kind="measurement",
-        id=found.id,
-        created=found.created,
-        model=model.get("id"),
-        task=task.get("name"),
-        measurements=_with_parts(store, {name: found.payload}),
-        provenance=found.provenance,
-    )
-
-
-def _sweep(store: Store, found: StoredResult) -> Side:
-    """A sweep's measurements under the names of their jobs, so that two runs of one plan meet."""
-    records: dict[str, Mapping[str, Any]] = {}
-    for job in found.payload.get("jobs") or ():
-        for key in job.get("results") or ():
-            if len(records) < READ and store.has(key):
-                result = store.get(key)
-                if result.kind == "measurement":
-                    records[f"{job.get('name')}: {result.payload.get('name')}"] = result.payload
-    name = str(found.payload.get("name") or found.provenance.get("name") or found.id)
-    return Side(
-        label=name,
-        kind="sweep",
-        id=found.id,
-        created=found.created,
-        measurements=_with_parts(store, records, parts=False),
-        provenance=found.provenance,
-    )
-
-
-def _with_parts(
-    store: Store, records: Mapping[str, Mapping[str, Any]], *, parts: bool = True
-) -> dict[str, Kept]:
-    """Measurements and their parts by name, each with the stored result that holds its arrays."""
-    kept = {}
-    for name, record in records.items():
-        identity = str(record.get("hash") or "")
-        stored = store.get(identity) if identity and store.has(identity) else None
-        kept[name] = Kept(record=record, stored=stored)
-        for key, part in (record.get("parts") or {}).items() if parts else ():
-            if part.get("statistic") is None or part["statistic"] != record.get("statistic"):
-                whole = {**part, "provenance": record.get("provenance"), "part": key}
-                kept[f"{name}: {key}"] = Kept(record=whole, stored=stored)
-    return kept
 
 
 # ---- circuits -----------------------------------------------------------------------------------

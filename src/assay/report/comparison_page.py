@@ -17,6 +17,7 @@ from assay.page.blocks import (
     Table,
 )
 from assay.page.circuit import circuit_drawing, signed
+from assay.page.form import PAGES, PageForm
 from assay.page.text import Span, Text, bold, code, number, percent, quiet, result_link
 
 
@@ -335,3 +336,11 @@ def _changes(document: Document) -> Block:
         style="changes",
         tall=True,
     )
+
+
+PAGES.add(
+    "comparison",
+    PageForm(
+        noun="comparison", schema="assay-comparison/1", again="`assay report --compare`", make=comparison_page
+    ),
+)

@@ -1,11 +1,8 @@
 """What a store holds about a model, a task or a sweep, as a page: tables of every metric, gates, jobs."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.metrics.page import DIRECTIONS
-from assay.page import text as words
 from assay.page.blocks import (
     STATUSES,
     Block,
@@ -13,18 +10,16 @@ from assay.page.blocks import (
     Code,
     Column,
     Details,
-    Drawing,
     Note,
     Page,
     Section,
     Table,
 )
-from assay.page.strip import WIDTH, small_picture, upright
+from assay.page.form import PAGES, PageForm
 from assay.page.text import (
     NARROW,
     Span,
     Text,
-    bold,
     code,
     italic,
     listed,
@@ -34,11 +29,9 @@ from assay.page.text import (
     record_text,
     result_link,
 )
+from assay.report.overview_metrics import count_cell, distinct, metric_grid, metric_tables, minute
 
 
-ROWS = 60  # rows of the table of everything
-PER_METRIC = 600  # rows of all tables of single metrics together
-OPEN = 4  # tables of single metrics that stand open
 AXES = ("model", "task", "method")
 Document = Mapping[str, Any]
 
@@ -58,9 +51,9 @@ def overview_page(document: Document) -> Page:
         for axis in AXES
         if axis != document["of"] and any(row.get(axis) for row in document["measurements"])
     ]
-    sections.append(Section(title="Every metric at a glance", blocks=[_grid(document, axes)]))
+    sections.append(Section(title="Every metric at a glance", blocks=[metric_grid(document, axes)]))
     if document["metrics"]:
-        sections.append(Section(title="Metric by metric", blocks=list(_metrics(document, axes))))
+        sections.append(Section(title="Metric by metric", blocks=list(metric_tables(document, axes))))
     sections.append(Section(title="Whether the numbers can be trusted", blocks=[_gates(document)]))
     if document["others"]:
         sections.append(Section(title="Other results", blocks=[_others(document)]))
@@ -87,20 +80,16 @@ def overview_page(document: Document) -> Page:
 def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     yield "store", document["store"]
     if "id" in document:
-        yield "result", (code(document["id"]), " ", quiet(_minute(document["created"])))
+        yield "result", (code(document["id"]), " ", quiet(minute(document["created"])))
     if document["filter"]:
         yield "filter", code(document["filter"])
-
-
-def _minute(time: str) -> str:
-    return time[:16].replace("T", " ")
 
 
 def verdict(document: Document) -> str:
     """How much there is, in one sentence."""
     rows, n = document["measurements"], document["n_measurements"]
-    named = {axis: _distinct(rows, axis) for axis in (*AXES, "metric")}
-    named["method"] = _distinct(rows, "found_by")  # the column of the tables holds options and sizes too
+    named = {axis: distinct(rows, axis) for axis in (*AXES, "metric")}
+    named["method"] = distinct(rows, "found_by")  # the column of the tables holds options and sizes too
     parts = [f"{number(document['n_results'])} {noun('result', document['n_results'])}"]
     if n:
         over = [
@@ -132,7 +121,7 @@ def caveats(document: Document) -> list[str]:
         notes.append(
             f"The tables show the newest {shown:,} of {n:,} measurements. All of them: {_command(document)}."
         )
-    metrics = _distinct(document["measurements"], "metric")
+    metrics = distinct(document["measurements"], "metric")
     if len(metrics) > len(document["metrics"]):
         notes.append(
             f"{len(document['metrics'])} of {len(metrics)} metrics have a table here. "
@@ -151,181 +140,6 @@ def caveats(document: Document) -> list[str]:
 def _command(document: Document) -> str:
     where = f" --where '{document['filter']}'" if document.get("filter") else ""
     return f"assay store ls --kind measurement{where}"
-
-
-def _distinct(rows: Iterable[Document], column: str) -> list[str]:
-    return sorted({str(row[column]) for row in rows if row.get(column)})
-
-
-# ----------------------------------------------------------------------------------------- every metric
-
-
-def _grid(document: Document, axes: Sequence[str]) -> Block:
-    """A row per model, task and method as far as they vary, a column per metric; the newest in each cell."""
-    rows, metrics = document["measurements"], [metric["key"] for metric in document["metrics"]]
-    cells: dict[tuple[str, ...], dict[str, list[Document]]] = {}
-    for row in rows:
-        place = tuple(str(row.get(axis) or "") for axis in axes)
-        cells.setdefault(place, {}).setdefault(str(row["metric"] or ""), []).append(row)
-    if not cells:
-        commands = (code("assay measure"), " and ", code("assay audit"))
-        return Note(text=("No measurement is stored. ", *commands, " make some."), style="quiet")
-    marks = ", ".join(f"{STATUSES[name][0]} {name}" for name in ("pass", "moderate", "fail", "inconclusive"))
-    each = f"A row for each {', '.join(axes)}; where" if axes else "Where"
-    left = max(0, len(cells) - ROWS)
-    return Table(
-        columns=[
-            *(Column(name=axis, sort=True) for axis in axes),
-            *(Column(name=name or "unnamed", numeric=True, sort=True) for name in metrics),
-        ],
-        rows=[
-            [
-                *(name or quiet("not recorded") for name in place),
-                *(_newest(cells[place].get(name, [])) for name in metrics),
-            ]
-            for place in sorted(cells)[:ROWS]
-        ],
-        caption=f"{each} a cell has several measurements the newest is shown, with the range of all. {marks}."
-        + (f" {number(left)} more rows are omitted." if left else ""),
-        style="grid",
-        named=bool(axes),
-    )
-
-
-def _newest(measurements: Sequence[Document]) -> Cell:
-    """The newest of the measurements of a cell, and the range of the others."""
-    if not measurements:
-        return Cell(value="")
-    newest, value = measurements[0], measurements[0]["value"]
-    values = [row["value"] for row in measurements if row["value"] is not None]
-    below: list[Text] = [_interval(newest)]
-    if len(measurements) > 1:
-        reach = f", {number(min(values))} to {number(max(values))}" if len(values) > 1 else ""
-        below.append(Span(f"newest of {len(measurements)}{reach}", "line"))
-    mark, status = STATUSES.get(newest["status"] or "none", STATUSES["none"])
-    shown: Text = ""
-    if status != "no verdict":
-        style = f"status is-{status.replace(' ', '-')}"
-        shown = (" ", Span((Span(mark, "mark-sign"), Span(status, "sr")), style, status))
-    return Cell(text=(bold(_value(newest)), shown), below=below, value="" if value is None else value)
-
-
-def _value(row: Document) -> str:
-    value = row["value"]
-    return number(None if value is None else float(value), words.precision(row["low"], row["high"]))
-
-
-def _interval(row: Document) -> str:
-    return words.interval(row["low"], row["high"], words.precision(row["low"], row["high"]))
-
-
-def _metrics(document: Document, axes: Sequence[str]) -> Iterator[Block]:
-    """A table of each metric, whose intervals share one axis."""
-    rows, metrics = document["measurements"], document["metrics"]
-    room = max(12, PER_METRIC // max(1, len(metrics)))
-    for place, metric in enumerate(metrics):
-        own = [row for row in rows if (row["metric"] or "") == metric["key"]]
-        yield _metric(metric, own, room, axes, place)
-    yield Note(
-        text="All intervals of one table share its axis, whose ends stand above it; the dotted line is the "
-        "threshold.",
-        style="note quiet",
-    )
-
-
-def _metric(
-    metric: Document, rows: Sequence[Document], room: int, axes: Sequence[str], place: int
-) -> Details:
-    shown, threshold = rows[:room], metric.get("threshold")
-    axis = _Axis(shown, threshold)
-    names = [name for name in axes if _distinct(rows, name)]
-    if len(_distinct(rows, "seed")) > 1:
-        names.append("seed")
-    key = metric["key"] or "unnamed"
-    direction = DIRECTIONS.get(metric.get("direction") or "report", "")
-    facts = [
-        f"{words.plural(len(rows), 'measurement')}",
-        metric.get("unit") or "no unit",
-        *([direction] if direction else []),
-        *([] if threshold is None else [f"threshold {number(threshold)}"]),
-    ]
-    note: Text = ""
-    if len(rows) > len(shown):
-        note = (
-            f"The first {number(len(shown))} of {number(len(rows))}, newest first; all of them with ",
-            code(f"assay store ls --where 'metric = {metric['key']}'"),
-            ".",
-        )
-    table = Table(
-        columns=[
-            *(Column(name=name, numeric=name == "seed", sort=True) for name in names),
-            Column(name="value", numeric=True, sort=True),
-            Column(name="interval"),
-            Column(name=(Span(number(axis.first), "end"), Span(number(axis.last), "end")), style="axis-head"),
-            Column(name="verdict", sort=True),
-            Column(name="n", numeric=True, sort=True),
-            Column(name="made", sort=True),
-            Column(name="result", sort=True),
-        ],
-        rows=[
-            [
-                *("" if row[name] is None else str(row[name]) for name in names),
-                Cell(text=_value(row), value="" if row["value"] is None else row["value"]),
-                Cell(text=_interval(row), style="quiet nowrap"),
-                axis.cell(row),
-                Cell(status=row["status"] if row["status"] in STATUSES else "none", style="nowrap"),
-                _count(row),
-                Cell(text=_minute(row["created"]), style="quiet nowrap"),
-                result_link(row["id"]),
-            ]
-            for row in shown
-        ],
-        note=note,
-        named=False,
-    )
-    return Details(
-        summary=(bold(key), " ", quiet(", ".join(facts))),
-        blocks=[table],
-        open=place < OPEN,
-        style="metric",
-        name=f"metric{place}",
-    )
-
-
-def _count(row: Document) -> Cell:
-    return Cell(value="") if row["n"] is None else Cell(text=number(row["n"]), value=row["n"])
-
-
-class _Axis:
-    """The one axis of a table: from its least number to its largest."""
-
-    def __init__(self, rows: Sequence[Document], threshold: float | None) -> None:
-        numbers = [row[name] for row in rows for name in ("value", "low", "high")]
-        finite = [float(each) for each in (*numbers, threshold) if each is not None and math.isfinite(each)]
-        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-        self.first, self.last = (low, high) if high > low else (low - 0.5, high + 0.5)
-        self.threshold = self._place(threshold)
-
-    def _place(self, value: float | None) -> float | None:
-        if value is None or not math.isfinite(value):
-            return None
-        share = (value - self.first) / (self.last - self.first)
-        return round(WIDTH * min(max(share, 0.0), 1.0), 1)
-
-    def cell(self, row: Document) -> Cell:
-        """A measurement on the axis."""
-        value, low, high = (self._place(row[name]) for name in ("value", "low", "high"))
-        if value is None:
-            return Cell(text=Span("undefined", "undefined"))
-        return Cell(drawing=self._drawing(value, low, high))
-
-    def _drawing(self, value: float, low: float | None, high: float | None) -> Drawing:
-        parts = [f'<line class="axis" x1="0" x2="{WIDTH:.0f}" y1="9" y2="9"/>']
-        if self.threshold is not None:
-            parts.append(upright("threshold", self.threshold))
-        if low is not None and high is not None:
-            parts.append(f'<line class="range" x1="{low}" x2="{high}" y1="9" y2="9"/>')
-        return small_picture([*parts, f'<circle cx="{value}" cy="9" r="3.4"/>'])
 
 
 # ------------------------------------------------------------------------------------------------ gates, jobs
@@ -398,8 +212,8 @@ def _others(document: Document) -> Table:
                 Cell(value="")
                 if row["value"] is None
                 else Cell(text=number(float(row["value"])), value=row["value"]),
-                _count(row),
-                Cell(text=_minute(row["created"]), style="quiet nowrap"),
+                count_cell(row),
+                Cell(text=minute(row["created"]), style="quiet nowrap"),
                 result_link(row["id"]),
             ]
             for row in shown
@@ -464,3 +278,9 @@ def _job_table(jobs: Sequence[Document], caption: Text, *, why: bool) -> Table:
         kind="",
         tall=len(jobs) > 20,
     )
+
+
+PAGES.add(
+    "overview",
+    PageForm(noun="overview", schema="assay-overview/1", again="`assay report`", make=overview_page),
+)

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float64, Int64, Real
 from scipy import stats as scipy_stats
 
 from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
 from assay.core.record import Record
+from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
 from assay.stats._checks import EQUAL, finite
 from assay.stats.association import spearman_matrix
 from assay.stats.estimate import Estimate, SignificanceTest, undefined_estimate, undefined_test

@@ -9,8 +9,8 @@ from jaxtyping import Float64, Real
 from scipy import optimize, special
 from scipy import stats as scipy_stats
 
-from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
 from assay.core.record import Record
+from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
 from assay.stats._checks import finite, varies
 from assay.stats.estimate import Estimate, SignificanceTest, undefined_estimate, undefined_test
 

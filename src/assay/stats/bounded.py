@@ -12,7 +12,7 @@ from jaxtyping import Float64, Real, Shaped
 from scipy import optimize, special
 
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Interval, undefined_interval
+from assay.core.verdict import Interval, undefined_interval
 from assay.stats._checks import EQUAL, finite
 
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-from assay.core.measurement import Interval
 from assay.core.record import BRIEF, Record
+from assay.core.verdict import Interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from scipy import special
 from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
-from assay.core.measurement import Interval, undefined_interval
+from assay.core.verdict import Interval, undefined_interval
 
 
 OfSums = Callable[[Float[np.ndarray, "*draws n_components"], int], Float[np.ndarray, "*draws"]]

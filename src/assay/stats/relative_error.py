@@ -13,7 +13,7 @@ from jaxtyping import Float64, Real
 from scipy import special
 
 from assay.core.errors import ShapeError
-from assay.core.measurement import ONE_SIDED_95
+from assay.core.verdict import ONE_SIDED_95
 from assay.stats._checks import EQUAL, finite
 from assay.stats.intervals import draw_counts
 from assay.stats.spread import FEWEST_FOR_BOUNDS, NO_MEAN, bonett_logs, trimmed_kurtosis

@@ -8,8 +8,8 @@ from jaxtyping import Float64, Real
 from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
-from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
 from assay.core.record import Record
+from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
 from assay.stats._checks import EQUAL, finite
 from assay.stats.association import pearson_matrix
 from assay.stats.estimate import Estimate, undefined_estimate

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real
 
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import Interval, undefined_interval
 from assay.core.record import Record
+from assay.core.verdict import Interval, undefined_interval
 from assay.stats._checks import finite
 
 

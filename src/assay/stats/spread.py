@@ -8,7 +8,7 @@ from scipy import special
 from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError, NonFiniteError
-from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
 from assay.stats._checks import finite, varies
 from assay.stats.estimate import Estimate, undefined_estimate
 from assay.stats.intervals import N_RESAMPLES, OfSums, draw_counts

@@ -14,9 +14,9 @@ from jaxtyping import Float, Float64
 from scipy import special
 
 from assay.core.errors import FileFormatError, InputError, unknown_name
-from assay.core.measurement import Interval
 from assay.core.random import stream
 from assay.core.registry import Registry
+from assay.core.verdict import Interval
 from assay.stats.bounded import bounded_mean
 from assay.stats.intervals import bootstrap_interval, clopper_pearson, delta_interval, fieller_interval
 

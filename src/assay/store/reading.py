@@ -15,6 +15,7 @@ from assay.store.tables import ARRAYS, RESULTS, SUMMARIES
 
 
 CHUNK = 500  # below every database's limit of bound parameters
+MOST_NAMED = 11  # results that begin alike: ten to list, and one to show that there are more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,30 @@ def results_of(connection: sa.Connection, directory: Path, identities: Sequence[
         for row in read_rows(connection, identities)
     }
     return [results[identity] for identity in identities]
+
+
+def rows_beginning(connection: sa.Connection, prefix: str) -> "Sequence[sa.Row[Any]]":
+    """Rows of `summaries` whose id begins so; else one row for each circuit whose hash does.
+
+    Of a circuit it is its own row, or the audit that found it, or the newest result about it.
+    """
+
+    def begins(column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        return sa.and_(column >= prefix, column < prefix + "g")  # a range the index knows
+
+    query = sa.select(SUMMARIES).where(begins(SUMMARIES.c.id)).order_by(SUMMARIES.c.id)
+    if rows := connection.execute(query.limit(MOST_NAMED)).all():
+        return rows
+    hashes = sa.select(SUMMARIES.c.circuit).where(begins(SUMMARIES.c.circuit)).distinct().limit(MOST_NAMED)
+    holds = sa.case((SUMMARIES.c.kind == "circuit", 0), (SUMMARIES.c.kind == "audit", 1), else_=2)
+    newest = (holds, SUMMARIES.c.created.desc(), SUMMARIES.c.id)
+    # One result of each circuit: several are as ambiguous as several ids.
+    return [
+        connection.execute(
+            sa.select(SUMMARIES).where(SUMMARIES.c.circuit == each).order_by(*newest).limit(1)
+        ).one()
+        for each in connection.scalars(hashes).all()
+    ]
 
 
 def check_ids(identities: Iterable[Any]) -> list[str]:

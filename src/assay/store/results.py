@@ -24,7 +24,15 @@ from assay.store.database import Database, insert_new
 from assay.store.frame import Spread
 from assay.store.leftovers import SETTLED, Leftover, find_leftovers, remove_leftovers
 from assay.store.location import locate
-from assay.store.reading import CHUNK, StoredResult, check_ids, methods_of, read_rows, results_of
+from assay.store.reading import (
+    CHUNK,
+    StoredResult,
+    check_ids,
+    methods_of,
+    read_rows,
+    results_of,
+    rows_beginning,
+)
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
 from assay.store.where import Condition, parse_where, provenance_filter
 from assay.store.whole import content_of, digest_of, every_result, problems_of
@@ -168,25 +176,9 @@ class Store:
             raise UnknownNameError(
                 f"a result id is up to {ID_LENGTH} hex digits, got {identity!r}; see `assay store ls`"
             )
-        begins = sa.and_(SUMMARIES.c.id >= prefix, SUMMARIES.c.id < prefix + "g")  # a range the index knows
-        query = sa.select(SUMMARIES).where(begins).order_by(SUMMARIES.c.id).limit(11)
-
-        of_circuit = sa.and_(SUMMARIES.c.circuit >= prefix, SUMMARIES.c.circuit < prefix + "g")
-        holds = sa.case((SUMMARIES.c.kind == "circuit", 0), (SUMMARIES.c.kind == "audit", 1), else_=2)
-        newest = (holds, SUMMARIES.c.created.desc(), SUMMARIES.c.id)
 
         def work(connection: sa.Connection) -> tuple[Any, list[StoredResult]]:
-            rows = connection.execute(query).all()
-            if not rows:
-                hashes = sa.select(SUMMARIES.c.circuit).where(of_circuit).distinct().limit(11)
-                found = connection.scalars(hashes).all()
-                # One result of each circuit: several are as ambiguous as several ids.
-                rows = [
-                    connection.execute(
-                        sa.select(SUMMARIES).where(SUMMARIES.c.circuit == each).order_by(*newest).limit(1)
-                    ).one()
-                    for each in found
-                ]
+            rows = rows_beginning(connection, prefix)
             return rows, results_of(connection, self.directory, [rows[0].id]) if len(rows) == 1 else []
 
         rows, results = self._database.read(work)

@@ -175,7 +175,7 @@ class ModelFolder(Protocol):
     Attributes:
         name: What it is called.
         path: Its directory.
-        keeps_records: Whether anything is written there unless the caller says so.
+        keeps_records: Whether results are written there by default.
     """
 
     @property

@@ -113,7 +113,7 @@ def _suite(given: Things) -> Arguments:
     circuit = given.circuit()
     tables = given.take(HeadScores, np.ndarray)
     if len(tables) != 1 or circuit is None:
-        raise given.wrong(f"there are {len(tables)} tables of drop effects and {_count(circuit)}")
+        raise given.wrong(f"got {len(tables)} tables of drop effects and {_count(circuit)}")
     (table,) = tables
     found = [runs(given.code, each) for each in samples]
     y_full, y_circuit = (np.concatenate([each[at] for each in found]) for at in (0, 1))
@@ -132,18 +132,18 @@ def _methods(given: Things) -> Arguments:
         method = each.provenance.get("ablation")
         if method is None:
             raise InputError(
-                f"{given.code}: a measurement does not tell its ablation; give {{method: measurement}}"
+                f"{given.code}: a measurement does not name its ablation; give {{method: measurement}}"
             )
         by_method.setdefault(str(method), []).append(each)
     measured = [each for draws in by_method.values() for each in draws]
     if len(measured) < 2:
-        raise given.wrong(f"there are {len(measured)} measurements")
+        raise given.wrong(f"got {len(measured)} measurements")
     for method, draws in by_method.items():
         seeds = [each.provenance["seed"] for each in draws if "seed" in each.provenance]
         if len(set(seeds)) < len(seeds):
             raise InputError(
-                f"{given.code}: {len(draws)} measurements are under {method!r} with seeds {seeds}; draws of "
-                "one method need different seeds, and methods different names"
+                f"{given.code}: {len(draws)} measurements use {method!r} with seeds {seeds}; draws of one "
+                "method need different seeds, and methods different names"
             )
     y_circuit = {method: _circuit_runs(given, draws) for method, draws in by_method.items()}
     y_full, _ = runs(given.code, measured[0])
@@ -158,7 +158,7 @@ def _by_key(given: Things) -> dict[str, list[Measurement]]:
             named[str(name)] = list(thing) if isinstance(thing, list | tuple) else [thing]
     for each in itertools.chain.from_iterable(named.values()):
         if not isinstance(each, Measurement):
-            raise given.wrong(f"a {describe(each)} stands where a measurement is expected")
+            raise given.wrong(f"expected a measurement, got a {describe(each)}")
     return named
 
 
@@ -178,7 +178,7 @@ def _incremental(given: Things) -> Arguments:
         given.agree(["circuit"], [measurement, members])
     for each in measured:
         if each.name != "faithfulness":
-            raise given.wrong(f"faithfulness is compared, not {each.name!r}")
+            raise given.wrong(f"expected faithfulness, got {each.name!r}")
     y_full, y_keep = runs(given.code, circuit)
     more: dict[str, Any] = {
         name: flags(given.code, each)
@@ -199,7 +199,7 @@ def _by_name(given: Things) -> Arguments:
         name = LEARNING_COEFFICIENT if each.name.startswith("llc") else each.name
         if name in named:
             raise InputError(
-                f"{given.code}: two scores are called {name!r}; give {{name: scores}} to tell them apart"
+                f"{given.code}: two scores are named {name!r}; give {{name: scores}} with different names"
             )
         named[name] = each
     for name, each in named.items():
@@ -221,7 +221,7 @@ def _heads_and_circuit(given: Things, kind: Kind) -> tuple[Any, ...]:
     circuit = given.circuit()
     tables = given.take(HeadScores, np.ndarray)
     if len(tables) != 1 or circuit is None:
-        raise given.wrong(f"there are {len(tables)} tables of head scores and {_count(circuit)}")
+        raise given.wrong(f"got {len(tables)} tables of head scores and {_count(circuit)}")
     (scores,) = tables
     table = table_of(given.code, scores, *kind)
     members = flags(given.code, circuit, scores if isinstance(scores, HeadScores) else None)
@@ -254,12 +254,12 @@ def _member_columns(given: Things, kind: Kind) -> Arguments:
 def _discriminant(given: Things) -> Arguments:
     mappings = given.take(Mapping)
     if len(mappings) != 2:
-        raise given.wrong(f"there are {len(mappings)} mappings")
+        raise given.wrong(f"got {len(mappings)} mappings")
     scores, circuits = mappings
     if set(scores) != set(circuits):
         raise InputError(
-            f"{given.code}: head scores are of tasks {sorted(scores)}, circuits of {sorted(circuits)}; "
-            "give the same"
+            f"{given.code}: head scores are of tasks {sorted(scores)}, circuits of {sorted(circuits)}; give "
+            "the same tasks"
         )
     effects, members, gaps = {}, {}, {}
     for name, held in scores.items():
@@ -272,7 +272,7 @@ def _discriminant(given: Things) -> Arguments:
             gaps[name] = np.asarray(each.details["gap"], dtype=np.float64)
     if gaps and len(gaps) < len(effects):
         raise InputError(
-            f"{given.code}: effects on {sorted(gaps)} are ratios of sums, those on "
+            f"{given.code}: effects on {sorted(gaps)} are ratios of sums, but those on "
             f"{sorted(set(effects) - set(gaps))} are not; score all tasks with the same aggregate"
         )
     return (effects, members), {"gaps": gaps} if gaps else {}
@@ -280,7 +280,7 @@ def _discriminant(given: Things) -> Arguments:
 
 def _nomological(given: Things) -> Arguments:
     if len(given.items) != 1:
-        raise given.wrong(f"there are {len(given.items)} things")
+        raise given.wrong(f"got {len(given.items)} inputs")
     (thing,) = given.items
     given.items = []
     if isinstance(thing, HeadCircuit):
@@ -294,7 +294,7 @@ def _nomological(given: Things) -> Arguments:
         return (load_head_circuit(published),), {}
     if thing.roles:
         raise InputError(
-            f"{given.code} needs the bands and pathways of the roles, which a Circuit does not keep; give "
+            f"{given.code} needs the bands and pathways of the roles, which a Circuit does not store; give "
             "the HeadCircuit or the file that it was made from"
         )
     heads = HeadCircuit(

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import halves, mirrored, percentile_bounds
-from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
 from assay.stats import draw_counts, outermost, studentized_interval
 
 

@@ -13,7 +13,7 @@ from assay.analyses.calibration._correlations import FEWEST_PROMPTS, Matrix, ove
 from assay.analyses.calibration._tables import Profiles, profiles, scored_heads
 from assay.analyses.calibration.samples import judged
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Interval, Rule, Verdict
+from assay.core.verdict import Interval, Rule, Verdict
 
 
 Scores = Mapping[str, Any]
@@ -93,8 +93,8 @@ def checked_profiles(
     found = profiles(scores, unit_id=unit_id)
     if members is not None and members.shape != found.means.shape[1:]:
         raise ShapeError(
-            f"members has shape {members.shape} for scores of {found.means.shape[1]} heads; one flag per "
-            "head is needed"
+            f"members has shape {members.shape} for scores of {found.means.shape[1]} heads; expected one "
+            "flag per head"
         )
     return found
 

@@ -8,7 +8,7 @@ from jaxtyping import Float64, Int, Int64, Shaped
 
 from assay.analyses.calibration.gate import Draft
 from assay.analyses.calibration.samples import Sample, judged
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.stats import Estimate, RatioOfSums, RelativeErrors, relative_errors
 from assay.stats.estimate import undefined_estimate
 

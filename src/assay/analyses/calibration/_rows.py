@@ -8,7 +8,8 @@ from jaxtyping import Float64
 from assay.analyses.calibration._things import Arguments, Things, flags
 from assay.circuits import HeadCircuit
 from assay.core.errors import InputError
-from assay.core.measurement import ONE_SIDED_95, Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import ONE_SIDED_95, Verdict
 from assay.discovery.heads import Composition, HeadScores, WeightPrediction
 from assay.stats import Estimate
 
@@ -28,7 +29,7 @@ def rows_of_things(given: Things) -> Arguments:
         _put(given, more, *_column(given, each))
     for each in measured:
         if each.name not in _MEASURED:
-            raise given.wrong(f"no row is made of {each.name!r}, only of {', '.join(_MEASURED)}")
+            raise given.wrong(f"{each.name!r} cannot become a row; expected one of {', '.join(_MEASURED)}")
         _put(
             given, more, _MEASURED[each.name], _losses(each) if each.name == "minimality" else estimate(each)
         )
@@ -62,7 +63,7 @@ _COLUMNS = {"ov-spectral-norm": "spectral_norm", "ov-sv-entropy": "sv_entropy"}
 def _put(given: Things, more: dict[str, Any], name: str, value: Any) -> None:
     """Add an argument once."""
     if name in more:
-        raise InputError(f"{given.code}: {name} was given twice; leave one of them out")
+        raise InputError(f"{given.code}: {name} was given twice; remove one")
     more[name] = value
 
 
@@ -76,7 +77,9 @@ def _column(given: Things, scores: HeadScores) -> tuple[str, Float64[np.ndarray,
         return "attribution", np.abs(scores.flat)
     if scores.name in _COLUMNS:
         return _COLUMNS[scores.name], scores.flat
-    raise given.wrong(f"no row is made of {scores.name!r}; give it as scores= or attribution=, if it is one")
+    raise given.wrong(
+        f"{scores.name!r} cannot become a row; give it as scores= or attribution=, if it is one"
+    )
 
 
 def estimate(measurement: Measurement) -> Estimate:

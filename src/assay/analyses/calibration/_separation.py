@@ -10,7 +10,7 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import mirrored, percentile_bounds
 from assay.analyses.calibration.gate import gate_stream, undefined
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.stats import auroc, clopper_pearson, d_prime, outermost, studentized_interval
 from assay.stats.detection import NO_SPREAD
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Real, Shaped
 from assay.analyses.calibration.gate import ALPHA
 from assay.analyses.calibration.samples import Sample, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, undefined_interval
 
 
 _UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their percentiles are
@@ -95,9 +95,9 @@ def profiles(scores: Mapping[str, Any], *, unit_id: Shaped[np.ndarray, " P"] | N
     arrays = {name: np.asarray(score, dtype=np.float64) for name, score in scores.items()}
     shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
     if any(array.ndim not in (1, 2) for array in arrays.values()):
-        raise ShapeError(f"scores must be [H] or [prompts, H], got {shapes}")
+        raise ShapeError(f"scores have shapes {shapes}; expected [H] or [prompts, H]")
     if len({array.shape[-1] for array in arrays.values()}) > 1:
-        raise ShapeError(f"scores differ in their number of heads: {shapes}")
+        raise ShapeError(f"scores have different numbers of heads: {shapes}")
     sampled = {name: array for name, array in arrays.items() if array.ndim == 2}
     means = {name: np.where(np.isfinite(array), array, np.nan) for name, array in arrays.items()}
     tables: dict[str, Float64[np.ndarray, "n_units H"]] = {}

@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float64
 from assay.analyses.calibration.multiplicity import PooledResult
 from assay.circuits import Circuit, HeadCircuit
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Verdict
 from assay.discovery.heads import Composition, HeadOutputs, HeadScores, WeightPrediction
 from assay.discovery.heads.scores import member_flags
 from assay.tasks import PairTask
@@ -88,7 +89,7 @@ def numbers(thing: Any) -> Any:
     """The same, once it is known to be no array of text."""
     if isinstance(thing, np.ndarray) and thing.dtype.kind not in "biuf":
         raise InputError(
-            f"an array of {thing.dtype} was given; gates take numbers, and labels go into groups= or unit_id="
+            f"got an array of {thing.dtype}; gates need numbers, and labels belong in groups= or unit_id="
         )
     return thing
 
@@ -131,7 +132,7 @@ class Things:
         """The measurements, refused if there are too few or too many."""
         found = self.take(Measurement)
         if len(found) < least or (most is not None and len(found) > most):
-            raise self.wrong(f"there are {len(found)} measurements")
+            raise self.wrong(f"got {len(found)} measurements")
         return found
 
     def circuits(self, most: int = 1) -> list[Any]:
@@ -144,7 +145,7 @@ class Things:
         found = [each for each in self.items if is_circuit(each)]
         self.items = [each for each in self.items if not is_circuit(each)]
         if len(found) > most:
-            raise self.wrong(f"there are {len(found)} circuits")
+            raise self.wrong(f"got {len(found)} circuits")
         return found
 
     def circuit(self) -> Any:
@@ -166,14 +167,14 @@ class Things:
             for each, told in known[1:]:
                 if told != known[0][1]:
                     raise InputError(
-                        f"{self.code} judges things of the same {name}, but one ({describe(known[0][0])}) is "
+                        f"{self.code} needs inputs of the same {name}, but one ({describe(known[0][0])}) is "
                         f"of {known[0][1]}, another ({describe(each)}) of {told}; {_TOGETHER[name]}"
                     )
 
     def none_left(self) -> None:
         """Refuse arguments that nothing used."""
         if self.items:
-            raise self.wrong(f"it has no use for the {describe(self.items[0])}")
+            raise self.wrong(f"it does not use the {describe(self.items[0])}")
 
     def wrong(self, what: str) -> InputError:
         """The error for a set of things that the gate cannot judge."""
@@ -261,7 +262,7 @@ def runs(code: str, measurement: Measurement) -> tuple[Float64[np.ndarray, " n"]
     again = "assay.measure(circuit, model, task, 'faithfulness')"
     if measurement.name not in _RUNS:
         raise InputError(
-            f"{code} judges faithfulness or completeness, not {measurement.name!r}; give {again}, or the "
+            f"{code} needs faithfulness or completeness, not {measurement.name!r}; give {again}, or the "
             "margins per prompt as two arrays (y_full, y_circuit)"
         )
     names = _RUNS[measurement.name]
@@ -275,7 +276,7 @@ def runs(code: str, measurement: Measurement) -> tuple[Float64[np.ndarray, " n"]
     statistic = measurement.statistic
     if statistic is not None and set(statistic.components) != set(names):
         raise InputError(
-            f"{code} judges a ratio of sums, but this {measurement.name} sums "
+            f"{code} needs a ratio of sums, but this {measurement.name} sums "
             f"{', '.join(statistic.components)}; measure it with aggregate='ratio_of_sums'"
         )
     full, circuit = (np.asarray(measurement.components[name], dtype=np.float64) for name in names)
@@ -303,7 +304,7 @@ def flags(code: str, circuit: Any, like: HeadScores | None = None) -> Bool[np.nd
         return circuit
     if is_heads(circuit):
         if like is None:
-            raise InputError(f"{code}: heads as pairs need head scores beside them; give a Circuit instead")
+            raise InputError(f"{code}: heads as pairs need head scores too; give a Circuit instead")
         circuit = HeadCircuit(
             id="given",
             n_layers=like.n_layers,
@@ -317,8 +318,8 @@ def flags(code: str, circuit: Any, like: HeadScores | None = None) -> Bool[np.nd
     shape = circuit.graph if isinstance(circuit, Circuit) else circuit
     if like is not None and (shape.n_layers, shape.n_heads) != (like.n_layers, like.n_heads):
         raise ShapeError(
-            f"{code}: the circuit has {shape.n_layers} layers of {shape.n_heads} heads, {like.name!r} scores "
-            f"{like.n_layers} of {like.n_heads}; they belong to different models"
+            f"{code}: the circuit has {shape.n_layers} layers of {shape.n_heads} heads, but {like.name!r} "
+            f"scores {like.n_layers} of {like.n_heads}; they belong to different models"
         )
     if isinstance(circuit, HeadCircuit):
         return circuit.members
@@ -343,8 +344,8 @@ def table_of(
         return np.asarray(scores, dtype=np.float64)
     if scores.name not in kinds:
         raise InputError(
-            f"{code} judges {' or '.join(kinds)}, but these are {scores.name!r}; give {made_by}, or their "
-            "table scores.flat_examples, to judge them all the same"
+            f"{code} needs {' or '.join(kinds)}, but these are {scores.name!r}; give {made_by}, or their "
+            "table scores.flat_examples, to judge them anyway"
         )
     found = scores.flat_examples
     if found is None:
@@ -368,7 +369,9 @@ def labels(name: str, given: Any, task: PairTask | None) -> Any:
     if not isinstance(given, str):
         return array(given)
     if task is None:
-        raise InputError(f"{name}={given!r} names a field, but of no task; give task= as well, or an array")
+        raise InputError(
+            f"{name}={given!r} names a field, but the task is missing; give task= too, or an array"
+        )
     if given not in task.fields:
         raise unknown_name(f"field of task {task.name!r}", given, task.fields)
     values = task.fields[given]

@@ -19,7 +19,7 @@ from assay.analyses.calibration.samples import (
     limits,
     sample,
 )
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
 from assay.stats import (
     RatioOfSums,
     coefficient_of_variation,
@@ -34,7 +34,7 @@ from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 _DIVERGENCE = Rule(pass_at=0.20, higher=False)
 _GAP = ratio_of("difference", "full")
 IntervalOfMean = Callable[..., Interval]  # of the value, its linearised form and a level
-_ONE_ABLATION = ("It needs the circuit under two ablations or more.", "Measure another ablation.")
+_ONE_ABLATION = ("It needs the circuit under at least two ablations.", "Measure another ablation.")
 
 
 def _compare_methods(

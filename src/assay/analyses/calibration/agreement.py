@@ -26,7 +26,7 @@ from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, posi
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.core.errors import InputError
-from assay.core.measurement import Rule, Verdict
+from assay.core.verdict import Rule, Verdict
 from assay.stats import (
     Concordance,
     intraclass_correlation,
@@ -80,8 +80,8 @@ _CONCORDANCE = Quantity(
         ),
         **_NOISY_SCORES,
     },
-    when_open="The correlation lies too near its limit; scores per prompt for more methods would narrow the "
-    "bounds.",
+    when_open="The correlation is too close to its limit; scores per prompt for more methods would narrow "
+    "the bounds.",
     compares="methods",
 )
 def convergent_validity(
@@ -258,14 +258,14 @@ def _disattenuated(
     },
     reasons={
         "not_applicable": (
-            "It needs two or more raters that tell heads apart.",
+            "It needs two or more raters whose scores differ between heads.",
             "Measure another family of scores.",
         ),
         **_NOISY_SCORES,
     },
     parts_share_reasons=False,
-    when_open="The correlation lies too near its limit; scores per prompt for more raters would narrow the "
-    "bounds.",
+    when_open="The correlation is too close to its limit; scores per prompt for more raters would narrow "
+    "the bounds.",
     compares="raters",
 )
 def inter_rater(

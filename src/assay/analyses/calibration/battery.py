@@ -17,8 +17,8 @@ from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core import display
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import Verdict
 from assay.core.record import plain, record_id
+from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.table import AnyCircuit
 from assay.models import Model
@@ -256,7 +256,7 @@ def prepare(
         gates = [gates]
     asked = set(GATES) if gates is None else {find_gate(name).key for name in gates}
     if random_sets < 0:
-        raise InputError(f"random_sets is {random_sets}; give a count from 0")
+        raise InputError(f"random_sets is {random_sets}; give a count of at least 0")
     if profile not in PROFILES:
         raise unknown_name("profile", profile, PROFILES)
     for name, value in (("groups", groups), ("unit_id", unit_id)):
@@ -274,7 +274,7 @@ def prepare(
     for other, _ in against:
         if other.data_hash == task.data_hash:
             raise InputError(
-                f"against= holds the prompts of task {task.name!r} themselves; C17 compares different tasks"
+                f"against= holds the prompts of task {task.name!r} itself, but C17 compares different tasks"
             )
     more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
     table = _table(model, task, circuit, folder, more=more, **settings)

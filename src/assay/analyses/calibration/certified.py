@@ -18,7 +18,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import limits
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Verdict
+from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
     certified_inclusion,
@@ -66,8 +66,9 @@ _SHARE_CERTIFIED = Quantity(label="", value="share_certified", strict=False, lea
         "not_applicable": ("The circuit has no heads.", "Give a circuit with at least one head."),
         **below(FEWEST_FOR_MEANS, "the test of a mean does not hold for skewed effects"),
     },
-    when_open="Neither is proven: that half of the heads have an effect above 0, or that more than half have "
-    "a negligible one. Heads that this hinges on lie too close to a limit to say how many prompts it takes.",
+    when_open="Neither is established: that half of the heads have an effect above 0, or that more than "
+    "half have a negligible one. The deciding heads lie too close to a limit to predict the number of "
+    "prompts needed.",
 )
 def certified_stability(
     effects: Real[np.ndarray, "n k"],
@@ -182,7 +183,7 @@ def _checked(n_draws: int, fraction: float, sequence: str | None, smallest: floa
     """The smallest effect that counts, once all options are known to be possible."""
     positive("n_draws", n_draws)
     if not 0 < fraction <= 1:
-        raise InputError(f"fraction is {fraction}; a share of the prompts above 0, at most 1, is needed")
+        raise InputError(f"fraction is {fraction}; expected a share of the prompts above 0 and at most 1")
     if sequence not in (None, "sign", "clipped"):
         raise InputError(f"sequence is {sequence!r}; choose 'sign' or 'clipped', or None")
     least = 0.0 if smallest is None else smallest
@@ -195,7 +196,7 @@ def _directions(signs: Real[np.ndarray, " k"] | None, k: int) -> Float64[np.ndar
     """1 for each head, -1 for those that are declared to oppose the task."""
     direction = np.ones(k) if signs is None else np.asarray(signs, dtype=np.float64)
     if direction.shape != (k,) or not np.isin(direction, (-1.0, 1.0)).all():
-        raise ShapeError(f"signs are {direction}; one of 1 or -1 for each of {k} heads is needed")
+        raise ShapeError(f"signs are {direction}; expected 1 or -1 for each of {k} heads")
     return direction
 
 

@@ -9,7 +9,7 @@ from assay.analyses.calibration._tables import finite_heads
 from assay.analyses.calibration.gate import SEED, gate_stream, positive, undefined
 from assay.analyses.calibration.samples import judged, limits, sample
 from assay.core.errors import ShapeError
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.stats import (
     Estimate,
     cronbach_alpha,

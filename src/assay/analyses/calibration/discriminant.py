@@ -15,7 +15,7 @@ from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, Draft, gate, ga
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import FEWEST, FEWEST_AT_A_THIRD, cautious_alpha, sample
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle, undefined_interval
 from assay.stats import draw_counts, outermost, resampled_ratios, studentized_interval
 
 
@@ -67,7 +67,7 @@ def _own_ratio(
     number=Quantity(label="effect on the own task less three times that on others", published=None),
     reasons={
         "not_applicable": (
-            "It needs a second task with a circuit of its own.",
+            "It needs a second task with its own circuit.",
             "Name one with --against (against= in Python).",
         )
     },
@@ -177,7 +177,9 @@ def _without_circuit(
 ) -> list[str]:
     """Tasks whose circuit is empty, once all names are known to fit together."""
     if set(effects) != set(circuits):
-        raise InputError(f"effects has tasks {sorted(effects)}, circuits {sorted(circuits)}; give the same")
+        raise InputError(
+            f"effects has tasks {sorted(effects)}, circuits {sorted(circuits)}; give the same tasks"
+        )
     if gaps is not None and not set(effects) <= set(gaps):
         raise InputError(f"gaps has tasks {sorted(gaps)}, effects {sorted(effects)}; give gaps for each")
     if unit_id is not None and not set(unit_id) <= set(effects):
@@ -292,7 +294,9 @@ def _tasks(
     if any(table.ndim != 2 for table in tables.values()) or (
         len({table.shape[1] for table in tables.values()} | {len(circuits[name]) for name in tables}) > 1
     ):
-        raise ShapeError(f"effects must be [prompts, H] and circuits [H] with the same H, got {shapes}")
+        raise ShapeError(
+            f"effects and circuits have shapes {shapes}; expected [prompts, H] and [H] with the same H"
+        )
     heads = np.all(
         [scored_heads(table) for table in tables.values() if len(table)] or [np.ones(1, dtype=np.bool_)],
         axis=0,

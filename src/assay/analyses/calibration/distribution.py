@@ -15,7 +15,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, judged, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads import EffectiveRank, effective_rank
 from assay.stats import auroc, draw_counts, outermost, resampled_ratios, studentized_interval
 
@@ -84,7 +84,7 @@ def _ratio_of(inside: Bool[np.ndarray, " H"], outside: Bool[np.ndarray, " H"]) -
     weakness="direct effects grow with depth, and magnitudes of noisy means are biased upwards",
     number=_RATIO,
     parts={"difference": replace(_RATIO, label="the same of effects on right less wrong answer")},
-    reasons=below(FEWEST_FOR_BOUNDS, "nothing is known of the spread of the effects"),
+    reasons=below(FEWEST_FOR_BOUNDS, "the spread of the effects cannot be estimated"),
 )
 def distributional_characterization(
     attributions: Any,
@@ -178,7 +178,7 @@ def _checked(
             f"outputs has shape {outputs.shape}; [{table.shape[0]}, {table.shape[1]}, d_head] is needed"
         )
     if n_heads is not None and (n_heads < 1 or len(members) % n_heads):
-        raise InputError(f"n_heads is {n_heads}; heads per layer, of {len(members)} in all, are needed")
+        raise InputError(f"n_heads is {n_heads}; expected heads per layer, of {len(members)} in total")
     return table
 
 

@@ -18,14 +18,14 @@ from assay.analyses.calibration.names import compared, named, sentence
 from assay.analyses.calibration.quantity import Quantity, deciding
 from assay.analyses.calibration.reasons import Explanation, explained
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import Verdict
 from assay.core.registry import Registry
+from assay.core.verdict import Verdict
 
 
 SEED = 42  # root of the published resampling streams
 ALPHA = 0.05
 N_STUDENTIZED = 999  # resamples behind a bootstrap-t bound
-_MODERATE = "Better than the limit of a fail and short of that of a pass: use the number with care."
+_MODERATE = "Between the limit of a fail and the limit of a pass: use the number with care."
 
 GateFunction = Callable[..., Verdict]
 
@@ -52,7 +52,7 @@ class Gate:
         number: The number that it judges; default: `Verdict.values["value"]`, called after the gate.
         parts: The same of its parts, by their names in `sub_results`; `part.inner` of a part of a part. A
             part that is not listed is read as the gate is where it has such a number.
-        decisive: Parts of which the worst decides; their numbers then stand for the gate's own.
+        decisive: Parts of which the worst decides; pages then show their numbers, not one of the gate.
         reasons: Code of a reason -> why there is no verdict, and what to do about it, where this gate can say
             more than `REASONS` does.
         parts_share_reasons: Whether `reasons` speak of its parts, too.

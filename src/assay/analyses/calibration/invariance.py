@@ -13,7 +13,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, circuit_flags, inner_metric, judged, sample, summed
 from assay.core.errors import unknown_name
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import GroupDifferences, RatioOfSums, group_differences
 from assay.stats._checks import varies
 from assay.stats.anova import FEWEST_PER_GROUP
@@ -92,11 +92,11 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
     number=SHARE_BETWEEN_GROUPS,
     reasons={
         "not_applicable": (
-            "These prompts fall into no groups that could be compared.",
+            "These prompts have no groups to compare.",
             "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD "
             "(groups= in Python).",
         ),
-        **below(_FEWEST, "in groups no bounds hold for skewed scores"),
+        **below(_FEWEST, "no bounds hold for skewed scores", of="prompts in groups"),
     },
 )
 def measurement_invariance(

@@ -12,8 +12,8 @@ from assay.analyses.calibration.invariance import choose_groups
 from assay.analyses.calibration.pooling import pooled_results
 from assay.analyses.calibration.readings import Battery
 from assay.analyses.calibration.signal import ratio_estimate
-from assay.core.measurement import Verdict
 from assay.core.random import stream
+from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable, predict_from_weights, weight_features
 from assay.discovery.heads.scores import ranking
 from assay.stats import Estimate

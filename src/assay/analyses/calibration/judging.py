@@ -10,7 +10,8 @@ from assay.analyses.calibration._things import Things, array, flags, is_heads, l
 from assay.analyses.calibration.gate import find_gate
 from assay.circuits import Circuit, HeadCircuit
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Verdict
 from assay.discovery.heads import HeadScores
 from assay.tasks import PairTask
 
@@ -113,7 +114,7 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     given.none_left()
     if "inner" in more and given.options.get("inner", more["inner"]) != more["inner"]:
         raise InputError(
-            f"inner is {given.options['inner']!r}, but the measurement is of {more['inner']}; leave inner out"
+            f"inner is {given.options['inner']!r}, but the measurement is of {more['inner']}; remove inner"
         )
     chosen = {name: value for name, value in given.options.items() if name not in adapter.options}
     if "task" in found.options:

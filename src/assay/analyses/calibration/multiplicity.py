@@ -11,7 +11,7 @@ from scipy import special
 from assay.analyses.calibration.gate import ALPHA, Draft, gate, left_open
 from assay.analyses.calibration.quantity import Quantity
 from assay.core.errors import InputError, unknown_name
-from assay.core.measurement import Verdict
+from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
     benjamini_yekutieli,
@@ -65,9 +65,9 @@ class PooledResult:
             if self.p_kind not in P_KINDS:
                 raise unknown_name("p_kind", self.p_kind, P_KINDS)
             if not 0 <= self.p <= 1:
-                raise InputError(f"{self.name}: p is {self.p}; a p-value lies in [0, 1]")
+                raise InputError(f"{self.name}: p is {self.p}; expected a p-value in [0, 1]")
         if self.e is not None and not self.e >= 0:
-            raise InputError(f"{self.name}: e is {self.e}; an e-value is at least 0")
+            raise InputError(f"{self.name}: e is {self.e}; expected an e-value of at least 0")
 
     @property
     def tested_p(self) -> float | None:
@@ -212,7 +212,7 @@ def _adjusted(
     source="mechanistic-validity framework; Benjamini and Hochberg (1995), Goeman and Solari (2011, "
     "doi:10.1214/11-STS356), Wang and Ramdas (2022, arXiv:2009.02824)",
     number=Quantity(
-        label="share of claims proven true, at least",
+        label="share of claims established, at least",
         value="share_proven",
         published="published_value",
         open_ended=True,
@@ -221,7 +221,7 @@ def _adjusted(
     ),
     reasons={
         "not_applicable": (
-            "No result with a p-value of its own was claimed, so no claim can be lost.",
+            "None of the claimed results has its own p-value, so no claim can be lost.",
             "Give results with a p-value, an e-value, or a measured test.",
         ),
         "not_proven": (

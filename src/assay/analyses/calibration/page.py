@@ -6,21 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.calibration import page_tables, page_words, plots, strips
+from assay.analyses.calibration import page_parts, page_summary, page_tables, page_words, plots, strips
 from assay.analyses.calibration.battery import SCHEMA, CalibrationReport
 from assay.analyses.calibration.gate import GATES
 from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.names import sentence
 from assay.analyses.calibration.reasons import warning
 from assay.core.errors import InputError
-from assay.core.measurement import Judged
 from assay.core.record import MACHINE, plain
+from assay.core.verdict import Judged
 from assay.page.blocks import Block, Check, Checks, Code, Details, Facts, Figure, Note, Page, Section, Table
+from assay.page.form import PAGES, PageForm
 from assay.page.text import NARROW, Text, bold, code, italic, number, percent, plural, quiet
 
 
 KIND = "calibration"
-REQUIRED = ("model", "task", "circuit", "table", "gates")
 REQUIRED_OF_GATES = ("key", "code", "name", "question", "on_pass", "on_fail", "verdict")
 Document = Mapping[str, Any]
 
@@ -37,19 +37,11 @@ def calibration_document(report: CalibrationReport | Document) -> Document:
     document: Document = report.to_dict() if isinstance(report, CalibrationReport) else report
     if document.get("kind") != KIND:
         raise InputError(
-            "calibrations are needed, as `assay.calibrate_all` returns them; got kind "
-            f"{document.get('kind')!r}"
+            f"expected calibrations, as `assay.calibrate_all` returns them; got kind {document.get('kind')!r}"
         )
-    if document.get("schema") != SCHEMA:
-        raise InputError(
-            f"these calibrations have schema {document.get('schema')!r}; this version reads {SCHEMA!r}: "
-            "run `assay calibrate` again to make them"
-        )
-    missing = [key for key in REQUIRED if key not in document]
-    if missing:
-        raise InputError(f"the calibration document lacks {', '.join(missing)}; it is incomplete")
+    document = _FORM.read(document)
     if not document["gates"]:
-        raise InputError("the calibration document holds no gate; run `assay calibrate` again")
+        raise InputError("the calibration document has no gates; run `assay calibrate` again")
     for gate in document["gates"]:
         missing = [key for key in REQUIRED_OF_GATES if key not in gate]
         if missing:
@@ -91,20 +83,18 @@ def calibration_page(report: CalibrationReport | Document) -> Page:
     return Page(
         kind="calibrations",
         title=f"What can be trusted of the measurements on a circuit of {model} for {task}",
-        subject=page_words.subject_words(document),
-        verdict=page_words.overview(document),
-        caveats=page_words.caveats(document),
+        subject=page_summary.subject_words(document),
+        verdict=page_summary.overview(document),
+        caveats=page_summary.caveats(document),
         lede=(
             "Each check tests whether a number about the circuit can be trusted. ",
             italic("With confidence"),
-            ": the verdict holds for every value that these prompts leave possible, and is wrong at most "
-            "one time "
-            "in twenty for values per prompt that are normal, t (5) or exponential, at the limit too; "
-            "where they "
-            "leave both outcomes possible it is inconclusive. ",
+            ": the verdict holds for every value that these prompts leave possible; otherwise it is "
+            "inconclusive. It is wrong at most one time in twenty for values per prompt that are normal, t "
+            "(5) or exponential, also at the limit. ",
             italic("Published rule"),
-            ": the limit of the framework applied to the number as it came out. There is no overall score: a "
-            "failed check forbids the use that it guards, and no other check makes up for it.",
+            ": the framework’s limit applied to the point estimate. There is no overall score: a failed "
+            "check forbids the use that it guards, and other checks do not compensate for it.",
         ),
         sections=[
             Section(title="All checks at a glance", blocks=[_glance(gates)]),
@@ -123,12 +113,10 @@ def _glance(gates: Sequence[Document]) -> Figure:
     return Figure(
         draw=lambda: plots.plot_gates(plots.gate_lines(gates)),
         label="All checks around their limits; the numbers are in the rows below.",
-        caption="Every check on a scale of its own, turned so that its limit is the line in the middle "
-        "and passing "
-        "is to the right; the distance is counted in units of the limit and bent so that all fits. Bars are "
+        caption="Every check on its own scale, oriented so that its limit is the line in the middle and "
+        "passing is to the right; distances are in units of the limit and compressed to fit. Bars are "
         f"90{NARROW}% intervals: one that crosses the line leaves the check open. Blue passes, vermilion "
-        f"fails, "
-        "black lies between, grey is open.",
+        "fails, black lies between, grey is open.",
         name="gates",
     )
 
@@ -137,7 +125,7 @@ def _check(gate: Document, document: Document) -> Check:
     """One gate and what unfolds below it."""
     verdict, judged = gate["verdict"], page_words.judged_of(gate["verdict"])
     value, passes = page_words.number_line(judged)
-    undefined, parts = judged.value is None, page_tables.parts(gate)
+    undefined, parts = judged.value is None, page_parts.parts(gate)
     steps = page_words.advice(gate, document)
     lacking, steps = (steps[:1], steps[1:]) if undefined else ([], steps)
     n_parts = len(parts[0].rows) if parts and isinstance(parts[0], Table) else 0
@@ -241,3 +229,9 @@ def _passes(document: Document) -> int | None:
 def _plain_id(code: object) -> str:
     """Letters and digits of a code, for an id."""
     return "".join(each for each in str(code) if each.isascii() and each.isalnum()) or "gate"
+
+
+_FORM = PAGES.add(
+    KIND,
+    PageForm(noun="calibration", schema=SCHEMA, again="`assay calibrate`", make=calibration_page),
+)

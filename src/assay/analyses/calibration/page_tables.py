@@ -1,81 +1,18 @@
-"""What is behind a gate: its parts, pairs, heads and claims as tables."""
+"""The numbers behind a gate as tables: its pairs, heads, groups and claims."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.analyses.calibration.names import circuit_heads, claim_name, head_name, pair_name
-from assay.analyses.calibration.page_words import KINDS, judged_of, number_line
-from assay.analyses.calibration.reasons import warning
-from assay.analyses.calibration.strips import strip
-from assay.page.blocks import Block, Cell, Column, Facts, Heading, HeatCell, HeatMap, Note, Row, Table
-from assay.page.text import Span, Text, interval, number, percent
+from assay.page.blocks import Block, Column, Facts, Heading, HeatCell, HeatMap, Note, Table
+from assay.page.text import Text, interval, number, p_value, percent
 
 
 Record = Mapping[str, Any]
 
 LISTED_CLAIMS, LISTED_HEADS, LISTED_PAIRS, LISTED_TASKS = 40, 30, 24, 12
 HEADS_SHOWN = 12  # of a table over all heads of the model
-_PARTS = (
-    Column(name="part"),
-    Column(name="number", numeric=True),
-    *(Column(name=name) for name in ("against its limit", "with confidence", "published", "remark")),
-)
-
-
-def parts(gate: Record) -> list[Block]:
-    """The parts of a gate as rows: number, picture, both verdicts, a word on why there is none.
-
-    Parts of C14 that were not measured are named below the table.
-    """
-    every = gate["verdict"].get("sub_results") or {}
-    listed = LISTED_TASKS if gate["code"] in ("C17", "M93") else LISTED_PAIRS
-    verdicts = [each for part in list(every.values())[:listed] for each in _with_its_parts(part)]
-    absent = [each for each in every.values() if _unmeasured(gate, each)]
-    rows = [_part(each) for each in verdicts if not _unmeasured(gate, each)]
-    blocks: list[Block] = [Table(columns=_PARTS, rows=rows, style="gate-parts")] if rows else []
-    if rows and len(every) > listed:
-        blocks.append(_remark(f"{number(len(every) - listed)} parts more are in the result."))
-    if rows and absent:
-        labels = "; ".join(judged_of(each).label for each in absent)
-        blocks.append(_remark(f"Not measured here: {labels}."))
-    return blocks
-
-
-def _remark(text: str) -> Note:
-    return Note(text=text, style="quiet note")
-
-
-def _unmeasured(gate: Record, verdict: Record) -> bool:
-    return bool(gate["code"] == "C14" and verdict.get("reason") == "not_applicable")
-
-
-def _with_its_parts(verdict: Record) -> list[Record]:
-    return [verdict, *(verdict.get("sub_results") or {}).values()]
-
-
-def _part(verdict: Record) -> Row:
-    judged = judged_of(verdict)
-    value, passes = number_line(judged)
-    known, drawing = judged.value is not None, strip(judged)
-    because = "" if judged.reason == "degenerate" else judged.because
-    cautions = [warning(str(code)) for code in verdict.get("warnings") or ()]
-    return Row(
-        cells=[
-            judged.label,
-            value if known else "",
-            Cell(drawing=drawing) if drawing else Span(passes if known else "", "quiet"),
-            Cell(status=judged.state, mark=KINDS.get(judged.state, KINDS["none"])[0]),
-            sign(KINDS.get(judged.published, KINDS["none"])),
-            Cell(text=" ".join(each for each in (because, *cautions) if each), style="quiet"),
-        ]
-    )
-
-
-def sign(kind: tuple[str, str]) -> Text:
-    """Mark and word of a verdict; the mark is not read out."""
-    mark, word = kind
-    return (Span(mark, "sign"), " ", word)
 
 
 def numbers(gate: Record, document: Record) -> Iterator[Block]:
@@ -119,8 +56,10 @@ def _heat(gate: Record) -> Iterator[Block]:
     )
     left = len(tasks) - len(names)
     more = f" {number(left)} tasks more are in the result." if left else ""
-    yield _remark(
-        f"Outlined: a circuit on its own task, which should be far larger than the rest of its row.{more}"
+    yield Note(
+        text="Outlined: a circuit on its own task, which should be far larger than the rest of its row."
+        + more,
+        style="quiet note",
     )
 
 
@@ -150,7 +89,7 @@ def _table(
 ) -> list[Block]:
     """A row for each key under a heading; nothing without keys.
 
-    A column says what stands in it for a key; columns whose name begins with `#` hold numbers.
+    A column makes the cell of a key; columns whose name begins with `#` hold numbers.
     """
     every = list(keys)
     left = max(0, len(every) - most)
@@ -192,7 +131,7 @@ def _methods(verdict: Record, details: Record, document: Record) -> list[Block]:
         {
             "pair": pair_name,
             "#rank correlation": lambda name: number(rho[name]),
-            "#p": _in(details.get("p_values"), _p),
+            "#p": _in(details.get("p_values"), p_value),
             "#among the best heads": _in(details.get("rho_top")),
             "#overlap of the best": _in(details.get("jaccard")),
         },
@@ -249,15 +188,15 @@ def _claims(verdict: Record, details: Record, document: Record) -> list[Block]:
     results = details.get("results") or ()
     alpha = verdict["thresholds"].get("alpha", 0.05)
     note = (
-        "Adjusted p-values; a claim survives with a Benjamini-Hochberg one of at most 0.05. "
-        "Benjamini-Yekutieli holds however the results depend on each other."
+        "Adjusted p-values; a claim survives with a Benjamini-Hochberg value of at most 0.05. "
+        "Benjamini-Yekutieli holds for any dependence between the results."
     )
     if without := details.get("without_p") or 0:
         many = "results" if without > 1 else "result"
         note += f" Not counted: {number(int(without))} {many} without a p-value."
 
     def adjusted(name: str) -> Callable[[Any], str]:
-        return lambda each: _p(each.get(name))
+        return lambda each: p_value(each.get(name))
 
     def survives(each: Record) -> str:
         return ("yes" if each["bh"] <= alpha else "no") if each["claimed"] else ""
@@ -270,7 +209,7 @@ def _claims(verdict: Record, details: Record, document: Record) -> list[Block]:
     columns |= {f"#{_NAMES[f'n_{name}']}": adjusted(name) for name in ("bh", "by", "holm", "bonferroni")}
     found = sorted(results, key=lambda each: (not each["claimed"], each["p"]))
     return _table(
-        "All that was tested", found, {**columns, "survives": survives}, most=LISTED_CLAIMS, note=note
+        "All tested results", found, {**columns, "survives": survives}, most=LISTED_CLAIMS, note=note
     )
 
 
@@ -305,14 +244,14 @@ def _certified(verdict: Record, details: Record, document: Record) -> list[Block
             "with confidence": lambda at: str(labels[at]),
             "published": lambda at: str(_at(details.get("published_labels"), at) or ""),
             "#mean effect": lambda at: number(_of(details, "mean_effects", at), 3),
-            "#p": _in(details.get("p"), _p),
-            "#p, adjusted": _in(details.get("adjusted_p"), _p),
+            "#p": _in(details.get("p"), p_value),
+            "#p, adjusted": _in(details.get("adjusted_p"), p_value),
             "negligible": lambda at: _yes(_at(negligible, at)),
             "#prompts to certify": _in(details.get("n_to_certify"), _whole),
         },
         most=LISTED_HEADS,
-        note="Certified: its effect is above 0, allowing for the number of heads. Contingent: likely, "
-        "not proven. Unstable: no effect above 0. Negligible: below the smallest effect that counts. The "
+        note="Certified: its effect is above 0, corrected for the number of heads. Contingent: likely, not "
+        "established. Unstable: no effect above 0. Negligible: below the smallest effect that counts. The "
         "verdict tests majorities of heads as a whole, not these labels.",
     )
 
@@ -333,8 +272,8 @@ def _stable(verdict: Record, details: Record, document: Record) -> list[Block]:
             "#variance over parts": lambda at: number(_of(details, "cv_variance", at)),
         },
         most=LISTED_HEADS,
-        note="Relative errors on all prompts, upper ends, and relative spreads over random parts of them "
-        "as published; both are to be below 0.20.",
+        note="Relative errors on all prompts, upper ends, and relative spreads over random parts of them as "
+        "published; both should be below 0.20.",
     )
 
 
@@ -401,10 +340,10 @@ def _items(verdict: Record, details: Record, document: Record) -> list[Block]:
             "head": _head_at(document, columns),
             "#correlation": lambda at: number(_of(alpha, "item_rest", at)),
             "sign": lambda at: "opposing" if _of(alpha, "signs", at) == -1 else "",
-            "remark": lambda at: "goes its own way" if columns[at] in erratic else "",
+            "remark": lambda at: "does not follow the others" if columns[at] in erratic else "",
         },
         most=LISTED_HEADS,
-        note="Below 0.2 a head does not move with the others over prompts.",
+        note="Below 0.2, a head does not vary with the others over prompts.",
     )
 
 
@@ -423,13 +362,6 @@ def _yes(flag: Any) -> str:
 
 def _whole(value: int | float) -> str:
     return number(int(value))
-
-
-def _p(value: Any) -> str:
-    """A p-value; below a thousandth its size says no more."""
-    if not _known(value):
-        return ""
-    return "< 0.001" if value < 0.001 else number(float(value), 3)
 
 
 def _or_infinite(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What the verdicts of calibrations say to readers without statistics, and what to do next."""
+"""What the verdict of a gate says to readers without statistics, and what to do next."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,17 @@ from assay.analyses.calibration.names import (
     named,
     sentence,
 )
-from assay.analyses.calibration.reasons import REASONS, warning
 from assay.core.errors import InputError
-from assay.core.measurement import Judged
+from assay.core.verdict import Judged
 from assay.page.blocks import STATUSES
-from assay.page.text import MINUS, number, percent, precision
+from assay.page.text import MINUS, number, rounded
 
 
 Record = Mapping[str, Any]
 
-RECOMMENDED, RECOMMENDED_GROUPS = 100, 300
 FAR_TOO_MANY = 100_000
 MOST_DIGITS = 6
 OTHER_TASKS = ("greater-than", "ioi")  # to name as an example
-NEAR_ZERO = "score_near_zero"
 OPEN_STATES = ("not applicable", "undefined", "inconclusive")
 
 JUDGED = ("pass", "fail", "moderate")
@@ -44,16 +41,13 @@ def judged_of(record: Record) -> Judged:
         InputError: For a document without it, as earlier versions wrote.
     """
     if "judged" not in record:
-        raise InputError("these calibrations do not say what was judged; run `assay calibrate` again")
+        raise InputError("these calibrations do not name what was judged; run `assay calibrate` again")
     return Judged.from_dict(record["judged"])
 
 
 def published_words(published: str) -> tuple[str, str]:
     """Mark and word of a published verdict."""
     return KINDS[published] if published in JUDGED else ("\N{EN DASH}", "says nothing")
-
-
-# --------------------------------------------------------------------------------------------------- one gate
 
 
 def scope(gate: Record) -> str:
@@ -115,11 +109,11 @@ def _needed(code: str, verdict: Record, n_prompts: int | None) -> str:
     have = details.get("n_prompts", details.get("n", n_prompts))
     have = min(have.values(), default=None) if isinstance(have, Mapping) else have
     if have is not None and needed <= have:
-        return "It is a close call; a few more prompts should settle it."
+        return "The result is close; a few more prompts should settle it."
     if needed > FAR_TOO_MANY:
         return (
-            "The number lies so close to its limit that no feasible number of prompts would settle it; "
-            "take it as lying on the limit."
+            "The number is so close to its limit that no feasible number of prompts would settle it; treat "
+            "it as lying on the limit."
         )
     here = f" (here: {number(have)})" if have is not None else ""
     if code == "C30":
@@ -149,12 +143,12 @@ def disagreement(gate: Record) -> str:
             published, "between its limits"
         )
         return (
-            f"The published rule says {published}, for the number itself lies {where}. Its interval does not "
-            "lie there as a whole, so with confidence the check stays open."
+            f"The published rule says {published}, because the number itself lies {where}. Its interval is "
+            "not entirely there, so with confidence the check stays open."
         )
     other, number_judged = "", judged.published_value
     if number_judged is not None and judged.value is not None and judged.side(number_judged) != own:
-        other = f", for it judges another number, {number(number_judged)}"
+        other = f", because it judges another number, {number(number_judged)}"
     here = " Here the interval reaches across the limit, so with confidence the check stays open."
     return f"The published rule says {published}{other}.{here if crosses else ''} {weakness}".strip()
 
@@ -231,7 +225,7 @@ def _weak_rows(verdict: Record, shown: str | None) -> str:
         and rows[name]["status"] in ("fail", "inconclusive")
         and not rows[name].get("reason")
     ]
-    return f"Also in the way: {named(short)}." if short else ""
+    return f"Also not established: {named(short)}." if short else ""
 
 
 def _weak_parts(verdict: Record, heads: Sequence[Sequence[int]]) -> str:
@@ -264,7 +258,9 @@ def _weak_tasks(verdict: Record, details: Record) -> str:
     own, ratio = details.get("own"), (verdict.get("values") or {}).get("ratio")
     if ratio is None:
         return ""
-    found = f"The heads matter {number(ratio)} times as much for {own} as for the other tasks; 3 are asked."
+    found = (
+        f"The heads matter {number(ratio)} times as much for {own} as for the other tasks; a pass requires 3."
+    )
     parts = verdict.get("sub_results") or {}
     others = [name for name, part in parts.items() if part["status"] == "fail" and name != own]
     if not others:
@@ -303,7 +299,7 @@ def number_line(judged: Judged) -> tuple[str, str]:
     digits = next(
         (each for each in range(digits, MOST_DIGITS + 1) if not _meets(ends, each, judged.limits)), digits
     )
-    value, low, high = (_fixed(each, digits) for each in ends)
+    value, low, high = (rounded(each, digits) for each in ends)
     return f"{value} [{low}, {high}]", passes_words(judged)
 
 
@@ -314,11 +310,6 @@ def _meets(values: Sequence[float], digits: int, limits: Sequence[float]) -> boo
         for value in values
         for limit in limits
     )
-
-
-def _fixed(value: float, digits: int) -> str:
-    """So many decimals, whatever the size, and no minus before zero."""
-    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
 
 
 def passes_words(judged: Judged) -> str:
@@ -342,168 +333,3 @@ def picture_words(judged: Judged) -> str:
     published = f"; the published rule judges {number(judged.published_value, 3)}" if known else ""
     state = KINDS.get(judged.state, KINDS["none"])[1]
     return f"{judged.label}: {value}; {passes or 'no limit'}{published}; {state} with confidence"
-
-
-# ------------------------------------------------------------------------------------------------ all of them
-
-
-def counts(gates: Sequence[Record]) -> dict[str, int]:
-    """How many gates have each verdict with confidence, in the order of `KINDS`."""
-    states = [judged_of(gate["verdict"]).state for gate in gates]
-    return {name: states.count(name) for name in KINDS if name in states}
-
-
-def published_counts(gates: Sequence[Record]) -> dict[str, int]:
-    """The same of the published rules, which say nothing about some."""
-    states = [str(gate["verdict"].get("published")) for gate in gates]
-    return {name: states.count(name) for name in JUDGED if name in states}
-
-
-_VERBS = {
-    "pass": ("passes", "pass"),
-    "moderate": ("lies in between", "lie in between"),
-    "fail": ("fails", "fail"),
-    "inconclusive": ("is inconclusive", "are inconclusive"),
-    "not applicable": ("does not apply", "do not apply"),
-    "undefined": ("is undefined on these data", "are undefined on these data"),
-    "none": ("has no verdict", "have no verdict"),
-}
-
-
-def _counted(found: Mapping[str, int]) -> str:
-    parts = [f"{count} {_VERBS[name][count != 1]}" for name, count in found.items()]
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
-
-
-def overview(document: Record) -> str:
-    """The counts of both kinds of verdict in two sentences; there is no overall score."""
-    gates = document["gates"]
-    published = published_counts(gates)
-    if len(gates) == 1:
-        (state,) = counts(gates)
-        text = f"One check: it {_VERBS[state][0]}."
-        if not published:
-            return f"{text} The published rule does not decide."
-        (state,) = published
-        return f"{text} By the published rule, which takes numbers at face value, it {_VERBS[state][0]}."
-    text = f"{number(len(gates))} checks: {_counted(counts(gates))}."
-    if not published:
-        return f"{text} The published rules decide none."
-    return f"{text} Of the published rules, which take numbers at face value, {_counted(published)}."
-
-
-def subject_words(document: Record) -> str:
-    """What is judged, in two sentences: the score, the circuit, the ablation and the prompts.
-
-    Args:
-        document: Calibrations, as `assay.calibrate_all(...).to_dict()` gives them.
-
-    Returns:
-        The score is that of C11, with its interval, and left out where C11 was not judged; so is whatever
-        the document does not say. Empty where it says nothing.
-    """
-    table, task = document.get("table") or {}, document.get("task") or {}
-    score, found = _score(document)
-    circuit = _circuit_words(document.get("circuit") or {})
-    ablation = table.get("ablation")
-    rest = f", the rest under {ablation} ablation" if ablation else ""
-    what = sentence(f"the circuit is {circuit}{rest}") if circuit else ""
-    if score is not None:
-        low, high = found.get("low"), found.get("high")
-        digits = precision(low, high)
-        shown = _fixed(score, digits)
-        if low is not None and high is not None:
-            level = percent(found.get("level") or 0.95)
-            shown += f" [{_fixed(low, digits)}, {_fixed(high, digits)}] ({level} interval)"
-        what = f"Faithfulness {shown}{f' of {circuit}{rest}' if circuit else ''}."
-    n, pool, name = table.get("n_prompts"), table.get("n_pool"), task.get("name")
-    where = ""
-    if isinstance(n, int):
-        where = f"Measured on {number(n)} prompt{'' if n == 1 else 's'}{f' of {name}' if name else ''}"
-        if isinstance(pool, int) and pool > n:
-            where += f", and on a pool of {number(pool)} for what other prompts would give"
-        where += "."
-    return " ".join(each for each in (what, where) if each)
-
-
-def _score(document: Record) -> tuple[float | None, Record]:
-    """The faithfulness that C11 judges, and its interval; None where C11 was not judged or found none."""
-    verdict: Record = next((gate["verdict"] for gate in document["gates"] if gate["code"] == "C11"), {})
-    value = (verdict.get("values") or {}).get("faithfulness")
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None, {}
-    return float(value), (verdict.get("details") or {}).get("interval") or {}
-
-
-def _circuit_words(circuit: Record) -> str:
-    """Its heads and edges: `4 of 32 heads (78 edges)`, or `78 edges on 4 of 32 heads` of an edge circuit."""
-    k, n_heads, n_edges = (circuit.get(name) for name in ("k", "n_heads", "n_edges"))
-    heads = f"{number(k)} of {number(n_heads)} heads" if k is not None and n_heads is not None else ""
-    edges = "" if n_edges is None else f"{number(n_edges)} edge{'' if n_edges == 1 else 's'}"
-    if circuit.get("kind") == "edges" and edges:
-        return f"{edges} on {heads}" if heads else edges
-    return f"{heads} ({edges})" if heads and edges else heads or edges
-
-
-def caveats(document: Record) -> list[str]:
-    """What to know before trusting any of the verdicts, the gravest first."""
-    table = document.get("table") or {}
-    notes = [*_odd_circuit(document.get("circuit") or {}), *_near_zero(document)]
-    if same := (document.get("provenance") or {}).get("same_prompts"):
-        notes.append(
-            f"{_checks(len(same))} based on prompts that the circuit was found on. "
-            f"{REASONS['same_prompts'][1]}"
-        )
-    notes += [warning(str(code)) for code in document.get("warnings") or ()]
-    partial = warning("partial_heads")
-    if table.get("partial_heads") and partial not in notes:
-        notes.append(partial)
-    n = table.get("n_prompts")
-    if isinstance(n, int) and n < RECOMMENDED:
-        notes.append(
-            f"The table rests on {number(n)} prompt{'' if n == 1 else 's'}. {RECOMMENDED} or more are "
-            f"recommended, and {RECOMMENDED_GROUPS} for the comparison of groups: with fewer, many checks "
-            "stay open."
-        )
-    return notes
-
-
-def _checks(n: int) -> str:
-    return "One check is" if n == 1 else f"{number(n)} checks are"
-
-
-def _odd_circuit(circuit: Record) -> list[str]:
-    """That a circuit is empty or the whole model, where it is."""
-    k, n_heads = circuit.get("k"), circuit.get("n_heads")
-    edges = circuit.get("kind") == "edges"
-    if k == 0:
-        return [
-            "The circuit touches no head: checks that look at its heads have nothing to judge."
-            if edges and circuit.get("n_edges")
-            else "The circuit is empty: its score is that of a model of which nothing is kept, and says "
-            "nothing about any circuit."
-        ]
-    if k is not None and k == n_heads:
-        return [
-            "The circuit touches every head: checks that compare its heads with others have nothing to "
-            "compare."
-            if edges
-            else "The circuit holds every head: it agrees with the model by construction, so its score and "
-            "the checks that it passes say nothing."
-        ]
-    return []
-
-
-def _near_zero(document: Record) -> list[str]:
-    """That the score may be 0, where its interval holds 0 or a gate warns that it is near."""
-    score, found = _score(document)
-    low, high = found.get("low"), found.get("high")
-    held = score is not None and low is not None and high is not None and low <= 0 <= high
-    warned = any(NEAR_ZERO in (gate["verdict"].get("warnings") or ()) for gate in document["gates"])
-    if not held and not warned:
-        return []
-    where = "cannot be told from 0" if held else "lies within three standard errors of 0"
-    return [
-        f"The score {where}: the circuit may keep none of the behaviour, and passed checks of "
-        "its precision or constancy are not a sign that it keeps any."
-    ]

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from assay.analyses.calibration.page_words import KINDS, judged_of, published_words
 from assay.core.errors import InputError, OutputError
-from assay.core.measurement import Judged
+from assay.core.verdict import Judged
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from assay.analyses.calibration.gate import ALPHA, GATES, find_gate
 from assay.analyses.calibration.multiplicity import PooledResult
 from assay.core.errors import InputError
-from assay.core.measurement import Measurement, Verdict
+from assay.core.measurement import Measurement
+from assay.core.verdict import Verdict
 from assay.stats.permutation import EXACT_RANKS, EXACT_SIGNS
 
 
@@ -189,7 +190,7 @@ def _named(at: int, heads: Heads | None) -> str:
         return f"head {at}"
     if at >= len(heads):
         raise InputError(
-            f"a verdict speaks of head {at} of the circuit, but heads lists {len(heads)}; list all"
+            f"a verdict refers to head {at} of the circuit, but heads lists only {len(heads)}; list all"
         )
     layer, head = heads[at]
     return f"a{layer}.h{head}"

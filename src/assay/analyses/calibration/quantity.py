@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.core.measurement import Judged, Rule, Verdict
+from assay.core.verdict import Judged, Rule, Verdict
 
 
 _WORST_FIRST = ("fail", "inconclusive", "moderate", "pass", "none")

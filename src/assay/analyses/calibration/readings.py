@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float64, Shaped
 
 from assay.analyses.calibration.gate import find_gate
 from assay.core.errors import InputError
-from assay.core.measurement import Verdict
 from assay.core.record import library_version, record_id
+from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.effects import SMALLEST
 from assay.tasks import PairTask

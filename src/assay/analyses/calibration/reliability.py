@@ -20,7 +20,7 @@ from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import Sample, circuit_flags, conjunction, inner_metric, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.stats import coefficient_of_variation
 from assay.stats._checks import varies
 
@@ -72,7 +72,7 @@ def retest(
         error relative to it is small.
     """
     if n_samples < 2:
-        raise InputError(f"n_samples is {n_samples}; at least 2 are needed, 3 by default")
+        raise InputError(f"n_samples is {n_samples}; expected at least 2, 3 by default")
     statistic = inner_metric(inner)
     data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
     draft = data.draft(_RETEST_ERROR, "C16.test_retest")
@@ -166,7 +166,7 @@ def _repeated(
     reasons={
         "too_few": (
             "A relative error needs 100 prompts over all samples, alpha 20 and a profile of heads 6.",
-            "Measure more prompts; the parts say which of them is short.",
+            "Measure more prompts; the parts show which of them needs more.",
         )
     },
 )
@@ -219,8 +219,8 @@ def reliability_suite(
         effect_units = unit_id
     if effect_units is not None and len(effect_units) != len(effects):
         raise ShapeError(
-            f"there are {len(effect_units)} units for {len(effects)} prompts of effects; where y_full has "
-            "other prompts, name the units of these in effect_units"
+            f"got {len(effect_units)} units for {len(effects)} prompts of effects; if y_full has other "
+            "prompts, name the units of these in effect_units"
         )
     judges: dict[str, Callable[..., Verdict]] = {
         "test_retest": partial(

@@ -21,7 +21,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import circuit_flags, inner_metric, judged, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.stats import (
     Estimate,
     absolute_errors,
@@ -66,7 +66,7 @@ _ERROR = Quantity(
     "prompts alone, so the rule judges the size of the sample rather than the metric.",
     number=_ERROR,
     parts={"completeness": replace(_ERROR, label="standard error of completeness")},
-    reasons=below(SMALLEST, "a heavy tail that the sample has not shown could hide most of the spread"),
+    reasons=below(SMALLEST, "an unseen heavy tail could hide most of the spread"),
 )
 def bootstrap_stability(
     y_full: Real[np.ndarray, " n"],
@@ -189,7 +189,7 @@ def _n_bca(given: Int[np.ndarray, "n_boot n_units"] | None) -> int:
     ),
     reasons={
         "too_few": (
-            "In a pool below 100 prompts a heavy tail that has not shown could hide most of the spread.",
+            "In a pool below 100 prompts, an unseen heavy tail could hide most of the spread.",
             "Draw from a pool of at least 100 prompts.",
         )
     },
@@ -235,7 +235,7 @@ def seed_variance(
     """
     positive("n_prompts", n_prompts)
     if not len(seeds):
-        raise InputError("seeds is empty; each draws one sample, and at least one is needed")
+        raise InputError("seeds is empty; give at least one seed, each draws one sample")
     statistic = inner_metric(inner)
     runs = {"y_circuit": y_circuit, "y_full": y_full} | ({} if y_other is None else {"y_other": y_other})
     data = sample(unit_id, **runs)

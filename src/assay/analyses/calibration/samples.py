@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int64, Shaped
 
 from assay.analyses.calibration.gate import ALPHA, Draft
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.measurement import Interval, Rule, Verdict
+from assay.core.verdict import Interval, Rule, Verdict
 from assay.stats import RatioOfSums, ratio_of
 
 
@@ -97,7 +97,7 @@ def sample(unit_id: Shaped[np.ndarray, " n_given"] | None = None, **vectors: Any
     lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
     if len(set(lengths.values())) > 1 or None in lengths.values():
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise ShapeError(f"arrays to compare differ in their number of prompts: {shapes}")
+        raise ShapeError(f"arrays to compare have different numbers of prompts: {shapes}")
     used = np.ones(next(iter(arrays.values())).shape[0], dtype=np.bool_)
     for array in arrays.values():
         used &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
@@ -146,7 +146,7 @@ def circuit_flags(circuit_size: int | None, n_heads: int | None) -> tuple[str, .
     if circuit_size is None:
         return ()
     if circuit_size < 0 or (n_heads is not None and circuit_size > n_heads):
-        raise InputError(f"circuit_size is {circuit_size} of n_heads {n_heads}; 0 to n_heads is possible")
+        raise InputError(f"circuit_size is {circuit_size} of n_heads {n_heads}; expected 0 to n_heads")
     return (
         ("empty_circuit",) if circuit_size == 0 else ("trivial_circuit",) if circuit_size == n_heads else ()
     )

@@ -15,7 +15,7 @@ from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import conjunction, inner_metric, judged, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.discovery.heads import edge_test, member_ratio, set_overlap
 from assay.stats import (
     Estimate,
@@ -50,7 +50,9 @@ _ROWS = {
     "ov_composition_pval": replace(_P_VALUE, label="OV composition on the edges, p"),
     "q_composition_pval": replace(_P_VALUE, label="query composition on the edges, p"),
     "k_composition_pval": replace(_P_VALUE, label="key composition on the edges, p"),
-    "attribution_auroc": Quantity(label="chance that a member outranks another head", least=0.0, most=1.0),
+    "attribution_auroc": Quantity(
+        label="probability that a member ranks above another head", least=0.0, most=1.0
+    ),
     "sparsity": Quantity(label="share of heads in the circuit", least=0.0, most=1.0),
     "spectral_norm_ratio": Quantity(label="spectral norm, members over others"),
     "sv_entropy_ratio": Quantity(label="entropy of singular values, members over others"),
@@ -191,10 +193,10 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
     reasons={
         "not_applicable": (
             "It needs a score of every head, inside the circuit and outside.",
-            "Measure all heads; a limit of passes may have left some out.",
+            "Measure all heads; a limit of passes may have excluded some.",
         ),
         "stricter_level": (
-            "A part fails at 5 %. A fail of the whole shares its 5 % between the parts, and at that level "
+            "A part fails at 5 %. A fail of the whole divides its 5 % between the parts, and at that level "
             "none fails.",
             "",
         ),
@@ -204,7 +206,7 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
         ),
     },
     parts_share_reasons=False,
-    when_open="The bounds come from the heads, of which there are no more: a clearer score or a better "
+    when_open="The bounds come from the heads, whose number is fixed: only a clearer score or a better "
     "circuit would settle it.",
 )
 def derived_metrics(

@@ -19,7 +19,7 @@ from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, limits
 from assay.core.errors import InputError
-from assay.core.measurement import Verdict
+from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
     group_differences,
@@ -114,7 +114,7 @@ def distributional_stability(
         Forsythe (1974), doi:10.1080/01621459.1974.10482955.
     """
     if n_subsets < 2:
-        raise InputError(f"n_subsets is {n_subsets}; at least 2 are needed, 5 by default")
+        raise InputError(f"n_subsets is {n_subsets}; expected at least 2, 5 by default")
     data, finite = finite_heads(attributions, unit_id)
     draft = data.draft(HALF, "S3.distributional_stability")
     draft.thresholds = _LIMITS
@@ -234,7 +234,8 @@ def _subset_spreads(x: Float64[np.ndarray, "n k"], subsets: Subsets) -> Float64[
     """Coefficient of variation (ddof 1) over subsets of mean, variance and skewness; NaN without a scale."""
     if len(subsets) < 2 or min(map(len, subsets)) < 2:
         raise InputError(
-            f"subsets hold {[len(rows) for rows in subsets]} units; two or more of at least 2 are needed"
+            f"subsets hold {[len(rows) for rows in subsets]} units; expected two or more subsets of at "
+            "least 2"
         )
     moments = np.full((3, len(subsets), x.shape[1]), np.nan)
     for at, rows in enumerate(subsets):

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from assay.analyses.calibration.page_words import picture_words
-from assay.core.measurement import Judged, Rule
+from assay.core.verdict import Judged, Rule
 from assay.page.blocks import Drawing
 
 
@@ -96,7 +96,7 @@ def legend() -> list[tuple[Drawing, str]]:
         (zones[1], "fail"),
         ("".join([*interval, _dot(30.0, alone=False)]), "number with its 90 % interval"),
         (_dot(30.0, alone=True), "number without one"),
-        (_diamond(30.0), "what the published rule judges, where it is another number"),
+        (_diamond(30.0), "number judged by the published rule, if it differs"),
     )
     opening = '<svg class="gate-strip" viewBox="0 12 60 22" aria-hidden="true">'
     return [(Drawing(svg=f"{opening}{sign}</svg>"), words) for sign, words in signs]

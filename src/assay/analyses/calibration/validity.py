@@ -16,7 +16,7 @@ from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, sample
 from assay.circuits import HeadCircuit
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import RatioOfSums, fieller_interval, skewed_mean_interval, spearman_test
 from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
@@ -64,11 +64,11 @@ _EQUAL = 1e-12  # relative spread below which prompts differ by rounding only
             "Give a circuit whose heads have roles, bands and pathways, such as a published one.",
         ),
         "too_few": (
-            "With so few roles even the best order comes up by chance too often.",
-            "It takes at least four roles at different depths.",
+            "With so few roles, even the best order occurs by chance too often.",
+            "It needs at least four roles at different depths.",
         ),
     },
-    when_open="Neither order is established, and the roles are all there are.",
+    when_open="Neither order is established, and there are no more roles.",
 )
 def nomological_validity(
     circuit: HeadCircuit, *, n_perm: int = 10_000, task: str = "", seed: int = SEED
@@ -194,7 +194,8 @@ def _circular(layers: Real[np.ndarray, " k"], ordinals: Real[np.ndarray, " k"]) 
     parts={"substantial": Quantity(label="the same gain against 0.1")},
     reasons={
         "same_set": (
-            "The baseline is the circuit itself, or gives the same outputs: there is no difference to judge.",
+            "The baseline is the circuit itself, or gives the same outputs, so there is no difference to "
+            "judge.",
             "Compare with another baseline.",
         ),
         **below(FEWEST_FOR_MEANS, "no bounds of a difference hold for skewed scores"),
@@ -346,8 +347,8 @@ def _overlap(members: Bool[np.ndarray, " H"], baseline: Bool[np.ndarray, " H"]) 
     """Heads that both sets have, and their share of all heads in either."""
     if members.shape != baseline.shape:
         raise ShapeError(
-            f"members has shape {members.shape}, baseline_members {baseline.shape}; "
-            "one flag per head is needed"
+            f"members has shape {members.shape}, baseline_members {baseline.shape}; expected one flag per "
+            "head"
         )
     common = float((members & baseline).sum())
     return {"overlap": common, "jaccard": common / float((members | baseline).sum())}

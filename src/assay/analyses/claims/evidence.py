@@ -19,8 +19,8 @@ from assay.analyses.calibration import find_gate
 from assay.analyses.claims.claim import CIRCUIT, EACH_HEAD, Claim, Prediction
 from assay.analyses.claims.outcomes import CONTRADICTED, HELD, LOST, Outcome, joint_state
 from assay.core.errors import unknown_name
-from assay.core.measurement import Verdict
 from assay.core.record import Record
+from assay.core.verdict import Verdict
 
 
 KINDS = ("necessity", "sufficiency", "specificity", "consistency", "reliability")

@@ -21,7 +21,7 @@ from assay.analyses.calibration.judges import judge
 from assay.analyses.calibration.readings import Battery
 from assay.analyses.claims.claim import Claim
 from assay.core.errors import InputError
-from assay.core.measurement import Verdict
+from assay.core.verdict import Verdict
 from assay.discovery.heads.table import MeasurementTable
 
 

@@ -19,8 +19,8 @@ from assay.analyses.calibration import PooledResult, multiple_comparisons
 from assay.analyses.calibration.gate import ALPHA
 from assay.analyses.calibration.samples import sample
 from assay.analyses.claims.claim import Prediction
-from assay.core.measurement import ONE_SIDED_95, Interval, Verdict, undefined_interval
 from assay.core.record import Record, plain
+from assay.core.verdict import ONE_SIDED_95, Interval, Verdict, undefined_interval
 from assay.stats import delta_interval, fieller_interval, holm, mean_tests, ratio_of
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from assay.core.record import plain
 from assay.page.blocks import Block, Cell, Code, Details, Page, Section, Table, columns
+from assay.page.form import PAGES, PageForm
 from assay.page.text import NARROW, Text, bold, code, listed, number, p_value, quiet, rounded
 
 
@@ -148,3 +149,9 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     yield "task", (f"{claim['task']} ", quiet(f"seed {claim['seed']}, ablation {claim['ablation']}"))
     for name, digest in document["tables"].items():
         yield "table", (f"{name} ", code(digest))
+
+
+PAGES.add(
+    "claim",
+    PageForm(noun="result of a claim", schema="assay-claim-result/1", again="`assay claim`", make=claim_page),
+)

@@ -46,9 +46,9 @@ from assay.analyses.claims.sets import head_sets, shape_of
 from assay.circuits import Circuit
 from assay.circuits.heads import Head
 from assay.core import display
-from assay.core.measurement import Verdict
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record, library_version, named, plain
+from assay.core.verdict import Verdict
 from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model
 

@@ -39,7 +39,8 @@ from assay.analyses.generalization.evaluation import (
 from assay.analyses.generalization.finetuning import FineTuning, finetune
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
 from assay.analyses.generalization.intervals import depth_bias_interval, shift_interval
-from assay.analyses.generalization.monitoring import Monitor, Reading
+from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_inspections, rank_models

@@ -14,8 +14,8 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.evaluation import Threshold
 from assay.core.errors import InputError, NonFiniteError
-from assay.core.measurement import Interval
 from assay.core.record import Record
+from assay.core.verdict import Interval
 from assay.stats import clopper_pearson
 
 

@@ -15,8 +15,8 @@ from assay.analyses.generalization.dependency import FLOOR, TARGETS, layer_sets
 from assay.analyses.generalization.shift import DISTANCES, check_comparable
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
-from assay.core.measurement import Interval, undefined_interval
 from assay.core.random import stream
+from assay.core.verdict import Interval, undefined_interval
 from assay.graph import Graph
 from assay.stats import bootstrap_interval
 from assay.stats.intervals import N_RESAMPLES, OfSums

@@ -1,14 +1,58 @@
-"""Readings on disk: one JSON line each, appended and forced to the disk before anyone relies on it."""
+"""Readings of a monitor, and their file: a JSON line each, forced to the disk before anyone relies on it."""
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from assay.core.errors import FileFormatError, OutputError
-from assay.core.record import plain
+from assay.core.record import Record, plain
 from assay.core.untrusted import parse_json
+from assay.core.verdict import Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Record):
+    """What a monitor saw in one batch.
+
+    Attributes:
+        index: Number of the batch, from 0.
+        time: When it was observed, ISO 8601 in UTC.
+        n: Images.
+        shift: Distance of the batch's circuit from the reference's; larger means more shift.
+        interval: Of the mean shift of batches of n images from this source, see `shift_interval`.
+        alarm: What the monitor's rule says; None where it has no rule.
+        alarms: The same for every rule that could be applied.
+        p_value: Conformal p-value against the known batches; None without them.
+        e_value: Capital of the sequential test, at most 1 on average while nothing changes; None without it.
+        baselines: `ac`, `ane` and, with labelled known images, `atc` and `doc`; they fall as the model is
+            less sure.
+        layers: Rank-shift map, `[L + 1][L + 1]`, rows write and columns read.
+        domain: What the batch says of its origin.
+        data_hash: Of the images.
+        sources: Names of the files, where known.
+        skipped: Files of the batch that could not be read.
+        seconds: Discovery took so long.
+    """
+
+    index: int
+    time: str
+    n: int
+    shift: float
+    interval: Interval
+    alarm: bool | None
+    alarms: Mapping[str, bool] = field(default_factory=dict)
+    p_value: float | None = None
+    e_value: float | None = None
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    layers: tuple[tuple[float, ...], ...] = ()
+    domain: str = ""
+    data_hash: str = ""
+    sources: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 class Journal:

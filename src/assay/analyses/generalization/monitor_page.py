@@ -12,6 +12,7 @@ from assay.analyses.generalization import monitor_plots as plots
 from assay.core.errors import InputError
 from assay.core.record import plain
 from assay.page.blocks import Block, Code, Column, Details, Figure, Page, Pair, Section, Table, columns
+from assay.page.form import PAGES, PageForm
 from assay.page.matrix import Matrix, plot_matrix
 from assay.page.text import (
     NARROW,
@@ -375,3 +376,9 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
         value = number(threshold["value"], 3)
         yield "threshold", (value, quiet(origin)) if threshold.get("domain") else value
     yield "monitor", code(document["id"])
+
+
+PAGES.add(
+    "monitor",
+    PageForm(noun="monitor", schema="assay-monitor/1", again="`assay monitor`", make=monitor_page),
+)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,14 +27,13 @@ from assay.analyses.generalization.batches import (
 )
 from assay.analyses.generalization.evaluation import Threshold
 from assay.analyses.generalization.intervals import shift_interval
-from assay.analyses.generalization.journal import Journal
+from assay.analyses.generalization.journal import Journal, Reading
 from assay.analyses.generalization.shift import DISTANCES, circuit_shift, rank_shift_map
 from assay.circuits import EdgeScores
 from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, unknown_name
-from assay.core.measurement import Interval
 from assay.core.random import stream
-from assay.core.record import Record, library_version, plain, record_id
+from assay.core.record import library_version, plain, record_id
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
@@ -47,48 +45,6 @@ if TYPE_CHECKING:
 SCHEMA = "assay-monitor/1"
 LATEST = 8  # readings in the summary of a notebook
 RULES = ("threshold", "conformal", "sequential")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading(Record):
-    """What a monitor saw in one batch.
-
-    Attributes:
-        index: Number of the batch, from 0.
-        time: When it was observed, ISO 8601 in UTC.
-        n: Images.
-        shift: Distance of the batch's circuit from the reference's; larger means more shift.
-        interval: Of the mean shift of batches of n images from this source, see `shift_interval`.
-        alarm: What the monitor's rule says; None where it has no rule.
-        alarms: The same for every rule that could be applied.
-        p_value: Conformal p-value against the known batches; None without them.
-        e_value: Capital of the sequential test, at most 1 on average while nothing changes; None without it.
-        baselines: `ac`, `ane` and, with labelled known images, `atc` and `doc`; they fall as the model is
-            less sure.
-        layers: Rank-shift map, `[L + 1][L + 1]`, rows write and columns read.
-        domain: What the batch says of its origin.
-        data_hash: Of the images.
-        sources: Names of the files, where known.
-        skipped: Files of the batch that could not be read.
-        seconds: Discovery took so long.
-    """
-
-    index: int
-    time: str
-    n: int
-    shift: float
-    interval: Interval
-    alarm: bool | None
-    alarms: Mapping[str, bool] = field(default_factory=dict)
-    p_value: float | None = None
-    e_value: float | None = None
-    baselines: Mapping[str, float] = field(default_factory=dict)
-    layers: tuple[tuple[float, ...], ...] = ()
-    domain: str = ""
-    data_hash: str = ""
-    sources: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 class Monitor(display.Shown):
@@ -324,8 +280,7 @@ class Monitor(display.Shown):
         logits = run_model(self.model, task, batch_size=self._batch_size) if self._baselines else None
         moved = rank_shift_map(self.reference_scores, scores)
         index = len(self.readings)
-        # In (0, 1]: a draw of exactly 0 would make a p-value of 0.
-        test = self._sequential.observe(shift, 1 - float(stream(self._seed, f"monitor/tie/{index}").random()))
+        test = self._sequential.observe(shift, self._tie(index))
         alarms, p_value = self._verdicts(shift, test)
         reading = Reading(
             index=index,
@@ -349,6 +304,10 @@ class Monitor(display.Shown):
         self.readings.append(reading)
         self._sequential = test
         return reading
+
+    def _tie(self, index: int) -> float:
+        """The draw that breaks ties of a batch, in (0, 1]: exactly 0 would make a p-value of 0."""
+        return 1 - float(stream(self._seed, f"monitor/tie/{index}").random())
 
     @property
     def _tests_sequentially(self) -> bool:
@@ -461,9 +420,7 @@ class Monitor(display.Shown):
                 self._take(Calibration.from_dict(content))
             elif kind == "reading":
                 reading = Reading.from_dict(content)
-                self._sequential = self._sequential.observe(
-                    reading.shift, 1 - float(stream(self._seed, f"monitor/tie/{reading.index}").random())
-                )
+                self._sequential = self._sequential.observe(reading.shift, self._tie(reading.index))
                 self.readings.append(reading)
 
 

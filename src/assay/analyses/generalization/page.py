@@ -21,6 +21,7 @@ from assay.page.blocks import (
     Table,
     columns,
 )
+from assay.page.form import PAGES, PageForm
 from assay.page.matrix import plot_matrix
 from assay.page.text import (
     NARROW,
@@ -375,3 +376,18 @@ def _universal_motif(motif: Document) -> list[Block]:
     )
     values, layers = motif["values"], motif["layers"]
     return [_matrix("universal", values, layers, "The universal motif.", caption, beside=True)]
+
+
+PAGES.add(
+    "ranking",
+    PageForm(noun="ranking", schema="assay-ranking/1", again="`assay rank`", make=ranking_page),
+)
+PAGES.add(
+    "ranking-comparison",
+    PageForm(
+        noun="comparison of rankings",
+        schema="assay-ranking-comparison/1",
+        again="`assay rank`",
+        make=ranking_comparison_page,
+    ),
+)

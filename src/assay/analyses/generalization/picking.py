@@ -12,9 +12,9 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
 from assay.analyses.generalization.predictor import MetricEstimate, Predictor
-from assay.core.measurement import Interval, undefined_interval
 from assay.core.random import stream
 from assay.core.record import Record, plain
+from assay.core.verdict import Interval, undefined_interval
 from assay.stats import kendall_tau_rows
 
 

@@ -1,6 +1,7 @@
 """A chosen subset as a page: the verdict as a sentence, then what it rests on and what is in the subset."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from assay.analyses.subsets import page_tables as tables
 from assay.analyses.subsets import page_words as words
 from assay.analyses.subsets.page_words import share, signed, unit_name
 from assay.page.blocks import Block, Code, Details, Facts, Figure, Note, Page, Pair, Section
+from assay.page.form import PAGES, PageForm
 from assay.page.text import NARROW, Text, code, number, record_text
 
 
@@ -380,3 +382,18 @@ def _parts(split: Document) -> list[tuple[str, Text]]:
         units = f" of {number(part['n_units'])} {unit_name(kind, part['n_units'])}"
         facts.append((f"{name} models", number(part["n_models"]) + ("" if kind == "model" else units)))
     return facts
+
+
+_STORED = (
+    "this is a stored selection without its data, so its page cannot be made; read it with "
+    "`assay.load_subset(path, data)` and give that"
+)
+_SUBSET = PageForm(
+    noun="subset",
+    schema="assay-subset/1",
+    again="`assay select`",
+    make=subset_page,
+    relatives={"assay-selection/1": _STORED, "assay-selection-path/1": _STORED},
+)
+PAGES.add("subset", _SUBSET)
+PAGES.add("subset-path", replace(_SUBSET, schema="assay-subset-path/1"))

@@ -207,7 +207,7 @@ def run_part(
 
 
 def _silent(stage: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
 
 def block_record(facts: Mapping[str, Any]) -> dict[str, Any]:

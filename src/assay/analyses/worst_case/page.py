@@ -24,6 +24,7 @@ from assay.analyses.worst_case.page_words import (
 )
 from assay.analyses.worst_case.plots import plot_tail
 from assay.page.blocks import Block, Cell, Code, Details, Figure, Note, Page, Row, Section, Table, columns
+from assay.page.form import PAGES, PageForm
 from assay.page.text import Text, code, number, percent, quiet, record_text
 
 
@@ -193,3 +194,9 @@ def _prompts(document: Document, side: str) -> Iterator[Text]:
     yield f"{count(document, side)} distinct {side}"
     if repeated := draws(document, side):
         yield quiet(f" {repeated}")
+
+
+PAGES.add(
+    "worst_case",
+    PageForm(noun="worst case", schema="assay-worst-case/1", again="`assay attack`", make=worst_case_page),
+)

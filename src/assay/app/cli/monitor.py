@@ -13,7 +13,7 @@ from assay.app.running import DryRun, Talking
 
 
 if TYPE_CHECKING:
-    from assay.analyses.generalization.monitoring import Reading
+    from assay.analyses.generalization.journal import Reading
     from assay.app.monitor.watch import MonitorRun, Stop
     from assay.models import Model
     from assay.pipeline.monitoring import MonitorPlan, StartedMonitor

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.monitoring import Monitor, Reading
+from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.monitoring import Monitor
 from assay.app.monitor.sinks import DeliveryError, Sink
 from assay.circuits import write_atomically
 from assay.core.errors import InputError, OutputError

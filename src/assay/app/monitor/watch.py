@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from assay.analyses.generalization import DISTANCES
-from assay.analyses.generalization.monitoring import Reading
+from assay.analyses.generalization.journal import Reading
 from assay.app.monitor.alarms import STATE, Notifier, seconds_of
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.sinks import AlarmFile, Sink, Webhook

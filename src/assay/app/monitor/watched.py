@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from assay.analyses.generalization.monitoring import SCHEMA, Reading
+from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.monitoring import SCHEMA
 from assay.app.monitor.alarms import STATE
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions

@@ -16,12 +16,12 @@ from assay.core.errors import InputError, NonFiniteError, UnknownNameError, unkn
 from assay.core.record import library_version
 from assay.core.registry import Registry
 from assay.discovery.edges.quadrature import quadrature_nodes
-from assay.execution import Ablation, Prepared
+from assay.execution import Ablation, Prepared, get_ablation
 from assay.execution.ablation import Mean
 from assay.execution.baseline import KeptRuns
 from assay.execution.forward import free_memory
 from assay.models import Model
-from assay.objectives import Objective
+from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task, map_tensors
 from assay.tasks.seen import describe_discovery
 
@@ -173,6 +173,27 @@ class EdgeMethod(abc.ABC):
             for name, value in values.items()
             if value is not usual[name] and value != usual[name]
         }
+
+    def choices(
+        self,
+        task: Task,
+        *,
+        objective: str | Objective | Loss | None = None,
+        ablation: str | Ablation | None = None,
+        steps: int | str = 5,
+        quadrature: str = "midpoint",
+        per_example: bool = False,
+        seed: int = 0,
+    ) -> Choices:
+        """Choices of a discovery; objective and ablation default to those of the method and the task."""
+        return Choices(
+            objective=get_objective(objective or self.objective or task.objective),
+            ablation=get_ablation(ablation or task.ablation),
+            steps=steps,
+            quadrature=quadrature,
+            per_example=per_example,
+            seed=seed,
+        )
 
     def check(self, settings: Choices) -> None:
         """Refuse settings the method cannot serve, naming those that it can."""

@@ -22,10 +22,10 @@ from assay.discovery.edges.method import (
     get_method,
     provenance_of,
 )
-from assay.execution import Ablation, get_ablation
+from assay.execution import Ablation
 from assay.execution.forward import choose_batch_size
 from assay.models import Model
-from assay.objectives import Loss, Objective, get_objective
+from assay.objectives import Loss, Objective
 from assay.tasks import Task
 
 
@@ -79,19 +79,17 @@ def discover(
         InputError: For settings that the method cannot serve.
         NonFiniteError: If a logit, gradient or score is NaN or infinite.
     """
-    asked = resolve(
-        model,
+    configured = get_method(method, **options)
+    settings = configured.choices(
         task,
-        get_method(method, **options),
         objective=objective,
         ablation=ablation,
         steps=steps,
         quadrature=quadrature,
-        batch_size=batch_size,
-        memory=memory,
         per_example=per_example,
         seed=seed,
     )
+    asked = resolve(model, task, configured, settings, batch_size=batch_size, memory=memory)
     started = time.perf_counter()
     sweep, details = _sweeps(asked.method, model, asked.task, asked.settings, asked.size)
     return asked.scores(sweep, details | {"seconds": time.perf_counter() - started})
@@ -138,26 +136,13 @@ def resolve(
     model: Model,
     task: Task,
     method: EdgeMethod,
+    settings: Choices,
     *,
-    objective: str | Objective | Loss | None = None,
-    ablation: str | Ablation | None = None,
-    steps: int | str = 5,
-    quadrature: str = "midpoint",
     batch_size: int | None = None,
     memory: int | None = None,
-    per_example: bool = False,
-    seed: int = 0,
 ) -> Asked:
-    """What `discover` runs, given its arguments; raises what it raises."""
-    settings = Choices(
-        objective=get_objective(objective or method.objective or task.objective),
-        ablation=get_ablation(ablation or task.ablation),
-        steps=steps,
-        quadrature=quadrature,
-        per_example=per_example,
-        seed=seed,
-    )
-    if per_example and not method.keeps_examples:
+    """What `discover` runs; raises what it raises."""
+    if settings.per_example and not method.keeps_examples:
         able = ", ".join(key for key, known in METHODS.items() if known.keeps_examples)
         raise InputError(
             f"{method.key} decides on all examples together, so it has no scores of single examples; remove "
