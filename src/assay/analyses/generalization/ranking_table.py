@@ -201,7 +201,7 @@ class Ranking(display.Shown, Record):
             "models": self._models_made,
             **{name: getattr(self, name) for name in ("target", "known", "measure", "ratio", "level")},
             "metrics": [*self.columns, *self.absent],
-            "settings": self.settings.record(),
+            "settings": self.settings.to_dict(),
         }
 
     @property

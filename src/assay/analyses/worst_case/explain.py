@@ -20,7 +20,6 @@ from assay.objectives import get_objective
 
 # Pairs per pass on a CPU: beyond this, passes get no faster.
 PAIRS_PER_PASS = 32
-LISTED_EDGES = 20  # of each kind in a document
 
 PairLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -101,6 +100,7 @@ class Explanation(Record):
         key: Name of the divergence.
         steps: Nodes of the midpoint rule.
         per_pair: Scores of the cut edges of each pair `[n_pairs, n_sources, n_targets]`, if asked for.
+        listed: Edges of each kind that the document lists, strongest first.
     """
 
     record_kind = "explanation"
@@ -124,6 +124,7 @@ class Explanation(Record):
     key: str
     steps: int
     per_pair: Float[Tensor, "n_pairs n_sources n_targets"] | None = None
+    listed: int = 20
 
     def scores(self) -> EdgeScores:
         """Both kinds in one table: what each edge takes (or would take) away from the divergence."""
@@ -205,7 +206,7 @@ class Explanation(Record):
             difference=part.difference,
             total=part.total,
             completeness_gap=part.completeness_gap,
-            top=self.top(LISTED_EDGES, kept=kept),
+            top=self.top(self.listed, kept=kept),
             by_source=self.by_source(kept=kept),
             by_target=self.by_target(kept=kept),
             by_layer=self.by_layer(kept=kept),
