@@ -48,7 +48,7 @@ def planted(
         provenance={
             "model": {"id": f"planted-{quality:g}", "weight_hash": f"{seed:04d}{round(1000 * quality):04d}"},
             "task": {"name": "planted", "domain": "target", "data_hash": "0" * 64, "n": n, "config": {}},
-            "settings": SETTINGS.record(),
+            "settings": SETTINGS.to_dict(),
         },
         cost={"inspect": {"seconds": 0.5, "passes": {"forward": 1}}},
     )

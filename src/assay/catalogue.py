@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.core.errors import unknown_name
+from assay.core.record import Record, same
 from assay.core.registry import Registry
 
 
@@ -33,7 +34,7 @@ CIRCUITS = "circuits"  # files of the package, not a registry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Record):
     """One registered object.
 
     Attributes:
@@ -42,13 +43,11 @@ class Entry:
         facts: Its plain attributes: unit, direction, published code, source, ...
     """
 
+    record_layout = same("key", "summary", "**facts")
+
     key: str
     summary: str
     facts: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Flat JSON record: key, summary, then the facts."""
-        return {"key": self.key, "summary": self.summary, **self.facts}
 
 
 class Catalogue(tuple[Entry, ...]):

@@ -1,6 +1,7 @@
 """Explanations of pairs: golden scores, a case worked by hand, completeness, grouping."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +135,7 @@ def test_groups_add_up(gpt2_tiny64: nn.Module) -> None:
     assert found.by_source()["input"] == pytest.approx(float(found.missing.values[0].sum()))
     ranked = list(found.by_source().values())
     assert ranked == sorted(ranked, reverse=True)
-    document = json.loads(json.dumps(found.to_dict(k=3)))
+    document = json.loads(json.dumps(replace(found, listed=3).to_dict()))
     assert [edge["score"] for edge in document["missing"]["top"]] == [edge.score for edge in found.top(3)]
     assert document["kept"]["top"][0]["kept"]
     torch.testing.assert_close(found.scores().values, found.missing.values + found.kept.values)

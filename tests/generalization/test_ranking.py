@@ -174,7 +174,7 @@ def test_the_same_ranking_has_the_same_identity_and_another_seed_another() -> No
     assert one == two
     other = replace(SETTINGS, steps=7)
     shown = {
-        name: replace(each, provenance={**each.provenance, "settings": other.record()})
+        name: replace(each, provenance={**each.provenance, "settings": other.to_dict()})
         for name, each in zoo().items()
     }
     assert rank_inspections(shown, settings=other).to_dict()["id"] != one["id"]

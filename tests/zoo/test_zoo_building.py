@@ -124,7 +124,7 @@ def test_a_model_that_diverges_is_written_down_and_the_rest_is_trained(tmp_path:
 
 
 def test_folders_and_data_that_do_not_fit_are_refused(zoo: Zoo, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds another zoo, 'small': id_domain is flat there, but neon here"):
+    with pytest.raises(InputError, match="another zoo, 'small': id_domain is flat there, but neon here"):
         train_zoo(GRID, draw_shapes("neon", 36), zoo.path, holdout=0.3)
     with pytest.raises(InputError, match="train_hash is"):
         train_zoo(GRID, draw_shapes("flat", 36, seed=1), zoo.path, holdout=0.3)

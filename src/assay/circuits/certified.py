@@ -14,6 +14,7 @@ from assay.circuits.circuit import Circuit
 from assay.circuits.files import read_edges, write_edges
 from assay.core import display
 from assay.core.errors import InputError
+from assay.core.record import Record, laid_out, same
 from assay.core.untrusted import malformed
 from assay.graph import Graph
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNCERTIFIED = -1
+_SETTINGS = same("how", "deletion", "n_examples", "resamples", "level", "correction", "required_radius")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CertifiedCircuit(display.Shown):
+class CertifiedCircuit(display.Shown, Record):
     """Edges of a graph included, excluded or left open by the vote of many random parts of the examples.
 
     Matrices are `[n_sources, n_targets]`; where the graph has no edge, `frequency` is 0, the limits NaN.
@@ -49,6 +51,12 @@ class CertifiedCircuit(display.Shown):
     """
 
     drawn_by = "assay.circuits.plots:plot_certified"
+    record_layout = {
+        **_SETTINGS,
+        **same("n_included", "n_excluded", "n_abstained"),
+        "edges": "_rows",
+        "provenance": "provenance",
+    }
 
     graph: Graph
     frequency: Float64[Tensor, "n_sources n_targets"]
@@ -161,21 +169,6 @@ class CertifiedCircuit(display.Shown):
             )
         return rows
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON: the settings, the counts, and a row for each edge that is included or left open."""
-        return {
-            **self._settings(),
-            "n_included": self.n_included,
-            "n_excluded": self.n_excluded,
-            "n_abstained": self.n_abstained,
-            "edges": self._rows(),
-            "provenance": dict(self.provenance),
-        }
-
-    def _settings(self) -> dict[str, Any]:
-        names = ("how", "deletion", "n_examples", "resamples", "level", "correction", "required_radius")
-        return {name: getattr(self, name) for name in names}
-
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
         arrays = {
@@ -190,7 +183,7 @@ class CertifiedCircuit(display.Shown):
             self.graph,
             arrays,
             kind="certified-circuit",
-            settings=self._settings(),
+            settings=laid_out(self, _SETTINGS),
             provenance=dict(self.provenance),
         )
 

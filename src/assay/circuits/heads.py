@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from assay.core.errors import AssayWarning, FileFormatError, InputError, unknown_name
-from assay.core.record import Record, plain
+from assay.core.record import Record, same
 from assay.core.untrusted import malformed, parse_json
 
 
@@ -79,7 +79,7 @@ class Role(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeadCircuit:
+class HeadCircuit(Record):
     """A set of heads, what each is for, and which jobs feed which.
 
     Attributes:
@@ -102,6 +102,17 @@ class HeadCircuit:
         InputError: For a head that is out of range, listed twice, in two roles or in none; a pathway that
             names an unknown role; pathways that form a cycle.
     """
+
+    record_schema = SCHEMA
+    record_layout = {
+        **same("id", "task", "variant", "status"),
+        "model": {"id": "model_id", **same("n_layers", "n_heads")},
+        "index_base": "index_base",
+        "n_circuit_heads": "k",
+        **same("sparsity", "heads", "roles", "pathways", "head_edges", "mlp_layers"),
+        **same("published_baselines", "source", "notes"),
+    }
+    index_base = 0
 
     id: str
     n_layers: int
@@ -210,77 +221,52 @@ class HeadCircuit:
 
     # ---- files ----------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """Content of a `head_circuit/1` file."""
-        content: dict[str, Any] = plain(
-            {
-                "schema": SCHEMA,
-                "id": self.id,
-                "task": self.task,
-                "variant": self.variant,
-                "status": self.status,
-                "model": {"id": self.model_id, "n_layers": self.n_layers, "n_heads": self.n_heads},
-                "index_base": 0,
-                "n_circuit_heads": self.k,
-                "sparsity": self.sparsity,
-                "heads": self.heads,
-                "roles": self.roles,
-                "pathways": self.pathways,
-                "head_edges": self.head_edges,
-                "mlp_layers": self.mlp_layers,
-                "published_baselines": self.published_baselines,
-                "source": self.source,
-                "notes": self.notes,
-            }
-        )
-        return content
-
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], *, origin: str = "the description") -> "HeadCircuit":
+    def from_dict(cls, document: Any, *, origin: str = "the description") -> "HeadCircuit":
         """The circuit of a `head_circuit/1` description.
 
         Args:
-            content: What the JSON file holds.
+            document: What the JSON file holds.
             origin: What messages call it.
 
         Raises:
             FileFormatError: For another schema, an index base other than 0, or missing parts.
             InputError: As the class; also for ordinals or head edges that contradict bands or pathways.
         """
-        if content.get("schema") != SCHEMA or content.get("index_base") != 0:
+        if document.get("schema") != SCHEMA or document.get("index_base") != 0:
             raise FileFormatError(
-                f"{origin} is not a {SCHEMA} file with zero-based heads (schema {content.get('schema')!r}, "
-                f"index_base {content.get('index_base')!r})"
+                f"{origin} is not a {SCHEMA} file with zero-based heads (schema {document.get('schema')!r}, "
+                f"index_base {document.get('index_base')!r})"
             )
         try:
             circuit = cls(
-                id=content["id"],
-                n_layers=content["model"]["n_layers"],
-                n_heads=content["model"]["n_heads"],
-                heads=_pairs(content["heads"]),
+                id=document["id"],
+                n_layers=document["model"]["n_layers"],
+                n_heads=document["model"]["n_heads"],
+                heads=_pairs(document["heads"]),
                 roles={
                     name: Role(
                         heads=_pairs(role["heads"]),
                         band=role.get("band"),
                         description=role.get("description", ""),
                     )
-                    for name, role in content.get("roles", {}).items()
+                    for name, role in document.get("roles", {}).items()
                 },
-                pathways=tuple((first, second) for first, second in content.get("pathways", [])),
-                model_id=content["model"].get("id"),
-                task=content.get("task"),
-                mlp_layers={name: tuple(layers) for name, layers in content.get("mlp_layers", {}).items()},
-                published_baselines=dict(content.get("published_baselines", {})),
-                source=dict(content.get("source", {})),
-                status=content.get("status", "discovered"),
-                variant=content.get("variant", ""),
-                notes=tuple(content.get("notes", ())),
+                pathways=tuple((first, second) for first, second in document.get("pathways", [])),
+                model_id=document["model"].get("id"),
+                task=document.get("task"),
+                mlp_layers={name: tuple(layers) for name, layers in document.get("mlp_layers", {}).items()},
+                published_baselines=dict(document.get("published_baselines", {})),
+                source=dict(document.get("source", {})),
+                status=document.get("status", "discovered"),
+                variant=document.get("variant", ""),
+                notes=tuple(document.get("notes", ())),
             )
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FileFormatError(f"{origin} is not a complete {SCHEMA} file: {error!r}") from error
-        _check_stated(circuit, content, origin)
+        _check_stated(circuit, document, origin)
         return circuit
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Statistic(Protocol):
-    """A named function of sums over examples; `assay.stats` has the implementations."""
+    """A named function of sums over examples and a `Record`; `assay.stats` has the implementations."""
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -47,9 +47,6 @@ class Statistic(Protocol):
         seed: int,
     ) -> Interval:
         """Its confidence interval; `method=None` chooses one, `seed` roots the resampling."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `assay.stats.statistic_from_dict` needs to build it again."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -254,7 +251,7 @@ class Measurement(display.Shown):
             "details": self.details,
             "baseline": self.baseline,
             "parts": {key: part._part_dict(level) for key, part in self.parts.items()},
-            "statistic": self.statistic.to_dict() if self.statistic else None,
+            "statistic": self.statistic,
             "seed": self.seed,
             "provenance": self.provenance,
         }

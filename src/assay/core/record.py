@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -34,6 +34,11 @@ def named(key: str) -> Mapping[str, Any]:
     return {"key": key}
 
 
+def same(*names: str, of: str = "") -> dict[str, str]:
+    """Entries of a `record_layout` whose keys are the names of the attributes, their own or `of` a part."""
+    return {name: f"{of}.{name}" if of else name for name in names}
+
+
 class Record:
     """Base of frozen dataclasses that have a place in files, stores and pages.
 
@@ -43,6 +48,9 @@ class Record:
         record_header: Further entries that are the same in every document of this kind.
         derived: Names of properties, and of methods without arguments, written after the fields. Reading
             ignores them.
+        record_layout: For documents that are only written and look other than the fields: each key with the
+            path of its value from the record (`circuit.n_edges`), or a mapping of such. The path `**NAME`
+            puts the entries of a mapping in its place.
 
     Notes:
         `field(metadata=HIDDEN)` is never written and needs a default; `field(metadata=BRIEF)` is written
@@ -51,21 +59,14 @@ class Record:
 
     record_kind: ClassVar[str] = ""
     record_schema: ClassVar[str] = ""
-    record_header: ClassVar[Mapping[str, str]] = {}
+    record_header: ClassVar[Mapping[str, Any]] = {}
     derived: ClassVar[tuple[str, ...]] = ()
+    record_layout: ClassVar[Mapping[str, Any]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Finite JSON; undefined numbers are null."""
-        record: dict[str, Any] = _header(type(self))
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            value = getattr(self, field.name)
-            use = field.metadata.get("record")
-            if use != "hidden" and not (use == "brief" and _empty(value)):
-                record[field.metadata.get("key", field.name)] = value
-        for name in self.derived:
-            value = getattr(self, name)
-            record[name] = value() if callable(value) else value
-        document: dict[str, Any] = plain(record)
+        entries = laid_out(self, self.record_layout) if self.record_layout else _fields_of(self)
+        document: dict[str, Any] = plain(_header(type(self)) | entries)
         return document
 
     @classmethod
@@ -87,14 +88,49 @@ class Record:
         return record
 
 
+def _fields_of(record: Record) -> dict[str, Any]:
+    """The fields, then the derived values."""
+    entries: dict[str, Any] = {}
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]  # subclasses are dataclasses
+        value = getattr(record, field.name)
+        use = field.metadata.get("record")
+        if use != "hidden" and not (use == "brief" and _empty(value)):
+            entries[field.metadata.get("key", field.name)] = value
+    return entries | {name: _value(record, name) for name in record.derived}
+
+
+def laid_out(record: object, layout: Mapping[str, Any]) -> dict[str, Any]:
+    """The values at the places of a `record_layout`."""
+    entries: dict[str, Any] = {}
+    for key, place in layout.items():
+        if isinstance(place, Mapping):
+            entries[key] = laid_out(record, place)
+        elif place.startswith("**"):
+            entries |= _value(record, place.removeprefix("**"))
+        else:
+            entries[key] = _value(record, place)
+    return entries
+
+
+def _value(record: object, path: str) -> Any:
+    """An attribute of the record or of its parts, or what a method returns; None for parts of None."""
+    value: Any = record
+    for name in path.split("."):
+        value = getattr(value, name)
+        value = value() if callable(value) else value
+        if value is None:
+            break
+    return value
+
+
 def _empty(value: object) -> bool:
     return value is None or (isinstance(value, Mapping | tuple | str) and not value)
 
 
-def _header(cls: type[Record]) -> dict[str, str]:
+def _header(cls: type[Record]) -> dict[str, Any]:
     """The entries that tell what a document is."""
-    header = {"kind": cls.record_kind, "schema": cls.record_schema, **cls.record_header}
-    return {name: value for name, value in header.items() if value}
+    header = {"kind": cls.record_kind, "schema": cls.record_schema}
+    return {name: value for name, value in header.items() if value} | dict(cls.record_header)
 
 
 def _problem(error: BaseException, expected: type | None) -> str:
@@ -191,6 +227,8 @@ def _record_hook(cls: Any, converter: Any) -> Callable[[object, type], Any]:
         return make_dict_structure_fn(cls, converter, **special)
 
     def read(document: object, kind: type) -> Any:
+        if cls.record_layout:
+            raise TypeError("documents of this kind are only written")
         if not isinstance(document, Mapping):
             raise TypeError(f"{type(document).__name__} instead of a record")
         header = _header(cls)
@@ -222,7 +260,7 @@ def _plain(value: Any, levels: int) -> Any:
         value = value.to_dict()
     if isinstance(value, Mapping):
         return {str(key): _plain(item, levels - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView):
         items = sorted(value) if isinstance(value, set | frozenset) else value
         return [_plain(item, levels - 1) for item in items]
     if hasattr(value, "tolist"):

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.worst_case.sampling import usual_protocol
 from assay.circuits import load_circuit
 from assay.core.errors import InputError
@@ -353,7 +352,7 @@ def _ranking(plan: Plan, rank: RankChoice, images: str, seed: int, device: str |
             "task": tasks[key],
             "known": known,
             "metrics": list(found.metrics),
-            "settings": InspectionSettings.record(found.settings),
+            "settings": found.settings.to_dict(),
             "seed": seed,
         }
         n = int(tasks[key].get("n") or rank.n or 0)

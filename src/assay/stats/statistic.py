@@ -15,6 +15,7 @@ from scipy import special
 
 from assay.core.errors import FileFormatError, InputError, unknown_name
 from assay.core.random import stream
+from assay.core.record import BRIEF, Record
 from assay.core.registry import Registry
 from assay.core.verdict import Interval
 from assay.stats.bounded import bounded_mean
@@ -26,7 +27,7 @@ _METHODS = ("bca", "percentile", "delta", "fieller", "clopper-pearson", "betting
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatioOfSums:
+class RatioOfSums(Record):
     """F = offset + scale * N / D, N and D linear in the sums of components.
 
     Attributes:
@@ -39,12 +40,14 @@ class RatioOfSums:
             distribution between them, at every n.
     """
 
+    record_kind = "ratio-of-sums"
+
     numerator: Mapping[str, float]
     denominator: Mapping[str, float] = field(default_factory=dict)
     offset: float = 0.0
     scale: float = 1.0
     smallest: float = 1e-8
-    bounds: tuple[float, float] | None = None
+    bounds: tuple[float, float] | None = field(default=None, metadata=BRIEF)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -139,18 +142,6 @@ class RatioOfSums:
             low=ends[0], high=ends[1], level=interval.level, method=interval.method, reason=interval.reason
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON that `statistic_from_dict` reads."""
-        return {
-            "kind": "ratio-of-sums",
-            "numerator": dict(self.numerator),
-            "denominator": dict(self.denominator),
-            "offset": self.offset,
-            "scale": self.scale,
-            "smallest": self.smallest,
-            **({"bounds": list(self.bounds)} if self.bounds else {}),
-        }
-
 
 def mean_of(
     name: str, *, offset: float = 0.0, scale: float = 1.0, bounds: tuple[float, float] | None = None
@@ -186,7 +177,7 @@ SUM_FUNCTIONS: Registry[SumFunction] = Registry("sum function")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionOfSums:
+class FunctionOfSums(Record):
     """A registered function of the sums of components that is not a ratio of sums.
 
     Attributes:
@@ -194,6 +185,8 @@ class FunctionOfSums:
         components: Names of the per-example vectors it sums, in the order the function expects.
         parameters: JSON values passed on by keyword.
     """
+
+    record_kind = "function-of-sums"
 
     function: str
     components: tuple[str, ...]
@@ -228,15 +221,6 @@ class FunctionOfSums:
         return bootstrap_interval(
             values, self.of_sums, rng=stream(seed, _STREAM), level=level, method=method or "bca"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON that `statistic_from_dict` reads."""
-        return {
-            "kind": "function-of-sums",
-            "function": self.function,
-            "components": list(self.components),
-            "parameters": dict(self.parameters),
-        }
 
 
 @SUM_FUNCTIONS.register("d-prime")
@@ -293,13 +277,9 @@ def _distance_area(
 
 def statistic_from_dict(record: Mapping[str, Any]) -> RatioOfSums | FunctionOfSums:
     """The statistic that `to_dict` described."""
-    fields = {key: value for key, value in record.items() if key != "kind"}
-    if record.get("kind") == "ratio-of-sums":
-        if "bounds" in fields:
-            fields["bounds"] = tuple(fields["bounds"])
-        return RatioOfSums(**fields)
-    if record.get("kind") == "function-of-sums":
-        return FunctionOfSums(**{**fields, "components": tuple(fields["components"])})
+    for form in (RatioOfSums, FunctionOfSums):
+        if record.get("kind") == form.record_kind:
+            return form.from_dict(record)
     raise FileFormatError(
         f"unknown kind of statistic: {record.get('kind')!r}. The file may come from a newer version"
     )

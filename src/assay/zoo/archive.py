@@ -11,6 +11,7 @@ import numpy as np
 
 from assay.circuits import write_atomically
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
+from assay.core.record import BRIEF, Record, named
 from assay.core.untrusted import MALFORMED, parse_json
 from assay.models import Model, load_model
 from assay.tasks import ImageSet
@@ -26,56 +27,57 @@ EMBEDDED = Path(__file__).parent / "embedded"
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ZooEntry:
+class Checkpoint(Record):
+    """A model on its way: training steps done, and its directory, relative to the zoo."""
+
+    step: int
+    path: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ZooEntry(Record):
     """One model of a zoo.
 
     Attributes:
         key: Its name, unique in the zoo.
         path: Its directory, relative to the zoo.
         status: `done`, `failed` or `pending`.
-        recipe: How it was trained; empty if unknown.
         id_accuracy: Share of the held-out in-distribution images it gets right, 0 .. 1; None if unknown.
         best_step: Training step it was kept at; None if unknown.
+        recipe: How it was trained; empty if unknown.
         weight_hash: `Model.weight_hash`; None if unknown.
-        checkpoints: Training step to directory, relative to the zoo.
+        kept: Its checkpoints.
         reason: Why training failed.
     """
 
     key: str
     path: str
     status: str = "done"
-    recipe: Mapping[str, Any] = field(default_factory=dict)
     id_accuracy: float | None = None
     best_step: int | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
     weight_hash: str | None = None
-    checkpoints: Mapping[int, str] = field(default_factory=dict)
-    reason: str = ""
+    kept: tuple[Checkpoint, ...] = field(default=(), metadata=named("checkpoints"))
+    reason: str = field(default="", metadata=BRIEF)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The entry as in `zoo.json`."""
-        listed = [{"step": step, "path": path} for step, path in self.checkpoints.items()]
-        record = {name: getattr(self, name) for name in ("key", "path", "status", "id_accuracy", "best_step")}
-        record |= {"recipe": dict(self.recipe), "weight_hash": self.weight_hash, "checkpoints": listed}
-        return record | ({"reason": self.reason} if self.reason else {})
+    @property
+    def checkpoints(self) -> dict[int, str]:
+        """Training step to directory, relative to the zoo."""
+        return {each.step: each.path for each in self.kept}
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "ZooEntry":
-        """The entry of a `zoo.json`."""
-        checkpoints = {each["step"]: each["path"] for each in content.get("checkpoints", ())}
-        fields = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
-        entry = cls(**{**fields, "checkpoints": checkpoints})
-        # Records of a model are written under its key, below the zoo.
-        if type(content["key"]) is not str or not _KEY.fullmatch(entry.key):
+    def check(self) -> None:
+        """Raises `FileFormatError` unless what is written under the key and the paths stays in the zoo."""
+        if not _KEY.fullmatch(self.key):
             raise FileFormatError(
-                f"invalid model name {entry.key!r}: it becomes a file name. Use letters, digits and any of "
+                f"invalid model name {self.key!r}: it becomes a file name. Use letters, digits and any of "
                 "'._+=,@-', beginning with a letter or digit"
             )
-        for place in (entry.path, *checkpoints.values()):
+        for place in (self.path, *self.checkpoints.values()):
             if Path(place).is_absolute() or ".." in Path(place).parts:
                 raise FileFormatError(
-                    f"the model {entry.key!r} lies at {place!r}, outside the zoo; move it inside"
+                    f"the model {self.key!r} lies at {place!r}, outside the zoo; move it inside"
                 )
-        return entry
 
 
 @final
@@ -137,7 +139,7 @@ class Zoo:
             return cls(
                 path=path,
                 name=content["name"],
-                entries=tuple(ZooEntry.from_dict(each) for each in content["models"]),
+                entries=tuple(map(_entry, content["models"])),
                 id_domain=content["id_domain"],
                 classes=None if content["classes"] is None else tuple(content["classes"]),
                 data=content["data"],
@@ -296,3 +298,10 @@ class Zoo:
         else:
             entries = (*self.entries, entry)
         return replace(self, entries=entries)
+
+
+def _entry(document: object) -> ZooEntry:
+    """The entry of a `zoo.json`: records of a model are written under its key, below the zoo."""
+    entry = ZooEntry.from_dict(document)
+    entry.check()
+    return entry

@@ -11,7 +11,7 @@ from assay.core.errors import InputError, NonFiniteError
 from assay.core.random import stream
 from assay.models import load_model
 from assay.tasks import EvalTransform, ImageSet
-from assay.zoo.archive import Zoo, ZooEntry
+from assay.zoo.archive import Checkpoint, Zoo, ZooEntry
 from assay.zoo.grid import Grid
 from assay.zoo.initial import initial_module
 from assay.zoo.recipe import Recipe
@@ -140,9 +140,10 @@ def train_zoo(
             id_accuracy=score_of(run.module, validation, normalise)[0],
             best_step=run.best_step,
             weight_hash=load_model(run.folder).weight_hash,
-            checkpoints={
-                step: place.relative_to(folder).as_posix() for step, place in run.checkpoints.items()
-            },
+            kept=tuple(
+                Checkpoint(step=step, path=place.relative_to(folder).as_posix())
+                for step, place in run.checkpoints.items()
+            ),
         )
         zoo = zoo.with_entry(done)
         zoo.save()

@@ -8,13 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from assay.core.errors import FileFormatError, InputError, unknown_name
+from assay.core.record import Record, named, same
 from assay.core.untrusted import malformed, parse_json, parse_toml
 from assay.zoo.initial import Factory
 from assay.zoo.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Initialisation:
+class Initialisation(Record):
     """A named starting point.
 
     Attributes:
@@ -22,18 +23,19 @@ class Initialisation:
         architecture: For `scratch`: `timm:NAME` or settings of `transformers.ViTConfig`.
     """
 
+    record_layout = {"source": "source_name", **same("architecture")}
+
     source: str | Factory
     architecture: str | Mapping[str, Any] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; a function by its name."""
-        source = self.source if isinstance(self.source, str) else f"function:{self.source.__qualname__}"
-        shape = self.architecture
-        return {"source": source, "architecture": dict(shape) if isinstance(shape, Mapping) else shape}
+    @property
+    def source_name(self) -> str:
+        """The source; a function by its name."""
+        return self.source if isinstance(self.source, str) else f"function:{self.source.__qualname__}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class Grid(Record):
     """Every initialisation with every combination of the axes.
 
     Args:
@@ -56,7 +58,7 @@ class Grid:
     """
 
     name: str
-    initialisations: Mapping[str, Initialisation]
+    initialisations: Mapping[str, Initialisation] = field(metadata=named("inits"))
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     configurations: Sequence[Mapping[str, Any]] = ({},)
@@ -109,11 +111,11 @@ class Grid:
         return cls.from_dict(PRESETS[name])
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Grid":
+    def from_dict(cls, document: Any) -> "Grid":
         """The grid of a table as in a TOML file.
 
         Args:
-            content: `name`; `inits`, a table of tables with `source` and `architecture`; `axes`, `fixed`,
+            document: `name`; `inits`, a table of tables with `source` and `architecture`; `axes`, `fixed`,
                 `configurations`, `skip` as the arguments of `Grid`. With `preset`, that grid is the start,
                 and what the table says replaces its parts: whole `inits`, single axes and fixed fields.
 
@@ -122,15 +124,15 @@ class Grid:
             UnknownNameError: If a part, preset or field does not exist.
         """
         known = ("name", "preset", "inits", "axes", "fixed", "configurations", "skip")
-        for part in content:
+        for part in document:
             if part not in known:
                 raise unknown_name("part of a grid", part, known)
         merged: dict[str, Any] = {"name": "zoo", "inits": {}, "axes": {}, "fixed": {}}
-        if (preset := content.get("preset")) is not None:
+        if (preset := document.get("preset")) is not None:
             if preset not in PRESETS:
                 raise unknown_name("preset of a grid", preset, PRESETS)
             merged |= PRESETS[preset]
-        given = {part: value for part, value in content.items() if part != "preset"}
+        given = {part: value for part, value in document.items() if part != "preset"}
         for part in ("inits", "axes", "fixed"):
             if not isinstance(given.get(part, {}), Mapping):
                 raise InputError(f"{part} is {given[part]!r}; write a table [{part}]")
@@ -199,17 +201,6 @@ class Grid:
     def with_configurations(self, configurations: Sequence[Mapping[str, Any]]) -> "Grid":
         """The same initialisations with these combinations of fields instead of the product of the axes."""
         return replace(self, axes={}, fixed={}, configurations=tuple(configurations))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for records; `from_dict` reads it back unless an initialisation is a function."""
-        return {
-            "name": self.name,
-            "inits": {name: each.to_dict() for name, each in self.initialisations.items()},
-            "axes": {name: list(values) for name, values in self.axes.items()},
-            "fixed": dict(self.fixed),
-            "configurations": [dict(each) for each in self.configurations],
-            "skip": [dict(rule) for rule in self.skip],
-        }
 
 
 def _initialisation(name: str, value: Any) -> Initialisation:

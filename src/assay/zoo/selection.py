@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from assay.core.errors import InputError
+from assay.core.record import Record
 from assay.zoo.archive import Zoo
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class Selection(Record):
     """Configurations kept from a sweep.
 
     Attributes:
@@ -28,16 +29,6 @@ class Selection:
     tolerance: float
     sweep: str
     domain: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values, as in `zoo.json`."""
-        return {
-            "configurations": [dict(each) for each in self.configurations],
-            "shortfall": dict(self.shortfall),
-            "tolerance": self.tolerance,
-            "sweep": self.sweep,
-            "domain": self.domain,
-        }
 
 
 def select_configurations(sweep: Zoo, *, tolerance: float | int = 0.02, size: int | None = None) -> Selection:

@@ -17,7 +17,7 @@ from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core import display
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.record import plain, record_id
+from assay.core.record import Record, record_id, same
 from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.table import AnyCircuit
@@ -57,7 +57,7 @@ Against = Sequence[tuple[PairTask, AnyCircuit]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CalibrationReport(display.Shown, Mapping[str, Verdict]):
+class CalibrationReport(display.Shown, Record, Mapping[str, Verdict]):
     """Verdicts of the gates on one circuit, and the table they were read off.
 
     A mapping from gate keys to verdicts in the framework's order; published codes are understood too.
@@ -71,6 +71,15 @@ class CalibrationReport(display.Shown, Mapping[str, Verdict]):
     """
 
     drawn_by = "assay.analyses.calibration.plots:plot_calibration"
+    record_kind = "calibration"
+    record_schema = SCHEMA
+    record_layout = {
+        **same("**facts"),
+        "gates": "gate_rows",
+        "summary": "words",
+        "missing": "missing",
+        "seconds": "total_seconds",
+    }
 
     verdicts: Mapping[str, Verdict]
     table: MeasurementTable
@@ -121,25 +130,24 @@ class CalibrationReport(display.Shown, Mapping[str, Verdict]):
         ]
         return pd.DataFrame(rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON: what pages, files and stores hold."""
-        gates = [
+    @property
+    def gate_rows(self) -> list[dict[str, Any]]:
+        """Each gate with its words, its verdict and its time."""
+        return [
             {name: getattr(GATES[key], name) for name in _GATE_FACTS}
             | {"task": self.table.task.name, "verdict": verdict, "seconds": self.seconds.get(key)}
             for key, verdict in self.verdicts.items()
         ]
-        document: dict[str, Any] = plain(
-            {
-                "schema": SCHEMA,
-                "kind": "calibration",
-                **self.facts,
-                "gates": gates,
-                "summary": {which: self.counts(which) for which in ("status", "published")},
-                "missing": dict(self.missing),
-                "seconds": sum(self.seconds.values()),
-            }
-        )
-        return document
+
+    @property
+    def words(self) -> dict[str, dict[str, int]]:
+        """The counts of both verdicts."""
+        return {which: self.counts(which) for which in ("status", "published")}
+
+    @property
+    def total_seconds(self) -> float:
+        """Time of the runs and of all gates."""
+        return sum(self.seconds.values())
 
 
 @takes_text(untouched=("circuit", "task"))

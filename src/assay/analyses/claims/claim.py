@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits.heads import Head
-from assay.core.record import canonical_json
+from assay.core.record import Record, canonical_json, same
 
 
 SCHEMA = "assay-claim/1"
@@ -40,8 +40,12 @@ def head_name(head: Head) -> str:
     return f"a{head[0]}.h{head[1]}"
 
 
+def _by_name(heads: tuple[Head, ...] | str) -> str | list[str]:
+    return heads if isinstance(heads, str) else [head_name(head) for head in heads]
+
+
 @dataclass(frozen=True, kw_only=True)
-class ClaimedRole:
+class ClaimedRole(Record):
     """Heads said to do one job.
 
     Attributes:
@@ -49,12 +53,19 @@ class ClaimedRole:
         sign: 1, or -1 for heads said to work against the task, whose loss raises the margin.
     """
 
+    record_layout = {"heads": "heads_by_name", "sign": "sign"}
+
     heads: tuple[Head, ...]
     sign: int = 1
 
+    @property
+    def heads_by_name(self) -> list[str]:
+        """The heads as text."""
+        return [*map(head_name, self.heads)]
+
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(Record):
     """What a run must show.
 
     Attributes:
@@ -66,12 +77,19 @@ class Prediction:
         unit: `share` of the model's own mean margin, or `margin`: the margin's own unit.
     """
 
+    record_layout = same("what", "of", "on", "**bound", "unit")
+
     what: str
     of: str
     on: str
     relation: str
     size: float
     unit: str = "share"
+
+    @property
+    def bound(self) -> dict[str, float]:
+        """The size under the name of its relation."""
+        return {self.relation: self.size}
 
     @property
     def text(self) -> str:
@@ -82,7 +100,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control:
+class Control(Record):
     """Heads that must not do what the claim's heads do.
 
     Attributes:
@@ -92,9 +110,21 @@ class Control:
         draws: How many random sets are averaged; 1 for listed heads.
     """
 
+    record_layout = {"heads": "heads_by_name", "of": "of", **same("**drawn")}
+
     heads: tuple[Head, ...] | str
     of: str = CIRCUIT
     draws: int = 1
+
+    @property
+    def heads_by_name(self) -> str | list[str]:
+        """The heads as text; the rule that draws them."""
+        return _by_name(self.heads)
+
+    @property
+    def drawn(self) -> dict[str, int]:
+        """How many sets, where they are drawn."""
+        return {"draws": self.draws} if isinstance(self.heads, str) else {}
 
     @property
     def text(self) -> str:
@@ -107,7 +137,7 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class Rival(Record):
     """Another circuit, which must depart further from the model than the claim's.
 
     Attributes:
@@ -116,12 +146,19 @@ class Rival:
             those are the claim's own, it is not a rival and is not tested.
     """
 
+    record_layout = {"name": "name", "heads": "heads_by_name"}
+
     name: str
     heads: tuple[Head, ...] | str
 
+    @property
+    def heads_by_name(self) -> str | list[str]:
+        """The heads as text; the rule that chooses them."""
+        return _by_name(self.heads)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Claim:
+class Claim(Record):
     """Predictions about a set of heads, to be registered before anything is measured.
 
     `load_claim` and `parse_claim` make and check it.
@@ -141,6 +178,14 @@ class Claim:
         files: Name of each task file -> SHA-256 of its content.
         folder: Where the names of task files start; no part of the content.
     """
+
+    record_schema = SCHEMA
+    record_layout = {
+        "claim": same("name", "statement", "model", "task", "n", "seed", "ablation"),
+        "heads": "roles",
+        "predicts": "predictions",
+        **same("controls", "rivals", "**task_files"),
+    }
 
     name: str
     statement: str
@@ -178,43 +223,10 @@ class Claim:
         """The claim's task, then the others its predictions speak of."""
         return tuple(dict.fromkeys((self.task, *(each.on for each in self.predictions))))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Content with every default written out: what is registered."""
-
-        def listed(heads: tuple[Head, ...] | str) -> Any:
-            return heads if isinstance(heads, str) else [head_name(head) for head in heads]
-
-        return {
-            "schema": SCHEMA,
-            "claim": {
-                "name": self.name,
-                "statement": self.statement,
-                "model": self.model,
-                "task": self.task,
-                "n": self.n,
-                "seed": self.seed,
-                "ablation": self.ablation,
-            },
-            "heads": {
-                name: {"heads": listed(role.heads), "sign": role.sign} for name, role in self.roles.items()
-            },
-            "predicts": [
-                {
-                    "what": each.what,
-                    "of": each.of,
-                    "on": each.on,
-                    each.relation: each.size,
-                    "unit": each.unit,
-                }
-                for each in self.predictions
-            ],
-            "controls": [
-                {"heads": listed(each.heads), "of": each.of}
-                | ({"draws": each.draws} if isinstance(each.heads, str) else {})
-                for each in self.controls
-            ],
-            "rivals": [{"name": each.name, "heads": listed(each.heads)} for each in self.rivals],
-        } | ({"files": dict(self.files)} if self.files else {})
+    @property
+    def task_files(self) -> dict[str, Any]:
+        """The files, where there are any."""
+        return {"files": self.files} if self.files else {}
 
     @cached_property
     def hash(self) -> str:

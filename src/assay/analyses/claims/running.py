@@ -47,7 +47,7 @@ from assay.circuits import Circuit
 from assay.circuits.heads import Head
 from assay.core import display
 from assay.core.random import stream
-from assay.core.record import HIDDEN, Record, library_version, named, plain
+from assay.core.record import Record, laid_out, library_version, same
 from assay.core.verdict import Verdict
 from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model
@@ -57,6 +57,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Progress = Callable[[str, int, int], None]
+_REGISTRATION = {
+    "file": "path.name",
+    "registered": "time",
+    "library": "library",
+    "earlier": "earlier.__len__",
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,12 +90,18 @@ class ClaimResult(display.Shown, Record):
     drawn_by = "assay.analyses.claims.plots:plot_claim"
     record_kind = "claim"
     record_schema = "assay-claim-result/1"
-    derived = ("hash", "predictions", "checklist", "contradicted", "provenance")
+    record_layout = {
+        "registered_before": "registered_before",
+        "tests": "outcomes",
+        **same("multiplicity", "gates", "replication", "evidence", "tier", "lacking", "tables", "passes"),
+        **same("seconds", "facts", "hash", "predictions", "checklist", "contradicted", "provenance", "claim"),
+        "registration": "registered_as",
+    }
 
-    claim: Claim = field(metadata=HIDDEN)
-    registration: Registration | None = field(metadata=HIDDEN)
+    claim: Claim
+    registration: Registration | None
     registered_before: bool
-    outcomes: tuple[Outcome, ...] = field(metadata=named("tests"))
+    outcomes: tuple[Outcome, ...]
     multiplicity: Verdict
     gates: Mapping[str, Verdict]
     replication: tuple[Outcome, ...]
@@ -154,17 +166,10 @@ class ClaimResult(display.Shown, Record):
         """The library, and the time at which the document is made."""
         return {"library": library_version(), "measured": now()}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON of schema `assay-claim-result/1`; of the registration what names it."""
-        registration = None
-        if self.registration is not None:
-            registration = {
-                "file": self.registration.path.name,
-                "registered": self.registration.time,
-                "library": self.registration.library,
-                "earlier": len(self.registration.earlier),
-            }
-        return super().to_dict() | {"claim": plain(self.claim.to_dict()), "registration": registration}
+    @property
+    def registered_as(self) -> dict[str, Any] | None:
+        """Of the registration what names it."""
+        return None if self.registration is None else laid_out(self.registration, _REGISTRATION)
 
 
 def run_claim(

@@ -14,7 +14,7 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.evaluation import Threshold
 from assay.core.errors import InputError, NonFiniteError
-from assay.core.record import Record
+from assay.core.record import Record, same
 from assay.core.verdict import Interval
 from assay.stats import clopper_pearson
 
@@ -50,7 +50,7 @@ def conformal_p_value(known: Sequence[float], score: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalAlarm:
+class ConformalAlarm(Record):
     """An alarm for one batch at a time: it goes off where the conformal p-value is at most `alpha`.
 
     While batches are exchangeable with the known ones, a batch raises the alarm with probability at most
@@ -65,6 +65,8 @@ class ConformalAlarm:
         InputError: If `alpha` is below 1 / (m + 1), the smallest p-value that m batches can give.
         NonFiniteError: For NaN or infinite scores.
     """
+
+    record_layout = same("limit", "smallest_alpha", "rate_bound")
 
     known: tuple[float, ...]
     alpha: float = 0.05

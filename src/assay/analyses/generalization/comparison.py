@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,13 +18,13 @@ from assay.analyses.generalization.evaluation import (
 )
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
-from assay.analyses.generalization.picking import metric_facts
-from assay.analyses.generalization.predictor import PREDICTORS
+from assay.analyses.generalization.picking import METRIC_FACTS
+from assay.analyses.generalization.predictor import PREDICTORS, Predictor
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking_table import Ranking, layer_names
 from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError
-from assay.core.record import library_version, plain, record_id
+from assay.core.record import Record, library_version, record_id, same
 
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ KIND, SCHEMA = "ranking-comparison", "assay-ranking-comparison/1"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MetricSummary:
+class MetricSummary(Record):
     """One metric over all labelled targets.
 
     Attributes:
@@ -45,11 +46,27 @@ class MetricSummary:
         missing: Targets on which the metric, or its correlation, is undefined.
     """
 
+    record_layout = {
+        **same(*METRIC_FACTS, of="predictor"),
+        "per_dataset": "correlations.per_dataset",
+        **same("average", "sem", "regret", "missing", "n_tasks"),
+    }
+
     metric: str
     tasks: Mapping[str, tuple[TaskCorrelation, ...]]
     correlations: CorrelationSummary | None
     regret: float
     missing: tuple[str, ...]
+
+    @property
+    def predictor(self) -> Predictor:
+        """The metric itself."""
+        return PREDICTORS[self.metric]
+
+    @property
+    def n_tasks(self) -> int:
+        """Targets that have a correlation."""
+        return sum(map(len, self.tasks.values()))
 
     @property
     def average(self) -> float:
@@ -63,7 +80,7 @@ class MetricSummary:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RankingComparison(display.Shown):
+class RankingComparison(display.Shown, Record):
     """Rankings of several targets side by side.
 
     Attributes:
@@ -73,6 +90,17 @@ class RankingComparison(display.Shown):
     """
 
     drawn_by = "assay.analyses.generalization.rank_plots:plot_comparison"
+    record_kind = KIND
+    record_schema = SCHEMA
+    record_layout = {
+        "id": "id",
+        "datasets": "rankings.keys",
+        "metrics": "metrics.values",
+        "random": "random",
+        "motif": "_motif_entry",
+        "rankings": "_listed",
+        "provenance": "provenance",
+    }
 
     rankings: Mapping[str, tuple[Ranking, ...]]
     metrics: Mapping[str, MetricSummary]
@@ -134,9 +162,34 @@ class RankingComparison(display.Shown):
         """Mean of the motifs, each scaled by its largest entry; float64 `[L + 1, L + 1]`."""
         return universal_motif(list(self.motifs().values()))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The document of the comparison: plain JSON, everything that a report shows."""
-        return _document(self)
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """How it came to be: the rankings by their ids."""
+        ids = {name: [each.id for each in listed] for name, listed in self.rankings.items()}
+        return {"library": library_version(), "rankings": ids}
+
+    @property
+    def id(self) -> str:
+        """Hash of how it came to be."""
+        return record_id(KIND, self.provenance)
+
+    @property
+    def _listed(self) -> list[Ranking]:
+        return [each for listed in self.rankings.values() for each in listed]
+
+    def _motif_entry(self) -> dict[str, Any]:
+        """The universal motif with its layers; the reason where there is none, or models differ in depth."""
+        try:
+            motifs = self.motifs()
+            values = universal_motif(list(motifs.values()))
+        except InputError as error:
+            return {"values": None, "reason": str(error), "layers": [], "tasks": []}
+        return {
+            "values": values.numpy(),
+            "reason": None,
+            "layers": layer_names(len(values) - 2),
+            "tasks": list(motifs),
+        }
 
 
 def compare_rankings(
@@ -269,49 +322,3 @@ def motif_over_domains(
         performance=tuple(performance),
         correlations=correlations,
     )
-
-
-def _document(comparison: RankingComparison) -> dict[str, Any]:
-    documents = {
-        dataset: [each.to_dict() for each in listed] for dataset, listed in comparison.rankings.items()
-    }
-    ids = {name: [each["id"] for each in listed] for name, listed in documents.items()}
-    provenance = {"library": library_version(), "rankings": ids}
-    metrics = [
-        {
-            **metric_facts(PREDICTORS[key]),
-            "per_dataset": None if summary.correlations is None else summary.correlations.per_dataset,
-            **{name: getattr(summary, name) for name in ("average", "sem", "regret", "missing")},
-            "n_tasks": sum(map(len, summary.tasks.values())),
-        }
-        for key, summary in comparison.metrics.items()
-    ]
-    record: dict[str, Any] = plain(
-        {
-            "kind": KIND,
-            "schema": SCHEMA,
-            "id": record_id(KIND, provenance),
-            "datasets": list(comparison.rankings),
-            "metrics": metrics,
-            "random": comparison.random,
-            "motif": _universal(comparison),
-            "rankings": [each for listed in documents.values() for each in listed],
-            "provenance": provenance,
-        }
-    )
-    return record
-
-
-def _universal(comparison: RankingComparison) -> dict[str, Any]:
-    """The universal motif with its layers; the reason where there is none, or models differ in depth."""
-    try:
-        motifs = comparison.motifs()
-        values = universal_motif(list(motifs.values()))
-    except InputError as error:
-        return {"values": None, "reason": str(error), "layers": [], "tasks": []}
-    return {
-        "values": values.numpy(),
-        "reason": None,
-        "layers": layer_names(len(values) - 2),
-        "tasks": list(motifs),
-    }

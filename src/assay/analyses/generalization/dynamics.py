@@ -10,7 +10,7 @@ from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_lo
 from assay.analyses.generalization.intervals import depth_bias_interval
 from assay.core import display
 from assay.core.errors import InputError
-from assay.core.record import Record
+from assay.core.record import Record, same
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
 from assay.zoo.run_folder import finished
@@ -48,7 +48,7 @@ class DepthReading(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dynamics(display.Shown):
+class Dynamics(display.Shown, Record):
     """Readings along a training run.
 
     Attributes:
@@ -57,6 +57,8 @@ class Dynamics(display.Shown):
     """
 
     drawn_by = "assay.report.dynamics:plot_run"
+    record_schema = SCHEMA
+    record_layout = same("**facts", "readings")
 
     readings: tuple[DepthReading, ...]
     facts: Mapping[str, Any]
@@ -83,10 +85,6 @@ class Dynamics(display.Shown):
 
         rows = [each.to_dict() for each in self.readings]
         return pd.DataFrame([row | row.pop("scores") for row in rows])
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document that the picture and the files are made of; undefined numbers are None."""
-        return {"schema": SCHEMA, **self.facts, "readings": [each.to_dict() for each in self.readings]}
 
 
 def training_dynamics(

@@ -13,7 +13,7 @@ from assay.analyses.generalization.dynamics import DepthVerdict, Dynamics, judge
 from assay.analyses.generalization.live_scores import SECOND_ORDER
 from assay.circuits import write_atomically
 from assay.core.errors import InputError
-from assay.core.record import Record
+from assay.core.record import Record, same
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
 from assay.zoo import Augmentation, Recipe, TrainingRun, train
@@ -51,7 +51,7 @@ class LeakingChoice(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FineTuning:
+class FineTuning(Record):
     """A finished fine-tuning.
 
     Attributes:
@@ -67,6 +67,16 @@ class FineTuning:
         undefined: Batches without any score, on which the circuit loss was left out.
     """
 
+    record_schema = SCHEMA
+    record_layout = {
+        "circuit": "circuit",
+        "recipe": "run.recipe",
+        "weights": "weights",
+        "selected": {"by": "chosen_by", **same("step", "score", "watched")},
+        **same("leaking", "verdict", "guarded", "undefined", "dynamics"),
+    }
+    chosen_by = "validation"
+
     run: TrainingRun
     circuit: CircuitSettings | None
     dynamics: Dynamics
@@ -78,25 +88,10 @@ class FineTuning:
     guarded: int
     undefined: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """The document written as `circuit.json`."""
-        return {
-            "schema": SCHEMA,
-            "circuit": None if self.circuit is None else self.circuit.to_dict(),
-            "recipe": self.run.recipe.to_dict(),
-            "weights": self.run.record["weights"],
-            "selected": {
-                "by": "validation",
-                "step": self.step,
-                "score": self.score,
-                "watched": dict(self.watched),
-            },
-            "leaking": {name: choice.to_dict() for name, choice in self.leaking.items()},
-            "verdict": self.verdict.to_dict(),
-            "guarded": self.guarded,
-            "undefined": self.undefined,
-            "dynamics": self.dynamics.to_dict(),
-        }
+    @property
+    def weights(self) -> Any:
+        """Hash of the selected weights."""
+        return self.run.record["weights"]
 
 
 def finetune(

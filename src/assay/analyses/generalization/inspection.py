@@ -21,7 +21,7 @@ from assay.analyses.generalization.sharpness import sharpness
 from assay.circuits.files import read_arrays, write_arrays
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, unknown_name
 from assay.core.random import stream
-from assay.core.record import library_version, record_id
+from assay.core.record import HIDDEN, Record, library_version, record_id
 from assay.discovery.edges import discover, output_scores
 from assay.execution.forward import choose_batch_size
 from assay.graph import Graph, build_graph
@@ -38,7 +38,7 @@ _DRAW_BLOCK = 1 << 25  # numbers of resampled edge scores held at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectionSettings:
+class InspectionSettings(Record):
     """How edge scores and sharpness are measured; equal for every model of a comparison.
 
     Attributes:
@@ -59,7 +59,7 @@ class InspectionSettings:
     sharpness_batch: int = 256
     draws: int = 1000
     seed: int = 0
-    batch_size: int | None = None
+    batch_size: int | None = field(default=None, metadata=HIDDEN)
 
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in ("steps", "sharpness_batch", "draws")}
@@ -72,10 +72,6 @@ class InspectionSettings:
         """What discovering a circuit takes, by the names of its arguments."""
         names = ("objective", "ablation", "steps", "quadrature", "batch_size")
         return {name: getattr(self, name) for name in names}
-
-    def record(self) -> dict[str, Any]:
-        """What decides the numbers, as JSON values."""
-        return {name: value for name, value in vars(self).items() if name != "batch_size"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,7 +168,7 @@ def inspect_model(
         "model": model.describe(),
         "task": task.describe(),
         "parts": sorted(wanted),
-        "settings": settings.record(),
+        "settings": settings.to_dict(),
     }
     path = None if cache is None else Path(cache) / f"{record_id(_KIND, provenance)}.safetensors"
     if path is not None and path.exists():

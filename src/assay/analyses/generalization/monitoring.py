@@ -33,7 +33,7 @@ from assay.circuits import EdgeScores
 from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, unknown_name
 from assay.core.random import stream
-from assay.core.record import library_version, plain, record_id
+from assay.core.record import Record, library_version, plain, record_id, same
 from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
@@ -47,7 +47,7 @@ LATEST = 8  # readings in the summary of a notebook
 RULES = ("threshold", "conformal", "sequential")
 
 
-class Monitor(display.Shown):
+class Monitor(display.Shown, Record):
     """Watches a deployed model: how far its circuit on new images is from its circuit on known ones.
 
     Every batch costs one discovery with the settings of the reference, and one forward pass more for the
@@ -92,6 +92,12 @@ class Monitor(display.Shown):
     """
 
     drawn_by = "assay.analyses.generalization.monitor_plots:plot_monitor"
+    record_kind = "monitor"
+    record_layout = {
+        **same("**_header", "id", "rule", "calibration"),
+        "conformal": "_conformal",
+        **same("guarantee", "readings"),
+    }
 
     def __init__(
         self,
@@ -348,25 +354,6 @@ class Monitor(display.Shown):
     def guarantee(self) -> Guarantee:
         """How often the rule in force raises a false alarm, and what that rests on."""
         return guarantee(self.rule, self.threshold, self.calibration, self.alpha)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document of a report: what is watched and how, the known batches, the readings; plain JSON."""
-        return {
-            **self._header,
-            "kind": "monitor",
-            "id": self.id,
-            "rule": self.rule,
-            "calibration": self.calibration.to_dict() if self.calibration else None,
-            "conformal": None
-            if self._conformal is None
-            else {
-                "limit": self._conformal.limit,
-                "smallest_alpha": self._conformal.smallest_alpha,
-                "rate_bound": self._conformal.rate_bound(),
-            },
-            "guarantee": self.guarantee.to_dict(),
-            "readings": [each.to_dict() for each in self.readings],
-        }
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per batch: index, time, n, shift, low, high, alarm, p_value, e_value, domain."""

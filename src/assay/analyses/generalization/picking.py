@@ -13,8 +13,8 @@ from scipy import stats as scipy_stats
 from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
 from assay.analyses.generalization.predictor import MetricEstimate, Predictor
 from assay.core.random import stream
-from assay.core.record import Record, plain
-from assay.core.verdict import Interval, undefined_interval
+from assay.core.record import Record, same
+from assay.core.verdict import Interval
 from assay.stats import kendall_tau_rows
 
 
@@ -135,7 +135,15 @@ def regret_of_picking(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricCorrelation:
+class CorrelationEstimate(Record):
+    """One correlation of a metric with true performance, and its interval."""
+
+    value: float
+    interval: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricCorrelation(Record):
     """How a metric goes with true performance over the models, with intervals.
 
     Attributes:
@@ -143,15 +151,18 @@ class MetricCorrelation:
         intervals: `r2`, `srcc`, `krcc` -> percentiles over resampled models and images.
     """
 
+    record_layout = {"n": "point.n", **same("**estimates")}
+
     point: TaskCorrelation
     intervals: dict[str, Interval]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        record: dict[str, Any] = {"n": self.point.n}
-        for name, interval in self.intervals.items():
-            record[name] = plain({"value": getattr(self.point, name), "interval": interval.to_dict()})
-        return record
+    @property
+    def estimates(self) -> dict[str, CorrelationEstimate]:
+        """Each correlation with its interval."""
+        return {
+            name: CorrelationEstimate(value=getattr(self.point, name), interval=interval)
+            for name, interval in self.intervals.items()
+        }
 
 
 def correlation_with_intervals(
@@ -219,8 +230,12 @@ def _tau_b(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
 # ------------------------------------------------------------------------------------------ columns
 
 
+# What tables and pictures say about a metric.
+METRIC_FACTS = ("key", "name", "summary", "direction", "best_at", "resampled")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RankedMetric:
+class RankedMetric(Record):
     """One metric over all models.
 
     Attributes:
@@ -236,6 +251,8 @@ class RankedMetric:
         elsewhere: Mean expected regret of picking by it on other, labelled domains; None without any.
         draws: Replicates `[n_draws, n_models]`; None where there are none.
     """
+
+    record_layout = {**same(*METRIC_FACTS, of="metric"), **same("rows", "regret", "correlation", "elsewhere")}
 
     metric: Predictor
     values: Float64[np.ndarray, " models"]
@@ -262,27 +279,6 @@ class RankedMetric:
             }
             for place, interval in enumerate(self.intervals)
         ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The entry of a metric in a document: finite JSON."""
-        entry: dict[str, Any] = plain(
-            {
-                **metric_facts(self.metric),
-                "rows": self.rows(),
-                "regret": self.regret,
-                "correlation": None if self.correlation is None else self.correlation.to_dict(),
-                "elsewhere": self.elsewhere,
-            }
-        )
-        return entry
-
-
-def metric_facts(metric: Predictor) -> dict[str, Any]:
-    """What tables and pictures say about a metric."""
-    return {
-        name: getattr(metric, name)
-        for name in ("key", "name", "summary", "direction", "best_at", "resampled")
-    }
 
 
 def column_of(

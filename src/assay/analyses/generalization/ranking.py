@@ -288,7 +288,7 @@ class _Builder:
         """One more model, by what it showed."""
         for each in (shown, known):
             settings = {} if each is None else each.provenance.get("settings", {})
-            for key, value in sorted(self.settings.record().items()):
+            for key, value in sorted(self.settings.to_dict().items()):
                 if settings.get(key, value) != value:
                     raise InputError(
                         f"{name} was measured with {key}={settings[key]!r}, but this ranking uses "

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from assay.analyses.generalization.picking import RankedMetric
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.core import display
 from assay.core.errors import InputError, unknown_name
-from assay.core.record import library_version, plain, record_id
+from assay.core.record import Record, library_version, record_id, same
 
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _NO_EDGES = "scores of all edges are missing; request metrics=[..., 'ddb-deep'] 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Ranking(display.Shown):
+class Ranking(display.Shown, Record):
     """Models by metrics on one target domain.
 
     Attributes:
@@ -50,6 +51,20 @@ class Ranking(display.Shown):
     """
 
     drawn_by = "assay.analyses.generalization.rank_plots:plot_ranking"
+    record_kind = KIND
+    record_schema = SCHEMA
+    record_layout = {
+        **same("id", "target", "known", "measure", "ratio", "level", "resampled"),
+        "models": "_models_entry",
+        "performance": "performance.rows",
+        "metrics": "columns.values",
+        "absent": "_absent_entry",
+        "ratios": "_ratios_entry",
+        "layers": "layers",
+        "motif": "_motif_entry",
+        "dependency": "_dependency_entry",
+        **same("costs", "provenance"),
+    }
 
     names: tuple[str, ...]
     columns: Mapping[str, RankedMetric]
@@ -178,48 +193,47 @@ class Ranking(display.Shown):
             raise InputError(_NO_EDGES)
         return np.stack([each for each in matrices if each is not None])
 
-    def to_dict(self) -> dict[str, Any]:
-        """The document of the ranking: finite JSON, everything that a report shows.
-
-        Its `id` is the hash of how it came to be.
-        """
-        models_made = [each.provenance.get("model") for each in self.inspections]
-        facts = {name: getattr(self, name) for name in ("target", "known", "measure", "ratio", "level")}
-        provenance = {
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """How it came to be."""
+        return {
             "library": library_version(),
-            "models": models_made,
-            **facts,
+            "models": self._models_made,
+            **{name: getattr(self, name) for name in ("target", "known", "measure", "ratio", "level")},
             "metrics": [*self.columns, *self.absent],
-            "settings": self.settings.record(),
+            "settings": self.settings.to_dict(),
         }
-        models = [
+
+    @property
+    def id(self) -> str:
+        """Hash of how it came to be."""
+        return record_id(KIND, self.provenance)
+
+    @property
+    def resampled(self) -> str:
+        """What the intervals are over."""
+        return RESAMPLED.format(draws=self.settings.draws)
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the rows and columns of a dependency matrix."""
+        return layer_names(self.inspections[0].graph.n_layers)
+
+    @property
+    def _models_made(self) -> list[Mapping[str, Any] | None]:
+        return [each.provenance.get("model") for each in self.inspections]
+
+    def _models_entry(self) -> list[dict[str, Any]]:
+        return [
             {"name": name, **{key: (model or {}).get(key) for key in ("id", "weight_hash")}}
-            for name, model in zip(self.names, models_made, strict=True)
+            for name, model in zip(self.names, self._models_made, strict=True)
         ]
-        absent = [
+
+    def _absent_entry(self) -> list[dict[str, str]]:
+        return [
             {"key": key, "name": PREDICTORS[key].name, "reason": reason}
             for key, reason in self.absent.items()
         ]
-        document: dict[str, Any] = plain(
-            {
-                "kind": KIND,
-                "schema": SCHEMA,
-                "id": record_id(KIND, provenance),
-                **facts,
-                "resampled": RESAMPLED.format(draws=self.settings.draws),
-                "models": models,
-                "performance": None if self.performance is None else self.performance.rows(),
-                "metrics": [column.to_dict() for column in self.columns.values()],
-                "absent": absent,
-                "ratios": self._ratios_entry(),
-                "layers": layer_names(self.inspections[0].graph.n_layers),
-                "motif": self._motif_entry(),
-                "dependency": self._dependency_entry(),
-                "costs": self.costs,
-                "provenance": provenance,
-            }
-        )
-        return document
 
     def _ratios_entry(self) -> dict[str, list[dict[str, float]]] | None:
         """Correlations of the depth bias with performance over values of tau; None without labels."""

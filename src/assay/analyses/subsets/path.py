@@ -21,7 +21,7 @@ from assay.analyses.subsets.splits import ModelSplit
 from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict
 from assay.core import display
 from assay.core.errors import InputError, unknown_name
-from assay.core.record import HIDDEN, Record, record_id
+from assay.core.record import HIDDEN, Record, record_id, same
 
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LargestSubset(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SelectionPath(display.Shown):
+class SelectionPath(display.Shown, Record):
     """Subsets of several sizes of the same data, with the same split.
 
     Attributes:
@@ -71,6 +71,9 @@ class SelectionPath(display.Shown):
     """
 
     drawn_by = "assay.analyses.subsets.plots:plot_path"
+    record_kind = KIND
+    record_schema = SCHEMA
+    record_layout = same("id", "path", "sizes", "selections", "baselines", "provenance")
 
     sizes: tuple[int, ...]
     selections: tuple[Subset, ...]
@@ -214,19 +217,6 @@ class SelectionPath(display.Shown):
     def id(self) -> str:
         """Hash of the provenance."""
         return record_id(KIND, self.provenance)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON with everything but the data; verdicts where they are known."""
-        return {
-            "kind": KIND,
-            "schema": SCHEMA,
-            "id": self.id,
-            "path": self.path,
-            "sizes": list(self.sizes),
-            "selections": [each.to_dict() for each in self.selections],
-            "baselines": {kind: [row.to_dict() for row in rows] for kind, rows in self.baselines.items()},
-            "provenance": self.provenance,
-        }
 
     @property
     def document(self) -> Mapping[str, Any]:

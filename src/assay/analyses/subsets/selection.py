@@ -25,7 +25,7 @@ from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict, judge_si
 from assay.circuits import write_atomically
 from assay.core import display
 from assay.core.errors import FileFormatError, InputError, OutputError
-from assay.core.record import Record, library_version
+from assay.core.record import Record, library_version, same
 from assay.core.untrusted import MALFORMED, parse_json
 
 
@@ -79,13 +79,21 @@ class SubsetFile(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subset(display.Shown, SelectedExamples):
+class Subset(display.Shown, SelectedExamples, Record):
     """A subset of the examples, its verdict, its composition, and other models on it.
 
     `indices`, `scores`, `correlation` and `full` are those of `SelectedExamples`.
     """
 
     drawn_by = "assay.analyses.subsets.plots:plot_subset"
+    record_kind = KIND
+    record_schema = SCHEMA
+    record_layout = {
+        **same("id", "size", "indices", "example_ids", "scores", "correlation", "full", "trace"),
+        "arrays": "settings.arrays",
+        "verdict": "known_verdict",
+        "provenance": "made",
+    }
 
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -119,6 +127,11 @@ class Subset(display.Shown, SelectedExamples):
             self.judge()
         verdict: SubsetVerdict = self._kept["verdict"]
         return verdict
+
+    @property
+    def known_verdict(self) -> SubsetVerdict | None:
+        """The verdict where it is known already."""
+        return self._kept.get("verdict")
 
     @property
     def judged(self) -> bool:
@@ -163,15 +176,6 @@ class Subset(display.Shown, SelectedExamples):
         return class_composition(self)
 
     # ------------------------------------------------------------------------------------------- files
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON with everything but the data; the verdict where it is known."""
-        return SubsetFile(
-            **{name: getattr(self, name) for name in ("id", "size", *_MEMBERS)},
-            arrays=self.settings.arrays(),
-            verdict=self._kept.get("verdict"),
-            provenance=self.made,
-        ).to_dict()
 
     @property
     def document(self) -> Mapping[str, Any]:

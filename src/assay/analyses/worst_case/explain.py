@@ -1,6 +1,6 @@
 """Which missing edges would repair a pair, and which kept ones hold it up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError
-from assay.core.record import Record, plain
+from assay.core.record import Record, same
 from assay.execution.forward import check_circuit, free_memory
 from assay.execution.soft import SoftRunner
 from assay.models import Model
@@ -65,8 +65,27 @@ class ExplainedEdge(Record):
     kept: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExplainedPart(Record):
+    """What a report shows of the cut edges, or of the kept ones.
+
+    Attributes:
+        difference, total, completeness_gap: As in `PathIntegral`.
+        top: The edges of the largest score.
+        by_source, by_target, by_layer: As the methods of `Explanation`.
+    """
+
+    difference: float
+    total: float
+    completeness_gap: float
+    top: list[ExplainedEdge]
+    by_source: Mapping[str, float]
+    by_target: Mapping[str, float]
+    by_layer: Mapping[str, float]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Explanation:
+class Explanation(Record):
     """What a circuit lacks on some pairs, and what it stands on. Made by `explain`.
 
     Attributes:
@@ -81,7 +100,20 @@ class Explanation:
         key: Name of the divergence.
         steps: Nodes of the midpoint rule.
         per_pair: Scores of the cut edges of each pair `[n_pairs, n_sources, n_targets]`, if asked for.
+        listed: Edges of each kind that the document lists, strongest first.
     """
+
+    record_kind = "explanation"
+    record_layout = {
+        "circuit": same("hash", "n_edges", of="circuit"),
+        "n_pairs": "n_pairs",
+        "divergence": "key",
+        "steps": "steps",
+        "mean": "divergence",
+        "empty_mean": "empty",
+        "missing": "missing_edges",
+        "kept": "kept_edges",
+    }
 
     circuit: Circuit
     missing: PathIntegral
@@ -92,6 +124,7 @@ class Explanation:
     key: str
     steps: int
     per_pair: Float[Tensor, "n_pairs n_sources n_targets"] | None = None
+    listed: int = 20
 
     def scores(self) -> EdgeScores:
         """Both kinds in one table: what each edge takes (or would take) away from the divergence."""
@@ -157,34 +190,27 @@ class Explanation:
             raise InputError("the kept edges were not scored; call explain(..., kept=True)")
         return self.kept, self.circuit.mask
 
-    def to_dict(self, k: int = 20) -> dict[str, Any]:
-        """What a report shows, plain JSON; undefined numbers are None."""
-        record: dict[str, Any] = plain(
-            {
-                "kind": "explanation",
-                "circuit": {"hash": self.circuit.hash, "n_edges": self.circuit.n_edges},
-                "n_pairs": self.n_pairs,
-                "divergence": self.key,
-                "steps": self.steps,
-                "mean": self.divergence,
-                "empty_mean": self.empty,
-                "missing": self._part_entry(k, kept=False),
-                "kept": None if self.kept is None else self._part_entry(k, kept=True),
-            }
-        )
-        return record
+    @property
+    def missing_edges(self) -> ExplainedPart:
+        """The cut edges, the strongest of them one by one."""
+        return self._listed(kept=False)
 
-    def _part_entry(self, k: int, *, kept: bool) -> dict[str, Any]:
+    @property
+    def kept_edges(self) -> ExplainedPart | None:
+        """The kept edges likewise; None where they were not scored."""
+        return None if self.kept is None else self._listed(kept=True)
+
+    def _listed(self, *, kept: bool) -> ExplainedPart:
         part, _ = self._part(kept=kept)
-        return {
-            "difference": part.difference,
-            "total": part.total,
-            "completeness_gap": part.completeness_gap,
-            "top": self.top(k, kept=kept),
-            "by_source": self.by_source(kept=kept),
-            "by_target": self.by_target(kept=kept),
-            "by_layer": self.by_layer(kept=kept),
-        }
+        return ExplainedPart(
+            difference=part.difference,
+            total=part.total,
+            completeness_gap=part.completeness_gap,
+            top=self.top(self.listed, kept=kept),
+            by_source=self.by_source(kept=kept),
+            by_target=self.by_target(kept=kept),
+            by_layer=self.by_layer(kept=kept),
+        )
 
 
 def explain(

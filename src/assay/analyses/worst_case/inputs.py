@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.core.errors import InputError
-from assay.core.record import plain
+from assay.core.record import laid_out, plain, same
 from assay.tasks import PairTask, Prompt, Tokens, encode_prompts
 from assay.tasks.task import NO_TOKEN
 
@@ -119,6 +119,14 @@ class PromptSet:
         return f"PromptSet(n={self.n}, length={self.tokens.shape[1]})"
 
 
+_IDENTITY = {
+    **same("protocol", "n_pairs", "independent", "paired", "reuse_clean", "own_rows", "enumerated"),
+    **same("population", "seed", "streams", "data_hash", "task"),
+    "n_clean": "clean.n",
+    "n_corrupted": "corrupted.n",
+}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PairSample:
     """Clean and corrupted inputs, the pairs to run, and what may be concluded from them.
@@ -192,12 +200,8 @@ class PairSample:
 
     def describe(self) -> dict[str, Any]:
         """Identity of the sample as it enters records, JSON-able."""
-        names = (
-            *("protocol", "n_pairs", "independent", "paired", "reuse_clean", "own_rows", "enumerated"),
-            *("population", "seed", "streams", "data_hash", "task"),
-        )
-        record: dict[str, Any] = plain({name: getattr(self, name) for name in names})
-        return record | {"n_clean": self.clean.n, "n_corrupted": self.corrupted.n}
+        record: dict[str, Any] = plain(laid_out(self, _IDENTITY))
+        return record
 
     def __repr__(self) -> str:
         return f"PairSample({self.protocol!r}, n_pairs={self.n_pairs:,}, seed={self.seed})"

@@ -17,7 +17,7 @@ from assay.analyses.worst_case.sampling import sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core.errors import FileFormatError, InputError, unknown_name
-from assay.core.record import Record, plain
+from assay.core.record import Record, same
 from assay.models import Model
 from assay.stats import summarize
 from assay.tasks import Grammar, PairTask, Prompt, load_task
@@ -58,7 +58,7 @@ class FillerRow(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Outside:
+class Outside(Record):
     """A circuit on inputs that the task's grammar does not produce, beside ordinary inputs.
 
     Attributes:
@@ -69,6 +69,21 @@ class Outside:
         warnings: What was dropped, and why.
     """
 
+    record_layout = {
+        "options": "options",
+        "n_clean": "result.sample.clean.distinct.first_index.size",
+        "n_corrupted": "result.sample.corrupted.distinct.first_index.size",
+        "n_pairs": "result.n_distinct_pairs",
+        "unit": "result.unit",
+        "summary": "result.statistics.absolute",
+        "anchor": "result.anchor.absolute",
+        "argmax_differs": "result.share_argmax_differs",
+        "ordinary": "ordinary.statistics.absolute",
+        "ordinary_argmax_differs": "ordinary.share_argmax_differs",
+        **same("fillers", "worst", "warnings", "note"),
+    }
+    note = "from outside the grammar: no percentile or certificate of the task speaks of them"
+
     options: Mapping[str, Any]
     result: WorstCase
     ordinary: WorstCase
@@ -78,29 +93,6 @@ class Outside:
     def worst(self, k: int = SHOWN_PAIRS) -> tuple[WorstPair, ...]:
         """The k worst pairs of the changed inputs."""
         return self.result.worst(min(k, self.result.n_distinct_pairs))
-
-    def to_dict(self) -> dict[str, Any]:
-        """One entry of `outside` in a worst-case document: plain JSON."""
-        sample = self.result.sample
-        record: dict[str, Any] = plain(
-            {
-                "options": self.options,
-                "n_clean": len(sample.clean.distinct.first_index),
-                "n_corrupted": len(sample.corrupted.distinct.first_index),
-                "n_pairs": self.result.n_distinct_pairs,
-                "unit": self.result.unit,
-                "summary": self.result.summary()["absolute"],
-                "anchor": self.result.anchor.absolute,
-                "argmax_differs": self.result.share_argmax_differs,
-                "ordinary": self.ordinary.summary()["absolute"],
-                "ordinary_argmax_differs": self.ordinary.share_argmax_differs,
-                "fillers": self.fillers,
-                "worst": [pair.to_dict() for pair in self.worst()],
-                "warnings": self.warnings,
-                "note": "from outside the grammar: no percentile or certificate of the task speaks of them",
-            }
-        )
-        return record
 
     def __repr__(self) -> str:
         own, ordinary = self.result.summary()["absolute"], self.ordinary.summary()["absolute"]

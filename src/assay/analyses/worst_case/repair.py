@@ -5,7 +5,7 @@ pairs judge, once, what was chosen.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,8 +27,8 @@ from assay.circuits.given import takes_text
 from assay.circuits.slots import check_n_edges
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
 from assay.core.random import stream
-from assay.core.record import library_version
-from assay.discovery.edges.masks import LearnedMask, MaskSettings, PairLoss
+from assay.core.record import Record, library_version, same
+from assay.discovery.edges.masks import LearnedMask, MaskSettings, MaskStep, PairLoss
 from assay.execution.forward import check_circuit
 from assay.models import Model
 from assay.stats import Certificate, Summary, certificate, summarize
@@ -42,7 +42,7 @@ PROTOCOLS = ("iid", "matched", "file")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CertificateSample:
+class CertificateSample(Record):
     """A circuit on the certificate pairs, which no part of the repair has seen.
 
     Attributes:
@@ -51,6 +51,8 @@ class CertificateSample:
         independent: Whether the pairs are independent draws new to the circuit: fresh prompts of a grammar,
             or rows that were declared so.
     """
+
+    record_layout = {"circuit": same("hash", "n_edges", of="circuit"), **same("summary", "certificates")}
 
     circuit: Circuit
     divergence: Float64[np.ndarray, " n_pairs"]
@@ -74,18 +76,14 @@ class CertificateSample:
             )
         return certificate(self.divergence, percentile, delta=delta)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON; no certificates without independent pairs."""
-        certificates = [self.certificate(p).to_dict() for p in CERTIFIED] if self.independent else []
-        return {
-            "circuit": {"hash": self.circuit.hash, "n_edges": self.circuit.n_edges},
-            "summary": self.summary.to_dict(),
-            "certificates": certificates,
-        }
+    @property
+    def certificates(self) -> tuple[Certificate, ...]:
+        """The usual ones; none without independent pairs."""
+        return tuple(map(self.certificate, CERTIFIED)) if self.independent else ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Repair:
+class Repair(Record):
     """What `repair` found.
 
     Attributes:
@@ -101,6 +99,14 @@ class Repair:
         cost: Pairs run forward and backward with a stream per target (`soft_forward`, `soft_backward`), plain
             passes (`model`), pairs run by circuits (`circuit`), and `seconds`.
     """
+
+    record_kind = "repair"
+    record_layout = {
+        **same("method", "percentile", "improved", "before", "after"),
+        "empty": "empty_summary",
+        **same("candidates", "history", "samples", "cost"),
+        "provenance": "circuit.provenance",
+    }
 
     circuit: Circuit
     before: CertificateSample
@@ -118,23 +124,15 @@ class Repair:
         """Whether another circuit than the start was chosen."""
         return self.circuit != self.before.circuit
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but the tensors, plain JSON."""
-        history = [] if self.training is None else [dict(vars(step)) for step in self.training.history]
-        return {
-            "kind": "repair",
-            "method": self.method,
-            "percentile": self.percentile,
-            "improved": self.improved,
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "empty": summarize(self.empty).resolved(len(self.empty)).to_dict(),
-            "candidates": [candidate.to_dict() for candidate in self.candidates],
-            "history": history,
-            "samples": {name: dict(sample) for name, sample in self.samples.items()},
-            "cost": dict(self.cost),
-            "provenance": dict(self.circuit.provenance),
-        }
+    @property
+    def empty_summary(self) -> Summary:
+        """The empty circuit on the certificate pairs."""
+        return summarize(self.empty).resolved(len(self.empty))
+
+    @property
+    def history(self) -> Sequence[MaskStep]:
+        """The steps of the training; none for swaps."""
+        return () if self.training is None else self.training.history
 
 
 @takes_text()

@@ -16,6 +16,7 @@ from assay.analyses.worst_case.inputs import PairSample
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.slots import check_n_edges
 from assay.core.random import stream
+from assay.core.record import Record, same
 from assay.discovery.edges.masks import LearnedMask, MaskSettings, PairLoss, learn_mask
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
@@ -31,7 +32,7 @@ CHECKS = 4  # times that a training's circuit is validated, all of them once the
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Candidate:
+class Candidate(Record):
     """A circuit that was validated.
 
     Attributes:
@@ -42,16 +43,17 @@ class Candidate:
         bound: Upper bound on the chosen percentile; the largest value where there are too few pairs for one.
     """
 
+    record_layout = {
+        **same("origin", "mean", "tail_mean", "bound"),
+        "circuit": "circuit.hash",
+        "n_edges": "circuit.n_edges",
+    }
+
     circuit: Circuit
     origin: str
     mean: float
     tail_mean: float
     bound: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; the circuit by its hash and size."""
-        facts = {key: value for key, value in vars(self).items() if key != "circuit"}
-        return {**facts, "circuit": self.circuit.hash, "n_edges": self.circuit.n_edges}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from assay.analyses.worst_case.statistics import PairStatistics
 from assay.circuits import Circuit
 from assay.core import display
 from assay.core.errors import InputError, unknown_name
-from assay.core.record import plain, record_id
+from assay.core.record import Record, laid_out, plain, record_id, same
 from assay.core.untrusted import malformed
 from assay.models import Model
 from assay.stats import histogram
@@ -32,9 +32,26 @@ SHOWN_PAIRS = 10
 FACTS = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
 FINDINGS = ("search", "outside", "explanation")  # are reported beside the pairs and enter no statistics
 
+_DISTRIBUTION = {
+    **same("protocol", "independent", "reuse_clean", "own_rows", of="sample"),
+    **same("enumerated", "n_pairs", "seed", of="sample"),
+    "n_clean": "sample.clean.n",
+    "n_corrupted": "sample.corrupted.n",
+    "unit": "unit",
+    "summary": {
+        **same("absolute", "z", of="statistics"),
+        "argmax_differs": "share_argmax_differs",
+        "above": "exceedances",
+        "mean_standard_error": "mean_standard_error",
+    },
+    "anchor": "anchor",
+    "histogram": "_histograms",
+    "certificates": "_usual_certificates",
+}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class WorstCase(display.Shown, PairStatistics):
+class WorstCase(display.Shown, PairStatistics, Record):
     """Divergence of a circuit from its model on many pairs of a clean and a corrupted input.
 
     Attributes:
@@ -56,6 +73,25 @@ class WorstCase(display.Shown, PairStatistics):
     """
 
     drawn_by = "assay.analyses.worst_case.plots:plot_worst_case"
+    record_kind = "worst_case"
+    record_schema = SCHEMA
+    record_layout = {
+        "id": "id",
+        **_DISTRIBUTION,
+        "n_distinct_pairs": "n_distinct_pairs",
+        "n_distinct_clean": "sample.clean.distinct.first_index.size",
+        "n_distinct_corrupted": "sample.corrupted.distinct.first_index.size",
+        "population": "sample.population",
+        **same("**facts"),
+        "maximum_exceedance": "largest_exceedance",
+        "worst": "_shown_pairs",
+        "worst_clean": "worst_inputs.clean",
+        "worst_corrupted": "worst_inputs.corrupted",
+        "fields": {"tests": "field_tests", "trends": "field_trends", "heatmaps": "heatmaps"},
+        **same(*FINDINGS),
+        "warnings": "listed_warnings",
+        "seconds": "seconds",
+    }
 
     facts: Mapping[str, Any]
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -176,63 +212,24 @@ class WorstCase(display.Shown, PairStatistics):
 
     def distribution(self) -> dict[str, Any]:
         """The part of `to_dict` that the divergences of the sample alone give; nothing is run for it."""
-        sample, summary = self.sample, self.statistics
-        of_sample = ("protocol", "independent", "reuse_clean", "own_rows", "enumerated", "n_pairs", "seed")
-        entries: dict[str, Any] = plain(
-            {
-                **{name: getattr(sample, name) for name in of_sample},
-                "n_clean": sample.clean.n,
-                "n_corrupted": sample.corrupted.n,
-                "unit": self.unit,
-                "summary": {
-                    "absolute": summary.absolute,
-                    "z": summary.z,
-                    "argmax_differs": self.share_argmax_differs,
-                    "above": [
-                        {"threshold": threshold, "share": share}
-                        for threshold, share in summary.exceedance.items()
-                    ],
-                    "mean_standard_error": summary.standard_error,
-                },
-                "anchor": self.anchor,
-                "histogram": self._histograms(),
-                "certificates": self._usual_certificates(),
-            }
-        )
+        entries: dict[str, Any] = plain(laid_out(self, _DISTRIBUTION))
         return entries
 
-    def to_dict(self) -> dict[str, Any]:
-        """The result as one JSON document: what `--json`, the store and the report read."""
-        sample, inputs = self.sample, self.worst_inputs()
-        n_distinct = {
-            f"n_distinct_{name}": len(side.distinct.first_index)
-            for name, side in (("clean", sample.clean), ("corrupted", sample.corrupted))
-        }
-        document: dict[str, Any] = plain(
-            {
-                "schema": SCHEMA,
-                "kind": "worst_case",
-                "id": self.id,
-                **self.distribution(),
-                "n_distinct_pairs": self.n_distinct_pairs,
-                **n_distinct,
-                "population": sample.population,
-                **{name: self.facts[name] for name in FACTS},
-                "maximum_exceedance": None if not_certified(sample) else self.maximum_exceedance(),
-                "worst": self._shown_pairs(),
-                "worst_clean": inputs.clean,
-                "worst_corrupted": inputs.corrupted,
-                "fields": {
-                    "tests": self.field_tests,
-                    "trends": self.field_trends,
-                    "heatmaps": self.heatmaps,
-                },
-                **{name: getattr(self, name) for name in FINDINGS},
-                "warnings": [{"name": name, "message": message} for name, message in self.warnings.items()],
-                "seconds": self.seconds,
-            }
-        )
-        return document
+    @property
+    def exceedances(self) -> list[dict[str, float]]:
+        """Share of pairs above each threshold."""
+        shares = self.statistics.exceedance
+        return [{"threshold": threshold, "share": share} for threshold, share in shares.items()]
+
+    @property
+    def largest_exceedance(self) -> float | None:
+        """Share of the distribution that may exceed the largest divergence; None without a certificate."""
+        return None if not_certified(self.sample) else self.maximum_exceedance()
+
+    @property
+    def listed_warnings(self) -> list[dict[str, str]]:
+        """The warnings as rows."""
+        return [{"name": name, "message": message} for name, message in self.warnings.items()]
 
     def _histograms(self) -> dict[str, Any]:
         """Circuit and empty circuit in the same bins."""

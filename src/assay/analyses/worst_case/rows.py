@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from assay.analyses.worst_case.inputs import PairSample, PromptSet
-from assay.core.record import Record, plain
+from assay.core.record import Record, same
 from assay.stats import top_indices
 
 
@@ -51,7 +51,7 @@ class Answer(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorstPair:
+class WorstPair(Record):
     """One pair of large divergence.
 
     Attributes:
@@ -72,6 +72,14 @@ class WorstPair:
         corrupted_model: Top tokens of the model on the corrupted input.
         answer: The right answer; None for inputs without answers.
     """
+
+    record_layout = {
+        **same("rank", "clean_index", "corrupted_index", "multiplicity", "divergence", "empty"),
+        "clean": {"text": "clean", "tokens": "clean_tokens", "fields": "clean_fields"},
+        "corrupted": {"text": "corrupted", "tokens": "corrupted_tokens", "fields": "corrupted_fields"},
+        **same("differs", "answer"),
+        "top": {**same("model", "circuit"), "corrupted": "corrupted_model"},
+    }
 
     rank: int
     clean_index: int
@@ -94,27 +102,6 @@ class WorstPair:
     def differs(self) -> tuple[bool, ...]:
         """Per position, whether the two inputs have different tokens."""
         return tuple(a != b for a, b in zip(self.clean_tokens, self.corrupted_tokens, strict=True))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON."""
-        record: dict[str, Any] = plain(
-            {
-                **{name: getattr(self, name) for name in _PLAIN},
-                "clean": {"text": self.clean, "tokens": self.clean_tokens, "fields": self.clean_fields},
-                "corrupted": {
-                    "text": self.corrupted,
-                    "tokens": self.corrupted_tokens,
-                    "fields": self.corrupted_fields,
-                },
-                "differs": self.differs,
-                "answer": self.answer,
-                "top": dict(zip(RUNS, (self.model, self.circuit, self.corrupted_model), strict=True)),
-            }
-        )
-        return record
-
-
-_PLAIN = ("rank", "clean_index", "corrupted_index", "multiplicity", "divergence", "empty")
 
 
 @dataclass(frozen=True, kw_only=True)

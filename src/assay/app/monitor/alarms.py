@@ -20,7 +20,7 @@ from assay.analyses.generalization.monitoring import Monitor
 from assay.app.monitor.sinks import DeliveryError, Sink
 from assay.circuits import write_atomically
 from assay.core.errors import InputError, OutputError
-from assay.core.record import plain, record_id
+from assay.core.record import Record, plain, record_id, same
 
 
 SCHEMA, STATE_SCHEMA = "assay-alarm/1", "assay-alarms-told/1"
@@ -59,7 +59,7 @@ class _Queue:
     down: bool = False  # whether the last try failed, which was told then
 
 
-class Notifier:
+class Notifier(Record):
     """Tells sinks of the alarms of one monitor.
 
     Nothing that goes wrong with a sink stops the monitor: it is told, counted, and tried again until the sink
@@ -78,6 +78,8 @@ class Notifier:
     Raises:
         OutputError: If the state cannot be written.
     """
+
+    record_layout = {"raised": "raised", "told": "_told", **same("undelivered", "sinks", "**failures")}
 
     def __init__(
         self,
@@ -206,20 +208,30 @@ class Notifier:
             wait(min(max(soonest - self._clock(), 0.0), FIRST_WAIT * 4))
             for queue in self._queues:
                 self._send(queue)
-        if left := sum(len(queue.waiting) for queue in self._queues):
+        if left := self.undelivered:
             self._tell(f"{left} event(s) could not be delivered; the next start of this monitor tries again")
 
     # ----------------------------------------------------------------------------------------------- state
 
-    def to_dict(self) -> dict[str, Any]:
-        """What became of the alarms so far, for a document: plain JSON without secrets."""
-        return {
-            "raised": self._first is not None,
-            "told": self._told,
-            "undelivered": sum(len(queue.waiting) for queue in self._queues),
-            "sinks": [f"{queue.sink.key}: {queue.sink.shown}" for queue in self._queues],
-            **{f"{queue.sink.key}_failures": queue.failures for queue in self._queues},
-        }
+    @property
+    def raised(self) -> bool:
+        """Whether an alarm is raised now."""
+        return self._first is not None
+
+    @property
+    def undelivered(self) -> int:
+        """Events that still wait."""
+        return sum(len(queue.waiting) for queue in self._queues)
+
+    @property
+    def sinks(self) -> list[str]:
+        """Where events go, without secrets."""
+        return [f"{queue.sink.key}: {queue.sink.shown}" for queue in self._queues]
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How often each sink failed."""
+        return {f"{queue.sink.key}_failures": queue.failures for queue in self._queues}
 
     def _save(self) -> None:
         record = {

@@ -28,6 +28,7 @@ from assay.circuits import EdgeScores
 from assay.circuits.slots import check_n_edges
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError
 from assay.core.random import torch_stream
+from assay.core.record import Record
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.graph import Graph
 
@@ -101,7 +102,7 @@ class MaskSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskStep:
+class MaskStep(Record):
     """One step of the training, for histories.
 
     Attributes:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.core.errors import InputError, ShapeError
-from assay.core.record import plain
+from assay.core.record import Record, same
 from assay.discovery.heads.membership import Separation, SetOverlap, separation, set_overlap
 from assay.discovery.heads.scores import HeadScores, member_flags
 from assay.discovery.heads.weights import EffectiveRank, weight_scores
@@ -65,7 +65,7 @@ def weight_features(model: Model) -> WeightFeatures:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WeightPrediction:
+class WeightPrediction(Record):
     """The heads that weights and the circuits of other tasks suggest for one task.
 
     Attributes:
@@ -78,6 +78,11 @@ class WeightPrediction:
             else None.
     """
 
+    record_layout = {
+        "predicted": "predicted_heads",
+        **same("trained_on", "overlap", "separation", "reason"),
+    }
+
     scores: HeadScores
     predicted: Bool[np.ndarray, " H"]
     trained_on: tuple[str, ...]
@@ -85,20 +90,10 @@ class WeightPrediction:
     separation: Separation
     reason: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Finite JSON; undefined numbers are null."""
-        record: dict[str, Any] = plain(
-            {
-                "predicted": [
-                    divmod(int(flat), self.scores.n_heads) for flat in np.flatnonzero(self.predicted)
-                ],
-                "trained_on": self.trained_on,
-                "overlap": self.overlap.to_dict(),
-                "separation": self.separation.to_dict(),
-                "reason": self.reason,
-            }
-        )
-        return record
+    @property
+    def predicted_heads(self) -> list[tuple[int, int]]:
+        """The predicted heads as (layer, head)."""
+        return [divmod(int(flat), self.scores.n_heads) for flat in np.flatnonzero(self.predicted)]
 
 
 def predict_from_weights(
