@@ -253,11 +253,13 @@ class Storing:
 class Computing(Talking, DryRun, Storing):
     """How a command that computes runs and prints, and where it keeps what it computed."""
 
-    def show_cost(self, model: "Model", n: int, stages: "Sequence[Workload]", task: "Task | None") -> None:
+    def show_cost(
+        self, model: "Model", n: int, stages: "Sequence[Workload]", task: "Task | None", **facts: object
+    ) -> None:
         """What the command would run on some inputs of its task; without any, no time is estimated."""
         from assay.pipeline import cost_of
 
-        show_cost(call(self, cost_of, model, n, stages, task), as_json=self.json)
+        show_cost(call(self, cost_of, model, n, stages, task), as_json=self.json, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)

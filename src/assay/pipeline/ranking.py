@@ -13,6 +13,7 @@ from assay.analyses.generalization.ranking import inspect_for_ranking, rank_mode
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
 from assay.models import Model
+from assay.models.loading import number_type
 from assay.pipeline.targets import Domain, known_target, targets
 from assay.store import About, Store
 from assay.tasks import ImageTask, is_shapes
@@ -35,6 +36,7 @@ class Lineup:
         metrics: What they are ranked by.
         settings: How circuits are scored.
         device: Where models run.
+        dtype: Number type of their weights, e.g. `float64`; None: float32.
     """
 
     zoo: Zoo
@@ -43,6 +45,7 @@ class Lineup:
     metrics: tuple[str, ...]
     settings: InspectionSettings
     device: str | None = None
+    dtype: str | None = None
 
     @property
     def target(self) -> Domain:
@@ -54,11 +57,15 @@ class Lineup:
         """Reads the known images for a model; None where there are none."""
         return None if self.known is None else self.known.read
 
+    def load(self, key: str) -> Model:
+        """A model where it runs."""
+        return self.zoo.load(key, device=self.device, dtype=number_type(self.dtype))
+
     def inspect(self, key: str, *, cache: Path) -> None:
         """Run one model and keep in `cache` what it shows."""
         needs = frozenset[str]().union(*(PREDICTORS[metric].needs for metric in self.metrics))
         inspect_for_ranking(
-            self.zoo.load(key, device=self.device),
+            self.load(key),
             self.target.read,
             self.known_images,
             needs,
@@ -69,7 +76,7 @@ class Lineup:
     def rank(self, target: Domain | None = None, **options: Any) -> Ranking:
         """The table; further options are those of `rank_models`, `cache` spares models that ran before."""
         return rank_models(
-            {key: functools.partial(self.zoo.load, key, device=self.device) for key in self.zoo.keys},
+            {key: functools.partial(self.load, key) for key in self.zoo.keys},
             (target or self.target).read,
             id_data=self.known_images,
             **{"metrics": self.metrics, "settings": self.settings, **options},
@@ -95,7 +102,7 @@ def timed_metrics(lineup: Lineup) -> RankingSeconds:
     All models count as fast as the first.
     """
     zoo, metrics, known = lineup.zoo, lineup.metrics, lineup.known
-    model = zoo.load(zoo.keys[0], device=lineup.device)
+    model = lineup.load(zoo.keys[0])
     task = lineup.target.read(model)
     few = task.subset(range(min(TIMED, task.n)))
     needs = {metric: PREDICTORS[metric].needs | {"outputs"} for metric in metrics}
@@ -143,6 +150,7 @@ def lineup(
     seed: int = 0,
     batch_size: int | None = None,
     device: str | None = None,
+    dtype: str | None = None,
 ) -> Lineup:
     """Open a zoo and find the images of one domain.
 
@@ -156,6 +164,7 @@ def lineup(
         seed: Root seed of all random draws.
         batch_size: Images per pass.
         device: Where models run.
+        dtype: Number type of their weights; None: float32.
 
     Raises:
         InputError: If `images` holds several domains.
@@ -174,6 +183,7 @@ def lineup(
         metrics=tuple(metrics or DEFAULT_METRICS),
         settings=InspectionSettings(steps=steps, seed=seed, batch_size=batch_size),
         device=device,
+        dtype=dtype,
     )
 
 

@@ -344,10 +344,10 @@ def _single(values: Tensor | None) -> Float32[np.ndarray, "n n_sources"]:
 
 @contextmanager
 def _timed(
-    cost: dict[str, Any], stage: str, passes: Mapping[str, float] | None = None
+    cost: dict[str, Any], stage: str, passes: Mapping[str, int] | None = None
 ) -> Iterator[dict[str, float]]:
     """Note the seconds of a stage, and the passes per image that it makes."""
-    counts = dict(passes or {})
+    counts: dict[str, float] = dict(passes or {})
     started = time.perf_counter()
     yield counts
     cost[stage] = {"seconds": time.perf_counter() - started, "passes": counts}

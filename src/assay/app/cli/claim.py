@@ -7,7 +7,8 @@ from typing import Annotated
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_json, progress_on_stderr
 from assay.app.options import RUNNING, at_least, own_group
-from assay.app.running import Batched, Reporting, Storing, Talking, call, check_outputs
+from assay.app.running import Batched, Computing, Reporting, call, check_outputs
+from assay.app.settings import Typed
 from assay.core.errors import InputError
 
 
@@ -17,7 +18,7 @@ CLAIM = own_group("Claim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimSettings(Talking, Storing, Reporting, Batched):
+class ClaimSettings(Computing, Reporting, Batched, Typed):
     """How a claim is registered and tested.
 
     Attributes:
@@ -58,6 +59,9 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     if settings.register:
         _register(file, settings)
         return 0
+    if settings.dry_run:
+        _show_plan(file, settings)
+        return 0
     tables = settings.store_folder() / TABLES
     check_writable(tables)
     check_outputs(settings)
@@ -68,6 +72,7 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
             file,
             folder=tables,
             device=settings.place(),
+            dtype=settings.torch_dtype,
             max_passes=settings.budget,
             progress=progress,
         )
@@ -76,6 +81,19 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     wanted = settings.tier or "proposed"
     fired = settings.gate and (result.contradicted or not reached(result.tier, wanted))
     return GATE_FIRED if fired else 0
+
+
+def _show_plan(file: Path, settings: ClaimSettings) -> None:
+    from assay.analyses import claims
+    from assay.models import load_model
+    from assay.pipeline.inputs import few_inputs
+    from assay.pipeline.planning import plan_claim
+
+    claim = claims.load_claim(file)
+    model = load_model(claim.model, device=settings.place(), dtype=settings.torch_dtype)
+    stages = plan_claim(claim, model, max_passes=settings.budget)
+    source = str(claim.folder / claim.task) if claim.task in claim.files else claim.task
+    settings.show_cost(model, claim.n, stages, few_inputs(source, None, model))
 
 
 def _register(file: Path, settings: ClaimSettings) -> None:

@@ -12,7 +12,7 @@ from assay.app.cli.zoo import STYLES
 from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark
 from assay.app.options import INPUTS, Count, at_least, one_of, own_group
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
-from assay.app.settings import Ablating, SkipBad
+from assay.app.settings import Ablating, SkipBad, Typed
 
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ RANKING = own_group("Ranking")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSettings(Computing, Reporting, Seeded, Batched, Ablating, SkipBad):
+class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipBad):
     """Which models are ranked, on what, and by which metrics.
 
     Attributes:
@@ -100,6 +100,7 @@ def _lineup(settings: RankSettings) -> "Lineup":
         metrics=tuple(metrics),
         settings=call(settings, InspectionSettings),
         device=device,
+        dtype=settings.dtype_name,
     )
 
 

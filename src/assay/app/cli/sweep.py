@@ -26,6 +26,7 @@ from assay.app.console import (
 )
 from assay.app.options import DEFAULT_STORE, RUNNING, Count
 from assay.app.running import Computing, Placed, check_outputs
+from assay.app.settings import Typed
 
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepSettings(Computing, Placed):
+class SweepSettings(Computing, Placed, Typed):
     """How a plan is run.
 
     Attributes:
@@ -75,7 +76,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     if not settings.dry_run:
         check_outputs(settings)
     note(f"{read.name}: loading models and tasks ...")
-    jobs = expand(read, device=device)
+    jobs = expand(read, device=device, dtype=settings.dtype_name)
     if settings.dry_run:
         _show_cost(settings, read, jobs)
         return 0

@@ -11,7 +11,7 @@ from assay.app.cli.parsing import IMAGES, command, family
 from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark
 from assay.app.options import INPUTS, OUTPUT, Count, at_least, one_of, own_group
 from assay.app.running import Batched, DryRun, Placed, Seeded, Talking, call, make_room, write_json
-from assay.app.settings import Ablating, Discovering, SkipBad
+from assay.app.settings import Ablating, Discovering, SkipBad, Typed
 from assay.core.errors import InputError
 
 
@@ -118,7 +118,7 @@ def _show_plan(settings: TrainSettings, grid: "Grid") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexSettings(Talking, Seeded, Batched, Ablating, Discovering, Domains):
+class IndexSettings(Talking, Seeded, Batched, Typed, Ablating, Discovering, Domains):
     """What is recorded of every model.
 
     Attributes:
@@ -149,21 +149,22 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
     """
     from assay.zoo import correctness, edge_scores
 
-    opened, device = _opened(zoo), settings.place()
+    opened = _opened(zoo)
+    placed = {"device": settings.place(), "dtype": settings.torch_dtype}
     domains, within = _domains(opened, settings)
     folder = settings.out or opened.path / "correctness"
     written = []
     with progress_on_stderr() as progress:
         for domain in domains:
             matrix = call(
-                settings, correctness, opened, domain, id_images=within, device=device, progress=progress
+                settings, correctness, opened, domain, id_images=within, progress=progress, **placed
             )
             path = matrix.save(make_room(folder / f"{domain.domain.replace('/', '-')}.npz"))
             written.append((path, matrix))
             for number, key in enumerate(opened.keys if settings.circuits else ()):
                 progress("discover", number, len(opened.keys))
                 steps = int(settings.steps)
-                call(settings, edge_scores, opened, key, domain, steps=steps, device=device)
+                call(settings, edge_scores, opened, key, domain, steps=steps, **placed)
     if settings.json:
         print_json([_matrix_record(path, matrix) for path, matrix in written])
         return
