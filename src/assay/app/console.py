@@ -185,7 +185,8 @@ def show_cost(cost: "Forecast", *, as_json: bool, **facts: object) -> None:
     if as_json:
         print_json({**facts, **cost.to_dict()})
         return
-    echo(f"{cost.model['id']}, n = {cost.n:,}: maximum {cost.unit}")
+    n = f", n = {cost.n:,}" if cost.n else ""
+    echo(f"{cost.model['id']}{n}: maximum {cost.unit}")
     rows = [[each.stage, f"{each.runs:,}", f"{each.passes:,}"] for each in cost.stages]
     total = ["total", "", f"{cost.passes:,}"]
     counted = "passes" if "passes" in cost.unit else "count"

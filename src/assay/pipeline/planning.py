@@ -1,6 +1,9 @@
-"""What repairs, claims, benchmarks and recordings of a zoo would run, counted before they do."""
+"""What a command other than an audit would run, counted before it does."""
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,14 +15,20 @@ from assay.analyses.claims.sets import head_sets, shape_of
 from assay.analyses.worst_case.repair_search import CHECKS, EXPLAINED
 from assay.discovery.edges.masks import MaskSettings
 from assay.metrics.curve import FRACTIONS
-from assay.models import Model
+from assay.models import Model, load_model
 from assay.models.planted import planted_model
 from assay.pipeline.cost import Forecast, Workload, cost_of, cost_of_several
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
+from assay.pipeline.image_stream import known_images
+from assay.pipeline.inputs import FEW
+from assay.pipeline.monitoring import METHOD, STEPS, USUAL_BATCHES, MonitorPlan
+from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions
+from assay.zoo import Grid, Recipe, Zoo, initial_module
 
 
 MASK_BATCH, ROUNDS, EXPLAIN_STEPS = 32, 10, 8  # the defaults of `repair` and `explain`
+TRAINED = 3  # passes of a training step per image, the backward one counted as two
 LEARNED = 5  # passes of a learned mask per pair: clean, corrupted, masked forward and backward
 
 
@@ -139,6 +148,124 @@ def truth_cost(
     for name in models:
         planted = planted_model(name, dtype=dtype or torch.float32)
         stages = plan_entries(entries, planted.model, n=n, objectives=objectives)
-        task = planted_task(planted, n=min(n, 16))
+        task = planted_task(planted, n=min(n, FEW))
         parts.append(cost_of(planted.model, n, stages, task, batch_size=batch_size))
     return cost_of_several(f"{len(models)} planted models", n, parts)
+
+
+def index_cost(
+    zoo: Zoo, sets: Sequence[ImageSet], *, extra: int = 0, discovers: Workload | None = None, **placed: Any
+) -> Forecast:
+    """What it costs to record every model of a zoo on images, all models taken for as fast as the first.
+
+    Args:
+        zoo: The zoo.
+        sets: Images of each domain.
+        extra: Images in distribution that are predicted for each domain too.
+        discovers: What discovery costs on all of them, where circuits are recorded; None: they are not.
+        placed: `device`, `dtype` and `batch_size`.
+    """
+    batch_size = placed.pop("batch_size", None)
+    first, models, n = zoo.load(zoo.keys[0], **placed), len(zoo.keys), sum(each.n for each in sets)
+    predicted = n + extra * len(sets)
+    stages = [Workload(stage="predict", runs=models * len(sets), passes=models * predicted)]
+    if discovers is not None:
+        runs = models * len(sets)
+        stages.append(Workload(stage="discover", runs=runs, passes=models * discovers.passes))
+    task = few_images(first, sets[0])
+    cost = cost_of(first, n, stages, task, batch_size=batch_size)
+    return replace(cost, model={"id": f"{models} models of {zoo.name}"})
+
+
+def few_images(model: Model, images: ImageSet) -> ImageTask:
+    """A few images as a model reads them, to time a pass on."""
+    return images.subset(range(min(images.n, FEW))).task(EvalTransform.for_model(model))
+
+
+def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
+    """What a monitor costs: its start, and each batch; time is known where its known images are at hand.
+
+    Args:
+        model: The deployed model.
+        plan: What it starts from.
+    """
+    steps = STEPS if plan.steps is None else plan.steps
+    each = plan_discovery(model, method=plan.method or METHOD, n=plan.window, steps=steps)
+
+    def stage(name: str, runs: int, extra: int = 0) -> Workload:
+        return Workload(stage=name, runs=runs, passes=runs * (each.passes + extra * plan.window))
+
+    batches = USUAL_BATCHES if plan.known_batches is None else plan.known_batches
+    stages = [stage("reference", 0 if plan.given else 1), stage("known batches", batches)]
+    if plan.target is not None:
+        stages.append(stage("corrupted domains", 39, 1))
+    source = plan.known or (None if plan.given else plan.reference)
+    task = None
+    if source is not None:
+        images = known_images(
+            source,
+            EvalTransform.for_model(model),
+            n=FEW,
+            classes=model.classes,
+            options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
+        )
+        task = few_images(model, images)
+    return cost_of(model, plan.window, [*stages, stage("each batch", 1, 1)], task, batch_size=plan.batch_size)
+
+
+def zoo_cost(grid: Grid, images: ImageSet | None, *, holdout: float) -> Forecast:
+    """What it costs to train the models of a grid; time is known where there are images.
+
+    Args:
+        grid: The recipes.
+        images: The domain, training and validation together; None: not given yet.
+        holdout: Share that validates.
+    """
+    parts = []
+    speeds = (
+        {} if images is None else {name: _start_cost(grid, name, images) for name in grid.initialisations}
+    )
+    n_validated = 0 if images is None else math.ceil(holdout * images.n)
+    for recipe in grid.recipes():
+        evaluations = 2 + recipe.steps // recipe.validate_every
+        passes = TRAINED * recipe.steps * recipe.batch_size + evaluations * n_validated
+        stage = Workload(stage=recipe.key, runs=recipe.steps, passes=passes)
+        known = speeds.get(recipe.init)
+        speed, size = (None, None) if known is None else (known.pass_seconds, known.bytes)
+        parts.append(Forecast(model={}, n=0, stages=(stage,), pass_seconds=speed, bytes=size))
+    title = f"{len(parts)} models of {grid.name}"
+    return cost_of_several(title, 0 if images is None else images.n, parts)
+
+
+def _start_cost(grid: Grid, name: str, images: ImageSet) -> Forecast:
+    """A pass of what a recipe starts from."""
+    origin, size = grid.initialisations[name], (images.pixels.shape[1], images.pixels.shape[2])
+    start = initial_module(
+        origin.source, images.classes or (), architecture=origin.architecture, image_size=size, seed=0
+    )
+    model = load_model(start.module)
+    return cost_of(model, images.n, [], few_images(model, images))
+
+
+def finetune_cost(
+    model: Model, recipe: Recipe, per_image: int, *, n_images: int, images: ImageSet | None, validated: int
+) -> Forecast:
+    """What a fine-tuning costs; time is known where there are images.
+
+    Args:
+        model: What it starts from.
+        recipe: Steps, batch and evaluations.
+        per_image: Passes of a step over one image, a backward pass counted as two.
+        n_images: Images that circuits are measured on.
+        images: The domain; None: not given yet.
+        validated: Images that are scored at every evaluation.
+    """
+    evaluations = 2 + recipe.steps // recipe.validate_every
+    circuits = plan_discovery(model, method=METHOD, n=n_images, steps=STEPS)
+    stages = [
+        Workload(stage="train", runs=recipe.steps, passes=recipe.steps * recipe.batch_size * per_image),
+        Workload(stage="validate", runs=evaluations, passes=evaluations * validated),
+        Workload(stage="circuits", runs=evaluations, passes=evaluations * circuits.passes),
+    ]
+    task = None if images is None else few_images(model, images)
+    return cost_of(model, 0 if images is None else images.n, stages, task)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
-from assay.app.console import echo, note, print_block, print_json, progress_on_stderr, show_cost
+from assay.app.console import (
+    echo,
+    echo_result,
+    note,
+    print_block,
+    print_json,
+    progress_on_stderr,
+    show_cost,
+)
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
 from assay.app.running import Batched, Computing, Seeded, call, make_room
 from assay.app.settings import Ablating, OnModel, Typed
@@ -98,11 +106,12 @@ def truth(settings: TruthSettings) -> None:
         )
     _check_served([cell.reason for cell in table.cells])
     written = {} if settings.out is None else write_truth(settings.out, table)
+    identity = _keep_truth(settings, table)
     if settings.json:
         print_json(table.to_dict())
         return
     _print_truth(table)
-    _print_files(written)
+    _print_files(written, identity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +162,12 @@ def discovery(settings: BenchmarkSettings) -> None:
     _check_served([row.reason for row in result.rows])
     written = {} if settings.out is None else write_benchmark(settings.out, result)
     written |= _keep_scores(result, model, export=settings.export, scores_dir=settings.scores_dir)
+    identity = _keep_benchmark(settings, result)
     if settings.json:
         print_json(result.to_dict())
         return
     _print_benchmark(result)
-    _print_files(written)
+    _print_files(written, identity)
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -288,6 +298,43 @@ def _check_folder(folder: Path | None) -> None:
     check_writable(folder)
 
 
+def _keep_truth(settings: TruthSettings, table: "TruthTable") -> str:
+    from assay.store import About
+
+    judged = {name: list(getattr(table, name)) for name in ("models", "methods", "objectives")}
+    about = About(
+        name=f"{len(table.methods)} methods on {len(table.models)} planted models",
+        metric="auroc",
+        n=table.settings["n"],
+        seed=settings.seed,
+        value=table.summary().lowest_best,
+        ablation=table.settings["ablation"],
+    )
+    return settings.keep("truth", {**judged, "settings": dict(table.settings)}, table.to_dict(), about)
+
+
+def _keep_benchmark(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -> str:
+    from assay.store import About
+
+    document = result.to_dict()
+    facts = {name: document[name] for name in ("model", "discovered_on", "evaluated_on", "settings")}
+    # A method is known by its options, imported scores by what came of them.
+    rows = [
+        row if row["method"] is None else {name: row[name] for name in ("name", "method", "options")}
+        for row in document["rows"]
+    ]
+    about = About(
+        model=str(result.model["id"]),
+        task=result.task,
+        name=f"{len(rows)} methods",
+        metric="cpr",
+        n=result.evaluated_on["n"],
+        seed=settings.seed,
+        ablation=result.settings["ablation"],
+    )
+    return settings.keep("benchmark", {**facts, "methods": rows}, document, about)
+
+
 def _keep_scores(
     found: "DiscoveryBenchmark", model: "Model", *, export: Path | None, scores_dir: Path | None
 ) -> dict[str, Path]:
@@ -344,8 +391,10 @@ def _print_benchmark(found: "DiscoveryBenchmark") -> None:
         echo(f"note: {text}")
 
 
-def _print_files(written: Mapping[str, Path]) -> None:
-    if written:
+def _print_files(written: Mapping[str, Path], identity: str) -> None:
+    if written or identity:
         echo()
     for kind, path in written.items():
         echo(f"{kind:<10} {path}")
+    if identity:
+        echo_result(identity)

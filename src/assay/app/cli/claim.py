@@ -50,6 +50,7 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     from assay.analyses import claims
     from assay.analyses.claims.evidence import at_least as reached
     from assay.pipeline import check_writable
+    from assay.store import About
 
     if settings.tier is not None:
         reached("proposed", settings.tier)  # a misspelt tier is an error before the work, not after it
@@ -76,8 +77,22 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
             max_passes=settings.budget,
             progress=progress,
         )
-    document = result.to_dict()
-    settings.deliver(document, settings.files(document, "claim.json", page="claim.html"))
+    document, tested = result.to_dict(), result.claim
+    identity = settings.keep(
+        "claim",
+        {"claim": result.hash, "tables": dict(result.tables)},
+        document,
+        About(
+            model=tested.model,
+            task=tested.task,
+            n=tested.n,
+            seed=tested.seed,
+            status=result.tier,
+            name=tested.name,
+            ablation=tested.ablation,
+        ),
+    )
+    settings.deliver(document, settings.files(document, "claim.json", page="claim.html"), identity=identity)
     wanted = settings.tier or "proposed"
     fired = settings.gate and (result.contradicted or not reached(result.tier, wanted))
     return GATE_FIRED if fired else 0

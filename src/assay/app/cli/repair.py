@@ -72,7 +72,11 @@ def repair(settings: RepairSettings) -> None:
     task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
     result = _run(settings, model, task, circuit)
     files = {"circuit": File(settings.path_of(settings.save, "circuit.safetensors"), result.circuit.save)}
-    settings.deliver(result.to_dict(), files, show=lambda: print_repair(result, settings.percentile))
+    document = result.to_dict()
+    identity = _keep(settings, model, task, result, document)
+    settings.deliver(
+        document, files, show=lambda: print_repair(result, settings.percentile), identity=identity
+    )
 
 
 def _show_plan(settings: RepairSettings, model: "Model", *, discovers: bool) -> None:
@@ -115,6 +119,36 @@ def _run(settings: RepairSettings, model: "Model", task: "PairTask", circuit: "C
         )
         progress("repair", 1, 1)
     return result
+
+
+def _keep(
+    settings: RepairSettings, model: "Model", task: "PairTask", result: "Repair", document: dict[str, Any]
+) -> str:
+    """The repair, and its circuit, which is found by its hash, in the store of `--store`."""
+    from assay.pipeline.circuits import keep_circuit
+    from assay.store import About
+
+    asked = ("by", "tail", "percentile", "train_steps", "n_train", "n_pairs", "independent", "seed")
+    record = {
+        "model": model.describe(),
+        "task": task.describe(),
+        "start": result.before.circuit.hash,
+        "circuit": result.circuit.hash,
+        "settings": {name: getattr(settings, name) for name in asked},
+    }
+    if settings.store is not None:
+        keep_circuit(settings.open_store(), {**record, "method": f"repair-{settings.by}"}, result.circuit, {})
+    about = About(
+        model=model.id,
+        task=task.name,
+        method=f"repair-{settings.by}",
+        n=settings.n_pairs,
+        seed=settings.seed,
+        status="improved" if result.improved else "unchanged",
+        circuit=result.circuit.hash,
+        size=result.circuit.n_edges,
+    )
+    return settings.keep("repair", record, document, about)
 
 
 def print_repair(found: "Repair", percentile: float) -> None:
