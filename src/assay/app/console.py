@@ -197,15 +197,10 @@ def show_cost(cost: "Forecast", *, as_json: bool, **facts: object) -> None:
     if cost.bytes is not None:
         stored = "" if cost.stored_bytes is None else f", {size_words(cost.stored_bytes)} stored"
         echo(f"about {size_words(cost.bytes)} of memory{stored}")
-    show_left_out([each.to_dict() for each in cost.left_out])
-
-
-def show_left_out(listed: Sequence[Document]) -> None:
-    """A line for what is not run."""
-    for each in listed:
-        costs = f", at most {each['passes']:,} passes" if each["passes"] else ""
-        how = f"; to run it: {each['option']}" if each["option"] else ""
-        echo(f"not run: {each['what']} ({each['reason']}{costs}{how})")
+    for left_out in cost.left_out:
+        costs = f", at most {left_out.passes:,} passes" if left_out.passes else ""
+        how = f"; to run it: {left_out.option}" if left_out.option else ""
+        echo(f"not run: {left_out.what} ({left_out.reason}{costs}{how})")
 
 
 def size_words(count: int) -> str:
