@@ -154,7 +154,7 @@ def _keep(settings: MonitorSettings, started: "StartedMonitor") -> str:
     names = ("model", "graph", "reference", "settings", "readings")
     about = About(
         model=document["model"]["id"],
-        metric=document["distance"],
+        metric=settings.distance,
         n=sum(each["n"] for each in document["readings"]),
         seed=settings.seed,
         status="alarm" if any(each["alarm"] for each in document["readings"]) else "calm",
