@@ -80,7 +80,7 @@ def test_a_second_audit_comes_from_the_store_and_ends_with_the_verdict(audited: 
     document = json.loads((audited / "stdout.json").read_text())
     from assay.report import verdict
 
-    assert verdict(document) in " ".join(result.stdout.split())
+    assert " ".join(verdict(document).split()) in " ".join(result.stdout.split())
     for title in ("Every number", "What was not run", "How it was made"):
         assert f"\n{title}\n" in result.stdout
     assert "faithfulness norm" in result.stdout
