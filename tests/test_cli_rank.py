@@ -219,7 +219,7 @@ def test_classes_that_the_models_do_not_know_are_refused(zoo: Path, pictures: Pa
         Image.fromarray(draw_shapes("flat", 1).pixels[0]).save(foreign / name / "0.png")
     found = run("--zoo", zoo, "--images", foreign, *FEW, "--store", tmp_path / "store")
     assert found.exit_code == 2
-    assert "none of the classes" in found.stderr
+    assert "outside the classes" in found.stderr
 
 
 def test_an_archive_is_one_domain_with_the_labels_it_holds(tmp_path: Path) -> None:

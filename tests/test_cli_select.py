@@ -161,7 +161,7 @@ def test_units_come_from_a_file_of_models(archive: Path, tmp_path: Path) -> None
     table.write_text("\n".join(["model,family", *lines[:-1]]) + "\n")
     missing = run(*given, "--families", table)
     assert missing.exit_code == 2
-    assert "does not name 1 of the 80 models, 'model-79' first" in missing.stderr
+    assert "lacks 1 of the 80 models, the first is 'model-79'" in missing.stderr
 
 
 def test_classes_keep_their_share_within_strata(archive: Path, tmp_path: Path) -> None:
