@@ -98,7 +98,7 @@ def test_store_merge_and_export(filled: list[str], tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     other = str(tmp_path / "merged")
     merged = run("store", "merge", filled[1], "--store", other)
-    assert merged.stdout == "4 added, 0 were there already\n"
+    assert merged.stdout == "4 added, 0 already there\n"
     assert json.loads(run("store", "merge", filled[1], "--store", other, "--json").stdout)["added"] == []
     assert run("store", "verify", "--store", other).exit_code == 0
     file = tmp_path / "kl.parquet"
