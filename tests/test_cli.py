@@ -80,7 +80,9 @@ def test_a_second_audit_comes_from_the_store_and_ends_with_the_verdict(audited: 
     document = json.loads((audited / "stdout.json").read_text())
     from assay.report import verdict
 
-    assert result.stdout.startswith(verdict(document))
+    assert " ".join(verdict(document).split()) in " ".join(result.stdout.split())
+    for title in ("Every number", "What was not run", "How it was made"):
+        assert f"\n{title}\n" in result.stdout
     assert "faithfulness norm" in result.stdout
     assert f"result   {document['provenance']['id']} (taken from the store)" in result.stdout
 
@@ -415,6 +417,19 @@ def test_a_model_computes_with_the_numbers_asked_for(run: Run) -> None:
 def test_the_output_directory_holds_every_file_under_its_usual_name(run: Run) -> None:
     assert run("discover", *SMALL, "--top", "40", "--out", "new", "--quiet").exit_code == 0
     assert {path.name for path in Path("new").iterdir()} == {"circuit.safetensors", "scores.safetensors"}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-6)])
+def test_another_batch_size_changes_no_more_than_rounding(run: Run, dtype: str, tolerance: float) -> None:
+    """As docs/howto/own-model.md says."""
+    values = []
+    for size in ("3", "12"):
+        found = run(
+            "measure", "--circuit", "a3.h4,a3.h6", "--n", "12", "--dtype", dtype, "--batch-size", size,
+            "--metric", "faithfulness", "--metric", "kl", "--store", size, "--json",
+        )  # fmt: skip
+        values.append([each["value"] for each in json.loads(found.stdout)])
+    assert values[0] == pytest.approx(values[1], rel=tolerance, abs=tolerance)
 
 
 # ---- help ---------------------------------------------------------------------------------------

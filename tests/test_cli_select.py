@@ -201,7 +201,8 @@ def test_the_plan_counts_runs_and_writes_nothing(archive: Path, tmp_path: Path) 
     given = (archive, "--sizes", "20,40", "--store", tmp_path / "store", "--dry-run")
     plan = json.loads(run(*given, "--json").stdout)
     assert (plan["n_selections"], plan["n_reruns"], plan["n_folds"]) == (2, 5 * 100 * 2, 5)
-    assert "1,000 at most" in run(*given).stdout
+    assert {each["stage"]: each["passes"] for each in plan["stages"]}["verdict"] == plan["n_reruns"]
+    assert "maximum runs of the solver over all examples" in run(*given).stdout
     assert not (tmp_path / "store").exists()
 
 

@@ -121,7 +121,8 @@ def test_dry_run_prints_the_cost_and_runs_nothing(
     result = run(plan, "--store", store, "--dry-run", "--workers", "2")
     assert result.exit_code == 0, result.output
     assert f"small: {JOBS} jobs, 0 already in the store" in result.stdout
-    assert "with 2 workers: an estimate, from passes timed on this machine" in result.stdout
+    assert " here with 2 workers, at " in result.stdout
+    assert "of memory" in result.stdout
     assert not store.exists()
     held = json.loads(run(plan, "--store", calm[0], "--dry-run", "--json", "--quiet").stdout)
     assert (held["jobs"], held["done"], held["passes"], held["seconds"]) == (JOBS, JOBS, 0, 0.0)

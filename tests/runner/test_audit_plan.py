@@ -217,6 +217,26 @@ def test_a_time_counts_by_a_pass_timed_here(mini: Model, monkeypatch: pytest.Mon
     assert planned(mini, budget="5m") == planned(mini, budget=3000) <= 3000
 
 
+@pytest.mark.parametrize(
+    ("pass_seconds", "n", "left_out"),
+    [
+        (0.0001, 200, set()),
+        (0.001, 100, {"calibrate"}),
+        (0.005, 100, {"attack", "curve", "calibrate", "minimality"}),
+        (0.05, 10, {"attack", "random", "curve", "calibrate", "minimality"}),
+    ],
+)
+def test_a_time_picks_stages_and_n_that_fit(
+    mini: Model, monkeypatch: pytest.MonkeyPatch, pass_seconds: float, n: int, left_out: set[str]
+) -> None:
+    for module in ("auditing", "cost"):
+        monkeypatch.setattr(f"assay.pipeline.{module}.pass_seconds", lambda *args, **kwargs: pass_seconds)
+    cost = AuditOptions(budget="30s").cost(mini)
+    assert cost.seconds is not None
+    assert cost.seconds <= 30
+    assert (cost.n, {each.stage for each in cost.left_out}) == (n, left_out)
+
+
 def test_a_budget_below_the_cost_of_discovery_is_refused(mini: Model) -> None:
     with pytest.raises(
         InputError,

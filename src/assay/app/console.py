@@ -172,31 +172,35 @@ def echo_result(identity: str, *, cached: bool = False) -> None:
     echo(f"result   {identity}{' (taken from the store)' if cached else ''}")
 
 
-def show_cost(cost: "Forecast", *, as_json: bool) -> None:
-    """What a command would run, at most, and about how long it takes here."""
+def show_cost(cost: "Forecast", *, as_json: bool, **facts: object) -> None:
+    """What a command would run, at most, and about how long it takes here.
+
+    Args:
+        cost: The work.
+        as_json: One document instead of a table.
+        facts: Further entries of the document.
+    """
     from assay.pipeline.progress import duration
 
     if as_json:
-        print_json(cost.to_dict())
+        print_json({**facts, **cost.to_dict()})
         return
-    echo(f"{cost.model['id']}, n = {cost.n}: maximum forward passes over one prompt or image")
+    n = f", n = {cost.n:,}" if cost.n else ""
+    echo(f"{cost.model['id']}{n}: maximum {cost.unit}")
     rows = [[each.stage, f"{each.runs:,}", f"{each.passes:,}"] for each in cost.stages]
     total = ["total", "", f"{cost.passes:,}"]
-    print_table("", ["stage", "runs", "passes"], [*rows, total], right="runs passes")
+    counted = "passes" if "passes" in cost.unit else "count"
+    print_table("", ["stage", "runs", counted], [*rows, total], right=f"runs {counted}")
     if cost.seconds is not None and cost.pass_seconds is not None:
-        echo(f"about {duration(cost.seconds)} here, at {1000 * cost.pass_seconds:.3g} ms a pass")
+        workers = f" with {cost.workers} workers" if cost.workers > 1 else ""
+        echo(f"about {duration(cost.seconds)} here{workers}, at {1000 * cost.pass_seconds:.3g} ms a pass")
     if cost.bytes is not None:
         stored = "" if cost.stored_bytes is None else f", {size_words(cost.stored_bytes)} stored"
         echo(f"about {size_words(cost.bytes)} of memory{stored}")
-    show_left_out([each.to_dict() for each in cost.left_out])
-
-
-def show_left_out(listed: Sequence[Document]) -> None:
-    """A line for what is not run."""
-    for each in listed:
-        costs = f", at most {each['passes']:,} passes" if each["passes"] else ""
-        how = f"; to run it: {each['option']}" if each["option"] else ""
-        echo(f"not run: {each['what']} ({each['reason']}{costs}{how})")
+    for left_out in cost.left_out:
+        costs = f", at most {left_out.passes:,} passes" if left_out.passes else ""
+        how = f"; to run it: {left_out.option}" if left_out.option else ""
+        echo(f"not run: {left_out.what} ({left_out.reason}{costs}{how})")
 
 
 def size_words(count: int) -> str:

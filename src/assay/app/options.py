@@ -97,18 +97,26 @@ EMBEDDED = ("mini", "colour-digits")
 # Of stored results.
 KINDS = (
     "audit",
+    "benchmark",
     "calibration",
     "circuit",
+    "claim",
+    "correctness",
+    "finetune",
     "job",
     "measurement",
+    "monitor",
     "pairs-part",
     "ranking",
     "ranking-comparison",
+    "repair",
     "scores",
     "scores-part",
     "subset-path",
     "sweep",
+    "truth",
     "worst_case",
+    "zoo",
 )
 
 

@@ -18,9 +18,11 @@ from assay.core.errors import OutputError
 
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from assay.models import Model
     from assay.pipeline import Workload
-    from assay.store import Store
+    from assay.store import About, Store
     from assay.tasks import Task
 
 Result = TypeVar("Result")
@@ -253,11 +255,37 @@ class Storing:
 class Computing(Talking, DryRun, Storing):
     """How a command that computes runs and prints, and where it keeps what it computed."""
 
-    def show_cost(self, model: "Model", n: int, stages: "Sequence[Workload]", task: "Task | None") -> None:
+    def keep(
+        self,
+        kind: str,
+        provenance: Mapping[str, Any],
+        document: Mapping[str, Any],
+        about: "About",
+        arrays: "Mapping[str, np.ndarray] | None" = None,
+    ) -> str:
+        """Store a document where `--store` is given; returns its id, which is empty elsewhere.
+
+        Args:
+            kind: What it is.
+            provenance: All that the result is a function of, beside the version of the library.
+            document: What `--json` prints.
+            about: What it is found by.
+            arrays: Its large parts by name.
+        """
+        from assay.core.record import library_version
+
+        if self.store is None:
+            return ""
+        record = {"library": library_version(), **provenance}
+        return self.open_store().put(kind, record, document, arrays, about=about)
+
+    def show_cost(
+        self, model: "Model", n: int, stages: "Sequence[Workload]", task: "Task | None", **facts: object
+    ) -> None:
         """What the command would run on some inputs of its task; without any, no time is estimated."""
         from assay.pipeline import cost_of
 
-        show_cost(call(self, cost_of, model, n, stages, task), as_json=self.json)
+        show_cost(call(self, cost_of, model, n, stages, task), as_json=self.json, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)

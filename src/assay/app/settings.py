@@ -46,11 +46,16 @@ class Typed:
     dtype: Annotated[DType, RUNNING] = "auto"
 
     @property
+    def dtype_name(self) -> str | None:
+        """The name of the number type; None leaves it to the loader."""
+        return None if self.dtype == "auto" else self.dtype
+
+    @property
     def torch_dtype(self) -> "torch.dtype | None":
         """The number type; None leaves it to the loader."""
-        import torch
+        from assay.models.loading import number_type
 
-        return None if self.dtype == "auto" else getattr(torch, self.dtype)
+        return number_type(self.dtype_name)
 
 
 @dataclass(frozen=True, kw_only=True)

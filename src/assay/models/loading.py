@@ -86,6 +86,11 @@ def family_of(module: nn.Module) -> Family:
     )
 
 
+def number_type(name: str | None) -> torch.dtype | None:
+    """The number type of a name such as `float64`; None leaves it to the loader."""
+    return None if name is None else getattr(torch, name)
+
+
 def load_model(
     source: str | Path | nn.Module,
     *,

@@ -8,7 +8,7 @@ from assay.core.errors import InputError
 from assay.discovery.edges import get_method
 from assay.execution.forward import choose_batch_size
 from assay.pipeline.audit_plan import BUDGET, DEFAULT, N_FULL, STAGES, AuditPlan, N, Scope
-from assay.pipeline.cost import Forecast, pass_seconds, weight_bytes
+from assay.pipeline.cost import Forecast, cost_of, weight_bytes
 from assay.pipeline.sizing import COARSE, FINE
 from assay.tasks import Task
 
@@ -115,11 +115,8 @@ def audit_cost(plan: AuditPlan, task: Task, *, batch_size: int | None = None) ->
     """What a plan costs on these examples."""
     model = plan.model
     table = model.graph.n_sources * model.graph.n_targets
-    return Forecast(
-        model=model.describe(),
-        n=plan.n,
-        stages=tuple(plan.stages),
-        pass_seconds=pass_seconds(model, task, batch_size=batch_size),
+    return replace(
+        cost_of(model, plan.n, plan.stages, task, batch_size=batch_size),
         bytes=_memory(plan, model.bind(task), batch_size),
         stored_bytes=2 * (4 * table) + table + 64 * plan.n * len(plan.metric_keys),
         left_out=tuple(plan.left_out),

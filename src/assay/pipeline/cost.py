@@ -13,6 +13,7 @@ from assay.tasks import Task
 
 
 TIMED_EXAMPLES, TIMED_RUNS = 16, 3
+PASSES = "forward passes over one prompt or image"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,15 @@ class Forecast(Record):
     """What a command would cost.
 
     Attributes:
-        model: What it is.
+        model: What it is; of several, `id` says which.
         n: Prompts or images.
         stages: In order.
-        pass_seconds: Seconds of a pass over one example, timed here; None where no example was at hand.
+        unit: What `passes` counts; work without a model has a unit of its own.
+        pass_seconds: Seconds of a pass over one example, timed here, the mean where several models run; None
+            where no example was at hand.
         bytes: Memory of the weights and of the activations of a batch, roughly.
         stored_bytes: Arrays of the result, roughly; None where they were not counted.
+        workers: Processes that share the work.
         left_out: What is not run.
     """
 
@@ -68,9 +72,11 @@ class Forecast(Record):
     model: dict[str, Any]
     n: int
     stages: tuple[Workload, ...]
+    unit: str = PASSES
     pass_seconds: float | None = None
     bytes: int | None = None
     stored_bytes: int | None = None
+    workers: int = 1
     left_out: tuple[LeftOut, ...] = ()
 
     @property
@@ -81,7 +87,7 @@ class Forecast(Record):
     @property
     def seconds(self) -> float | None:
         """About how long all of them take; start-up is left out."""
-        return None if self.pass_seconds is None else self.passes * self.pass_seconds
+        return None if self.pass_seconds is None else self.passes * self.pass_seconds / self.workers
 
 
 def cost_of(
@@ -109,6 +115,36 @@ def cost_of(
         pass_seconds=None if task is None else pass_seconds(model, task, batch_size=size),
         bytes=None if task is None else run_bytes(model, task, batch_size=size),
     )
+
+
+def cost_of_several(title: str, n: int, parts: Sequence[Forecast]) -> Forecast:
+    """The costs of several models as one: stages of one name are added, memory is that of the largest.
+
+    Args:
+        title: What the models are.
+        n: Prompts or images of each.
+        parts: The cost of each model.
+    """
+    names = dict.fromkeys(stage.stage for part in parts for stage in part.stages)
+    stages = tuple(
+        added(name, [stage for part in parts for stage in part.stages if stage.stage == name])
+        for name in names
+    )
+    passes, seconds = sum(part.passes for part in parts), [part.seconds for part in parts]
+    known = [each for each in seconds if each is not None]
+    return Forecast(
+        model={"id": title},
+        n=n,
+        stages=stages,
+        pass_seconds=sum(known) / max(passes, 1) if len(known) == len(parts) else None,
+        bytes=max((part.bytes for part in parts if part.bytes is not None), default=None),
+    )
+
+
+def added(name: str, stages: Sequence[Workload]) -> Workload:
+    """Several stages as one."""
+    runs, passes = (sum(getattr(stage, key) for stage in stages) for key in ("runs", "passes"))
+    return Workload(stage=name, runs=runs, passes=passes)
 
 
 def pass_seconds(model: Model, task: Task, *, batch_size: int | None = None) -> float:

@@ -14,6 +14,7 @@ from assay.core.record import library_version, record_id
 from assay.discovery.edges import EdgeMethod, get_method
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
+from assay.models.loading import number_type
 from assay.pipeline.cost import run_bytes, weight_bytes
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
@@ -31,7 +32,7 @@ from assay.tasks import PairTask
 SWEEP_RUNS = 40  # runs over all examples that the search for a size makes, about
 
 
-def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
+def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -> tuple[Job, ...]:
     """The jobs of a plan, each after those it needs.
 
     Every model is loaded once, one at a time, and every task drawn: a job's record holds the hashes of both.
@@ -39,6 +40,7 @@ def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
     Args:
         plan: The plan.
         device: Where jobs run their models.
+        dtype: Number type of the weights, e.g. `float64`; None: float32.
 
     Raises:
         InputError: If parts of the plan do not fit each other: gates or an attack on images, a method that
@@ -46,6 +48,7 @@ def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
         AssayError: What loading a model or drawing a task raises.
     """
     found: dict[str, Job] = {}
+    placed = {"device": device, "dtype": dtype}
 
     def add(jobs: Iterator[Job]) -> None:
         for job in jobs:
@@ -53,8 +56,8 @@ def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
 
     for name in plan.models:
         location = plan.locate(name)
-        source = {"model": location, "device": device}
-        model = load_model(location, device=device)
+        source = {"model": location, **placed}
+        model = load_model(location, device=device, dtype=number_type(dtype))
         _check_sizes(plan, model, name)
         for task in plan.tasks:
             for seed in plan.seeds:
@@ -66,13 +69,13 @@ def expand(plan: Plan, *, device: str | None = None) -> tuple[Job, ...]:
     single: dict[str, tuple[str, ...]] = {}
     for job in plan.jobs:
         needs = tuple(each for other in job.needs for each in single[other])
-        jobs = list(_single(plan, job, {"model": plan.locate(job.model), "device": device}, needs))
+        jobs = list(_single(plan, job, {"model": plan.locate(job.model), **placed}, needs))
         single[job.name] = tuple(each.id for each in jobs)
         add(iter(jobs))
     if plan.rank is not None:
         for images in plan.rank.images:
             for seed in plan.seeds:
-                add(_ranking(plan, plan.rank, images, seed, device))
+                add(_ranking(plan, plan.rank, images, seed, placed))
     return tuple(found.values())
 
 
@@ -305,7 +308,7 @@ def _check_sizes(plan: Plan, model: Model, name: str) -> None:
 
 def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[str, ...]) -> Iterator[Job]:
     """A circuit from a file, and its measurements."""
-    model = load_model(source["model"], device=source["device"])
+    model = load_model(source["model"], device=source["device"], dtype=number_type(source["dtype"]))
     path = plan.locate(job.circuit)
     if not Path(path).is_file():
         raise InputError(f"[[job]] {job.name!r}: circuit file {path} does not exist")
@@ -326,7 +329,9 @@ def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[
         yield from made.asked_of(record_id("circuit", file_record(record)), read, job.name, job.metrics)
 
 
-def _ranking(plan: Plan, rank: RankChoice, images: str, seed: int, device: str | None) -> Iterator[Job]:
+def _ranking(
+    plan: Plan, rank: RankChoice, images: str, seed: int, placed: Mapping[str, str | None]
+) -> Iterator[Job]:
     """What each model of a zoo shows on some images, and the table of all."""
     options: dict[str, Any] = {
         "zoo": None if rank.zoo == "embedded" else plan.locate(rank.zoo),
@@ -336,12 +341,12 @@ def _ranking(plan: Plan, rank: RankChoice, images: str, seed: int, device: str |
         "n": rank.n,
         "seed": seed,
         "batch_size": plan.limits.batch_size,
-        "device": device,
+        **placed,
     }
     found = lineup(**options)
     weights, tasks, parts = {}, {}, []
     for key in found.zoo.keys:
-        model = found.zoo.load(key, device=device)
+        model = found.load(key)
         weights[key] = model.describe()
         tasks[key] = found.target.read(model).describe()
         known = None if found.known is None else found.known.read(model).describe()

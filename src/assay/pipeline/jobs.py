@@ -23,6 +23,7 @@ from assay.discovery.edges.method import Choices, join_parts
 from assay.discovery.edges.running import Asked, resolve
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
+from assay.models.loading import number_type
 from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.discovery import discovery_stage
 from assay.pipeline.gates import calibrate_measured
@@ -126,13 +127,18 @@ def warm_up() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _model(source: str, device: str | None) -> Model:
-    return load_model(source, device=device)
+def _model(source: str, device: str | None, dtype: str | None) -> Model:
+    return load_model(source, device=device, dtype=number_type(dtype))
 
 
 @functools.lru_cache(maxsize=4)
-def _inputs(source: str, device: str | None, task: str, n: int | None, seed: int) -> Division:
-    return draw_inputs(_model(source, device), task, n=n, seed=seed)
+def _inputs(place: tuple[Any, ...], task: str, n: int | None, seed: int) -> Division:
+    return draw_inputs(_model(*place), task, n=n, seed=seed)
+
+
+def _place(job: Job) -> tuple[Any, ...]:
+    """Where a job's model comes from, where it runs, and in which numbers."""
+    return job.source["model"], job.source.get("device"), job.source.get("dtype")
 
 
 def model_of(job: Job) -> Model:
@@ -141,7 +147,7 @@ def model_of(job: Job) -> Model:
     Raises:
         InputError: If it is not the one of the record.
     """
-    model = _model(job.source["model"], job.source.get("device"))
+    model = _model(*_place(job))
     _check(job, "model", model.describe())
     return model
 
@@ -152,9 +158,7 @@ def inputs_of(job: Job) -> Division:
     Raises:
         InputError: If they are not those of the record.
     """
-    inputs = _inputs(
-        job.source["model"], job.source.get("device"), job.source["task"], job.source["n"], job.record["seed"]
-    )
+    inputs = _inputs(_place(job), job.source["task"], job.source["n"], job.record["seed"])
     for name in ("discovery", "measured"):
         if name in job.record:
             _check(job, name, getattr(inputs, name).describe())
@@ -383,7 +387,7 @@ def _inspect(job: Job, store: Store) -> tuple[str, ...]:
     They are a cache: a ranking that does not find one makes it again.
     """
     found, key = lineup_of(job), job.record["key"]
-    model = found.zoo.load(key, device=found.device)
+    model = found.load(key)
     _check(job, "model", model.describe())
     _check(job, "task", found.target.read(model).describe())
     found.inspect(key, cache=store.directory / "inspections")

@@ -13,6 +13,8 @@ from assay.analyses.generalization.ranking import inspect_for_ranking, rank_mode
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
 from assay.models import Model
+from assay.models.loading import number_type
+from assay.pipeline.cost import Forecast, Workload, run_bytes
 from assay.pipeline.targets import Domain, known_target, targets
 from assay.store import About, Store
 from assay.tasks import ImageTask, is_shapes
@@ -22,6 +24,7 @@ from assay.zoo import Zoo
 
 TIMED = 32  # images of a timed pass
 SHARPNESS_COST = 81  # in forward passes: 41, and 20 backward ones of twice the work
+OWN_DOMAIN = "own domain"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,6 +38,7 @@ class Lineup:
         metrics: What they are ranked by.
         settings: How circuits are scored.
         device: Where models run.
+        dtype: Number type of their weights, e.g. `float64`; None: float32.
     """
 
     zoo: Zoo
@@ -43,6 +47,7 @@ class Lineup:
     metrics: tuple[str, ...]
     settings: InspectionSettings
     device: str | None = None
+    dtype: str | None = None
 
     @property
     def target(self) -> Domain:
@@ -54,11 +59,15 @@ class Lineup:
         """Reads the known images for a model; None where there are none."""
         return None if self.known is None else self.known.read
 
+    def load(self, key: str) -> Model:
+        """A model where it runs."""
+        return self.zoo.load(key, device=self.device, dtype=number_type(self.dtype))
+
     def inspect(self, key: str, *, cache: Path) -> None:
         """Run one model and keep in `cache` what it shows."""
         needs = frozenset[str]().union(*(PREDICTORS[metric].needs for metric in self.metrics))
         inspect_for_ranking(
-            self.zoo.load(key, device=self.device),
+            self.load(key),
             self.target.read,
             self.known_images,
             needs,
@@ -69,7 +78,7 @@ class Lineup:
     def rank(self, target: Domain | None = None, **options: Any) -> Ranking:
         """The table; further options are those of `rank_models`, `cache` spares models that ran before."""
         return rank_models(
-            {key: functools.partial(self.zoo.load, key, device=self.device) for key in self.zoo.keys},
+            {key: functools.partial(self.load, key) for key in self.zoo.keys},
             (target or self.target).read,
             id_data=self.known_images,
             **{"metrics": self.metrics, "settings": self.settings, **options},
@@ -77,25 +86,29 @@ class Lineup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankingSeconds:
-    """Estimated seconds of a ranking.
+class RankingCost:
+    """What a ranking costs.
 
     Attributes:
-        metrics: What each metric reads, by key; metrics share stages.
-        together: All of it, each stage once.
+        metrics: Seconds of what each metric reads, by key; metrics share stages.
+        forecast: All of it, each stage once.
     """
 
     metrics: Mapping[str, float]
-    together: float
+    forecast: Forecast
 
 
-def timed_metrics(lineup: Lineup) -> RankingSeconds:
-    """How long the metrics of a ranking take, from the first model timed on a few images.
+def ranking_cost(lineup: Lineup, per_image: Mapping[str, int]) -> RankingCost:
+    """Passes of a ranking and about how long they take, from the first model timed on a few images.
 
     All models count as fast as the first.
+
+    Args:
+        lineup: Models, images and metrics.
+        per_image: Passes per image and model of each stage; one of the own domain ends in these words.
     """
     zoo, metrics, known = lineup.zoo, lineup.metrics, lineup.known
-    model = zoo.load(zoo.keys[0], device=lineup.device)
+    model = lineup.load(zoo.keys[0])
     task = lineup.target.read(model)
     few = task.subset(range(min(TIMED, task.n)))
     needs = {metric: PREDICTORS[metric].needs | {"outputs"} for metric in metrics}
@@ -107,28 +120,39 @@ def timed_metrics(lineup: Lineup) -> RankingSeconds:
     parts = sorted({"features", "output-scores", "edge-scores"} & union)
     inspect_model(model, few, parts, settings=lineup.settings)  # the first run also sets up the machine
     cost = inspect_model(model, few, parts, settings=lineup.settings).cost
-    per_image = {stage: spent["seconds"] / few.n for stage, spent in cost.items()}
+    took = {stage: spent["seconds"] / few.n for stage, spent in cost.items()}
     n_target = sum(target.read(model).n for target in lineup.targets)
     n_known = 0 if known is None else known.read(model).n
     stages = {
-        "outputs": per_image["inspect"] * n_target,
-        "output-scores": per_image.get("output-scores", 0.0) * n_target,
-        "edge-scores": (per_image.get("edge-scores", 0.0) + per_image.get("metrics", 0.0)) * n_target,
-        "known": per_image["inspect"] * n_known,
-        "sharpness": SHARPNESS_COST * per_image["inspect"] * n_known,
+        "outputs": took["inspect"] * n_target,
+        "output-scores": took.get("output-scores", 0.0) * n_target,
+        "edge-scores": (took.get("edge-scores", 0.0) + took.get("metrics", 0.0)) * n_target,
+        "known": took["inspect"] * n_known,
+        "sharpness": SHARPNESS_COST * took["inspect"] * n_known,
     }
 
     def seconds(read: frozenset[str]) -> float:
         each: float = sum(stages.get(stage, 0.0) for stage in read)
         return len(zoo.keys) * each
 
-    return RankingSeconds(
+    models = len(zoo.keys)
+    passes = {
+        name: each * models * (n_known if name.endswith(OWN_DOMAIN) else n_target)
+        for name, each in per_image.items()
+    }
+    return RankingCost(
         metrics={
             metric: seconds(needs[metric])
             for metric in metrics
             if known is not None or "known" not in needs[metric]
         },
-        together=seconds(union),
+        forecast=Forecast(
+            model={"id": f"{models} models of {zoo.name}"},
+            n=n_target,
+            stages=tuple(Workload(stage=name, runs=models, passes=each) for name, each in passes.items()),
+            pass_seconds=seconds(union) / max(sum(passes.values()), 1),
+            bytes=run_bytes(model, few, batch_size=lineup.settings.batch_size or TIMED),
+        ),
     )
 
 
@@ -143,6 +167,7 @@ def lineup(
     seed: int = 0,
     batch_size: int | None = None,
     device: str | None = None,
+    dtype: str | None = None,
 ) -> Lineup:
     """Open a zoo and find the images of one domain.
 
@@ -156,6 +181,7 @@ def lineup(
         seed: Root seed of all random draws.
         batch_size: Images per pass.
         device: Where models run.
+        dtype: Number type of their weights; None: float32.
 
     Raises:
         InputError: If `images` holds several domains.
@@ -174,6 +200,7 @@ def lineup(
         metrics=tuple(metrics or DEFAULT_METRICS),
         settings=InspectionSettings(steps=steps, seed=seed, batch_size=batch_size),
         device=device,
+        dtype=dtype,
     )
 
 

@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from assay.core.record import Record, library_version, record_id
 from assay.pipeline.progress import duration
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, Store
+
+
+if TYPE_CHECKING:
+    from assay.pipeline.cost import Forecast
 
 
 KIND = "subset-path"
@@ -73,6 +77,22 @@ class SelectionPlan(Record):
     n_selections: int
     n_reruns: int
     n_halves: int
+
+    @property
+    def cost(self) -> "Forecast":
+        """The same as stages, counted in runs of the solver."""
+        from assay.pipeline.cost import Forecast, Workload
+
+        return Forecast(
+            model={"id": f"{self.n_models} models"},
+            n=self.n_examples,
+            stages=(
+                Workload(stage="selection", runs=len(self.sizes), passes=self.n_selections),
+                Workload(stage="verdict", runs=self.n_folds, passes=self.n_reruns),
+                Workload(stage="overlap of two halves", runs=2 * bool(self.n_halves), passes=self.n_halves),
+            ),
+            unit="runs of the solver over all examples",
+        )
 
 
 def plan_selection(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import torch
 
 from assay.circuits import write_atomically
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
@@ -204,8 +205,15 @@ class Zoo:
             raise InputError(f"the training of {key} is {entry.status}{why}, so it has no model")
         return self.path / entry.path
 
-    def load(self, key: str, *, step: int | None = None, device: str | None = None) -> Model:
-        """A model, or its checkpoint after a training step.
+    def load(
+        self,
+        key: str,
+        *,
+        step: int | None = None,
+        device: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Model:
+        """A model, or its checkpoint after a training step; numbers are float32 unless `dtype` differs.
 
         Raises:
             UnknownNameError: If the zoo has no such model.
@@ -213,7 +221,7 @@ class Zoo:
         """
         folder = self.folder(key, step)
         try:
-            model = load_model(folder, device=device)
+            model = load_model(folder, device=device, dtype=dtype)
         except AssayError as error:
             # OSError and ImportError among the leaves take other arguments, a single text suits all.
             raise type(error)(f"model {key!r} of the zoo {self.name!r}: {error}") from error
@@ -228,6 +236,7 @@ class Zoo:
         id_images: ImageSet | None = None,
         batch_size: int | None = None,
         device: str | None = None,
+        dtype: torch.dtype | None = None,
         keep: bool | None = None,
         progress: Progress | None = None,
     ) -> Correctness:
@@ -239,6 +248,7 @@ class Zoo:
                 knows from the validation of its training.
             batch_size: Images per pass. Default: by free memory.
             device: Where to run. Default: the CPU.
+            dtype: Number type of the weights. Default: float32.
             keep: Read and write the zoo's records. Default: unless it is the embedded one.
             progress: Called with the stage, the models done and all models.
 
@@ -255,7 +265,12 @@ class Zoo:
         for number, key in enumerate(self.keys):
             if progress is not None:
                 progress("predict", number, len(self.keys))
-            options: dict[str, Any] = {"batch_size": batch_size, "device": device, "keep": keep}
+            options: dict[str, Any] = {
+                "batch_size": batch_size,
+                "device": device,
+                "dtype": dtype,
+                "keep": keep,
+            }
             rows.append(predict(self, key, images, **options).correct)
             if id_images is not None:
                 within.append(predict(self, key, id_images, **options).accuracy)

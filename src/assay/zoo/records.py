@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
+import torch
 from jaxtyping import Float32, Float64, Int64, UInt8
 
 from assay.circuits import EdgeScores, load_scores, write_atomically
@@ -187,7 +188,14 @@ class ModelFolder(Protocol):
     @property
     def keeps_records(self) -> bool: ...
 
-    def load(self, key: str, *, step: int | None = None, device: str | None = None) -> Model:
+    def load(
+        self,
+        key: str,
+        *,
+        step: int | None = None,
+        device: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Model:
         """A model of the zoo."""
         ...
 
@@ -199,6 +207,7 @@ def predict(
     *,
     batch_size: int | None = None,
     device: str | None = None,
+    dtype: torch.dtype | None = None,
     keep: bool | None = None,
 ) -> Predictions:
     """Logits of one model on images, from the zoo's records if they are there.
@@ -209,6 +218,7 @@ def predict(
         images: Of the size that the model reads; the model's own normalisation is applied.
         batch_size: Images per pass. Default: by free memory.
         device: Where to run. Default: the CPU.
+        dtype: Number type of the weights. Default: float32.
         keep: Read and write `records/DATASET/KEY.npz` below the zoo. Default: unless it is the embedded one.
 
     Raises:
@@ -219,7 +229,7 @@ def predict(
     """
     keep = zoo.keeps_records if keep is None else keep
     with _named(zoo, key):
-        model = zoo.load(key, device=device)
+        model = zoo.load(key, device=device, dtype=dtype)
         task = task_for(model, images)
         hashes = {"weight_hash": model.weight_hash, "data_hash": _record_hash(task)}
         place = zoo.path / "records" / data_key(images) / f"{key}.npz"
@@ -258,6 +268,7 @@ def edge_scores(
     seed: int = 0,
     batch_size: int | None = None,
     device: str | None = None,
+    dtype: torch.dtype | None = None,
     keep: bool | None = None,
 ) -> EdgeScores:
     """Edge scores of one model on images, from `circuits/` below the zoo if they are there.
@@ -273,6 +284,7 @@ def edge_scores(
         seed: Root seed of all random draws.
         batch_size: Images per pass.
         device: Where to run. Default: the CPU.
+        dtype: Number type of the weights. Default: float32.
         keep: Read and write `circuits/DATASET/KEY.safetensors` below the zoo. Default: unless it is the
             embedded one.
 
@@ -291,7 +303,7 @@ def edge_scores(
     keep = zoo.keeps_records if keep is None else keep
     place = zoo.path / "circuits" / f"{data_key(images)}-{digest}" / f"{key}.safetensors"
     with _named(zoo, key):
-        model = zoo.load(key, device=device)
+        model = zoo.load(key, device=device, dtype=dtype)
         task = task_for(model, images)
         if keep and (earlier := _read_circuit(place, model, task)) is not None:
             return earlier

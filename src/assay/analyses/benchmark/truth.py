@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from assay.analyses.benchmark.contenders import Contender, choose_entries, take_turn
 from assay.analyses.benchmark.detection import Detected, detect
 from assay.analyses.benchmark.files import read_record, write_record
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 OBJECTIVES = ("logit_diff", "kl")
 TRUTH_N = 64  # examples of each model
 GOOD, NEARLY_PERFECT = 0.95, 0.99  # AUROCs whose shares of models a summary counts
-_SAME = ("n", "seed", "ablation")  # settings of tables that may be merged
+_SAME = ("n", "seed", "ablation", "dtype")  # settings of tables that may be merged
 
 Progress = Callable[[str, int, int], None]
 
@@ -249,7 +251,7 @@ class TruthTable(display.Shown, Record):
         Options may differ by method, and are kept for the methods that have cells left.
 
         Raises:
-            InputError: If the tables differ in n, seed or ablation.
+            InputError: If the tables differ in n, seed, ablation or dtype.
         """
         differing = [name for name in _SAME if self.settings.get(name) != other.settings.get(name)]
         if differing:
@@ -293,6 +295,7 @@ def measure_truth(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     batch_size: int | None = None,
     device: str | None = None,
+    dtype: torch.dtype | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> TruthTable:
@@ -306,6 +309,7 @@ def measure_truth(
         options: Options by name of the competitor.
         batch_size: Examples per pass; default: by free memory.
         device: Where the models run; default: where they are.
+        dtype: Number type of the weights of named models. Default: float32.
         seed: Root seed of examples, random scores and learned masks.
         progress: Called with (model, cells done, cells in all).
 
@@ -336,7 +340,7 @@ def measure_truth(
     total = len(names) * len(entries) * len(objectives)
     cells: list[TruthCell] = []
     for name in names:
-        planted = planted_model(name) if isinstance(name, str) else name
+        planted = planted_model(name, dtype=dtype or torch.float32) if isinstance(name, str) else name
         if device is not None:
             planted.model.module.to(device)
         task = planted_task(planted, n=n, seed=seed)
@@ -347,13 +351,15 @@ def measure_truth(
                 cells.append(_measure(entry, planted, task, objective, batch_size=batch_size, seed=seed))
     if progress is not None:
         progress("done", total, total)
-    settings = {
+    settings: dict[str, Any] = {
         "library": library_version(),
         "n": n,
         "seed": seed,
         "ablation": ABLATION,
         "options": {entry.name: plain(entry.options) for entry in entries if entry.options},
     }
+    if dtype is not None:
+        settings["dtype"] = str(dtype).removeprefix("torch.")
     return TruthTable(cells=tuple(cells), settings=settings)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Float64
 
 from assay.analyses.claims.claim import (
@@ -178,6 +179,7 @@ def run_claim(
     *,
     folder: str | Path | None = None,
     device: str | None = None,
+    dtype: torch.dtype | None = None,
     batch_size: int | None = None,
     max_passes: float | None = None,
     register_anew: bool = False,
@@ -191,6 +193,7 @@ def run_claim(
         model: The model; default: the one the claim names.
         folder: Where measurement tables are kept and found again, each in a folder named by its hash.
         device: Where to load the model.
+        dtype: Number type of its weights. Default: float32.
         batch_size: Prompts per pass; default: by free memory. Never changes a number.
         max_passes: Whole-pass equivalents that tables over all heads may cost for each task; beyond, the
             claim's heads and 20 others are measured (`MeasurementTable`).
@@ -209,7 +212,7 @@ def run_claim(
         claim = load_claim(path)
         registered(claim, path, anew=register_anew)  # another content is refused before a model is loaded
     progress("load", 0, 1)
-    model = load_model(claim.model, device=device) if model is None else model
+    model = load_model(claim.model, device=device, dtype=dtype) if model is None else model
     sets = head_sets(claim, shape_of(model))
     circuit = Circuit.from_heads(model.graph, claim.heads)
     samples = {name: claim_prompts(claim, name, model) for name in claim.tasks}

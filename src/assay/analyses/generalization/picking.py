@@ -14,7 +14,7 @@ from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
 from assay.analyses.generalization.predictor import MetricEstimate, Predictor
 from assay.core.random import stream
 from assay.core.record import Record, same
-from assay.core.verdict import Interval
+from assay.core.verdict import Interval, undefined_interval
 from assay.stats import kendall_tau_rows
 
 

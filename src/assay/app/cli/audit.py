@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import (
-    echo,
-    echo_files,
-    echo_result,
-    print_json,
-    print_pages,
-    progress_on_stderr,
-    show_cost,
-    show_left_out,
-)
+from assay.app.console import Document, print_pages, progress_on_stderr, show_cost
 from assay.app.options import DEFAULT_STORE, DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, own_group
-from assay.app.running import Batched, DryRun, Seeded, Storing, Talking, call
+from assay.app.running import Batched, DryRun, File, Seeded, Storing, Talking, call
 from assay.app.settings import Ablating, Counted, HeldOut, OnImages, OnTask, Sizing
 
 
@@ -69,10 +60,13 @@ def audit(settings: AuditSettings) -> None:
         show_cost(plan.cost(settings.load_model()), as_json=settings.json)
         return
     result = _run(settings)
-    if settings.json:
-        print_json(result.document)
-    else:
-        _print_audit(result, settings.out)
+    settings.deliver(
+        result.document,
+        {"report": File(settings.out / "report.html", lambda path: None)},  # written with the results
+        show=lambda: _print_audit(result.document),
+        identity=result.id,
+        cached=result.cached,
+    )
 
 
 def _skipped(settings: AuditSettings) -> list[str]:
@@ -98,23 +92,11 @@ def _run(settings: AuditSettings) -> "Audit":
         )
 
 
-def _print_audit(result: "Audit", out: Path) -> None:
-    """The verdict, the measurements, the tail, the gates."""
-    from assay.metrics.page import measurements_page
-    from assay.report import calibration_overview, tail_verdict, verdict
+def _print_audit(document: Document) -> None:
+    """The page of the audit; of worst case and calibrations, which have pages of their own, the verdict."""
+    from assay.page.blocks import Page
+    from assay.report.save import pages_of
 
-    document = result.document
-    echo(verdict(document))
-    echo()
-    print_pages(measurements_page(result.measurements))
-    echo()
-    if document["worst_case"]:
-        echo(tail_verdict(document["worst_case"]))
-        echo()
-    if document["calibration"]:
-        echo(calibration_overview(document["calibration"]))
-        echo()
-    show_left_out(result.left_out)
-    echo()
-    echo_files(report=out / "report.html")
-    echo_result(result.id, cached=result.cached)
+    audit_page, *others = pages_of(document)
+    verdicts = (Page(kind=each.kind, title=each.title, verdict=each.verdict) for each in others)
+    print_pages(audit_page, *verdicts)

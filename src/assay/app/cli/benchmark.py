@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
-from assay.app.console import echo, note, print_block, print_json, progress_on_stderr
+from assay.app.console import (
+    echo,
+    echo_result,
+    note,
+    print_block,
+    print_json,
+    progress_on_stderr,
+    show_cost,
+)
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
-from assay.app.running import Batched, Seeded, Talking, call, make_room
-from assay.app.settings import Ablating, OnModel
+from assay.app.running import Batched, Computing, Seeded, call, make_room
+from assay.app.settings import Ablating, OnModel, Typed
 from assay.core.errors import InputError, OutputError
 
 
 if TYPE_CHECKING:
-    from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
+    from assay.analyses.benchmark import Contender, DiscoveryBenchmark, TruthTable
+    from assay.analyses.benchmark.targets import Target
     from assay.circuits import EdgeScores
     from assay.models import Model
 
@@ -40,7 +49,7 @@ class Competing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruthSettings(Talking, Seeded, Batched, Competing):
+class TruthSettings(Computing, Seeded, Batched, Typed, Competing):
     """Which methods are judged on which planted models.
 
     Attributes:
@@ -64,33 +73,49 @@ def truth(settings: TruthSettings) -> None:
     """
     from assay.analyses.benchmark import measure_truth
     from assay.analyses.benchmark.truth import OBJECTIVES, TRUTH_N
+    from assay.models.planted import planted_names
     from assay.pipeline.benchmark import write_truth
+    from assay.pipeline.planning import truth_cost
 
     entered = _competitors(settings, settings.n, usual=TRUTH_N)
+    models, objectives = _planted(_split(settings.models)), _split(settings.objectives) or OBJECTIVES
+    if settings.dry_run:
+        cost = call(
+            settings,
+            truth_cost,
+            *(models or planted_names(), entered.entries),
+            n=entered.n,
+            objectives=len(objectives),
+            dtype=settings.torch_dtype,
+        )
+        show_cost(cost, as_json=settings.json)
+        return
     _check_folder(settings.out)
     with progress_on_stderr() as progress:
         table = call(
             settings,
             measure_truth,
-            models=_planted(_split(settings.models)),
+            models=models,
             methods=entered.methods,
-            objectives=_split(settings.objectives) or OBJECTIVES,
+            objectives=objectives,
             n=entered.n,
             options=entered.options,
             device=settings.place(),
+            dtype=settings.torch_dtype,
             progress=progress,
         )
     _check_served([cell.reason for cell in table.cells])
     written = {} if settings.out is None else write_truth(settings.out, table)
+    identity = _keep_truth(settings, table)
     if settings.json:
         print_json(table.to_dict())
         return
     _print_truth(table)
-    _print_files(written)
+    _print_files(written, identity)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkSettings(Talking, Seeded, Batched, Competing, Ablating, OnModel):
+class BenchmarkSettings(Computing, Seeded, Batched, Competing, Ablating, OnModel):
     """Which methods are judged on which model and task, and what is kept.
 
     Attributes:
@@ -128,17 +153,21 @@ def discovery(settings: BenchmarkSettings) -> None:
     from assay.pipeline.benchmark import write_benchmark
 
     entered = _competitors(settings, settings.n, usual=DEFAULT_N)
+    if settings.dry_run:
+        _show_plan(settings, entered)
+        return
     for folder in (settings.out, settings.export, settings.scores_dir):
         _check_folder(folder)
     result, model = _run(settings, entered)
     _check_served([row.reason for row in result.rows])
     written = {} if settings.out is None else write_benchmark(settings.out, result)
     written |= _keep_scores(result, model, export=settings.export, scores_dir=settings.scores_dir)
+    identity = _keep_benchmark(settings, result)
     if settings.json:
         print_json(result.to_dict())
         return
     _print_benchmark(result)
-    _print_files(written)
+    _print_files(written, identity)
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -164,6 +193,7 @@ class _Entered(NamedTuple):
     methods: list[str] | None
     options: Mapping[str, Mapping[str, Any]]
     n: int
+    entries: "Sequence[Contender]"
 
 
 def _competitors(settings: Competing, n: int | None, *, usual: int) -> _Entered:
@@ -178,25 +208,37 @@ def _competitors(settings: Competing, n: int | None, *, usual: int) -> _Entered:
         options = {name: dict(own) for name, own in shrunk.options.items()}
         for text in shrunk.said:
             note(f"quick: {text}")
-    choose_entries(methods, options)
-    return _Entered(methods, options, usual if n is None else n)
+    return _Entered(methods, options, usual if n is None else n, choose_entries(methods, options))
+
+
+def _target(settings: BenchmarkSettings, entered: _Entered) -> "Target":
+    from assay.analyses.benchmark.targets import find_target
+
+    return call(
+        settings,
+        find_target,
+        *(settings.model, settings.task),
+        n=entered.n,
+        device=settings.place(),
+        dtype=settings.torch_dtype,
+    )
+
+
+def _show_plan(settings: BenchmarkSettings, entered: _Entered) -> None:
+    from assay.pipeline.planning import plan_benchmark
+
+    target = _target(settings, entered)
+    stages = plan_benchmark(entered.entries, target.model, n=target.task.n, imports=len(settings.imports))
+    settings.show_cost(target.model, target.task.n, stages, target.task)
 
 
 def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenchmark, Model]":
     """The judged methods, and the model they ran on."""
     from assay.analyses.benchmark import benchmark_discovery
-    from assay.analyses.benchmark.targets import find_target
 
     with progress_on_stderr() as progress:
         progress("load", 0, 1)
-        target = call(
-            settings,
-            find_target,
-            *(settings.model, settings.task),
-            n=entered.n,
-            device=settings.place(),
-            dtype=settings.torch_dtype,
-        )
+        target = _target(settings, entered)
         progress("load", 1, 1)
         result = call(
             settings,
@@ -256,6 +298,43 @@ def _check_folder(folder: Path | None) -> None:
     check_writable(folder)
 
 
+def _keep_truth(settings: TruthSettings, table: "TruthTable") -> str:
+    from assay.store import About
+
+    judged = {name: list(getattr(table, name)) for name in ("models", "methods", "objectives")}
+    about = About(
+        name=f"{len(table.methods)} methods on {len(table.models)} planted models",
+        metric="auroc",
+        n=table.settings["n"],
+        seed=settings.seed,
+        value=table.summary().lowest_best,
+        ablation=table.settings["ablation"],
+    )
+    return settings.keep("truth", {**judged, "settings": dict(table.settings)}, table.to_dict(), about)
+
+
+def _keep_benchmark(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -> str:
+    from assay.store import About
+
+    document = result.to_dict()
+    facts = {name: document[name] for name in ("model", "discovered_on", "evaluated_on", "settings")}
+    # A method is known by its options, imported scores by what came of them.
+    rows = [
+        row if row["method"] is None else {name: row[name] for name in ("name", "method", "options")}
+        for row in document["rows"]
+    ]
+    about = About(
+        model=str(result.model["id"]),
+        task=result.task,
+        name=f"{len(rows)} methods",
+        metric="cpr",
+        n=result.evaluated_on["n"],
+        seed=settings.seed,
+        ablation=result.settings["ablation"],
+    )
+    return settings.keep("benchmark", {**facts, "methods": rows}, document, about)
+
+
 def _keep_scores(
     found: "DiscoveryBenchmark", model: "Model", *, export: Path | None, scores_dir: Path | None
 ) -> dict[str, Path]:
@@ -312,8 +391,10 @@ def _print_benchmark(found: "DiscoveryBenchmark") -> None:
         echo(f"note: {text}")
 
 
-def _print_files(written: Mapping[str, Path]) -> None:
-    if written:
+def _print_files(written: Mapping[str, Path], identity: str) -> None:
+    if written or identity:
         echo()
     for kind, path in written.items():
         echo(f"{kind:<10} {path}")
+    if identity:
+        echo_result(identity)

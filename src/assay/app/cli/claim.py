@@ -7,7 +7,8 @@ from typing import Annotated
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_json, progress_on_stderr
 from assay.app.options import RUNNING, at_least, own_group
-from assay.app.running import Batched, Reporting, Storing, Talking, call, check_outputs
+from assay.app.running import Batched, Computing, Reporting, call, check_outputs
+from assay.app.settings import Typed
 from assay.core.errors import InputError
 
 
@@ -17,7 +18,7 @@ CLAIM = own_group("Claim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimSettings(Talking, Storing, Reporting, Batched):
+class ClaimSettings(Computing, Reporting, Batched, Typed):
     """How a claim is registered and tested.
 
     Attributes:
@@ -49,6 +50,7 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     from assay.analyses import claims
     from assay.analyses.claims.evidence import at_least as reached
     from assay.pipeline import check_writable
+    from assay.store import About
 
     if settings.tier is not None:
         reached("proposed", settings.tier)  # a misspelt tier is an error before the work, not after it
@@ -57,6 +59,9 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     check_writable(file.parent)
     if settings.register:
         _register(file, settings)
+        return 0
+    if settings.dry_run:
+        _show_plan(file, settings)
         return 0
     tables = settings.store_folder() / TABLES
     check_writable(tables)
@@ -68,14 +73,42 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
             file,
             folder=tables,
             device=settings.place(),
+            dtype=settings.torch_dtype,
             max_passes=settings.budget,
             progress=progress,
         )
-    document = result.to_dict()
-    settings.deliver(document, settings.files(document, "claim.json", page="claim.html"))
+    document, tested = result.to_dict(), result.claim
+    identity = settings.keep(
+        "claim",
+        {"claim": result.hash, "tables": dict(result.tables)},
+        document,
+        About(
+            model=tested.model,
+            task=tested.task,
+            n=tested.n,
+            seed=tested.seed,
+            status=result.tier,
+            name=tested.name,
+            ablation=tested.ablation,
+        ),
+    )
+    settings.deliver(document, settings.files(document, "claim.json", page="claim.html"), identity=identity)
     wanted = settings.tier or "proposed"
     fired = settings.gate and (result.contradicted or not reached(result.tier, wanted))
     return GATE_FIRED if fired else 0
+
+
+def _show_plan(file: Path, settings: ClaimSettings) -> None:
+    from assay.analyses import claims
+    from assay.models import load_model
+    from assay.pipeline.inputs import few_inputs
+    from assay.pipeline.planning import plan_claim
+
+    claim = claims.load_claim(file)
+    model = load_model(claim.model, device=settings.place(), dtype=settings.torch_dtype)
+    stages = plan_claim(claim, model, max_passes=settings.budget)
+    source = str(claim.folder / claim.task) if claim.task in claim.files else claim.task
+    settings.show_cost(model, claim.n, stages, few_inputs(source, None, model))
 
 
 def _register(file: Path, settings: ClaimSettings) -> None:

@@ -1,5 +1,6 @@
 """`assay finetune`: training with a loss on the circuit, and what it did to the circuit."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES, TRAINING, Domains, Validating, read_images
-from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark
+from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
 from assay.app.options import INPUTS, OUTPUT, Count, at_least, one_of, own_group
-from assay.app.running import Batched, DryRun, File, Seeded, Talking, call
+from assay.app.running import Batched, Computing, File, Seeded, call
 from assay.core.errors import InputError
 
 
@@ -29,7 +30,7 @@ LOSS = own_group("Circuit loss", 39)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneSettings(Talking, DryRun, Seeded, Batched, Validating, Domains):
+class FinetuneSettings(Computing, Seeded, Batched, Validating, Domains):
     """What is trained on which images, and with which loss.
 
     Attributes:
@@ -88,13 +89,14 @@ def finetune(settings: FinetuneSettings) -> None:
     evaluation, with a verdict that says whether deep scores only inflated. Run it again to resume.
     """
     from assay.report.dynamics import dynamics_figure
+    from assay.store import About
 
     loss, figure = _loss(settings), settings.figure
     if figure is not None and figure.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"--figure is {figure.name}; give a name ending in .png or .svg")
     model = _load(settings.model)
     if settings.dry_run:
-        _show_plan(model, loss.sets(model.n_layers), loss, settings.train_steps, as_json=settings.json)
+        _show_plan(settings, model, loss)
         return
     result = _run(settings, model, loss)
     document = result.to_dict()
@@ -104,7 +106,20 @@ def finetune(settings: FinetuneSettings) -> None:
 
     files = {"model": File(settings.out, lambda path: None), "picture": File(figure, draw)}
     shown = {"folder": str(settings.out), **document}
-    settings.deliver(shown, files, show=lambda: print_course(document))
+    identity = settings.keep(
+        "finetune",
+        {"model": model.describe(), **{name: document[name] for name in ("circuit", "recipe", "weights")}},
+        shown,
+        About(
+            model=model.id,
+            method=settings.variant,
+            metric="accuracy",
+            seed=settings.seed,
+            value=result.score,
+            name=settings.out.absolute().name,
+        ),
+    )
+    settings.deliver(shown, files, show=lambda: print_course(document), identity=identity)
 
 
 def _loss(settings: FinetuneSettings) -> "CircuitSettings":
@@ -196,21 +211,32 @@ def _load(name: str | None) -> "Model":
     return zoo.load(zoo.keys[0])
 
 
-def _show_plan(loaded: "Model", sets: Any, settings: Any, steps: int, *, as_json: bool) -> None:
-    """What a step costs, a backward pass counted as two forward ones."""
+def _show_plan(settings: FinetuneSettings, model: "Model", loss: "CircuitSettings") -> None:
+    """What a step costs, a backward pass counted as two forward ones, and all of them."""
     from assay.analyses.generalization.live_scores import SECOND_ORDER
+    from assay.pipeline.planning import TRAINED, finetune_cost
 
-    inner = (settings.steps - 1) * (4 if settings.variant == SECOND_ORDER else 1)
-    if settings.variant == "target_logit":
+    inner = (loss.steps - 1) * (4 if loss.variant == SECOND_ORDER else 1)
+    if loss.variant == "target_logit":
         inner = 0
-    each = 3 + (3 + inner if settings.weight > 0 else 0)
-    low, high = (f"{a - 1} to {b - 1}" for a, b in (sets.low, sets.high))
-    if as_json:
-        plan = {"model": loaded.describe(), "circuit": settings.to_dict(), "steps": steps}
-        print_json({**plan, "forward_passes_per_step": each})
-        return
-    echo(f"{loaded.id}: shallow blocks {low}, deep blocks {high}")
-    echo(f"{steps:,} steps of about {each} forward passes over a batch; plain training takes 3")
+    each = TRAINED + (3 + inner if loss.weight > 0 else 0)
+    own, watched = _images(settings, model) if settings.images or settings.shapes else (None, [])
+    held = 0 if own is None else math.ceil(settings.holdout * own.n)
+    cost = finetune_cost(
+        model,
+        _recipe(settings),
+        each,
+        n_images=settings.circuit_images,
+        images=own,
+        validated=held + sum(each.n for each in watched),
+    )
+    if not settings.json:
+        sets = loss.sets(model.n_layers)
+        low, high = (f"{a - 1} to {b - 1}" for a, b in (sets.low, sets.high))
+        echo(f"{model.id}: shallow blocks {low}, deep blocks {high}")
+        echo(f"a step takes about {each} forward passes over a batch; plain training takes {TRAINED}")
+    facts = {"circuit": loss.to_dict(), "steps": settings.train_steps, "forward_passes_per_step": each}
+    show_cost(cost, as_json=settings.json, **facts)
 
 
 def print_course(document: Mapping[str, Any]) -> None:

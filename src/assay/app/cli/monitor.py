@@ -6,23 +6,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from assay.app.cli.parsing import IMAGES, command
-from assay.app.console import echo, note, print_json, progress_on_stderr, remark, say, show_cost
+from assay.app.console import (
+    echo,
+    echo_result,
+    note,
+    print_json,
+    progress_on_stderr,
+    remark,
+    say,
+    show_cost,
+)
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.options import RUNNING, at_least
-from assay.app.running import DryRun, Talking
+from assay.app.running import Computing
 
 
 if TYPE_CHECKING:
     from assay.analyses.generalization.journal import Reading
     from assay.app.monitor.watch import MonitorRun, Stop
-    from assay.models import Model
-    from assay.pipeline.monitoring import MonitorPlan, StartedMonitor
+    from assay.pipeline.monitoring import StartedMonitor
 
 ALARM = 3
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorSettings(Talking, DryRun, MonitorOptions):
+class MonitorSettings(Computing, MonitorOptions):
     """What is watched, and how the command talks and ends.
 
     Attributes:
@@ -41,12 +49,13 @@ def monitor(settings: MonitorSettings) -> int:
     How far its circuit on new images is from that on known ones; run it again to resume.
     """
     from assay.app.monitor.watch import MonitorRun, stopped_by_signals
+    from assay.pipeline.planning import monitor_cost
 
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
         run = stack.enter_context(MonitorRun(settings, stop=stop, tell=remark))
         if settings.dry_run:
-            _show_cost(run.model, run.plan, as_json=settings.json)
+            show_cost(monitor_cost(run.model, run.plan), as_json=settings.json)
             return 0
         _start(settings, run, stack)
         readings = _observe(settings, run, stop)
@@ -108,6 +117,7 @@ def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "lis
     """What came of the run: the document, or a verdict and the files."""
     from assay.pipeline.monitoring import DOCUMENT, PAGE, READINGS
 
+    identity = _keep(settings, started)
     if settings.json:
         if not settings.follow:
             print_json(started.document)
@@ -130,23 +140,24 @@ def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "lis
     for name, file in names.items():
         if (settings.out / file).exists():
             echo(f"{name:<8} {settings.out / file}")
+    if identity:
+        echo_result(identity)
 
 
-def _show_cost(model: "Model", plan: "MonitorPlan", *, as_json: bool) -> None:
-    """Passes of the start, and of each batch."""
-    from dataclasses import replace
+def _keep(settings: MonitorSettings, started: "StartedMonitor") -> str:
+    """The document in the store of `--store`, once there is a reading."""
+    from assay.store import About
 
-    from assay.pipeline import Workload, cost_of, plan_discovery
-    from assay.pipeline.monitoring import METHOD, STEPS, USUAL_BATCHES
-
-    steps = STEPS if plan.steps is None else plan.steps
-    each = plan_discovery(model, method=plan.method or METHOD, n=plan.window, steps=steps)
-
-    def stage(name: str, runs: int, extra: int = 0) -> Workload:
-        return replace(each, stage=name, runs=runs, passes=runs * (each.passes + extra * plan.window))
-
-    batches = USUAL_BATCHES if plan.known_batches is None else plan.known_batches
-    stages = [stage("reference", 0 if plan.given else 1), stage("known batches", batches)]
-    if plan.target is not None:
-        stages.append(stage("corrupted domains", 39, 1))
-    show_cost(cost_of(model, plan.window, [*stages, stage("each batch", 1, 1)]), as_json=as_json)
+    document = started.document
+    if not document["readings"]:
+        return ""
+    names = ("model", "graph", "reference", "settings", "readings")
+    about = About(
+        model=document["model"]["id"],
+        metric=settings.distance,
+        n=sum(each["n"] for each in document["readings"]),
+        seed=settings.seed,
+        status="alarm" if any(each["alarm"] for each in document["readings"]) else "calm",
+        name=f"{len(document['readings'])} batches",
+    )
+    return settings.keep("monitor", {name: document[name] for name in names}, document, about)

@@ -9,10 +9,10 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES
-from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark
+from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
 from assay.app.options import INPUTS, Count, at_least, one_of, own_group
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
-from assay.app.settings import Ablating, SkipBad
+from assay.app.settings import Ablating, SkipBad, Typed
 
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ RANKING = own_group("Ranking")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSettings(Computing, Reporting, Seeded, Batched, Ablating, SkipBad):
+class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipBad):
     """Which models are ranked, on what, and by which metrics.
 
     Attributes:
@@ -100,6 +100,7 @@ def _lineup(settings: RankSettings) -> "Lineup":
         metrics=tuple(metrics),
         settings=call(settings, InspectionSettings),
         device=device,
+        dtype=settings.dtype_name,
     )
 
 
@@ -127,35 +128,21 @@ def _rankings(settings: RankSettings, lineup: "Lineup") -> "list[Ranking]":
 
 
 def _show_plan(settings: RankSettings, lineup: "Lineup") -> None:
-    """Passes per image and model, at most, and seconds per metric."""
+    """Passes and seconds of all models, from passes of the first; seconds per metric."""
     from assay.analyses.generalization.predictor import PREDICTORS
     from assay.page.text import number
-    from assay.pipeline.ranking import timed_metrics
+    from assay.pipeline.ranking import ranking_cost
 
-    seconds, models = timed_metrics(lineup), lineup.zoo.keys
-    stages = _passes(lineup.metrics, settings.steps, known=lineup.known is not None)
-    if settings.json:
-        plan = {
-            "models": list(models),
-            "targets": [each.name for each in lineup.targets],
-            "passes_per_image": stages,
-            "seconds": {"metrics": dict(seconds.metrics), "together": seconds.together},
-        }
-        print_json(plan)
-        return
-    echo(f"{len(models)} models on {', '.join(each.name for each in lineup.targets)}")
-    print_table(
-        "", ["stage", "passes per image and model"], [[name, str(count)] for name, count in stages.items()]
-    )
-    print_table(
-        "",
-        ["metric", "seconds"],
-        [[PREDICTORS[key].name, number(value)] for key, value in seconds.metrics.items()],
-    )
-    echo(
-        f"total {number(seconds.together)} s, because metrics share stages: an estimate, from passes of "
-        f"{models[0]} timed on this machine just now"
-    )
+    per_image = _passes(lineup.metrics, settings.steps, known=lineup.known is not None)
+    cost = ranking_cost(lineup, per_image)
+    targets = [each.name for each in lineup.targets]
+    if not settings.json:
+        echo(f"targets: {', '.join(targets)}")
+        rows = [[PREDICTORS[key].name, number(value)] for key, value in cost.metrics.items()]
+        print_table("", ["metric", "seconds"], rows, right="seconds")
+        echo("metrics share stages, so all together take less than their sum")
+    facts = {"models": list(lineup.zoo.keys), "targets": targets, "passes_per_image": per_image}
+    show_cost(cost.forecast, as_json=settings.json, **facts, seconds_by_metric=dict(cost.metrics))
 
 
 def _passes(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_table, progress_on_stderr
 from assay.app.options import at_least, one_of, own_group
-from assay.app.running import File, Saving, Talking, check_outputs
+from assay.app.running import Computing, File, Saving, call, check_outputs
 from assay.app.settings import Independent, OfEdges, OnTask
 from assay.core.errors import InputError
 
@@ -28,7 +28,7 @@ REPAIR = own_group("Repair")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairSettings(Talking, Saving, Independent, OfEdges, OnTask):
+class RepairSettings(Computing, Saving, Independent, OfEdges, OnTask):
     """What is repaired, and by which pairs.
 
     Attributes:
@@ -64,12 +64,31 @@ def repair(settings: RepairSettings) -> None:
     share(settings.percentile, "percentile")
     model = settings.load_model()
     circuit = settings.edge_circuit(model.graph)
+    if settings.dry_run:
+        _show_plan(settings, model, discovers=circuit is None)
+        return
     check_outputs(settings)
     whole = Path(settings.task).suffix == ".jsonl" and settings.n is None
     task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
     result = _run(settings, model, task, circuit)
     files = {"circuit": File(settings.path_of(settings.save, "circuit.safetensors"), result.circuit.save)}
-    settings.deliver(result.to_dict(), files, show=lambda: print_repair(result, settings.percentile))
+    document = result.to_dict()
+    identity = _keep(settings, model, task, result, document)
+    settings.deliver(
+        document, files, show=lambda: print_repair(result, settings.percentile), identity=identity
+    )
+
+
+def _show_plan(settings: RepairSettings, model: "Model", *, discovers: bool) -> None:
+    from assay import pipeline
+    from assay.pipeline.inputs import few_inputs
+    from assay.pipeline.planning import plan_repair
+
+    n = settings.n or pipeline.DEFAULT_N
+    stages = call(settings, plan_repair)
+    if discovers:
+        stages.insert(0, call(settings, pipeline.plan_discovery, model, n=n))
+    settings.show_cost(model, n, stages, few_inputs(settings.task, None, model))
 
 
 def _run(settings: RepairSettings, model: "Model", task: "PairTask", circuit: "Circuit | None") -> "Repair":
@@ -100,6 +119,36 @@ def _run(settings: RepairSettings, model: "Model", task: "PairTask", circuit: "C
         )
         progress("repair", 1, 1)
     return result
+
+
+def _keep(
+    settings: RepairSettings, model: "Model", task: "PairTask", result: "Repair", document: dict[str, Any]
+) -> str:
+    """The repair, and its circuit, which is found by its hash, in the store of `--store`."""
+    from assay.pipeline.circuits import keep_circuit
+    from assay.store import About
+
+    asked = ("by", "tail", "percentile", "train_steps", "n_train", "n_pairs", "independent", "seed")
+    record = {
+        "model": model.describe(),
+        "task": task.describe(),
+        "start": result.before.circuit.hash,
+        "circuit": result.circuit.hash,
+        "settings": {name: getattr(settings, name) for name in asked},
+    }
+    if settings.store is not None:
+        keep_circuit(settings.open_store(), {**record, "method": f"repair-{settings.by}"}, result.circuit, {})
+    about = About(
+        model=model.id,
+        task=task.name,
+        method=f"repair-{settings.by}",
+        n=settings.n_pairs,
+        seed=settings.seed,
+        status="improved" if result.improved else "unchanged",
+        circuit=result.circuit.hash,
+        size=result.circuit.n_edges,
+    )
+    return settings.keep("repair", record, document, about)
 
 
 def print_repair(found: "Repair", percentile: float) -> None:

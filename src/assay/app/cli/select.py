@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import SUBSETS, command
-from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark, say
+from assay.app.console import echo, progress_on_stderr, remark, say, show_cost
 from assay.app.options import INPUTS, OUTPUT, RUNNING, Count, at_least, one_of, own_group
 from assay.app.running import Computing, File, Placed, Reporting, Seeded, call, check_outputs, json_file
 from assay.core.errors import InputError
@@ -205,16 +205,8 @@ def _ids(result: "StoredSelection", suffix: str) -> str:
 
 
 def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
-    if as_json:
-        print_json(plan.to_dict())
-        return
-    echo(
-        f"{plan.n_models} models, {plan.n_train} of them to select on; {plan.n_examples:,} examples; "
-        f"sizes {', '.join(f'{size:,}' for size in plan.sizes)}"
-    )
-    rows = [
-        ["selection", f"{plan.n_selections:,}"],
-        [f"verdict, {plan.n_folds} folds", f"{plan.n_reruns:,} at most"],
-        ["overlap of two halves", f"{plan.n_halves:,} at most"],
-    ]
-    print_table("", ["stage", "runs of the solver"], rows, right="runs of the solver")
+    """Runs of the solver: no model runs."""
+    if not as_json:
+        sizes = ", ".join(f"{size:,}" for size in plan.sizes)
+        echo(f"{plan.n_train} of {plan.n_models} models select; sizes {sizes}; {plan.n_folds} folds")
+    show_cost(plan.cost, as_json=as_json, **plan.to_dict())

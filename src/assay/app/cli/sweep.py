@@ -22,14 +22,14 @@ from assay.app.console import (
     print_table,
     remark,
     say,
-    size_words,
+    show_cost,
 )
 from assay.app.options import DEFAULT_STORE, RUNNING, Count
 from assay.app.running import Computing, Placed, check_outputs
+from assay.app.settings import Typed
 
 
 if TYPE_CHECKING:
-    from assay.pipeline.estimate import SweepCost
     from assay.pipeline.jobs import Job
     from assay.pipeline.plan import Plan
     from assay.pipeline.progress import Report, SweepProgress
@@ -40,7 +40,7 @@ LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepSettings(Computing, Placed):
+class SweepSettings(Computing, Placed, Typed):
     """How a plan is run.
 
     Attributes:
@@ -75,7 +75,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     if not settings.dry_run:
         check_outputs(settings)
     note(f"{read.name}: loading models and tasks ...")
-    jobs = expand(read, device=device)
+    jobs = expand(read, device=device, dtype=settings.dtype_name)
     if settings.dry_run:
         _show_cost(settings, read, jobs)
         return 0
@@ -112,45 +112,22 @@ def _show_cost(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> 
     from assay.core.errors import InputError
     from assay.pipeline.estimate import sweep_cost
 
-    held: Store | None
     try:
         held = settings.existing_store()
-    except InputError:  # there is none yet
-        held = None
-    cost = sweep_cost(jobs, held, plan.limits)
-    if settings.json:
-        print_json({"plan": plan.name, **cost.to_dict(), "listed": [_listed(job, held) for job in jobs]})
-        return
-    rows = [[kind.kind, f"{kind.jobs:,}", f"{kind.done:,}", f"{kind.passes:,}"] for kind in cost.kinds]
-    echo(f"{plan.name}: {cost.jobs:,} jobs, {cost.done:,} already in the store")
-    print_table(
-        "",
-        ["kind", "jobs", "done", "passes"],
-        [*rows, ["total", f"{cost.jobs:,}", f"{cost.done:,}", f"{cost.passes:,}"]],
-        right="jobs done passes",
-    )
-    echo(f"memory of the largest job  about {size_words(cost.largest_bytes)}, beside the worker's own")
-    echo(f"arrays to be stored        about {size_words(cost.stored_bytes)}")
-    echo(f"time                       {_time(cost)}")
+        done = {job.id for job in jobs if held.has(job.id)}
+    except InputError:  # there is no store yet
+        done = set()
+    if not settings.json:
+        echo(f"{plan.name}: {len(jobs):,} jobs, {len(done):,} already in the store")
+    listed = [_listed(job, done=job.id in done) for job in jobs]
+    facts = {"plan": plan.name, "jobs": len(jobs), "done": len(done), "listed": listed}
+    show_cost(sweep_cost(plan, jobs, done), as_json=settings.json, **facts)
 
 
-def _listed(job: "Job", store: "Store | None") -> dict[str, Any]:
+def _listed(job: "Job", *, done: bool) -> dict[str, Any]:
     facts = {"id": job.id, "name": job.name, "kind": job.kind, "needs": list(job.needs)}
     cost = {"passes": job.passes, "bytes": job.bytes, "stores": job.stores}
-    return {**facts, **cost, "done": store is not None and store.has(job.id)}
-
-
-def _time(cost: "SweepCost") -> str:
-    from assay.pipeline.progress import duration
-
-    if cost.seconds is None:
-        return "not known: none of the jobs names a model that could be timed"
-    if not cost.seconds:
-        return "none: everything is done"
-    many = "1 worker" if cost.workers == 1 else f"{cost.workers} workers"
-    return (
-        f"about {duration(cost.seconds)} with {many}: an estimate, from passes timed on this machine just now"
-    )
+    return {**facts, **cost, "done": done}
 
 
 # ---- meanwhile ----------------------------------------------------------------------------------

@@ -8,10 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command, family
-from assay.app.console import echo, print_json, print_table, progress_on_stderr, remark
+from assay.app.console import (
+    echo,
+    echo_result,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    remark,
+    show_cost,
+)
 from assay.app.options import INPUTS, OUTPUT, Count, at_least, one_of, own_group
-from assay.app.running import Batched, DryRun, Placed, Seeded, Talking, call, make_room, write_json
-from assay.app.settings import Ablating, Discovering, SkipBad
+from assay.app.running import (
+    Batched,
+    Computing,
+    DryRun,
+    Placed,
+    Seeded,
+    Talking,
+    call,
+    make_room,
+    write_json,
+)
+from assay.app.settings import Ablating, Discovering, SkipBad, Typed
 from assay.core.errors import InputError
 
 
@@ -52,7 +70,7 @@ class Validating:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(Talking, DryRun, Seeded, Placed, Validating, Domains):
+class TrainSettings(Computing, Seeded, Placed, Validating, Domains):
     """What models are trained on.
 
     Attributes:
@@ -66,9 +84,7 @@ class TrainSettings(Talking, DryRun, Seeded, Placed, Validating, Domains):
     checkpoint: Annotated[tuple[int, ...], TRAINING] = ()
 
 
-@command(
-    parent=zoo_app, name="train", example="assay zoo train shapes-quick --shapes flat --out zoo --dry-run"
-)
+@command(parent=zoo_app, name="train", example="assay zoo train tiny --shapes flat --out zoo --dry-run")
 def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: TrainSettings) -> None:
     """Train a model for every recipe of a grid.
 
@@ -78,16 +94,20 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
         grid: TOML or JSON file of a grid, or a preset.
         settings: The options.
     """
+    from assay.store import About
     from assay.tasks import EvalTransform
     from assay.zoo import Grid, train_zoo
 
     chosen = Grid.read(grid)
-    if settings.dry_run:
-        _show_plan(settings, chosen)
+    if settings.dry_run and not (settings.images or settings.shapes):
+        _show_plan(settings, chosen, None)
         return
     transform = EvalTransform(resize=(settings.size, settings.size))
     domains = read_images(settings, settings.seed, transform=transform)
     _one_domain(len(domains))
+    if settings.dry_run:
+        _show_plan(settings, chosen, domains[0])
+        return
     with progress_on_stderr() as progress:
         zoo = train_zoo(
             chosen,
@@ -99,26 +119,39 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
             device=settings.place(),
             progress=progress,
         )
+    document = _document(zoo)
+    about = About(
+        task=zoo.id_domain,
+        metric="accuracy",
+        n=len(zoo.keys),
+        seed=settings.seed,
+        value=max((each.id_accuracy for each in zoo.entries if each.id_accuracy is not None), default=None),
+        name=zoo.name,
+    )
+    identity = settings.keep(
+        "zoo", {key: document[key] for key in ("name", "data", "models")}, document, about
+    )
     _show(zoo, as_json=settings.json)
+    if identity and not settings.json:
+        echo_result(identity)
 
 
-def _show_plan(settings: TrainSettings, grid: "Grid") -> None:
-    """Steps and images of every model."""
-    if settings.images or settings.shapes:
-        _one_domain(domain_count(settings.images, settings.shapes))
+def _show_plan(settings: TrainSettings, grid: "Grid", images: "ImageSet | None") -> None:
+    """Steps, images and passes of every model."""
+    from assay.pipeline.planning import zoo_cost
+
     recipes = grid.recipes()
     steps = sum(recipe.steps for recipe in recipes)
-    passes = sum(recipe.steps * recipe.batch_size for recipe in recipes)
-    if settings.json:
-        keys = [recipe.key for recipe in recipes]
-        print_json({"grid": grid.to_dict(), "models": keys, "steps": steps, "images": passes})
-        return
-    echo(f"{grid.name}: {len(recipes)} models, {steps:,} steps over {passes:,} images in all")
-    print_table("", ["model", "steps"], [[r.key, f"{r.steps:,}"] for r in recipes], right="steps")
+    seen = sum(recipe.steps * recipe.batch_size for recipe in recipes)
+    if not settings.json:
+        echo(f"{grid.name}: {len(recipes)} models, {steps:,} steps over {seen:,} images in all")
+    keys = [recipe.key for recipe in recipes]
+    facts = {"grid": grid.to_dict(), "models": keys, "steps": steps, "images": seen}
+    show_cost(zoo_cost(grid, images, holdout=settings.holdout), as_json=settings.json, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexSettings(Talking, Seeded, Batched, Ablating, Discovering, Domains):
+class IndexSettings(Computing, Seeded, Batched, Typed, Ablating, Discovering, Domains):
     """What is recorded of every model.
 
     Attributes:
@@ -149,30 +182,48 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
     """
     from assay.zoo import correctness, edge_scores
 
-    opened, device = _opened(zoo), settings.place()
+    opened = _opened(zoo)
+    placed = {"device": settings.place(), "dtype": settings.torch_dtype}
     domains, within = _domains(opened, settings)
+    if settings.dry_run:
+        _show_recording(settings, opened, domains, 0 if within is None else within.n, placed)
+        return
     folder = settings.out or opened.path / "correctness"
     written = []
     with progress_on_stderr() as progress:
         for domain in domains:
             matrix = call(
-                settings, correctness, opened, domain, id_images=within, device=device, progress=progress
+                settings, correctness, opened, domain, id_images=within, progress=progress, **placed
             )
             path = matrix.save(make_room(folder / f"{domain.domain.replace('/', '-')}.npz"))
-            written.append((path, matrix))
+            written.append((path, matrix, _keep_matrix(settings, opened, domain, path, matrix)))
             for number, key in enumerate(opened.keys if settings.circuits else ()):
                 progress("discover", number, len(opened.keys))
                 steps = int(settings.steps)
-                call(settings, edge_scores, opened, key, domain, steps=steps, device=device)
+                call(settings, edge_scores, opened, key, domain, steps=steps, **placed)
     if settings.json:
-        print_json([_matrix_record(path, matrix) for path, matrix in written])
+        print_json([_matrix_record(path, matrix) for path, matrix, _ in written])
         return
-    for path, matrix in written:
+    for path, matrix, identity in written:
         low, high = matrix.accuracy.min(), matrix.accuracy.max()
         echo(
             f"{matrix.domain}: {len(matrix.keys)} models, {len(matrix.ids)} images, accuracy {low:.1%} to "
             f"{high:.1%}  {path}"
         )
+        if identity:
+            echo_result(identity)
+
+
+def _show_recording(
+    settings: IndexSettings, zoo: "Zoo", sets: "Sequence[ImageSet]", extra: int, placed: dict[str, Any]
+) -> None:
+    from assay.pipeline import plan_discovery
+    from assay.pipeline.planning import index_cost
+
+    n = sum(each.n for each in sets)
+    discovers = call(settings, plan_discovery, zoo.load(zoo.keys[0]), n=n) if settings.circuits else None
+    placed |= {"batch_size": settings.batch_size}
+    show_cost(index_cost(zoo, sets, extra=extra, discovers=discovers, **placed), as_json=settings.json)
 
 
 def _domains(zoo: "Zoo", settings: IndexSettings) -> "tuple[list[ImageSet], ImageSet | None]":
@@ -209,7 +260,7 @@ def list_(zoo: ZooFolder = None, /, *, settings: Talking) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigurationSettings(Talking):
+class ConfigurationSettings(Talking, DryRun):
     """Which configurations are kept.
 
     Attributes:
@@ -240,12 +291,17 @@ def select(
         grid: The grid it was trained from.
         settings: The options.
     """
+    from assay.pipeline import Forecast, Workload
     from assay.zoo import Grid, Zoo, select_configurations
 
-    whole = Grid.read(grid)
-    selection = select_configurations(
-        Zoo.open(sweep), tolerance=settings.tolerance, size=settings.configurations
-    )
+    whole, trained = Grid.read(grid), Zoo.open(sweep)
+    if settings.dry_run:
+        compared = Workload(stage="compare configurations", runs=1, passes=len(trained.keys))
+        unit = "accuracies of trained models, no model runs"
+        cost = Forecast(model={"id": trained.name}, n=len(trained.keys), stages=(compared,), unit=unit)
+        show_cost(cost, as_json=settings.json)
+        return
+    selection = select_configurations(trained, tolerance=settings.tolerance, size=settings.configurations)
     smaller = whole.with_configurations(selection.configurations)
     write_json(settings.save, smaller.to_dict())
     if settings.json:
@@ -262,13 +318,6 @@ def select(
 def _one_domain(count: int) -> None:
     if count != 1:
         raise InputError(f"{count} domains are given; a zoo is trained on one")
-
-
-def domain_count(images: Sequence[Path], shapes: Sequence[str]) -> int:
-    """How many domains `--images` and `--shapes` name; no image is read."""
-    from assay.tasks import find_domains
-
-    return sum(len(find_domains(source)) for source in _sources(images, shapes))
 
 
 def _sources(images: Sequence[Path], shapes: Sequence[str]) -> list[str | Path]:
@@ -307,6 +356,28 @@ def _opened(path: Path | None) -> "Zoo":
     return Zoo.embedded() if path is None else Zoo.open(path)
 
 
+def _keep_matrix(
+    settings: IndexSettings, zoo: "Zoo", images: "ImageSet", path: Path, matrix: "Correctness"
+) -> str:
+    """Which model gets which image right, in the store of `--store`."""
+    from assay.store import About
+    from assay.zoo.scoring import images_hash
+
+    weights = {key: zoo.entry(key).weight_hash for key in matrix.keys}
+    record = {"zoo": zoo.name, "images": images_hash(images), "weights": weights, "dtype": settings.dtype}
+    record["id_accuracy"] = matrix.id_accuracy.tolist()
+    about = About(
+        task=matrix.domain,
+        metric="accuracy",
+        n=len(matrix.ids),
+        seed=settings.seed,
+        value=float(matrix.accuracy.max()),
+        name=f"{len(matrix.keys)} models of {zoo.name}",
+    )
+    arrays = {"correct": matrix.correct, "ids": matrix.ids, "labels": matrix.labels}
+    return settings.keep("correctness", record, _matrix_record(path, matrix), about, arrays)
+
+
 def _matrix_record(path: Path, matrix: "Correctness") -> dict[str, Any]:
     return {
         "domain": matrix.domain,
@@ -319,12 +390,16 @@ def _matrix_record(path: Path, matrix: "Correctness") -> dict[str, Any]:
     }
 
 
+def _document(zoo: "Zoo") -> dict[str, Any]:
+    models = [entry.to_dict() for entry in zoo.entries]
+    classes = None if zoo.classes is None else list(zoo.classes)
+    facts = {"name": zoo.name, "path": str(zoo.path), "id_domain": zoo.id_domain, "classes": classes}
+    return {**facts, "data": dict(zoo.data), "selection": zoo.selection, "models": models}
+
+
 def _show(zoo: "Zoo", *, as_json: bool) -> None:
     if as_json:
-        models = [entry.to_dict() for entry in zoo.entries]
-        classes = None if zoo.classes is None else list(zoo.classes)
-        facts = {"name": zoo.name, "path": str(zoo.path), "id_domain": zoo.id_domain, "classes": classes}
-        print_json({**facts, "data": dict(zoo.data), "selection": zoo.selection, "models": models})
+        print_json(_document(zoo))
         return
     trained = f", trained on {zoo.id_domain}" if zoo.id_domain else ""
     echo(f"{zoo.name}: {len(zoo.keys)} of {len(zoo.entries)} models done{trained}")

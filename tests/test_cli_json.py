@@ -1,0 +1,251 @@
+"""What every command that computes takes alike, and that docs/howto/json.md lists what `--json` prints."""
+
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import invoke
+from cyclopts import App
+from type_checks import no_type_checks
+
+from assay.app.cli.parsing import app
+from assay.app.options import KINDS
+from assay.store import Store
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "howto" / "json.md"
+PLANTED = ("--models", "induction/gpt2/bare", "--methods", "eap,random", "--n", "6")
+SHAPES = ("--shapes", "flat", "--n", "36")
+HEADS = ("--circuit", "a3.h4,a3.h6")
+PAIRS = ("--n-train", "20", "--n-pairs", "60", "--train-steps", "3", "--n", "8")
+GRID = """
+name = "small"
+[inits.scratch]
+source = "scratch"
+[inits.scratch.architecture]
+hidden_size = 16
+num_hidden_layers = 2
+num_attention_heads = 2
+intermediate_size = 32
+patch_size = 16
+[axes]
+lr = [0.01, 0.02]
+[fixed]
+steps = 2
+warmup = 1
+batch_size = 12
+validate_every = 1
+"""
+PLAN = """
+name = "small"
+n = 6
+models = ["mini"]
+tasks = ["ioi"]
+methods = ["eap"]
+sizes = [40]
+[limits]
+workers = 1
+"""
+CLAIM = """
+schema = "assay-claim/1"
+[claim]
+name = "movers"
+statement = "They move the name."
+model = "mini"
+task = "ioi"
+n = 10
+[heads]
+movers = ["a3.h4", "a3.h6"]
+[[predicts]]
+what = "dropping"
+of = "movers"
+lowers_by_at_least = 0.3
+"""
+# Later commands read what earlier ones wrote.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "discover": ("--n", "4", "--top", "40"),
+    "measure": ("--n", "4", *HEADS, "--metric", "kl"),
+    "audit": ("--n", "6", "--skip", "attack,random,curve,calibrate"),
+    "attack": (*HEADS, "--n-clean", "6", "--n-corrupted", "6"),
+    "repair": (*HEADS, *PAIRS),
+    "calibrate": ("C11", *HEADS, "--prompts", "10"),
+    "claim": ("claim.toml", "--budget", "100"),
+    "truth": PLANTED,
+    "benchmark discovery": PLANTED[2:],
+    "zoo train": ("grid.toml", *SHAPES, "--out", "zoo"),
+    "zoo list": ("zoo",),
+    "zoo index": ("zoo", "--shapes", "sketch", "--n", "12"),
+    "zoo select": ("zoo", "grid.toml", "--save", "second.json"),
+    "rank": ("--zoo", "zoo", "--shapes", "sketch", "--n", "12", "--metrics", "rankme", "--draws", "20"),
+    "finetune": (
+        *SHAPES,
+        "--train-steps",
+        "1",
+        "--validate-every",
+        "1",
+        "--circuit-images",
+        "2",
+        "--out",
+        "t",
+    ),
+    "monitor": (
+        "--images",
+        "shapes:flat",
+        "--n",
+        "16",
+        "--window",
+        "8",
+        "--known-batches",
+        "0",
+        "--threshold",
+        "1",
+    ),
+    "select": ("--digits-models", "32", "--size", "20", "--permutations", "0"),
+    "sweep": ("plan.toml",),
+}
+KEPT = {
+    "truth": "truth",
+    "benchmark discovery": "benchmark",
+    "claim": "claim",
+    "repair": "repair",
+    "zoo train": "zoo",
+    "zoo index": "correctness",
+    "finetune": "finetune",
+    "monitor": "monitor",
+}
+COMPUTING = [name for name in COMMANDS if name not in ("zoo list", "zoo select")]
+UNTYPED = ("finetune", "zoo train", "select")  # trained in float32; runs no model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The working directory of all commands."""
+    path = tmp_path_factory.mktemp("json")
+    for name, text in (("grid.toml", GRID), ("plan.toml", PLAN), ("claim.toml", CLAIM)):
+        (path / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def documents(folder: Path) -> dict[str, Any]:
+    """What every command prints with `--json`."""
+    found = {}
+    for name, arguments in COMMANDS.items():
+        store = ("--store", folder / "store") if name in COMPUTING else ()
+        with no_type_checks():
+            outcome = invoke(*name.split(), *arguments, *store, "--json", "--quiet")
+        assert outcome.exit_code in (0, 3), f"{name}: {outcome.output}"
+        found[name] = json.loads(outcome.stdout)
+    return found
+
+
+def row_of(name: str, document: Any) -> str:
+    """What the page says of a command's document."""
+    one = document[0] if isinstance(document, list) else document
+    schema = one.get("schema") or one.get("format") or ""
+    keys = ", ".join(f"`{key}`" for key in one)
+    listed = "a list; of each: " if isinstance(document, list) else ""
+    return f"| `assay {name}` | {f'`{schema}`' if schema else ''} | {listed}{keys} |"
+
+
+def command_of(words: str) -> App:
+    found = app
+    for word in words.split():
+        found = found[word]
+    return found
+
+
+# ---- the page -----------------------------------------------------------------------------------
+
+
+def test_the_page_lists_the_entries_of_every_document(documents: dict[str, Any]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    missing = [row for row in map(row_of, documents, documents.values()) if row not in text]
+    assert not missing, "docs/howto/json.md lacks these rows:\n" + "\n".join(missing)
+
+
+def test_the_page_names_classes_that_exist() -> None:
+    named = re.findall(r"`(assay(?:\.\w+)*)\.(\w+)\.to_dict`", PAGE.read_text(encoding="utf-8"))
+    assert named
+    for module, name in named:
+        assert hasattr(getattr(importlib.import_module(module), name), "to_dict")
+
+
+# ---- the store ----------------------------------------------------------------------------------
+
+
+def test_every_result_is_kept_and_shown(documents: dict[str, Any], folder: Path) -> None:
+    found = {each.kind: each.id for each in Store(folder / "store").query()}
+    assert set(found) <= set(KINDS)
+    for name, kind in KEPT.items():
+        stored = json.loads(invoke("show", found[kind], "--store", folder / "store", "--json").stdout)
+        one = documents[name][0] if isinstance(documents[name], list) else documents[name]
+        assert stored["payload"].keys() == one.keys(), name
+        assert found[kind] in invoke("show", found[kind], "--store", folder / "store").stdout
+
+
+# ---- options ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_every_command_that_computes_takes_the_same_options(name: str) -> None:
+    collection = command_of(name).assemble_argument_collection()
+    options = {option for argument in collection for option in argument.names}
+    wanted = {"--store", "--dry-run", "--json", "--config", "--device", "--quiet"}
+    assert wanted | (set() if name in UNTYPED else {"--dtype"}) <= options
+
+
+DRY = {name: COMMANDS[name] for name in COMMANDS if name not in ("zoo list", "zoo index", "zoo select")}
+
+
+@pytest.mark.parametrize("name", DRY)
+def test_a_dry_run_tells_passes_seconds_and_bytes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, text in (("grid.toml", GRID), ("plan.toml", PLAN), ("claim.toml", CLAIM)):
+        (tmp_path / file).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    arguments = [each for each in DRY[name] if each not in ("--zoo", "zoo")] if name == "rank" else DRY[name]
+    with no_type_checks():
+        plan = json.loads(invoke(*name.split(), *arguments, "--dry-run", "--json", "--quiet").stdout)
+    assert plan["passes"] == sum(stage["passes"] for stage in plan["stages"]) > 0
+    if name != "select":
+        assert plan["unit"] == "forward passes over one prompt or image"
+        assert plan["seconds"] > 0
+        assert plan["bytes"] > 0
+    assert {path.name for path in tmp_path.iterdir()} == {"grid.toml", "plan.toml", "claim.toml"}
+
+
+def test_dry_runs_of_a_zoo_count_its_models(documents: dict[str, Any], folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    plan = json.loads(
+        invoke("zoo", "index", *COMMANDS["zoo index"], "--circuits", "--dry-run", "--json").stdout
+    )
+    assert [(each["stage"], each["passes"]) for each in plan["stages"]] == [
+        ("predict", 2 * 12),
+        ("discover", 2 * 12 * 14),
+    ]
+    assert plan["seconds"] > 0
+    chosen = json.loads(
+        invoke("zoo", "select", "zoo", "grid.toml", "--save", "x.json", "--dry-run", "--json").stdout
+    )
+    assert chosen["passes"] == 2
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_number_type_reaches_the_model(folder: Path) -> None:
+    asked = ("--dtype", "float64", "--json", "--quiet", "--store", folder / "other")
+    with no_type_checks():
+        claimed = json.loads(invoke("claim", "claim.toml", "--budget", "100", *asked).stdout)
+        judged = json.loads(invoke("truth", *PLANTED, *asked).stdout)
+        planned = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked).stdout)
+        usual = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked[2:]).stdout)
+    assert claimed["facts"]["model"]["dtype"] == "float64"
+    assert judged["settings"]["dtype"] == "float64"
+    assert {job["id"] for job in planned["listed"]}.isdisjoint(job["id"] for job in usual["listed"])
