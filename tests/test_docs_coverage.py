@@ -40,6 +40,7 @@ NOT_SYMBOLS = {
             "methods",
             "metrics",
             "objectives",
+            "pages",
             "tasks",
         )
     ),

@@ -354,7 +354,7 @@ def test_contradictions_are_refused(model: Model, task: PairTask, found: Discove
 
 
 def test_files_that_hold_no_scores_are_refused(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="there is no"):
+    with pytest.raises(FileFormatError, match="does not exist"):
         read_scores(tmp_path / "none.json", model)
     for name in ("a_mini", "b_mini"):
         (tmp_path / "many" / name).mkdir(parents=True)

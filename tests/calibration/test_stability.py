@@ -232,7 +232,7 @@ def test_declared_opposing_heads_are_tested_the_other_way() -> None:
     signed = certified_stability(effects, signs=np.array([1, -1, 1]))
     assert signed.details["labels"].tolist() == ["certified"] * 3
     assert signed.details["mean_effects"][1] < 0
-    with pytest.raises(ShapeError, match="one of 1 or -1 for each of 3 heads"):
+    with pytest.raises(ShapeError, match="expected 1 or -1 for each of 3 heads"):
         certified_stability(effects, signs=np.array([1, 0, 1]))
 
 
