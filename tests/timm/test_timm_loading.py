@@ -307,7 +307,7 @@ def test_training_mode_is_refused() -> None:
 
 def test_tasks_that_do_not_fit(saved: Path) -> None:
     model = load_model(saved)
-    with pytest.raises(ShapeError, match="are 16 x 16 and the model reads 32 x 32"):
+    with pytest.raises(ShapeError, match="are 16 x 16, but the model reads 32 x 32"):
         run_model(model, images((16, 16)))
     with pytest.raises(
         InputError, match=r"labels hold class 6 \(image 3\), but the model has classes 0 to 5"
