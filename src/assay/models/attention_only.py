@@ -38,7 +38,7 @@ class AttentionOnlyForCausalLM(transformers.GPT2LMHeadModel):
         for block in self.transformer.h:
             block.ln_2, block.mlp = nn.Identity(), NoMLP()
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size)
-        self.post_init()  # type: ignore[no-untyped-call]
+        self.post_init()  # type: ignore[no-untyped-call]  # transformers does not annotate it
 
 
 def register() -> None:

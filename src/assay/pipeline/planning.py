@@ -12,7 +12,8 @@ from assay.analyses.benchmark.contenders import SHARED_OPTIONS
 from assay.analyses.benchmark.cost import MOST_TURNS
 from assay.analyses.claims.claim import Claim
 from assay.analyses.claims.sets import head_sets, shape_of
-from assay.analyses.worst_case.repair_search import CHECKS, EXPLAINED
+from assay.analyses.worst_case.explain import STEPS as STEPS_OF_EXPLAIN
+from assay.analyses.worst_case.repair_search import BATCH_SIZE, CHECKS, EXPLAINED, ROUNDS
 from assay.discovery.edges.masks import MaskSettings
 from assay.metrics.curve import FRACTIONS
 from assay.models import Model, load_model
@@ -27,7 +28,6 @@ from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions
 from assay.zoo import Grid, Recipe, Zoo, initial_module
 
 
-MASK_BATCH, ROUNDS, EXPLAIN_STEPS = 32, 10, 8  # the defaults of `repair` and `explain`
 TRAINED = 3  # passes of a training step per image, the backward one counted as two
 LEARNED = 5  # passes of a learned mask per pair: clean, corrupted, masked forward and backward
 
@@ -42,12 +42,12 @@ def plan_repair(*, by: str, n_train: int, n_pairs: int, train_steps: int | None 
         train_steps: Steps of `mask`.
     """
     validated = 3 * n_train  # clean, corrupted and the circuit
-    explained = EXPLAINED * (5 + 4 * EXPLAIN_STEPS)
+    explained = EXPLAINED * (5 + 4 * STEPS_OF_EXPLAIN)
     if by == "mask":
         steps = MaskSettings.steps if train_steps is None else train_steps
         search = [
             Workload(stage="explain the start", runs=1, passes=explained),
-            Workload(stage="train the mask", runs=steps, passes=steps * MASK_BATCH * LEARNED),
+            Workload(stage="train the mask", runs=steps, passes=steps * BATCH_SIZE * LEARNED),
             Workload(stage="worst pairs", runs=CHECKS, passes=CHECKS * validated),
         ]
         tried = CHECKS

@@ -169,7 +169,7 @@ class ClaimResult(display.Shown, Record):
 
     @property
     def registered_as(self) -> dict[str, Any] | None:
-        """Of the registration what names it."""
+        """What identifies the registration; None without one."""
         return None if self.registration is None else laid_out(self.registration, _REGISTRATION)
 
 

@@ -20,6 +20,7 @@ from assay.objectives import get_objective
 
 # Pairs per pass on a CPU: beyond this, passes get no faster.
 PAIRS_PER_PASS = 32
+STEPS = 8  # nodes of the integral
 
 PairLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -224,7 +225,7 @@ def explain(
     divergence: str | PairLoss = "kl",
     kept: bool = True,
     per_pair: bool = False,
-    steps: int = 8,
+    steps: int = STEPS,
     batch_size: int | None = None,
 ) -> Explanation:
     """Share out the divergence of a circuit on some pairs among its missing edges.

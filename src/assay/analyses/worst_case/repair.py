@@ -16,6 +16,8 @@ from assay.analyses.worst_case.bounds import CERTIFIED
 from assay.analyses.worst_case.explain import pair_loss
 from assay.analyses.worst_case.inputs import PairSample, check_least
 from assay.analyses.worst_case.repair_search import (
+    BATCH_SIZE,
+    ROUNDS,
     WEIGHT_OF_WORST,
     Candidate,
     RepairSearch,
@@ -152,8 +154,8 @@ def repair(
     n_certificate: int = 10_000,
     divergence: str | PairLoss = "kl",
     settings: MaskSettings | None = None,
-    batch_size: int = 32,
-    rounds: int = 10,
+    batch_size: int = BATCH_SIZE,
+    rounds: int = ROUNDS,
     independent: bool = False,
     seed: int = 0,
 ) -> Repair:

@@ -28,6 +28,8 @@ Pairs = Int64[np.ndarray, "n_pairs 2"]
 TAIL_FROM = 2 / 3  # share of the steps made before the tail counts
 WEIGHT_OF_WORST = 0.7  # of the worst pairs against ordinary ones where edges are swapped (section 12.2)
 EXPLAINED = 64  # pairs behind the scores of a swap, half of them of the worst
+BATCH_SIZE = 32  # pairs of a training step, and of a pass of the search
+ROUNDS = 10  # of swaps
 CHECKS = 4  # times that a training's circuit is validated, all of them once the tail counts
 
 
