@@ -146,7 +146,7 @@ def test_logits_that_are_changed_behind_the_unembedding_are_seen(
 @pytest.mark.parametrize(
     ("kind", "change", "part"),
     [
-        ("neox", {"qkv": Fused(path="attention.query_key_value", per_head=False)}, "its heads"),
+        ("neox", {"qkv": Fused(path="attention.query_key_value", by_group=False)}, "its heads"),
         ("neox", {"parallel": lambda module: False}, "the stream it reads"),
         ("llama", {"norm": "layer"}, "its output"),
         ("gpt2", {"mlp": "ln_2"}, "reads|sum of the stream"),

@@ -82,7 +82,7 @@ class Baseline:
         if self.trace is not None:
             return block.channels(self.trace.qkv[layer])
         if layer not in self._channel_cache:
-            normed = block.attention_norm.module(self.attention_in(layer))
+            normed = block.attention_norm(self.attention_in(layer))
             self._channel_cache[layer] = block.channels([projection(normed) for projection in block.qkv])
         return self._channel_cache[layer]
 

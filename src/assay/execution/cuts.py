@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.execution.attend import PlacedAttention, project, rotary_tables
+from assay.execution.attend import project
 from assay.execution.baseline import Baseline
 from assay.execution.stages import LiveStage, LiveStages, TargetGroup
 from assay.models import Trace
+from assay.models.attention import PlacedAttention
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,7 +51,12 @@ class CutExamples:
         self.index = torch.arange(self.n, device=read.device)
         self.states: dict[int, StageRun] = {}
         self.positions = PlacedAttention(
-            self.model, rotary_tables(clean.calls), length=self.length, read=read, heads_first=True
+            self.model.rules,
+            self.model.tables(clean.calls),
+            length=self.length,
+            causal=self.model.causal,
+            read=read,
+            heads_first=True,
         )
         split = (self.model.n_heads, self.model.d_head)
         # Ablated minus clean, heads before their output projection.
@@ -134,7 +140,7 @@ class CutExamples:
         by_column = self.channels(number, stage)
         for heads in stage.heads:
             picked = [torch.stack([by_column[reads[i]] for reads in heads.reads])[:, None] for i in range(3)]
-            state.z.append(self.attend(stage.layer, *picked, everywhere=heads.everywhere)[:, 0])
+            state.z.append(self.attend(stage.layer, heads.heads, *picked, everywhere=heads.everywhere)[:, 0])
 
     def channels(self, number: int, stage: LiveStage) -> dict[int, Tensor]:
         """Current queries, keys and values by target, `[n, pos or 1, d_head]`."""
@@ -145,26 +151,36 @@ class CutExamples:
 
     def turn(self, layer: int, group: TargetGroup, channels: Tensor, places: list[int]) -> Tensor:
         """Norms of the heads and rotary positions on `[places, hypotheses, n, pos or 1, d_head]`."""
-        block = self.model.blocks[layer]
-        if self.positions.leaves(block):
+        block, attention = self.model.blocks[layer], self.positions
+        if block.rule.leaves:
             return channels
         n_queries, n_turned = (sum(place < limit for place in places) for limit in group.turned)
         queries, keys, values = channels.tensor_split([n_queries, n_turned])
+        first = self.model.graph.channel_target(layer, "q")
+        heads = [group.columns[place] - first for place in places[:n_queries]]
+        kv_heads = [group.columns[place] - first - block.n_heads for place in places[n_queries:n_turned]]
         parts = [
-            self.positions.queries(block, queries, everywhere=group.everywhere) if len(queries) else queries,
-            self.positions.keys(block, keys) if len(keys) else keys,
-            values,
+            attention.queries(layer, queries, heads, everywhere=group.everywhere) if heads else queries,
+            attention.keys(layer, keys, kv_heads) if kv_heads else keys,
+            attention.values(layer, values),
         ]
         parts = [part for part in parts if len(part)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, *, everywhere: bool
+        self,
+        layer: int,
+        heads: Sequence[int],
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        everywhere: bool,
     ) -> Float[Tensor, "heads hypotheses n pos d_head"]:
         """Outputs of some heads before their output projection, from channels of the same axes."""
-        block = self.model.blocks[layer]
         channels = (part.flatten(0, 1) for part in (queries, keys, values))
-        mixed = self.positions.mix(block, *channels, everywhere=everywhere)
+        rows = [head for head in heads for _ in range(queries.shape[1])]
+        mixed = self.positions.mix(layer, *channels, everywhere=everywhere, heads=rows)
         return self.wide(mixed).view_as(queries)
 
 
@@ -251,13 +267,14 @@ class CutPass:
                 continue
             columns = [[heads.reads[place][i] for place in touched] for i in range(3)]
             picked = [self.stack(fresh, current, wanted) for wanted in columns]
-            new = examples.attend(stage.layer, *picked, everywhere=heads.everywhere)
+            chosen = [heads.heads[place] for place in touched]
+            new = examples.attend(stage.layer, chosen, *picked, everywhere=heads.everywhere)
             self.updates.append((z, touched, new))
             difference = new - z[touched][:, None]
             weight = heads.weight if len(touched) == len(heads.heads) else heads.weight[touched]
             written = torch.bmm(difference.flatten(1, 3), weight).unflatten(1, difference.shape[1:4])
             first = self.model.graph.head_source(stage.layer)
-            rows = [first + heads.heads[place] for place in touched]
+            rows = [first + head for head in chosen]
             self.deposit(rows, written, everywhere=heads.everywhere)
 
     def stack(self, fresh: dict[int, Tensor], current: dict[int, Tensor], columns: list[int]) -> Tensor:

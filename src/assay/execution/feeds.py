@@ -164,8 +164,8 @@ def _folded(
     block: Block, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """A projection that takes gain and shift of the norm before it along."""
-    shift = getattr(block.attention_norm.module, "bias", None)
-    if isinstance(shift, Tensor):
-        through = shift.detach().to(dtype) @ weight.to(dtype)
+    norm = block.attention_norm
+    if norm.shift is not None:
+        through = norm.shift.to(dtype) @ weight.to(dtype)
         bias = through if bias is None else bias.to(dtype) + through
-    return block.attention_norm.gain.to(dtype)[:, None] * weight.to(dtype), bias
+    return norm.scaled_by_gain(weight.to(dtype).T).T, bias

@@ -29,12 +29,13 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
+from assay.execution.attend import channel_column, live_heads
 from assay.execution.feeds import Feed, Projection, bind, lay_out
 from assay.execution.plan import CompiledMask, compile_plan
 from assay.execution.prepared import PreparedInputs
 from assay.execution.written import Wanted, Written
 from assay.models import Model, Trace
+from assay.models.attention import PlacedAttention, Tables
 
 
 class PairRunner:
@@ -53,7 +54,9 @@ class PairRunner:
         model.check_text("running a table of pairs")
         self.model = model
         self.dtype = model.result_dtype
-        self.plan: CompiledMask = compile_plan(model.graph, circuit.mask, resample=True)
+        self.plan: CompiledMask = compile_plan(
+            model.graph, circuit.mask, resample=True, coupling=model.coupling
+        )
         self.prefix = torch.zeros(0, dtype=torch.long) if prefix is None else prefix
         self._layout = lay_out(self.plan)
         self._attention = [
@@ -140,9 +143,9 @@ class PairRunner:
             hidden = self.model.forward(tokens)
         return trace, self.model.unembed(hidden[:, -1]).to(self.dtype)
 
-    def _tables(self, trace: Trace) -> tuple[Tensor, Tensor] | None:
-        tables = rotary_tables(trace.calls)
-        return None if tables is None else (tables[0][:1], tables[1][:1])
+    def _tables(self, trace: Trace) -> dict[Hashable, Tables]:
+        """Rotary tables; all inputs have the same positions, so those of the first serve."""
+        return {kind: (cos[:1], sin[:1]) for kind, (cos, sin) in self.model.tables(trace.calls).items()}
 
     def _writes(self, trace: Trace, rows: Sequence[int]) -> Float[Tensor, "rows n pos d_model"]:
         """What some sources write into the stream, behind the prefix."""
@@ -273,7 +276,9 @@ class _Tile:
         self.clean, self.corrupted, self.index = clean, corrupted, index
         self.shared = len(runner.prefix)
         self.length = clean.length - self.shared
-        self.positions = PlacedAttention(self.model, clean.tables, length=clean.length, read=None)
+        self.positions = PlacedAttention(
+            self.model.rules, clean.tables, length=clean.length, causal=self.model.causal, read=None
+        )
         self.lead = (clean.n, corrupted.n) if index is None else (len(index[0]),)
         self.n = clean.n * corrupted.n if index is None else len(index[0])
         like = torch.empty(0, dtype=runner.dtype, device=clean.logits.device)
@@ -308,7 +313,7 @@ class _Tile:
             if mlp is not None:
                 self.written.put(graph.mlp_source(layer), mlp)
         stream = self.stream(self.runner._layout.logits)
-        return model.unembed(model.final_norm.module(stream.to(model.dtype))).to(self.runner.dtype)
+        return model.finish(stream).to(self.runner.dtype)
 
     def stream(self, feed: Feed) -> Tensor:
         """What a feed reads: `[pairs, pos, d_model]`, or `[pairs, d_model]` at the last position."""
@@ -346,7 +351,7 @@ class _Tile:
         stacked = partial(self.stacked, layer, channels)
         full, last = (
             None if z is None else z.to(self.runner.dtype).transpose(0, 1)
-            for z in self.positions.live_heads(block, step, stacked)
+            for z in live_heads(self.positions, block, step, stacked)
         )
         return full, last
 
@@ -361,7 +366,7 @@ class _Tile:
             value = value * self.inverse_scale(layer, feed)[..., None]
             value = value if projection.bias is None else value + projection.bias
         else:
-            normed = model.blocks[layer].attention_norm.module(self.stream(feed).to(model.dtype))
+            normed = model.blocks[layer].attention_norm(self.stream(feed).to(model.dtype))
             flat = normed.reshape(-1, model.d_model)
             output = (
                 flat @ projection.weight
@@ -378,6 +383,8 @@ class _Tile:
         """1 / sigma of the sum of a clean and an ablated part, per pair and position."""
         norm = self.model.blocks[layer].attention_norm
         key = ("centred", feed.key)
+        if norm.kind is None:
+            return self.left(("square", feed.key)).new_ones(()).to(self.runner.dtype)
         if self.index is None:
             clean, ablated = self.clean.parts[key], self.corrupted.parts[key]
             cross = torch.einsum("itd,jtd->ijt", clean, ablated)

@@ -22,6 +22,7 @@ Garriga-Alonso 2024, equation 1.) The plan is made once per mask and holds no te
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import torch
 from jaxtyping import Bool
@@ -29,6 +30,10 @@ from torch import Tensor
 
 from assay.core.errors import ShapeError
 from assay.graph import Graph
+
+
+# Heads of a block are apart; share a norm of their queries and keys; share a norm of what they write.
+Coupling = Literal["none", "queries", "heads"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +155,21 @@ class CompiledMask:
         }
 
 
+def _feeds(graph: Graph, coupling: Coupling) -> Bool[Tensor, "n_targets n_sources"]:
+    """True where a target is an input of the node behind a source, or moves it through the other heads."""
+    if coupling == "none":
+        return graph.feeds
+    feeds = graph.feeds.clone()
+    for layer in range(graph.n_layers):
+        first, last = graph.channel_target(layer, "q"), graph.mlp_target(layer)
+        row = graph.head_source(layer)
+        moving = slice(first, last if coupling == "heads" else graph.channel_target(layer, "v"))
+        feeds[moving, row : row + graph.n_heads] = True
+    return feeds
+
+
 def source_types(
-    graph: Graph, mask: Bool[Tensor, "n_sources n_targets"]
+    graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, coupling: Coupling = "none"
 ) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
     """Which sources are clean and which are ablated-only; all others mix the two inputs.
 
@@ -161,18 +179,24 @@ def source_types(
     clean = torch.zeros(graph.n_sources, dtype=torch.bool)
     ablated = torch.zeros(graph.n_sources, dtype=torch.bool)
     clean[0] = True
+    inputs = _feeds(graph, coupling)
     for columns, rows in graph.stages:
         upstream, kept = graph.valid[:, columns], mask[:, columns]
         target_clean = (~upstream | (kept & clean[:, None])).all(0)
         target_ablated = (~kept | ablated[:, None]).all(0)
-        feeds = graph.feeds[columns, rows]
+        feeds = inputs[columns, rows]
         clean[rows] = (~feeds | target_clean[:, None]).all(0)
         ablated[rows] = (~feeds | target_ablated[:, None]).all(0)
     return clean, ablated
 
 
 def compile_plan(
-    graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, resample: bool, pools: bool = False
+    graph: Graph,
+    mask: Bool[Tensor, "n_sources n_targets"],
+    *,
+    resample: bool,
+    pools: bool = False,
+    coupling: Coupling = "none",
 ) -> CompiledMask:
     """Work out what an ablated run of `mask` has to compute.
 
@@ -182,12 +206,13 @@ def compile_plan(
         resample: True where the ablated value of a source is its output in one consistent run, so that
             a source fed by ablated values only equals its own ablated value.
         pools: True where `logits` reads all positions (mean pooling), not one.
+        coupling: Which heads of a block depend on each other's inputs; see `Model.coupling`.
     """
     if mask.shape != graph.valid.shape:
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
-    clean, ablated = source_types(graph, mask)
+    clean, ablated = source_types(graph, mask, coupling=coupling)
     kept = mask & ~ablated[:, None] if resample else mask.clone()
-    everywhere, somewhere = _liveness(graph, kept, clean, pools=pools)
+    everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
     kept = kept & somewhere[:, None]
     upstream_clean = (~graph.valid | (mask & clean[:, None])).all(0)
     plan = CompiledMask(
@@ -202,7 +227,7 @@ def compile_plan(
     )
     computed = somewhere & ~clean
     for layer in range(graph.n_layers):
-        plan.attention.append(_attention_step(graph, layer, kept, everywhere, somewhere, computed))
+        plan.attention.append(_attention_step(graph, layer, kept, everywhere, somewhere, computed, coupling))
         row = graph.mlp_source(layer)
         if graph.mlps and computed[row]:
             needed = bool(everywhere[row])
@@ -223,6 +248,7 @@ def _liveness(
     clean: Bool[Tensor, " n_sources"],
     *,
     pools: bool,
+    coupling: Coupling,
 ) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
     """Sources needed at all positions, and sources needed at all, walking back from `logits`.
 
@@ -230,13 +256,17 @@ def _liveness(
     """
     somewhere = kept[:, -1].clone()
     everywhere = somewhere.clone() if pools else torch.zeros_like(somewhere)
+    inputs = _feeds(graph, coupling)
     for columns, rows in reversed(graph.stages):
-        feeds = graph.feeds[columns, rows]
+        feeds = inputs[columns, rows]
         active = somewhere[rows] & ~clean[rows]
+        attention = rows.stop - rows.start == graph.n_heads and columns.stop - columns.start > 1
+        if attention and coupling != "none" and bool((active & everywhere[rows]).any()):
+            everywhere[rows] |= active  # what couples them is needed at all positions
         wanted = (feeds & active).any(1)
         # Keys and values are read at every position, queries and MLP inputs where their node is needed.
         wanted_everywhere = (feeds & (active & everywhere[rows])).any(1)
-        if rows.stop - rows.start == graph.n_heads and columns.stop - columns.start > 1:
+        if attention:
             wanted_everywhere[graph.n_heads :] = wanted[graph.n_heads :]
         somewhere |= (kept[:, columns] & wanted).any(1)
         everywhere |= (kept[:, columns] & wanted_everywhere).any(1)
@@ -266,13 +296,17 @@ def _attention_step(
     everywhere: Bool[Tensor, " n_sources"],
     somewhere: Bool[Tensor, " n_sources"],
     computed: Bool[Tensor, " n_sources"],
+    coupling: Coupling,
 ) -> AttentionStep | None:
     first = graph.head_source(layer)
     live = [head for head in range(graph.n_heads) if computed[first + head]]
     if not live:
         return None
     full = [head for head in live if everywhere[first + head]]
-    last = [head for head in live if not everywhere[first + head]]
+    if coupling == "heads":
+        live = list(range(graph.n_heads))
+        full = live if full else []
+    last = [head for head in live if head not in full]
     step = AttentionStep(layer=layer, heads=(*full, *last), n_everywhere=len(full))
     places: dict[Inlet, int] = {}
     reads: dict[str, dict[int, int]] = defaultdict(dict)
@@ -285,8 +319,8 @@ def _attention_step(
             step.inlets.append(inlet)
         reads[channel][head] = index
 
-    for head in step.heads:
-        note("q", head, head in full)
+    for head in step.heads if coupling == "none" else range(graph.n_heads):
+        note("q", head, head in full if coupling == "none" else bool(full))
         for channel in ("k", "v"):
             note(channel, head * graph.n_kv_heads // graph.n_heads, True)
     step.reads = dict(reads)

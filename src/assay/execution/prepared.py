@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from assay.models.attention import Tables
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedInputs:
@@ -21,7 +23,7 @@ class PreparedInputs:
     logits: Float[Tensor, "n d_vocab"]
     parts: dict[Hashable, Tensor]
     length: int
-    tables: tuple[Tensor, Tensor] | None
+    tables: dict[Hashable, Tables]
 
     @property
     def n(self) -> int:

@@ -8,12 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.execution.attend import PlacedAttention, channel_column, rotary_tables
+from assay.execution.attend import channel_column, live_heads
 from assay.execution.baseline import Baseline
 from assay.execution.feeds import projection_weights
 from assay.execution.plan import AttentionStep, CompiledMask, Inlet, compile_plan
 from assay.execution.written import Wanted, Written
 from assay.models import Block, Model, Trace
+from assay.models.attention import PlacedAttention
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +39,7 @@ class CircuitRunner:
     def __init__(self, model: Model, circuit: Circuit, *, resample: bool) -> None:
         self.model = model
         self.plan: CompiledMask = compile_plan(
-            model.graph, circuit.mask, resample=resample, pools=model.pools
+            model.graph, circuit.mask, resample=resample, pools=model.pools, coupling=model.coupling
         )
         self.dtype = model.result_dtype
         self._wanted = Wanted.by(self.plan.inlets)
@@ -58,7 +59,7 @@ class CircuitRunner:
     @property
     def clean_depth(self) -> int | None:
         """Blocks of the clean pass that `logits` needs; None: the whole model."""
-        return None if self.plan.everything else self.plan.clean_depth
+        return None if self.plan.everything else max(self.plan.clean_depth, self.model.table_depth)
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough memory of one pair: stored differences plus the widest step."""
@@ -114,7 +115,11 @@ class _CircuitRun:
         self.n_pairs, self.length = len(read), clean.input.shape[1]
         self.index = torch.arange(self.n_pairs, device=read.device)
         self.positions = PlacedAttention(
-            self.model, rotary_tables(clean.calls), length=self.length, read=read
+            self.model.rules,
+            self.model.tables(clean.calls),
+            length=self.length,
+            causal=self.model.causal,
+            read=read,
         )
         like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
         shape = (self.n_pairs, self.length, self.model.d_model)
@@ -200,7 +205,7 @@ class _CircuitRun:
             return torch.stack([channels[channel, head] for head in heads], 1)
 
         outputs: dict[int, Tensor] = {}
-        mixed = self.positions.live_heads(block, step, stacked)
+        mixed = live_heads(self.positions, block, step, stacked)
         for heads, z in zip((step.full, step.last), mixed, strict=True):
             if z is not None:
                 outputs |= zip(heads, self.wide(z).unbind(1), strict=True)
@@ -217,7 +222,7 @@ class _CircuitRun:
                 continue
             at = start if everywhere else self.written.at_read(start)
             streams = self.inputs([projection.inlet for projection in chosen], at)
-            normed = block.attention_norm.module(streams.to(self.model.dtype))
+            normed = block.attention_norm(streams.to(self.model.dtype))
             for projection, stream in zip(chosen, normed, strict=True):
                 assert projection.weight is not None
                 flat = stream.reshape(-1, self.model.d_model)

@@ -12,17 +12,18 @@ differ from position to position. (uit de Bos and Garriga-Alonso 2024, equation 
 arXiv:2104.03514, for the relaxation.)
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError
-from assay.execution.attend import PlacedAttention, project, rotary_tables
+from assay.execution.attend import project
 from assay.execution.baseline import Baseline, Prepared
 from assay.models import Block, Model
+from assay.models.attention import PlacedAttention, Tables
 from assay.tasks import Batch
 
 
@@ -33,14 +34,14 @@ class SoftPairs:
     Attributes:
         embedded: Clean minus ablated output of `input`, `[batch, pos, d_model]`.
         baseline: Ablated values of every source, and the streams they add up to.
-        calls: Per block, the arguments of a native pass.
+        tables: Rotary tables by kind.
         read: Read position of each example.
         model_logits: The model on the clean inputs, at the read position.
     """
 
     embedded: Float[Tensor, "batch pos d_model"]
     baseline: Baseline
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    tables: dict[Hashable, Tables]
     read: Int[Tensor, " batch"]
     model_logits: Float[Tensor, "batch d_vocab"]
 
@@ -53,18 +54,16 @@ class SoftPairs:
             self,
             embedded=self.embedded.repeat(times, 1, 1),
             baseline=self.baseline.repeat(times),
-            calls=[(args, {**kwargs, **_repeated_tables(kwargs, times)}) for args, kwargs in self.calls],
+            tables={kind: _repeated(tables, times) for kind, tables in self.tables.items()},
             read=self.read.repeat(times),
             model_logits=self.model_logits.repeat(times, 1),
         )
 
 
-def _repeated_tables(kwargs: dict[str, Any], times: int) -> dict[str, Any]:
+def _repeated(tables: Tables, times: int) -> Tables:
     """Rotary tables that differ from row to row, repeated; shared ones serve as they are."""
-    tables = kwargs.get("position_embeddings")
-    if tables is None or len(tables[0]) == 1:
-        return {}
-    return {"position_embeddings": tuple(table.repeat(times, 1, 1) for table in tables)}
+    cos, sin = tables
+    return tables if len(cos) == 1 else (cos.repeat(times, 1, 1), sin.repeat(times, 1, 1))
 
 
 class SoftRunner:
@@ -140,7 +139,7 @@ class SoftRunner:
         return SoftPairs(
             embedded=(clean_trace.input.to(self.dtype) - trace.input.to(self.dtype)),
             baseline=Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=trace),
-            calls=trace.calls,
+            tables=model.tables(trace.calls),
             read=read,
             model_logits=model.read(hidden, read).to(self.dtype),
         )
@@ -160,7 +159,7 @@ class SoftRunner:
         return SoftPairs(
             embedded=trace.input.to(self.dtype) - baseline.input.to(self.dtype),
             baseline=baseline,
-            calls=trace.calls,
+            tables=model.tables(trace.calls),
             read=batch.positions,
             model_logits=model.read(hidden, batch.positions).to(self.dtype),
         )
@@ -208,7 +207,11 @@ class _Walk:
         self.index = torch.arange(len(pairs), device=pairs.read.device)
         self.length = pairs.embedded.shape[1]
         self.positions = PlacedAttention(
-            self.model, rotary_tables(pairs.calls), length=self.length, read=pairs.read
+            self.model.rules,
+            pairs.tables,
+            length=self.length,
+            causal=self.model.causal,
+            read=pairs.read,
         )
         # Differences of the sources so far, [sources, batch, pos, d_model].
         self.differences = pairs.embedded[None]
@@ -286,11 +289,12 @@ class _Walk:
             queries, keyed = self.project(layer, streams, slice(0, block.n_channels)).tensor_split([heads], 1)
         keys, values = keyed.chunk(2, 1)
         z = self.positions.mix(
-            block,
-            self.positions.queries(block, queries, everywhere=not last),
-            self.positions.keys(block, keys),
-            values,
+            layer,
+            self.positions.queries(layer, queries, range(heads), everywhere=not last),
+            self.positions.keys(layer, keys, range(block.n_kv_heads)),
+            self.positions.values(layer, values),
             everywhere=not last,
+            heads=range(heads),
             kv_of_head=[block.kv_head(head) for head in range(heads)],
         ).transpose(0, 1)
         ablated = (

@@ -8,10 +8,11 @@ respect to activations only.
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -20,9 +21,18 @@ from torch import Tensor, nn
 from assay.core.errors import AssayWarning, InputError, NonFiniteError, UnsupportedModelError
 from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
+from assay.models.attention import AttentionRule, HeadNorm, Tables
 from assay.models.block import Block, Norm
 from assay.models.family import Config, Family, Vision, submodule
-from assay.models.tracing import BlockCall, FinalInput, ProjectionOutput, StopForward, Trace
+from assay.models.tracing import (
+    BlockCall,
+    FinalInput,
+    MlpInput,
+    MlpOutput,
+    ProjectionOutput,
+    StopForward,
+    Trace,
+)
 
 
 T = TypeVar("T")  # a task, whose types live beside this package
@@ -53,7 +63,7 @@ class Model:
         preprocessing: Mapping[str, Any] | None = None,
     ) -> None:
         self.module = module
-        self.family = family
+        self.family = family = replace(family, **family.variant(module))
         self.tokenizer = tokenizer
         self.id = name
         self.preprocessing = preprocessing
@@ -63,9 +73,11 @@ class Model:
         sizes = family.sizes(module)
         self.n_heads, self.n_kv_heads = sizes.n_heads, sizes.n_kv_heads
         self.d_model, self.d_head = sizes.d_model, sizes.d_head
-        self.blocks = tuple(self._block(block) for block in _children(submodule(module, family.blocks)))
+        blocks = enumerate(submodule(module, family.blocks).children())
+        self.blocks = tuple(self._block(layer, block) for layer, block in blocks)
         self.n_layers = len(self.blocks)
-        self.final_norm = Norm(module=submodule(module, family.final_norm), kind=family.norm)
+        self.rules = tuple(block.rule for block in self.blocks)
+        self.final_norm = self._norm(module, family.final_norm)
         self.graph: Graph = build_graph(
             self.n_layers,
             self.n_heads,
@@ -86,30 +98,51 @@ class Model:
                     f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
                 )
 
-    def _block(self, block: nn.Module) -> Block:
+    def _norm(self, root: nn.Module, path: str | None) -> Norm:
+        module = None if path is None else submodule(root, path)
+        kind = None if module is None or isinstance(module, nn.Identity) else self.family.norm
+        return Norm(module=module, kind=kind, default_eps=self.family.eps)
+
+    def _block(self, layer: int, block: nn.Module) -> Block:
         family = self.family
-        attention = submodule(block, family.attention)
-        window = getattr(attention, "sliding_window", None)
-        config: Config = getattr(self.module, "config", None)
-        if window is None and getattr(config, "model_type", None) == "mistral":
-            window = getattr(config, "sliding_window", None)
+        mlp = submodule(block, family.mlp)
+        mlp_scale = _optional(block, family.mlp_scale)
+        attention_norm = self._norm(block, family.attention_norm)
         return Block(
             module=block,
             family=family,
             n_heads=self.n_heads,
             n_kv_heads=self.n_kv_heads,
             d_head=self.d_head,
-            attention_norm=Norm(module=submodule(block, family.attention_norm), kind=family.norm),
-            mlp_norm=Norm(module=submodule(block, family.mlp_norm), kind=family.norm),
+            attention_norm=attention_norm,
+            mlp_norm=self._norm(block, family.mlp_norm),
             qkv=tuple(submodule(block, path) for path in family.qkv.paths),
             out=submodule(block, family.out),
-            mlp=submodule(block, family.mlp),
-            q_norm=_optional(block, family.q_norm),
-            k_norm=_optional(block, family.k_norm),
+            mlp=mlp,
+            mlp_out=mlp_scale or (mlp if family.mlp_out is None else submodule(block, family.mlp_out)),
             attention_scale=_optional(block, family.attention_scale),
-            mlp_scale=_optional(block, family.mlp_scale),
-            scaling=float(getattr(attention, family.scaling)),
-            window=window,
+            mlp_scale=mlp_scale,
+            rule=self._rule(layer, block),
+        )
+
+    def _rule(self, layer: int, block: nn.Module) -> AttentionRule:
+        """What the description says about the attention of one block."""
+        family, module = self.family, self.module
+
+        def norm(path: str | None) -> HeadNorm | None:
+            found = _optional(block, path)
+            return None if found is None else HeadNorm(module=found, over=family.norms_over)
+
+        return AttentionRule(
+            scaling=float(family.scaling(submodule(block, family.attention))),
+            window=family.window(module, layer),
+            softcap=family.softcap(module),
+            clip=family.clip(module),
+            table=family.table(module, layer),
+            adjacent=family.adjacent,
+            q_norm=norm(family.q_norm),
+            k_norm=norm(family.k_norm),
+            alibi=family.alibi(module),
         )
 
     @property
@@ -284,7 +317,8 @@ class Model:
                 raise InputError(f"{self.id} pools positions, so its logits cannot be read at one position")
             single = self.vision.logits(self.module, hidden.reshape(-1, 1, self.d_model))
             return single.reshape(*hidden.shape[:-1], -1)
-        logits: Tensor = self.unembed_module(hidden)
+        head = self.family.head
+        logits: Tensor = self.unembed_module(hidden) if head is None else head(self.module, hidden)
         return logits
 
     def read(
@@ -299,7 +333,7 @@ class Model:
         self, stream: Float[Tensor, "batch d_model"] | Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch d_vocab"]:
         """Logits of the stream leaving the last block: at the read position, all of it where pooled."""
-        normed: Tensor = self.final_norm.module(stream.to(self.dtype))
+        normed = self.final_norm(stream.to(self.dtype))
         if self.vision is not None and self.pools:
             return self.vision.logits(self.module, normed)
         return self.unembed(normed)
@@ -337,8 +371,7 @@ class Model:
         self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0
     ) -> Float[Tensor, "batch pos d_model"]:
         """Run the native blocks from `layer` on and the final norm, with the arguments of a traced pass."""
-        final: Tensor = self.final_norm.module(self.through(hidden, trace, layer=layer))
-        return final
+        return self.final_norm(self.through(hidden, trace, layer=layer))
 
     def through(
         self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0
@@ -348,6 +381,32 @@ class Model:
             output = block.module(hidden, *args, **kwargs)
             hidden = output[0] if isinstance(output, tuple) else output
         return hidden
+
+    def tables(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> dict[Hashable, Tables]:
+        """Rotary tables by kind, from the arguments that a traced pass gave its blocks."""
+        found: dict[Hashable, Tables] = {}
+        for block, (_, kwargs) in zip(self.blocks, calls, strict=False):
+            kind = block.rule.table
+            if kind is not None and kind not in found:
+                tables = self.family.tables(block.module, kwargs)
+                if tables is None:
+                    raise UnsupportedModelError(
+                        f"the blocks of {self.id} are not given rotary tables, where the description of "
+                        f"family {self.family.key!r} says so; correct its `table` or `tables`"
+                    )
+                found[kind] = tables
+        return found
+
+    @property
+    def coupling(self) -> Literal["none", "queries"]:
+        """How heads of one block depend on what the others read: `queries` through a norm over all heads."""
+        return "queries" if any(rule.couples for rule in self.rules) else "none"
+
+    @cached_property
+    def table_depth(self) -> int:
+        """How many blocks a pass must enter to see rotary tables of every kind."""
+        kinds = [rule.table for rule in self.rules]
+        return max((kinds.index(kind) for kind in kinds if kind is not None), default=0)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -395,7 +454,7 @@ class Model:
                 handle = module.register_forward_pre_hook(function, with_kwargs=True)
                 hooks.callback(handle.remove)
 
-            def on_output(module: nn.Module, function: Callable[..., None]) -> None:
+            def on_output(module: nn.Module, function: Callable[..., object]) -> None:
                 hooks.callback(module.register_forward_hook(function).remove)
 
             for layer, block in enumerate(self.blocks):
@@ -405,33 +464,33 @@ class Model:
                 if sources:
                     on_input(block.module, BlockCall(trace, layer, leaf=gradients and layer == 0))
                     on_input(block.out, lambda module, args, kwargs: trace.z.append(args[0].detach()))
-                    on_output(block.mlp_out, lambda module, args, output: trace.mlp.append(output.detach()))
+                    on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))
                 if streams:
                     on_input(
-                        block.attention_norm.module,
+                        block.attention_norm.module or block.module,
                         lambda module, args, kwargs: trace.attention_in.append(args[0].detach()),
                     )
-                    on_input(
-                        block.mlp_norm.module,
-                        lambda module, args, kwargs: trace.mlp_in.append(args[0].detach()),
-                    )
                     for part, projection in enumerate(block.qkv):
-                        on_output(projection, ProjectionOutput(trace, layer, part, catch))
-                    if self.graph.mlps:
+                        hook = ProjectionOutput(trace, layer, part, catch, copies=block.family.overwrites)
+                        on_output(projection, hook)
+                    norm = block.mlp_norm.module
+                    shared = norm is None or block.shares_norm
+                    read = MlpInput(trace, layer, catch, shared=shared, normed=norm is not None)
+                    on_input(block.mlp if norm is None or shared else norm, read)
+                    if self.graph.mlps and norm is not None and not shared:
                         on_output(
-                            block.mlp_norm.module,
-                            lambda module, args, output, layer=layer: catch("mlp", layer, 0, output),
+                            norm, lambda module, args, output, layer=layer: catch("mlp", layer, 0, output)
                         )
             if streams and until is None:
-                on_input(self.final_norm.module, FinalInput(trace, catch))
+                final = self.final_norm.module
+                if final is None:
+                    on_output(self.blocks[-1].module, FinalInput(trace, catch))
+                else:
+                    on_input(final, FinalInput(trace, catch))
             try:
                 yield trace
             except StopForward:
                 assert until is not None
-
-
-def _children(blocks: nn.Module) -> list[nn.Module]:
-    return list(blocks.children())
 
 
 def _optional(block: nn.Module, path: str | None) -> nn.Module | None:

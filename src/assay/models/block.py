@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
+from assay.models.attention import AttentionRule
 from assay.models.family import Family, Fused
 
 
@@ -33,30 +34,56 @@ def _bias(projection: nn.Module) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Norm:
-    """A LayerNorm or RMSNorm module and its numbers."""
+    """A LayerNorm or RMSNorm module and its numbers; without a module, the stream as it is.
 
-    module: nn.Module
-    kind: Literal["layer", "rms"]
+    Attributes:
+        module: The native module; None where there is no norm.
+        kind: `layer`, `rms`, or `rms1` for an RMSNorm whose gain is 1 + weight; None without a module.
+        default_eps: Of a module that holds no such number itself.
+    """
+
+    module: nn.Module | None
+    kind: Literal["layer", "rms", "rms1"] | None
+    default_eps: float | None = None
+
+    def __call__(self, stream: Tensor) -> Tensor:
+        """The native output."""
+        return stream if self.module is None else self.module(stream)
 
     @property
-    def gain(self) -> Float[Tensor, " d_model"]:
-        weight = self.module.weight
-        assert isinstance(weight, Tensor)
-        return weight.detach()
+    def gain(self) -> Float[Tensor, " d_model"] | None:
+        """Factors behind the scale; None where all are 1."""
+        weight = getattr(self.module, "weight", None)
+        if not isinstance(weight, Tensor):
+            return None
+        return weight.detach() + 1 if self.kind == "rms1" else weight.detach()
+
+    @property
+    def shift(self) -> Float[Tensor, " d_model"] | None:
+        """What is added at the end; None where nothing is."""
+        shift = getattr(self.module, "bias", None)
+        return shift.detach() if isinstance(shift, Tensor) else None
 
     @property
     def eps(self) -> float:
         for name in ("eps", "variance_epsilon"):
-            value = getattr(self.module, name, None)
+            value = getattr(self.module, name, self.default_eps)
             if isinstance(value, float):
                 return value
         raise UnsupportedModelError(f"norm {type(self.module).__name__} has neither eps nor variance_epsilon")
+
+    def scaled_by_gain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """`x` times the gain."""
+        gain = self.gain
+        return x if gain is None else x * gain.to(x)
 
     def standardise(
         self, x: Float[Tensor, "*batch d_model"]
     ) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch 1"]]:
         """Input without gain and shift, and the scale it was divided by, in at least float32."""
         x = x if x.dtype == torch.float64 else x.float()
+        if self.kind is None:
+            return x, x.new_ones(*x.shape[:-1], 1)
         if self.kind == "layer":
             variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
             inverse = torch.rsqrt(variance + self.eps)
@@ -65,7 +92,7 @@ class Norm:
         return x * inverse, inverse
 
     def centre(self, y: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """The mean-free part for LayerNorm, the input itself for RMSNorm."""
+        """The mean-free part for LayerNorm, the input itself otherwise."""
         return y - y.mean(-1, keepdim=True) if self.kind == "layer" else y
 
 
@@ -86,12 +113,10 @@ class Block:
     qkv: tuple[nn.Module, ...]
     out: nn.Module
     mlp: nn.Module
-    q_norm: nn.Module | None
-    k_norm: nn.Module | None
+    mlp_out: nn.Module
     attention_scale: nn.Module | None
     mlp_scale: nn.Module | None
-    scaling: float
-    window: int | None
+    rule: AttentionRule
 
     @property
     def n_channels(self) -> int:
@@ -102,9 +127,10 @@ class Block:
         if len(outputs) == 3:
             return torch.cat([part.unflatten(-1, (-1, self.d_head)) for part in outputs], -2)
         fused: Tensor = outputs[0]
-        if isinstance(self.family.qkv, Fused) and self.family.qkv.per_head:
-            by_head: Tensor = fused.unflatten(-1, (self.n_heads, 3, self.d_head))
-            return by_head.transpose(-3, -2).flatten(-3, -2)
+        if isinstance(self.family.qkv, Fused) and self.family.qkv.by_group:
+            groups = fused.unflatten(-1, (self.n_kv_heads, -1, self.d_head))
+            queries, keys, values = groups[..., :-2, :], groups[..., -2, :], groups[..., -1, :]
+            return torch.cat([queries.flatten(-3, -2), keys, values], -2)
         split: Tensor = fused.unflatten(-1, (-1, self.d_head))
         return split
 
@@ -136,14 +162,16 @@ class Block:
         return bias.detach() if self.attention_scale is None else bias.detach() * _gamma(self.attention_scale)
 
     @property
-    def mlp_out(self) -> nn.Module:
-        """The module whose output the MLP adds to the stream."""
-        return self.mlp if self.mlp_scale is None else self.mlp_scale
+    def shares_norm(self) -> bool:
+        """Whether attention and MLP read the output of one norm, or both the stream itself."""
+        return self.attention_norm.module is self.mlp_norm.module
 
     def run_mlp(self, stream: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """What the MLP adds to the stream it reads: norm, MLP, scale."""
-        output: Tensor = self.mlp(self.mlp_norm.module(stream))
-        return output if self.mlp_scale is None else self.mlp_scale(output)
+        normed = self.mlp_norm(stream).reshape(1, -1, stream.shape[-1])  # some read no other number of axes
+        run = self.family.run_mlp
+        output: Tensor = self.mlp(normed) if run is None else run(self.module, normed)
+        return (output if self.mlp_scale is None else self.mlp_scale(output)).view(stream.shape)
 
     def kv_head(self, head: int) -> int:
         """The key/value head that serves a query head."""

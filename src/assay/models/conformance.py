@@ -10,12 +10,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from assay.core.errors import UnsupportedModelError
 from assay.models.adapter import Model
+from assay.models.attention import PlacedAttention
 from assay.models.block import Block, Norm
 from assay.models.tracing import Trace
 
@@ -25,17 +24,6 @@ N_TOKENS = 8
 # Some norms and rotary tables are float32 whatever the weights are.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 _UNITS, _UNITS_OF_PATTERN = 6, 16  # scores of attention are large and exponentiated
-
-
-def rotate(
-    x: Float[Tensor, "*heads pos d_head"], cos: Float[Tensor, "..."], sin: Float[Tensor, "..."]
-) -> Float[Tensor, "*heads pos d_head"]:
-    """Rotary position embedding; tables `[..., pos, turned]` broadcast over the axes in front."""
-    width = cos.shape[-1]
-    turned, passed = x[..., :width], x[..., width:]
-    half = width // 2
-    swapped = torch.cat([-turned[..., half:], turned[..., :half]], -1)
-    return torch.cat([turned * cos + swapped * sin, passed], -1).to(x.dtype)
 
 
 def check_conformance(model: Model) -> None:
@@ -89,7 +77,7 @@ def _watched(model: Model) -> Iterator[Seen]:
     seen: Seen = {}
 
     def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen[module] = (args[0].detach(), output.detach())
+        seen[module] = (args[0].detach(), output.detach().clone())
 
     with ExitStack() as hooks:
         for part in _parts(model):
@@ -102,10 +90,9 @@ def _parts(model: Model) -> list[nn.Module]:
     if model.vision is None:
         parts.append(model.unembed_module)
     for block in model.blocks:
-        parts += [block.attention_norm.module, *block.qkv, block.out]
-        parts += [] if block.attention_scale is None else [block.attention_scale]
+        parts += [block.attention_norm.module, *block.qkv, block.out, block.attention_scale]
         parts += [block.mlp_norm.module, block.mlp] if model.graph.mlps else []
-    return list(dict.fromkeys(parts))
+    return list(dict.fromkeys(part for part in parts if part is not None))
 
 
 class _PartCheck:
@@ -113,6 +100,13 @@ class _PartCheck:
 
     def __init__(self, model: Model, trace: Trace, seen: Seen) -> None:
         self.model, self.trace, self.seen = model, trace, seen
+        self.attention = PlacedAttention(
+            model.rules,
+            model.tables(trace.calls),
+            length=trace.input.shape[1],
+            causal=model.causal,
+            read=None,
+        )
         self.names = {part: path for path, part in model.module.named_modules()}
         eps = torch.finfo(model.dtype).eps
         self.tolerance = _TOLERANCE.get(model.dtype, _UNITS * eps)
@@ -158,9 +152,11 @@ class _PartCheck:
         stream = trace.block_in[layer].to(self.wide)
         if self.model.graph.mlps:
             reads = stream if self.model.graph.parallel else stream + attention
-            self.same(block.mlp_norm.module, "the stream it reads", reads, trace.mlp_in[layer])
+            self.same(block.mlp_norm.module or block.mlp, "the stream it reads", reads, trace.mlp_in[layer])
             normed = self.norm(block.mlp_norm, trace.mlp_in[layer])
-            self.same(block.mlp, "what it reads", normed, self.seen[block.mlp][0])
+            given = self.seen[block.mlp][0].view(normed.shape)
+            self.same(block.mlp, "what it reads", normed, given)
+            self.same(block.mlp_out, "its output", block.run_mlp(trace.mlp_in[layer]), trace.mlp[layer])
         else:
             self.same(block.mlp, "what it adds to the stream", torch.zeros_like(stream), trace.mlp[layer])
         stream = stream + attention + trace.mlp[layer]
@@ -172,12 +168,13 @@ class _PartCheck:
 
     def norm(self, norm: Norm, stream: Tensor) -> Tensor:
         """Output of a norm, after comparing it; the native one."""
-        entering, output = self.seen[norm.module]
+        if norm.module is None:
+            return stream
+        entering, output = (value.view(stream.shape) for value in self.seen[norm.module])
         self.same(norm.module, "the stream it reads", stream, entering)
         if isinstance(norm.module, nn.Identity):  # a classifier that pools first may normalise behind it
             return output
-        closed = norm.standardise(entering)[0] * norm.gain
-        shift = getattr(norm.module, "bias", None)
+        closed, shift = norm.scaled_by_gain(norm.standardise(entering)[0]), norm.shift
         self.same(norm.module, "its output", closed if shift is None else closed + shift, output)
         return output
 
@@ -201,24 +198,15 @@ class _PartCheck:
         channels = block.channels(self.trace.qkv[layer]).transpose(-3, -2)
         queries, keyed = channels.tensor_split([block.n_heads], -3)
         keys, values = keyed.chunk(2, -3)
-        if block.q_norm is not None and block.k_norm is not None:
-            queries, keys = block.q_norm(queries), block.k_norm(keys)
-        tables = self.trace.calls[0][1].get("position_embeddings")
-        if tables is not None:
-            cos, sin = (table[:, None] for table in tables)
-            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
-        allowed = None
-        if self.model.causal:
-            places = torch.arange(queries.shape[-2], device=queries.device)
-            distance = places[:, None] - places
-            allowed = (distance >= 0) & (distance < (block.window or len(places)))
-        group = block.n_heads // block.n_kv_heads
-        mixed = functional.scaled_dot_product_attention(
-            queries,
-            keys.repeat_interleave(group, -3),
-            values.repeat_interleave(group, -3),
-            attn_mask=allowed,
-            scale=block.scaling,
+        heads, kv_heads = range(block.n_heads), range(block.n_kv_heads)
+        mixed = self.attention.mix(
+            layer,
+            self.attention.queries(layer, queries, heads, everywhere=True),
+            self.attention.keys(layer, keys, kv_heads),
+            self.attention.values(layer, values),
+            everywhere=True,
+            heads=heads,
+            kv_of_head=[block.kv_head(head) for head in heads],
         )
         return mixed.transpose(-3, -2).flatten(-2)
 

@@ -1,12 +1,13 @@
 """What a family of models is: where its parts are, and the sizes in its configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
+from assay.models.attention import Tables
 
 
 # Entries of a configuration that change no number the model computes.
@@ -89,11 +90,12 @@ class Fused:
 
     Attributes:
         path: Module path inside a block.
-        per_head: False for columns ordered (q|k|v, head, c); True for (head, q|k|v, c).
+        by_group: False for columns ordered (q|k|v, head, c). True where each key/value head stands with the
+            queries that read it: (key/value head, queries|k|v, c).
     """
 
     path: str
-    per_head: bool = False
+    by_group: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -112,24 +114,41 @@ class Family:
         model_types: `config.model_type` values it serves.
         backbone: The module whose call runs embeddings, blocks and the final norm (text).
         blocks: The list of blocks.
-        attention_norm, mlp_norm: Norms before attention and MLP.
-        final_norm: Norm before the unembedding.
+        attention_norm, mlp_norm: Norms before attention and MLP; None where the stream itself is read. The
+            same path twice: one norm serves both.
+        final_norm: Norm before the unembedding; None if there is none.
         unembed: Module from the normalised stream (for images: from the features) to logits.
         attention: The attention module.
         qkv: Layout of the query/key/value projections.
         out: Output projection of the attention.
-        mlp: The MLP module.
-        mlps: False where that module and its norm are absent or inert: it adds zeros to the stream, and
-            the graph has no MLPs.
+        mlp: The module that reads what the MLP reads.
+        norm: Kind of the norms; `rms1` is an RMSNorm whose gain is 1 + weight.
+        eps: Of norms that hold no such number themselves.
+        mlps: False where the MLP and its norm are absent or inert: it adds zeros to the stream, and the graph
+            has no MLPs.
+        mlp_out: The module whose output the MLP adds to the stream, where it is not `mlp`.
+        run_mlp: From a block and what its MLP reads, `[1, tokens, d_model]`, to what `mlp_out` gives, where
+            that is not calling `mlp`.
         activation: The module that is the MLP's activation function; None where no description says it.
         gated: From a block to the path of the module that reads the product of a gated MLP's two branches;
             None for an MLP without a gate. Raises UnsupportedModelError for an MLP it does not know.
-        norm: Kind of the norms.
+        overwrites: Whether a block changes in place what a projection or its MLP gave.
+        head: From the module and normalised stream to logits, where that is not calling `unembed`.
         learned_positions: Whether positions are rows of a table, so that longer prompts cannot be read.
-        q_norm, k_norm: Per-head norms after the projections, if any.
+        q_norm, k_norm: Norms of queries and keys behind their projections, if any.
+        norms_over: What these see as one vector; see `HeadNorm`.
         attention_scale, mlp_scale: Modules that scale a branch before it is added (LayerScale), if any.
-        scaling: Attribute of the attention module: what query-key products are multiplied by.
+        scaling: From the attention module to the factor of query-key products.
+        window: From a module and the number of a block to how many positions a query sees; None: all.
+        softcap: From a module to the cap on scaled products, or None.
+        clip: From a module to the limit on queries, keys and values, or None.
+        table: From a module and the number of a block to the kind of its rotary tables; None: it does not
+            rotate.
+        tables: From a block and the arguments of its call to its rotary tables, if it was given any.
+        adjacent: Whether rotated entries stand side by side; see `rotate`.
+        alibi: From a module to a function like `AttentionRule.alibi`, or None.
         parallel: Whether attention and MLP read the same stream.
+        variant: Entries of this description that depend on a module's configuration.
         refuse: Reason why a module of this family is not served, or None.
         sizes: Heads and widths of a module.
         facts: What, besides the weights, decides a module's numbers; JSON values.
@@ -140,25 +159,41 @@ class Family:
     model_types: tuple[str, ...]
     backbone: str
     blocks: str
-    attention_norm: str
-    mlp_norm: str
-    final_norm: str
+    attention_norm: str | None
+    mlp_norm: str | None
+    final_norm: str | None
     unembed: str
     attention: str
     qkv: Separate | Fused
     out: str
     mlp: str
-    norm: Literal["layer", "rms"]
+    norm: Literal["layer", "rms", "rms1"]
+    eps: float | None = None
     mlps: bool = True
+    mlp_out: str | None = None
+    run_mlp: Callable[[nn.Module, Tensor], Tensor] | None = None
     activation: str | None = None
     gated: Callable[[nn.Module], str | None] = lambda block: None
+    overwrites: bool = False
+    head: Callable[[nn.Module, Tensor], Tensor] | None = None
     learned_positions: bool = False
     q_norm: str | None = None
     k_norm: str | None = None
+    norms_over: Literal["head", "own", "block"] = "head"
     attention_scale: str | None = None
     mlp_scale: str | None = None
-    scaling: str = "scaling"
-    parallel: Callable[[nn.Module], bool] = lambda module: False
+    scaling: Callable[[Any], float] = lambda attention: attention.scaling
+    window: Callable[[Any, int], int | None] = lambda module, layer: None
+    softcap: Callable[[Any], float | None] = lambda module: None
+    clip: Callable[[Any], float | None] = lambda module: None
+    table: Callable[[Any, int], Hashable | None] = lambda module, layer: None
+    tables: Callable[[nn.Module, Mapping[str, Any]], Tables | None] = lambda block, arguments: arguments.get(
+        "position_embeddings"
+    )
+    adjacent: bool = False
+    alibi: Callable[[Any], Callable[[int], Tensor] | None] = lambda module: None
+    parallel: Callable[[Any], bool] = lambda module: False
+    variant: Callable[[Any], Mapping[str, Any]] = lambda module: {}
     refuse: Callable[[nn.Module], str | None] = lambda module: None
     sizes: Callable[[nn.Module], Sizes] = config_sizes
     facts: Callable[[nn.Module], dict[str, Any]] = config_facts

@@ -20,9 +20,9 @@ from assay.core.errors import (
     UnsupportedModelError,
 )
 from assay.core.untrusted import MALFORMED, malformed, printable, refuse_pickle
-from assay.models import decoders, vits  # noqa: F401 - decoders registers the families of text
 from assay.models.adapter import FAMILIES, Model
 from assay.models.conformance import check_conformance
+from assay.models.families import vits  # the package registers all descriptions
 from assay.models.family import Config, Family
 from assay.models.timm_import import timm_create_model
 from assay.models.weight_files import (

@@ -71,26 +71,78 @@ class BlockCall:
 
 
 class ProjectionOutput:
-    """Forward hook of a q/k/v projection."""
+    """Forward hook of a q/k/v projection; `copies` where the block would overwrite what it is given."""
 
     def __init__(
-        self, trace: Trace, layer: int, part: int, catch: Callable[[str, int, int, Tensor], None]
+        self,
+        trace: Trace,
+        layer: int,
+        part: int,
+        catch: Callable[[str, int, int, Tensor], None],
+        *,
+        copies: bool,
     ) -> None:
-        self.trace, self.layer, self.part, self.catch = trace, layer, part, catch
+        self.trace, self.layer, self.part, self.catch, self.copies = trace, layer, part, catch, copies
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         if self.part == 0:
             self.trace.qkv.append([])
         self.trace.qkv[-1].append(output.detach())
         self.catch("qkv", self.layer, self.part, output)
+        return output.clone() if self.copies else None
+
+
+class MlpOutput:
+    """Forward hook of what an MLP adds to the stream; `copies` where the block would overwrite it."""
+
+    def __init__(self, trace: Trace, *, copies: bool) -> None:
+        self.trace, self.copies = trace, copies
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        batch = self.trace.block_in[-1].shape  # some MLPs are given the tokens of all examples in one row
+        self.trace.mlp.append(output.detach().view(batch))
+        return output.clone() if self.copies else None
+
+
+class MlpInput:
+    """Forward pre-hook of an MLP's norm, or of the MLP itself where it shares the attention's or has none.
+
+    In the second case the MLP gets an alias of what it reads: the gradient at the tensor itself would be the
+    attention's too.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        layer: int,
+        catch: Callable[[str, int, int, Tensor], None],
+        *,
+        shared: bool,
+        normed: bool,
+    ) -> None:
+        self.trace, self.layer, self.catch, self.shared, self.normed = trace, layer, catch, shared, normed
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        attention_in = self.trace.attention_in[-1]
+        from_norm = self.shared and self.normed
+        # Some MLPs are given the tokens of all examples in one row.
+        self.trace.mlp_in.append(attention_in if from_norm else args[0].detach().view(attention_in.shape))
+        if not self.shared:
+            return None
+        alias = args[0].view_as(args[0])
+        self.catch("mlp", self.layer, 0, alias)
+        return (alias, *args[1:]), kwargs
 
 
 class FinalInput:
-    """Forward pre-hook of the final norm: the stream leaving the last block."""
+    """The stream leaving the last block: pre-hook of the final norm, or hook of that block without one."""
 
     def __init__(self, trace: Trace, catch: Callable[[str, int, int, Tensor], None]) -> None:
         self.trace, self.catch = trace, catch
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.trace.final_in = args[0].detach()
-        self.catch("logits", 0, 0, args[0])
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], value: Any) -> None:
+        stream = args[0] if isinstance(value, dict) else value[0] if isinstance(value, tuple) else value
+        self.trace.final_in = stream.detach()
+        self.catch("logits", 0, 0, stream)

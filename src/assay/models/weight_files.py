@@ -15,7 +15,7 @@ from assay.core.errors import (
     UnsafeFileError,
 )
 from assay.core.untrusted import MALFORMED, parse_json, printable, refuse_pickle
-from assay.models import decoders, vits  # noqa: F401 - decoders registers the families of text
+from assay.models import families  # noqa: F401 - its modules register themselves
 
 
 # Whole numbers of a configuration that are not dimensions: ids, limits of positions and texts, and the like.

@@ -123,7 +123,8 @@ class GradientSums:
             gradient = trace.gradients.get(("mlp", layer, 0))
             if gradient is not None:
                 norm = self.model.blocks[layer].mlp_norm
-                x, above = trace.mlp_in[layer - offset_mlp], gradient.to(wide) * weight
+                x = trace.mlp_in[layer - offset_mlp]
+                above = gradient.view(x.shape).to(wide) * weight
                 change = _norm_backward(norm, x, above, constant_scale=self.constant_scale)
                 before = self.mlp[layer]
                 self.mlp[layer] = change if before is None else before + change
@@ -145,7 +146,7 @@ class GradientSums:
             weight * inverse[..., None]
         )
         sums.scaled = scaled if sums.scaled is None else sums.scaled + scaled
-        if self.constant_scale:
+        if self.constant_scale or block.attention_norm.kind is None:
             return
         linear = block.channels([part.to(wide) for part in trace.qkv[place]])
         constant = _constant(self.model, layer)
@@ -162,11 +163,10 @@ class GradientSums:
         scaled = sums.scaled[rows]
         n, length = scaled.shape[:2]
         if layer not in self._weights:
-            gain = block.attention_norm.gain.to(scaled.dtype)[:, None, None]
-            weight = (block.qkv_weight().to(scaled.dtype) * gain).permute(1, 2, 0)
+            weight = block.attention_norm.scaled_by_gain(block.qkv_weight().to(scaled.dtype).permute(1, 2, 0))
             self._weights[layer] = block.attention_norm.centre(weight).contiguous()
         gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), self._weights[layer])
-        if not self.constant_scale:
+        if sums.along:
             along = torch.stack([part[rows] for part in sums.along], -1).flatten(0, 1)
             direction = torch.stack([part[rows] for part in sums.direction], 2).flatten(0, 1)
             gradient -= torch.bmm(along, direction).transpose(0, 1)
@@ -236,17 +236,21 @@ def _multiply(
 def _norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bool) -> Tensor:
     """Gradient at a norm's input from the gradient at its output."""
     direction, inverse = norm.standardise(x)
-    scaled = gradient * norm.gain.to(gradient.dtype) * inverse
+    scaled = norm.scaled_by_gain(gradient) * inverse
     change = norm.centre(scaled)
-    return change if constant_scale else change - direction * (scaled * direction).mean(-1, keepdim=True)
+    return (
+        change
+        if constant_scale or norm.kind is None
+        else change - direction * (scaled * direction).mean(-1, keepdim=True)
+    )
 
 
 def _constant(model: Model, layer: int) -> Tensor | None:
     """What the projections give at x^ = 0: shift of the norm through the weights, plus biases."""
     block = model.blocks[layer]
     constant = block.qkv_bias()
-    shift = getattr(block.attention_norm.module, "bias", None)
-    if isinstance(shift, Tensor):
-        through = torch.einsum("d,dkc->kc", shift.detach(), block.qkv_weight())
+    shift = block.attention_norm.shift
+    if shift is not None:
+        through = torch.einsum("d,dkc->kc", shift, block.qkv_weight())
         constant = through if constant is None else constant + through
     return constant

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.core.errors import InconsistentRunError, InputError, ShapeError
 from assay.discovery.heads.scores import HeadScores, provenance_of
@@ -101,7 +101,7 @@ def head_outputs(
         pooled = read(final[0])
         parts["final"].append(pooled.cpu())
         with torch.no_grad():
-            normed = model.final_norm.module(pooled.to(model.dtype))
+            normed = model.final_norm(pooled.to(model.dtype))
         parts["normed"].append(normed.to(model.result_dtype).cpu())
     where_read = {} if positions is None else {"positions": positions.tolist()}
     joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
@@ -201,7 +201,7 @@ def direct_attribution(
     read = u
     if norm == "frozen":
         _, inverse = model.final_norm.standardise(outputs.final.double())
-        read = model.final_norm.centre(u * model.final_norm.gain.double().cpu()) * inverse
+        read = model.final_norm.centre(model.final_norm.scaled_by_gain(u)) * inverse
     z = outputs.z.double().unflatten(1, (model.n_layers, model.n_heads))
     written = []
     for layer, block in enumerate(model.blocks):
@@ -229,9 +229,9 @@ def _rest(
         bias = block.out_bias()
         stream = stream if bias is None else stream + bias.double().cpu()
     rest = (stream * read).sum(1)
-    shift = getattr(model.final_norm.module, "bias", None)
-    if isinstance(shift, nn.Parameter):
-        rest = rest + u @ shift.detach().double().cpu()
+    shift = model.final_norm.shift
+    if shift is not None:
+        rest = rest + u @ shift.double().cpu()
     margin = (outputs.normed.double() * u).sum(1)
     parts = heads.abs().sum(1) + rest.abs()
     gap = (margin - heads.sum(1) - rest).abs() / torch.where(parts > 0, parts, 1)

@@ -1,6 +1,5 @@
 """What the output of an ablated head is replaced by: every ablation that is one of heads, by its key."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,9 +130,9 @@ class AttentionUniform(Ablation):
             length, block = site.z.shape[1], site.block
             place = torch.arange(length, device=site.z.device)
             distance = place[:, None] - place
-            allowed = (distance >= 0) & (distance < (math.inf if block.window is None else block.window))
+            allowed = block.rule.allowed(distance)
             weights = allowed.double() / allowed.sum(1, keepdim=True)
-            mixed = torch.einsum("ts,bskd->btkd", weights, site.values.double())
+            mixed = torch.einsum("ts,bskd->btkd", weights, block.rule.clipped(site.values).double())
             return mixed.repeat_interleave(block.n_heads // block.n_kv_heads, dim=2)
 
         return replaced

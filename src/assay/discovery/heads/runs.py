@@ -16,11 +16,10 @@ from torch import Tensor
 
 from assay.core.errors import ShapeError
 from assay.discovery.heads.replacing import outside, replaced_outputs
-from assay.execution.attend import rotary_tables
 from assay.execution.forward import TOKENS_PER_PASS
 from assay.execution.sites import Replacement
 from assay.models import Block, Model, Trace
-from assay.models.conformance import rotate
+from assay.models.attention import PlacedAttention
 from assay.tasks import Batch
 
 
@@ -82,7 +81,7 @@ def one_head_replaced(
                 calls = [_repeated_call(call, n, len(some)) for call in base.calls]
                 hidden = model.resume(stream, Trace(calls=calls), layer=layer + 1)
             else:
-                hidden = model.final_norm.module(stream)
+                hidden = model.final_norm(stream)
             prompts = torch.arange(n, device=read.device).repeat(len(some))
             logits = model.read(hidden, read[prompts])
             result[:, some] = reading(logits, prompts).double().cpu().view(len(some), n).T
@@ -134,7 +133,7 @@ def one_head_replaced_at_read(
             stream = _after_block_at(model, base, layer, delta.flatten(0, 1), rows, read)
             for above in range(layer + 1, model.n_layers):
                 stream = past.step(above, stream, rows)
-            logits = model.unembed(model.final_norm.module(stream.to(model.dtype)))
+            logits = model.finish(stream)
             result[:, some] = reading(logits, rows).double().cpu().view(len(some), n).T
     return result
 
@@ -251,51 +250,52 @@ class _Past:
 
     def __init__(self, model: Model, base: Trace, read: Int[Tensor, " n"]) -> None:
         self.model, self.base, self.read = model, base, read
-        self.tables = rotary_tables(base.calls)
+        self.attention = self._at(torch.arange(len(read), device=read.device))
         self._cached: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _at(self, rows: Int[Tensor, " rows"]) -> PlacedAttention:
+        """The attention of some rows, each of the prompt that `rows` says."""
+        tables = {
+            kind: (cos.expand(len(self.read), -1, -1)[rows], sin.expand(len(self.read), -1, -1)[rows])
+            for kind, (cos, sin) in self.model.tables(self.base.calls).items()
+        }
+        length, read = self.base.input.shape[1], self.read[rows]
+        return PlacedAttention(self.model.rules, tables, length=length, causal=self.model.causal, read=read)
 
     def _keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         """Both `[n, n_kv_heads, pos, d_head]`, keys normed and rotated."""
         if layer not in self._cached:
             block = self.model.blocks[layer]
             channels = block.channels(self.base.qkv[layer]).to(self.model.result_dtype)
-            keys = channels[:, :, block.n_heads : block.n_heads + block.n_kv_heads].transpose(1, 2)
-            values = channels[:, :, block.n_heads + block.n_kv_heads :].transpose(1, 2)
-            if block.k_norm is not None:
-                keys = block.k_norm(keys)
-            if self.tables is not None:
-                keys = rotate(keys, *(table[:, None] for table in self.tables))
-            self._cached[layer] = keys, values
+            keys, values = channels[:, :, block.n_heads :].transpose(1, 2).chunk(2, 1)
+            keys = self.attention.keys(layer, keys, range(block.n_kv_heads))
+            self._cached[layer] = keys, self.attention.values(layer, values)
         return self._cached[layer]
 
     def step(self, layer: int, stream: Float[Tensor, "rows d_model"], rows: Int[Tensor, " rows"]) -> Tensor:
         """One block at the read position; `rows` say which prompt each row belongs to."""
         model, block = self.model, self.model.blocks[layer]
         keys, values = self._keys_values(layer)
-        normed = block.attention_norm.module(stream)
+        normed = block.attention_norm(stream)
         channels = block.channels([projection(normed) for projection in block.qkv]).to(model.result_dtype)
-        query = channels[:, : block.n_heads, None]
-        key = channels[:, block.n_heads : block.n_heads + block.n_kv_heads, None]
-        value = channels[:, block.n_heads + block.n_kv_heads :, None]
-        if block.q_norm is not None and block.k_norm is not None:
-            query, key = block.q_norm(query), block.k_norm(key)
-        if self.tables is not None:
-            at = self.read[rows]
-            spread = [table.expand(len(self.read), -1, -1)[rows, at][:, None, None] for table in self.tables]
-            query, key = rotate(query, *spread), rotate(key, *spread)
-        place = torch.arange(block.n_heads, device=stream.device) * block.n_kv_heads // block.n_heads
-        before = (query @ keys[rows][:, place].transpose(2, 3)).squeeze(2)
-        own = (query * key[:, place]).sum(-1)
-        distance = self.read[rows, None] - torch.arange(keys.shape[2], device=stream.device)
-        hidden = distance <= 0
-        if block.window is not None:
-            hidden |= distance >= block.window
-        scores = torch.cat([before.masked_fill(hidden[:, None], -torch.inf), own], -1) * block.scaling
-        pattern = scores.softmax(-1)
-        mixed = (pattern[:, :, None, :-1] @ values[rows][:, place]).squeeze(2)
-        mixed = mixed + pattern[:, :, -1:] * value[:, place].squeeze(2)
-        attention = block.out(mixed.flatten(1).to(model.dtype))
+        query, key, value = channels[:, :, None].split([block.n_heads, block.n_kv_heads, block.n_kv_heads], 1)
+        attention, index = self._at(rows), torch.arange(len(rows), device=rows.device)
+        query = attention.queries(layer, query, range(block.n_heads), everywhere=False)
+        key = attention.keys(layer, key, range(block.n_kv_heads), everywhere=False)
+        keys, values = keys[rows], values[rows]
+        keys[index, :, self.read[rows]] = key.squeeze(2)
+        values[index, :, self.read[rows]] = attention.values(layer, value).squeeze(2)
+        mixed = attention.mix(
+            layer,
+            query,
+            keys,
+            values,
+            everywhere=False,
+            heads=range(block.n_heads),
+            kv_of_head=[block.kv_head(head) for head in range(block.n_heads)],
+        ).squeeze(2)
+        written = block.out(mixed.flatten(1).to(model.dtype))
         if model.graph.parallel:
-            parallel: Tensor = stream + attention + block.run_mlp(stream)
+            parallel: Tensor = stream + written + block.run_mlp(stream)
             return parallel
-        return _through_mlp(model, block, stream + attention)
+        return _through_mlp(model, block, stream + written)

@@ -278,7 +278,7 @@ def margin_reading(
 def _read(model: Model, base: Trace, batch: Batch) -> Tensor:
     """Logits at the read position of a finished run."""
     assert base.final_in is not None
-    return model.read(model.final_norm.module(base.final_in), batch.positions).to(model.result_dtype)
+    return model.read(model.final_norm(base.final_in), batch.positions).to(model.result_dtype)
 
 
 def _float64(parts: Sequence[Tensor]) -> Float64[np.ndarray, " P"]:

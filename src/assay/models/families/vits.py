@@ -270,7 +270,7 @@ FAMILIES.add(
         k_norm="attn.k_norm",
         attention_scale="ls1",
         mlp_scale="ls2",
-        scaling="scale",
+        scaling=lambda attention: attention.scale,
         refuse=_refuse_timm,
         sizes=_timm_sizes,
         facts=_timm_facts,

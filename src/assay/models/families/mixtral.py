@@ -1,0 +1,29 @@
+"""Mixtral and OLMoE: Llama with a mixture of experts, one MLP node per block."""
+
+from dataclasses import replace
+
+from assay.models.adapter import FAMILIES
+from assay.models.families.llama import LLAMA
+
+
+MIXTRAL = FAMILIES.add(
+    "mixtral",
+    replace(
+        LLAMA,
+        key="mixtral",
+        model_types=("mixtral",),
+        activation=None,
+        gated=lambda block: None,
+    ),
+)
+FAMILIES.add(
+    "olmoe",
+    replace(
+        MIXTRAL,
+        key="olmoe",
+        model_types=("olmoe",),
+        norms_over="block",
+        clip=lambda module: module.config.clip_qkv,
+        overwrites=True,
+    ),
+)
