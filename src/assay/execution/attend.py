@@ -50,8 +50,8 @@ def live_heads(
         attention: The attention of the examples.
         block: The block.
         step: Which of its heads are live.
-        stacked: Projected channels of some heads, `[n, heads, pos or 1, d_head]`, from their letter, the heads
-            and whether they are needed at all positions.
+        stacked: Projected channels, `[n, heads, pos or 1, d_head]`, from their letter, the heads and whether
+            they are needed at all positions.
 
     Returns:
         `[n, heads, pos, d_head]` and `[n, heads, 1, d_head]`, before the output projection; None where there

@@ -427,6 +427,7 @@ class Model:
         sources: bool = True,
         gradients: bool = False,
         streams: bool = False,
+        attached: bool = False,
         until: int | None = None,
     ) -> Iterator[Trace]:
         """Record the native pass made inside into the returned trace (one pass per trace).
@@ -436,9 +437,10 @@ class Model:
             gradients: Keep what closed-form gradients need: norm inputs, projection outputs, and the
                 gradients at projection and norm outputs and at the final stream once `backward` has run.
             streams: Keep the norm inputs and projection outputs.
+            attached: Leave what is kept in the graph of the pass.
             until: End the pass before this block; what lies behind it is not computed.
         """
-        trace = Trace()
+        trace = Trace(attached=attached)
         streams = streams or gradients
 
         def catch(site: str, layer: int, part: int, tensor: Tensor) -> None:
@@ -463,12 +465,12 @@ class Model:
                     break
                 if sources:
                     on_input(block.module, BlockCall(trace, layer, leaf=gradients and layer == 0))
-                    on_input(block.out, lambda module, args, kwargs: trace.z.append(args[0].detach()))
+                    on_input(block.out, lambda module, args, kwargs: trace.z.append(trace.kept(args[0])))
                     on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))
                 if streams:
                     on_input(
                         block.attention_norm.module or block.module,
-                        lambda module, args, kwargs: trace.attention_in.append(args[0].detach()),
+                        lambda module, args, kwargs: trace.attention_in.append(trace.kept(args[0])),
                     )
                     for part, projection in enumerate(block.qkv):
                         hook = ProjectionOutput(trace, layer, part, catch, copies=block.family.overwrites)
@@ -481,7 +483,7 @@ class Model:
                         on_output(
                             norm, lambda module, args, output, layer=layer: catch("mlp", layer, 0, output)
                         )
-            if streams and until is None:
+            if until is None:
                 final = self.final_norm.module
                 if final is None:
                     on_output(self.blocks[-1].module, FinalInput(trace, catch))

@@ -59,13 +59,14 @@ class HeadNorm:
         self, x: Float[Tensor, "*axes d_head"], heads: Sequence[int], axis: int
     ) -> Float[Tensor, "*axes d_head"]:
         """The normed channels of some heads; `axis` is where heads stand, counted from the end."""
+        normed: Tensor
         if self.over == "head":
-            normed: Tensor = self.module(x)
+            normed = self.module(x)
             return normed
         if self.over == "block":
             last = x.movedim(axis, -2)
-            normed = self.module(last.flatten(-2))
-            return normed.unflatten(-1, last.shape[-2:]).movedim(-2, axis)
+            normed = self.module(last.flatten(-2)).view(last.shape)
+            return normed.movedim(-2, axis)
         norms = self.module.get_submodule("norms")
         parts = [
             norms.get_submodule(str(head))(part) for head, part in zip(heads, x.unbind(axis), strict=True)

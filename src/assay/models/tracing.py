@@ -21,6 +21,7 @@ class Trace:
         leaf: The stream entering block 0 as a leaf of the graph, when gradients are kept.
         calls: Per block, its positional (after the first) and keyword arguments.
         gradients: Filled during a backward pass: name of a site -> gradient.
+        attached: Whether tensors stay in the autograd graph of the pass.
     """
 
     block_in: list[Tensor] = field(default_factory=list)
@@ -33,6 +34,11 @@ class Trace:
     leaf: Tensor | None = None
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     gradients: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
+    attached: bool = False
+
+    def kept(self, value: Tensor) -> Tensor:
+        """A tensor of the pass as the trace holds it."""
+        return value if self.attached else value.detach()
 
     @property
     def input(self) -> Tensor:
@@ -59,14 +65,15 @@ class BlockCall:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self.trace.block_in.append(args[0].detach())
+        entering = args[0].detach().requires_grad_() if self.leaf else args[0]
+        self.trace.block_in.append(self.trace.kept(entering))
         self.trace.calls.append((args[1:], kwargs))
         if self.stop:
             raise StopForward
         if self.leaf:
             # The stream entering block 0 becomes the leaf that a backward pass ends at.
-            self.trace.leaf = args[0].detach().requires_grad_()
-            return (self.trace.leaf, *args[1:]), kwargs
+            self.trace.leaf = entering
+            return (entering, *args[1:]), kwargs
         return None
 
 
@@ -87,7 +94,7 @@ class ProjectionOutput:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         if self.part == 0:
             self.trace.qkv.append([])
-        self.trace.qkv[-1].append(output.detach())
+        self.trace.qkv[-1].append(self.trace.kept(output))
         self.catch("qkv", self.layer, self.part, output)
         return output.clone() if self.copies else None
 
@@ -100,7 +107,7 @@ class MlpOutput:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         batch = self.trace.block_in[-1].shape  # some MLPs are given the tokens of all examples in one row
-        self.trace.mlp.append(output.detach().view(batch))
+        self.trace.mlp.append(self.trace.kept(output).view(batch))
         return output.clone() if self.copies else None
 
 
@@ -128,7 +135,9 @@ class MlpInput:
         attention_in = self.trace.attention_in[-1]
         from_norm = self.shared and self.normed
         # Some MLPs are given the tokens of all examples in one row.
-        self.trace.mlp_in.append(attention_in if from_norm else args[0].detach().view(attention_in.shape))
+        self.trace.mlp_in.append(
+            attention_in if from_norm else self.trace.kept(args[0]).view(attention_in.shape)
+        )
         if not self.shared:
             return None
         alias = args[0].view_as(args[0])
@@ -144,5 +153,5 @@ class FinalInput:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], value: Any) -> None:
         stream = args[0] if isinstance(value, dict) else value[0] if isinstance(value, tuple) else value
-        self.trace.final_in = stream.detach()
+        self.trace.final_in = self.trace.kept(stream)
         self.catch("logits", 0, 0, stream)

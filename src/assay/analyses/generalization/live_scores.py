@@ -1,8 +1,8 @@
 """Scores of the edges into the logits with the graph of their computation: what a circuit loss is made of."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from assay.core.errors import InputError, UnsupportedModelError, unknown_name
-from assay.models import Block, Model
+from assay.models import Block, Model, Trace
 
 
 VARIANTS = ("eap_ig_detach_g", "eap_ig_detach_actdiff", "target_logit", "accumulated")
@@ -98,7 +98,7 @@ def live_scores(
         run = _record(model, images)
         if variant == "target_logit":
             assert labels is not None
-            gradient = _logit_gradient(model, run.final, labels)
+            gradient = _logit_gradient(model, _final(model, run), labels)
         else:
             gradient = _divergence_gradient(model, images, run, steps, second=variant == SECOND_ORDER)
         bad = ~torch.isfinite(gradient.detach())
@@ -123,45 +123,31 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             each.training = mode
 
 
-@dataclass(kw_only=True, eq=False)
-class _LiveRun:
-    """What a pass with its graph left: the stream entering block 0 and leaving the last, node outputs."""
-
-    reads: slice
-    entering: list[Tensor] = field(default_factory=list)
-    z: list[Tensor] = field(default_factory=list)
-    mlp: list[Tensor] = field(default_factory=list)
-    leaving: list[Tensor] = field(default_factory=list)
-
-    @property
-    def final(self) -> Float[Tensor, "batch read d_model"]:
-        """The stream leaving the last block, at the positions that are read."""
-        return self.leaving[0][:, self.reads]
-
-
-def _record(model: Model, images: Tensor, replace: Tensor | None = None) -> _LiveRun:
-    """One native pass; with `replace`, the stream entering block 0 is that."""
-    run = _LiveRun(reads=slice(None) if model.pools else slice(0, 1))
+def _record(model: Model, images: Tensor, replace: Tensor | None = None) -> Trace:
+    """One native pass with its graph; with `replace`, the stream entering block 0 is that."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         del module
-        run.entering.append(args[0])
         return None if replace is None else ((replace, *args[1:]), kwargs)
 
-    with ExitStack() as hooks:
-        first = model.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)
-        hooks.callback(first.remove)
-        last = model.final_norm.module.register_forward_pre_hook(
-            lambda module, args: run.leaving.append(args[0])
-        )
-        hooks.callback(last.remove)
-        for block in model.blocks if replace is None else ():
-            out = block.out.register_forward_pre_hook(lambda module, args: run.z.append(args[0]))
-            hooks.callback(out.remove)
-            mlp = block.mlp_out.register_forward_hook(lambda module, args, output: run.mlp.append(output))
-            hooks.callback(mlp.remove)
-        model.forward(images)
-    return run
+    handle = model.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        with model.tracing(sources=replace is None, attached=True) as trace:
+            model.forward(images)
+    finally:
+        handle.remove()
+    return trace
+
+
+def _read(model: Model) -> slice:
+    """Positions that the classifier reads."""
+    return slice(None) if model.pools else slice(0, 1)
+
+
+def _final(model: Model, run: Trace) -> Float[Tensor, "batch read d_model"]:
+    """The stream leaving the last block, at the positions that are read."""
+    assert run.final_in is not None
+    return run.final_in[:, _read(model)]
 
 
 def _logits(model: Model, final: Tensor) -> Float[Tensor, "batch n_classes"]:
@@ -176,16 +162,16 @@ def _logit_gradient(model: Model, final: Tensor, labels: Tensor) -> Tensor:
 
 
 def _divergence_gradient(
-    model: Model, images: Tensor, run: _LiveRun, steps: int, *, second: bool
+    model: Model, images: Tensor, run: Trace, steps: int, *, second: bool
 ) -> Float[Tensor, "batch read d_model"]:
     """Gradient of KL(clean || interpolated) / n_classes, meant along the path; with its graph if `second`."""
-    clean = _logits(model, run.final).detach().log_softmax(-1)
-    entering = run.entering[0] if second else run.entering[0].detach()
+    clean = _logits(model, _final(model, run)).detach().log_softmax(-1)
+    entering = run.input if second else run.input.detach()
     mean = entering.detach().mean(0, keepdim=True)
-    total = torch.zeros_like(run.final)
+    total = torch.zeros_like(_final(model, run))
     for step in range(1, steps):
         with torch.set_grad_enabled(second):
-            final = _record(model, images, mean + step / steps * (entering - mean)).final
+            final = _final(model, _record(model, images, mean + step / steps * (entering - mean)))
         if not second:
             final = final.detach().requires_grad_()
         reached = _logits(model, final).log_softmax(-1)
@@ -210,17 +196,17 @@ def _live_out_weight(block: Block) -> Float[Tensor, "n_heads d_head d_model"]:
     return per_head * gamma
 
 
-def _contract(model: Model, run: _LiveRun, gradient: Tensor, *, second: bool) -> Float[Tensor, " n_sources"]:
+def _contract(model: Model, run: Trace, gradient: Tensor, *, second: bool) -> Float[Tensor, " n_sources"]:
     """<r_u - o_u, g> summed over images and positions, sources in the order of the graph."""
 
     def along(outputs: Tensor) -> Tensor:
-        kept = outputs[:, run.reads]
+        kept = outputs[:, _read(model)]
         kept = kept.detach() if second else kept
         return ((kept.detach().mean(0) - kept) * gradient).sum()
 
-    scores = [along(run.entering[0])]
+    scores = [along(run.input)]
     for block, z, mlp in zip(model.blocks, run.z, run.mlp, strict=True):
-        heads = z[:, run.reads].unflatten(-1, (block.n_heads, block.d_head))
+        heads = z[:, _read(model)].unflatten(-1, (block.n_heads, block.d_head))
         weight = _live_out_weight(block)
         if second:
             heads, weight = heads.detach(), weight.detach()

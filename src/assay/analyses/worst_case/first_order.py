@@ -1,20 +1,17 @@
 """Which fillers of a slot are worth evaluating: the gradient of the divergence at the inputs' embeddings."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.analyses.worst_case.ascent import SIDES, Pair, prompt_key
 from assay.circuits import Circuit
 from assay.execution.baseline import Baseline
 from assay.execution.soft import SoftPairs, SoftRunner
-from assay.models import Model, Trace
-from assay.models.tracing import BlockCall
+from assay.models import Model
 from assay.tasks import Grammar, Prompt, encode_prompts
 
 
@@ -65,8 +62,10 @@ class FirstOrder:
         """KL of each pair, read at the last position, and its gradient at the streams entering block 0."""
         read = torch.full((len(clean),), clean.shape[1] - 1, device=clean.device)
         with torch.enable_grad(), self.model.frozen():
-            of_clean, hidden = _attached_pass(self.model, clean)
-            of_corrupted, _ = _attached_pass(self.model, corrupted)
+            with self.model.tracing(gradients=True, attached=True) as of_clean:
+                hidden = self.model.forward(clean)
+            with self.model.tracing(gradients=True, attached=True) as of_corrupted:
+                self.model.forward(corrupted)
             leaves = [of_clean.leaf, of_corrupted.leaf]
             assert leaves[0] is not None
             assert leaves[1] is not None
@@ -79,7 +78,7 @@ class FirstOrder:
                     mlp=of_corrupted.mlp,
                     trace=of_corrupted,
                 ),
-                calls=of_corrupted.calls,
+                tables=self.model.tables(of_corrupted.calls),
                 read=read,
                 model_logits=self.model.read(hidden, read).to(self.runner.dtype),
             )
@@ -88,30 +87,3 @@ class FirstOrder:
             values = (log_p.exp() * (log_p - log_c)).sum(-1)
             both = torch.autograd.grad(values.sum(), [leaves[0], leaves[1]])
         return values.detach(), dict(zip(SIDES, both, strict=True))
-
-
-def _attached_pass(model: Model, tokens: Int[Tensor, "pairs pos"]) -> tuple[Trace, Tensor]:
-    """A pass whose trace keeps its graph back to the stream entering block 0, and its last hidden state."""
-    trace = Trace()
-    with ExitStack() as hooks:
-
-        def before(module: nn.Module, keep: Callable[..., Any]) -> None:
-            hooks.callback(module.register_forward_pre_hook(keep, with_kwargs=True).remove)
-
-        def reads(into: list[Tensor]) -> Callable[..., None]:
-            return lambda module, args, kwargs: into.append(args[0])
-
-        for layer, block in enumerate(model.blocks):
-            before(block.module, BlockCall(trace, layer, leaf=layer == 0))
-            before(block.out, reads(trace.z))
-            before(block.attention_norm.module, reads(trace.attention_in))
-            before(block.mlp_norm.module, reads(trace.mlp_in))
-            keep_mlp = block.mlp_out.register_forward_hook(
-                lambda module, args, output: trace.mlp.append(output)
-            )
-            hooks.callback(keep_mlp.remove)
-        final: list[Tensor] = []
-        before(model.final_norm.module, reads(final))
-        hidden = model.forward(tokens)
-    trace.final_in = final[0]
-    return trace, hidden

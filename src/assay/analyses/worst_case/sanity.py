@@ -1,6 +1,7 @@
 """A check before every evaluation: runs whose result is known, by an engine that shares nothing with it."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,27 @@ def _rounding(model: Model, tokens: Tensor) -> float:
     for block, (args, kwargs) in zip(model.blocks, trace.calls, strict=True):
         output = _in_float32(block.module, wide, *args, **kwargs)
         wide = output[0] if isinstance(output, tuple) else output
-    exact = _in_float32(model.unembed_module, _in_float32(model.final_norm.module, wide)[:, -1])
+    exact = _in_float32(_Readout(model), wide[:, -1])
     largest = max(1.0, float(exact.abs().max()))
     error = float((model.unembed(hidden[:, -1]).float() - exact).abs().max()) / largest
     return error if math.isfinite(error) else 0.0
+
+
+class _Readout(nn.Module):
+    """From the stream behind the last block to logits; its weights are those outside the blocks."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model, self.module = model, model.module
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        blocks = f"module.{self.model.family.blocks}."
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            if not name.startswith(blocks):
+                yield name, parameter
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return self.model.unembed(self.model.final_norm(stream))
 
 
 def _in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

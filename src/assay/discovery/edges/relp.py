@@ -139,7 +139,8 @@ def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[
             hooks.callback(module.register_forward_hook(hook).remove)
 
         for norm in _norms(model):
-            add(norm.module, _constant_scale(norm))
+            if norm.module is not None:
+                add(norm.module, _constant_scale(norm))
         shared: set[nn.Module] = set()
         for block in model.blocks:
             activation, gated = _mlp_parts(block) if model.graph.mlps else (None, None)
@@ -175,9 +176,7 @@ def _constant_scale(norm: Norm) -> Callable[..., Tensor | None]:
         if not x.requires_grad:
             return None
         inverse = norm.standardise(x.detach())[1].to(x.dtype)
-        linear = norm.centre(x) * inverse
-        gain = module.weight
-        return _replace_gradient(output, linear * gain if isinstance(gain, Tensor) else linear)
+        return _replace_gradient(output, norm.scaled_by_gain(norm.centre(x) * inverse))
 
     return hook
 
@@ -240,18 +239,14 @@ def _without(columns: Bool[Tensor, " d_out"]) -> Callable[..., None]:
 
 def _norms(model: Model) -> list[Norm]:
     """Every norm of the module, in blocks and behind them."""
-    norms = {}
+    described = [model.final_norm]
+    for block in model.blocks:
+        described += (block.attention_norm, block.mlp_norm)[: 1 + model.graph.mlps]
+    norms = {norm.module: norm for norm in described if norm.kind is not None}
     for part in model.module.modules():
         kind = _norm_kind(part)
-        if kind is not None:
+        if kind is not None and part not in norms:
             norms[part] = Norm(module=part, kind=kind)
-    for layer, block in enumerate(model.blocks):
-        for norm in (block.attention_norm, block.mlp_norm)[: 1 + model.graph.mlps]:
-            if norm.module not in norms:
-                raise UnsupportedModelError(
-                    f"relp: block {layer} of {model.id} has norm {type(norm.module).__name__}, but rules "
-                    "exist only for LayerNorm and RMSNorm; use method='eap'"
-                )
     return list(norms.values())
 
 

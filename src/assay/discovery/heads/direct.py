@@ -81,15 +81,9 @@ def head_outputs(
         batch = batch.to(model.device)
         rows = torch.arange(len(batch.indices), device=model.device)[:, None]
         at = where[batch.indices.cpu()].to(model.device)
-        final: list[Tensor] = []
-        handle = model.final_norm.module.register_forward_pre_hook(
-            lambda module, args, final=final: final.append(args[0])
-        )
-        try:
-            with torch.no_grad(), model.tracing() as trace:
-                model.forward(batch.clean)
-        finally:
-            handle.remove()
+        with torch.no_grad(), model.tracing() as trace:
+            model.forward(batch.clean)
+        assert trace.final_in is not None
 
         def read(stream: Tensor, rows: Tensor = rows, at: Tensor = at) -> Tensor:
             return stream[rows, at].to(model.result_dtype).mean(1)
@@ -98,7 +92,7 @@ def head_outputs(
         parts["z"].append(z.unflatten(2, (model.n_heads, model.d_head)).flatten(1, 2).cpu())
         parts["input"].append(read(trace.input).cpu())
         parts["mlp"].append(torch.stack([read(each) for each in trace.mlp], 1).cpu())
-        pooled = read(final[0])
+        pooled = read(trace.final_in)
         parts["final"].append(pooled.cpu())
         with torch.no_grad():
             normed = model.final_norm(pooled.to(model.dtype))

@@ -42,8 +42,9 @@ def _alibi(module: Any) -> Callable[[int], Tensor] | None:
 
         config, weight = module.config, module.lm_head.weight
         mask = torch.ones(1, length, device=weight.device)
-        slopes = build_alibi_tensor(mask, config.num_attention_heads, weight.dtype)[:, 0]
-        return slopes * module.transformer.h[0].self_attention.inv_norm_factor
+        slopes: Tensor = build_alibi_tensor(mask, config.num_attention_heads, weight.dtype)[:, 0]
+        scaled: Tensor = slopes * module.transformer.h[0].self_attention.inv_norm_factor
+        return scaled
 
     return table if module.config.alibi else None
 
