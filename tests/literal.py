@@ -3,57 +3,53 @@
 They share nothing with the fast paths but the model's own modules and weights.
 """
 
-import math
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.circuits import Circuit
 from assay.models import Model
+from assay.models.tracing import StopForward
 from assay.objectives import get_objective
 
 
 # node name -> output in the stream, [batch, pos, d_model]
 Outputs = dict[str, Tensor]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a block is given besides the stream
 
 
-def _rotate(model: Model, x: Tensor) -> Tensor:
-    """Rotary embedding of [batch, pos, d_head], written out pair by pair."""
-    backbone = model.module.get_submodule(model.family.backbone)
-    if not hasattr(backbone, "rotary_emb"):
-        return x
-    cos, sin = backbone.rotary_emb(x, torch.arange(x.shape[1])[None])
-    half = cos.shape[-1] // 2
-    result = x.clone()
-    for i in range(half):
-        a, b = x[..., i], x[..., half + i]
-        result[..., i] = a * cos[..., i] - b * sin[..., i]
-        result[..., half + i] = b * cos[..., half + i] + a * sin[..., half + i]
-    return result
+def _heads(model: Model, layer: int, streams: dict[str, Tensor], call: Call) -> list[Tensor]:
+    """Output of every head of a block from a copy of the stream for each of its targets.
 
-
-def _head(model: Model, layer: int, head: int, streams: dict[str, Tensor]) -> Tensor:
-    """Output of one head from its own three copies of the stream."""
+    The native block computes them: its projections are made to give what each target projects, and it is
+    stopped before its output projection.
+    """
     block = model.blocks[layer]
-    kv = block.kv_head(head)
-    column = {"q": head, "k": model.n_heads + kv, "v": model.n_heads + model.n_kv_heads + kv}
-    weight, bias = block.qkv_weight(), block.qkv_bias()
-    parts = {}
-    for channel in "qkv":
-        normed = block.attention_norm.module(streams[channel])
-        parts[channel] = normed @ weight[:, column[channel]]
-        if bias is not None:
-            parts[channel] = parts[channel] + bias[column[channel]]
-    if block.q_norm is not None and block.k_norm is not None:
-        parts["q"], parts["k"] = block.q_norm(parts["q"]), block.k_norm(parts["k"])
-    parts["q"], parts["k"] = _rotate(model, parts["q"]), _rotate(model, parts["k"])
-    logits = parts["q"] @ parts["k"].transpose(1, 2) * block.scaling
-    length = logits.shape[-1]
-    distance = torch.arange(length)[:, None] - torch.arange(length)
-    hidden = (distance < 0) | (distance >= (block.window or length + 1))
-    pattern = logits.masked_fill(hidden, -math.inf).softmax(-1)
-    return pattern @ parts["v"] @ block.out_weight()[head]
+    names = [name for name in model.graph.targets if name.startswith(f"a{layer}.")]
+    projected = [[part(block.attention_norm(streams[name])) for part in block.qkv] for name in names]
+    channels = [block.channels(parts)[..., place, :] for place, parts in enumerate(projected)]
+    widths = [part.shape[-1] for part in projected[0]]
+    numbers = block.channels(list(torch.arange(float(sum(widths))).split(widths)))
+    columns = torch.stack(channels, -2).flatten(-2)[..., numbers.flatten().argsort()]
+    z: list[Tensor] = []
+
+    def stop(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        z.append(args[0])
+        raise StopForward
+
+    with ExitStack() as hooks:
+        for part, given in zip(block.qkv, columns.split(widths, -1), strict=True):
+            handle = part.register_forward_hook(lambda module, args, output, given=given: given.clone())
+            hooks.callback(handle.remove)
+        hooks.callback(block.out.register_forward_pre_hook(stop).remove)
+        with suppress(StopForward):
+            args, kwargs = call
+            block.module(streams[names[0]], *args, **kwargs)
+    by_head = z[0].unflatten(-1, (model.n_heads, model.d_head))
+    return [by_head[..., head, :] @ block.out_weight()[head] for head in range(model.n_heads)]
 
 
 def run(
@@ -67,22 +63,16 @@ def run(
     """Run node by node; `stream_of(target, outputs so far, biases so far)` gives each target's input."""
     outputs: Outputs = {}
     override = override or {}
-    if embed is None:
-        with model.tracing(until=0) as trace, torch.no_grad():
-            model.forward(tokens)
-        embed = trace.input
+    with model.tracing() as trace, torch.no_grad():
+        model.forward(tokens)
+    embed = trace.input if embed is None else embed
     outputs["input"] = override.get("input", embed)
     biases = torch.zeros(model.d_model, dtype=embed.dtype)
     for layer, block in enumerate(model.blocks):
-        heads = {}
-        for head in range(model.n_heads):
-            kv = block.kv_head(head)
-            streams = {
-                "q": stream_of(f"a{layer}.h{head}.q", outputs, biases),
-                "k": stream_of(model.graph.channel_name(layer, "k", kv), outputs, biases),
-                "v": stream_of(model.graph.channel_name(layer, "v", kv), outputs, biases),
-            }
-            heads[f"a{layer}.h{head}"] = _head(model, layer, head, streams)
+        names = [name for name in model.graph.targets if name.startswith(f"a{layer}.")]
+        streams = {name: stream_of(name, outputs, biases) for name in names}
+        written = _heads(model, layer, streams, trace.calls[layer])
+        heads = {f"a{layer}.h{head}": output for head, output in enumerate(written)}
         heads = {name: override.get(name, value) for name, value in heads.items()}
         after = biases if block.out_bias() is None else biases + block.out_bias()
         if model.graph.parallel:
@@ -93,10 +83,9 @@ def run(
             mlp_in = stream_of(f"m{layer}", outputs, after) if model.graph.mlps else None
         biases = after
         if mlp_in is not None:
-            mlp = block.mlp(block.mlp_norm.module(mlp_in))
-            outputs[f"m{layer}"] = override.get(f"m{layer}", mlp)
+            outputs[f"m{layer}"] = override.get(f"m{layer}", block.run_mlp(mlp_in))
     final = stream_of("logits", outputs, biases)
-    return model.unembed(model.final_norm.module(final)), outputs
+    return model.unembed(model.final_norm(final)), outputs
 
 
 def plain_stream(target: str, outputs: Outputs, biases: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import literal_vits
 import torch
-from literal import Outputs, _rotate
+from literal import Outputs
 from literal_vits import Layer, LiteralVit
 from torch import Tensor, nn
 
@@ -59,6 +59,21 @@ def _mlp(block: Block, x: Tensor) -> Tensor:
     return hidden @ mlp.dense_4h_to_h.weight.T + mlp.dense_4h_to_h.bias
 
 
+def _rotate(model: Model, x: Tensor) -> Tensor:
+    """Rotary embedding of [batch, pos, d_head], written out pair by pair."""
+    backbone = model.module.get_submodule(model.family.backbone)
+    if not hasattr(backbone, "rotary_emb"):
+        return x
+    cos, sin = backbone.rotary_emb(x, torch.arange(x.shape[1])[None])
+    half = cos.shape[-1] // 2
+    result = x.clone()
+    for i in range(half):
+        a, b = x[..., i], x[..., half + i]
+        result[..., i] = a * cos[..., i] - b * sin[..., i]
+        result[..., half + i] = b * cos[..., half + i] + a * sin[..., half + i]
+    return result
+
+
 def _head(model: Model, layer: int, head: int, streams: dict[str, Tensor], attention: str) -> Tensor:
     block = model.blocks[layer]
     kv = block.kv_head(head)
@@ -70,9 +85,11 @@ def _head(model: Model, layer: int, head: int, streams: dict[str, Tensor], atten
         bias = block.qkv_bias()
         if bias is not None:
             parts[channel] = parts[channel] + bias[column[channel]]
-    if block.q_norm is not None:
-        parts["q"], parts["k"] = ruled_norm(block.q_norm)(parts["q"]), ruled_norm(block.k_norm)(parts["k"])
-    logits = _rotate(model, parts["q"]) @ _rotate(model, parts["k"]).transpose(1, 2) * block.scaling
+    rule = block.rule
+    if rule.q_norm is not None:
+        for channel, norm in (("q", rule.q_norm), ("k", rule.k_norm)):
+            parts[channel] = ruled_norm(norm.module)(parts[channel])
+    logits = _rotate(model, parts["q"]) @ _rotate(model, parts["k"]).transpose(1, 2) * rule.scaling
     length = logits.shape[-1]
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     pattern = logits.masked_fill(later, -math.inf).softmax(-1)

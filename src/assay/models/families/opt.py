@@ -14,18 +14,14 @@ def _refuse(module: Any) -> str | None:
             "its blocks normalise the stream itself behind each addition (do_layer_norm_before is False, as "
             "in OPT-350m), so the stream is no sum of what its nodes write"
         )
+    if module.model.decoder.project_out is not None:
+        return "it projects the stream between blocks and embeddings (word_embed_proj_dim), as OPT-350m does"
     return None
 
 
 def _run_mlp(block: Any, normed: Tensor) -> Tensor:
     output: Tensor = block.fc2(block.activation_fn(block.fc1(normed)))
     return output
-
-
-def _head(module: Any, hidden: Tensor) -> Tensor:
-    project = module.model.decoder.project_out
-    logits: Tensor = module.lm_head(hidden if project is None else project(hidden))
-    return logits
 
 
 def _without_final_norm(module: Any) -> dict[str, Any]:
@@ -43,7 +39,6 @@ FAMILIES.add(
         mlp_norm="final_layer_norm",
         final_norm="model.decoder.final_layer_norm",
         unembed="lm_head",
-        head=_head,
         learned_positions=True,
         attention="self_attn",
         qkv=Separate(q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj"),
