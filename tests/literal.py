@@ -48,8 +48,18 @@ def _heads(model: Model, layer: int, streams: dict[str, Tensor], call: Call) -> 
         with suppress(StopForward):
             args, kwargs = call
             block.module(streams[names[0]], *args, **kwargs)
+    weight = block.out.weight.T if isinstance(block.out, nn.Linear) else block.out.weight
     by_head = z[0].unflatten(-1, (model.n_heads, model.d_head))
-    return [by_head[..., head, :] @ block.out_weight()[head] for head in range(model.n_heads)]
+    written = [
+        by_head[..., head, :] @ weight.unflatten(0, (model.n_heads, -1))[head]
+        for head in range(model.n_heads)
+    ]
+    if block.branch_norm is None:
+        return written
+    # What the norm makes of their sum, shared out: 1/rms of the sum times the gain, on each.
+    norm = block.branch_norm
+    scale = (sum(written).square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    return [scale * each * norm.gain for each in written]
 
 
 def run(

@@ -42,6 +42,7 @@ OPT = {
     "init_std": 0.3,
     "pad_token_id": 0,
 }
+GEMMA = {**GROUPED, "head_dim": 8, "sliding_window": 3, "query_pre_attn_scalar": 12, "pad_token_id": 0}
 FALCON = {**COMMON, "num_attention_heads": 4, "initializer_range": 0.3}
 NEO = {
     **COMMON,
@@ -105,7 +106,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {**EXPERTS, "num_local_experts": 4},
     "olmoe": {**EXPERTS, "num_experts": 4, "clip_qkv": 0.5},
     "gemma": {**GROUPED, "head_dim": 8},
+    "gemma2": {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0},
+    "gemma2 without caps": {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma3_text": {**GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     "olmo": {**GROUPED, "clip_qkv": 0.5},
+    "olmo2": {**GROUPED, "pad_token_id": 0},
     "stablelm": WIDE,
     "stablelm parallel with head norms": {
         **WIDE,
@@ -241,9 +246,8 @@ def test_ablated_runs_are_literal_ones(model: Model) -> None:
                 "weights": soft.logits(pairs, mask.double()),
             }
             torch.testing.assert_close(found, dict.fromkeys(found, expected), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        run_circuit(model, task, Circuit(graph=graph, mask=torch.zeros_like(kept))), native
-    )
+    near, empty = rounding(model), Circuit(graph=graph, mask=torch.zeros_like(kept))
+    torch.testing.assert_close(run_circuit(model, task, empty), native, rtol=near, atol=near)
 
 
 def test_every_described_model_type_is_tried() -> None:
@@ -273,15 +277,6 @@ def small_bert() -> nn.Module:
     )
 
 
-def small_gemma() -> nn.Module:
-    config = transformers.Gemma2Config(**GROUPED, head_dim=8, pad_token_id=0)
-    return transformers.Gemma2ForCausalLM(config)
-
-
-def small_olmo() -> nn.Module:
-    return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**GROUPED, pad_token_id=0))
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -290,8 +285,6 @@ def small_olmo() -> nn.Module:
             r"BertLMHeadModel: module 'bert.encoder.layer.0.attention.output.LayerNorm' normalises "
             r"after the addition",
         ),
-        (small_gemma, r"'model.layers.0.post_attention_layernorm' normalises the branch output"),
-        (small_olmo, r"'model.layers.0.post_attention_layernorm' normalises the branch output"),
     ],
 )
 def test_streams_that_are_not_sums_are_refused(build: Callable[[], nn.Module], message: str) -> None:

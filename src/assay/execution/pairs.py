@@ -350,7 +350,7 @@ class _Tile:
             channels.update(zip(projection.channels, value.unbind(-2), strict=True))
         stacked = partial(self.stacked, layer, channels)
         full, last = (
-            None if z is None else z.to(self.runner.dtype).transpose(0, 1)
+            None if z is None else block.rescaled(z.to(self.runner.dtype)).transpose(0, 1)
             for z in live_heads(self.positions, block, step, stacked)
         )
         return full, last

@@ -208,7 +208,7 @@ class _CircuitRun:
         mixed = live_heads(self.positions, block, step, stacked)
         for heads, z in zip((step.full, step.last), mixed, strict=True):
             if z is not None:
-                outputs |= zip(heads, self.wide(z).unbind(1), strict=True)
+                outputs |= zip(heads, block.rescaled(self.wide(z)).unbind(1), strict=True)
         return outputs
 
     def project(self, layer: int, block: Block) -> dict[tuple[str, int], Tensor]:

@@ -296,7 +296,8 @@ class _Walk:
             everywhere=not last,
             heads=range(heads),
             kv_of_head=[block.kv_head(head) for head in range(heads)],
-        ).transpose(0, 1)
+        )
+        z = block.rescaled(z.to(self.runner.dtype)).transpose(0, 1)
         ablated = (
             baseline.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
         )

@@ -26,6 +26,7 @@ from assay.models.block import Block, Norm
 from assay.models.family import Config, Family, Vision, submodule
 from assay.models.tracing import (
     BlockCall,
+    BranchInput,
     FinalInput,
     MlpInput,
     MlpOutput,
@@ -121,6 +122,7 @@ class Model:
             mlp=mlp,
             mlp_out=mlp_scale or (mlp if family.mlp_out is None else submodule(block, family.mlp_out)),
             attention_scale=_optional(block, family.attention_scale),
+            branch_norm=None if family.branch_norm is None else self._norm(block, family.branch_norm),
             mlp_scale=mlp_scale,
             rule=self._rule(layer, block),
         )
@@ -398,8 +400,13 @@ class Model:
         return found
 
     @property
-    def coupling(self) -> Literal["none", "queries"]:
-        """How heads of one block depend on what the others read: `queries` through a norm over all heads."""
+    def coupling(self) -> Literal["none", "queries", "heads"]:
+        """How heads of one block depend on each other.
+
+        `queries`: through a norm over all queries or keys; `heads`: through a norm of what they write.
+        """
+        if self.family.branch_norm is not None:
+            return "heads"
         return "queries" if any(rule.couples for rule in self.rules) else "none"
 
     @cached_property
@@ -466,6 +473,9 @@ class Model:
                 if sources:
                     on_input(block.module, BlockCall(trace, layer, leaf=gradients and layer == 0))
                     on_input(block.out, lambda module, args, kwargs: trace.z.append(trace.kept(args[0])))
+                    if block.branch_norm is not None:
+                        assert block.branch_norm.module is not None
+                        on_input(block.branch_norm.module, BranchInput(trace, block.branch_norm))
                     on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))
                 if streams:
                     on_input(

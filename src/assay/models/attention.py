@@ -122,7 +122,7 @@ class AttentionRule:
     def weights(
         self,
         products: Float[Tensor, "*axes keys"],
-        allowed: Bool[Tensor, "*axes keys"] | None,
+        allowed: Bool[Tensor, "..."] | None,
         bias: Float[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "*axes keys"]:
         """Attention weights from query-key products: scale, cap, bias, mask, softmax."""

@@ -115,6 +115,7 @@ class Block:
     mlp: nn.Module
     mlp_out: nn.Module
     attention_scale: nn.Module | None
+    branch_norm: Norm | None
     mlp_scale: nn.Module | None
     rule: AttentionRule
 
@@ -150,8 +151,13 @@ class Block:
         return self.channels(filled)
 
     def out_weight(self) -> Float[Tensor, "n_heads d_head d_model"]:
-        """Output projection per head, the scale of the branch included."""
+        """Output projection per head, the scale of the branch included.
+
+        Of a branch norm all but its 1/rms, which runs keep with the heads' outputs: see `rescaled`.
+        """
         weight: Tensor = _matrix(self.out).detach().unflatten(0, (self.n_heads, self.d_head))
+        if self.branch_norm is not None:
+            return self.branch_norm.scaled_by_gain(self.branch_norm.centre(weight))
         return weight if self.attention_scale is None else weight * _gamma(self.attention_scale)
 
     def out_bias(self) -> Float[Tensor, " d_model"] | None:
@@ -160,6 +166,17 @@ class Block:
         if bias is None:
             return None
         return bias.detach() if self.attention_scale is None else bias.detach() * _gamma(self.attention_scale)
+
+    def rescaled(self, z: Float[Tensor, "*n heads pos d_head"]) -> Float[Tensor, "*n heads pos d_head"]:
+        """Outputs of all heads before their output projection, times the 1/rms of what they write together.
+
+        With a branch norm a head writes o_h = r G p_h, p_h = z_h W_O^h, r one number per position that all
+        heads of the block share. So z is kept as r z, and everything else is as without such a norm.
+        """
+        if self.branch_norm is None:
+            return z
+        written = z.movedim(-3, -2).flatten(-2) @ _matrix(self.out).detach().to(z.dtype)
+        return z * self.branch_norm.standardise(written)[1].unsqueeze(-3).to(z.dtype)
 
     @property
     def shares_norm(self) -> bool:

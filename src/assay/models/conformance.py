@@ -91,6 +91,7 @@ def _parts(model: Model) -> list[nn.Module]:
         parts.append(model.unembed_module)
     for block in model.blocks:
         parts += [block.attention_norm.module, *block.qkv, block.out, block.attention_scale]
+        parts += [] if block.branch_norm is None else [block.branch_norm.module]
         parts += [block.mlp_norm.module, block.mlp] if model.graph.mlps else []
     return list(dict.fromkeys(part for part in parts if part is not None))
 
@@ -143,12 +144,19 @@ class _PartCheck:
         self.same(
             block.out, "what it reads, its heads", self.heads(layer, block), z, self.tolerance_of_pattern
         )
+        if block.branch_norm is not None:
+            if block.out_bias() is not None:
+                self.refuse(block.out, "its bias goes through the norm of the branch, which is not supported")
+            self.norm(block.branch_norm, self.seen[block.out][1])
         self.linear(block.out)
-        attention = self.seen[block.attention_scale or block.out][1]
+        adding = block.attention_scale or block.out
+        if block.branch_norm is not None and block.branch_norm.module is not None:
+            adding = block.branch_norm.module
+        attention = self.seen[adding][1]
         written = z.flatten(0, -2).to(self.wide) @ block.out_weight().flatten(0, 1).to(self.wide)
         bias = block.out_bias()
         written = (written if bias is None else written + bias.to(self.wide)).view_as(attention)
-        self.same(block.attention_scale or block.out, "its output", written, attention)
+        self.same(adding, "its output", written, attention)
         stream = trace.block_in[layer].to(self.wide)
         if self.model.graph.mlps:
             reads = stream if self.model.graph.parallel else stream + attention
@@ -208,7 +216,7 @@ class _PartCheck:
             heads=heads,
             kv_of_head=[block.kv_head(head) for head in heads],
         )
-        return mixed.transpose(-3, -2).flatten(-2)
+        return block.rescaled(mixed).transpose(-3, -2).flatten(-2)
 
     def same(
         self, module: nn.Module, what: str, closed: Tensor, native: Tensor, tolerance: float | None = None

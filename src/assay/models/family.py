@@ -137,7 +137,9 @@ class Family:
         learned_positions: Whether positions are rows of a table, so that longer prompts cannot be read.
         q_norm, k_norm: Norms of queries and keys behind their projections, if any.
         norms_over: What these see as one vector; see `HeadNorm`.
-        attention_scale, mlp_scale: Modules that scale a branch before it is added (LayerScale), if any.
+        attention_scale: Module that scales the attention before it is added (LayerScale), if any.
+        branch_norm: Norm of what the heads of a block write together, before it is added; if any.
+        mlp_scale: Module that scales or normalises what the MLP writes before it is added, if any.
         scaling: From the attention module to the factor of query-key products.
         window: From a module and the number of a block to how many positions a query sees; None: all.
         softcap: From a module to the cap on scaled products, or None.
@@ -181,6 +183,7 @@ class Family:
     k_norm: str | None = None
     norms_over: Literal["head", "own", "block"] = "head"
     attention_scale: str | None = None
+    branch_norm: str | None = None
     mlp_scale: str | None = None
     scaling: Callable[[Any], float] = lambda attention: attention.scaling
     window: Callable[[Any, int], int | None] = lambda module, layer: None

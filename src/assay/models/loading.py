@@ -42,10 +42,6 @@ _REFUSED = {
     "roberta": ("attention.output.LayerNorm", "normalises after the addition (post-norm)"),
     "distilbert": ("sa_layer_norm", "normalises after the addition (post-norm)"),
     "openai-gpt": ("ln_1", "normalises after the addition (post-norm)"),
-    "opt": ("self_attn_layer_norm", "may normalise after the addition (OPT-350m) and is not described yet"),
-    "gemma2": ("post_attention_layernorm", "normalises the branch output before adding it"),
-    "gemma3_text": ("post_attention_layernorm", "normalises the branch output before adding it"),
-    "olmo2": ("post_attention_layernorm", "normalises the branch output before adding it"),
 }
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

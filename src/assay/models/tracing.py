@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from assay.models.block import Norm
+
 
 @dataclass(kw_only=True, eq=False)
 class Trace:
@@ -13,7 +15,8 @@ class Trace:
 
     Attributes:
         block_in: Per block, the stream entering it, `[batch, pos, d_model]`.
-        z: Per block, input of the output projection, `[batch, pos, n_heads * d_head]`.
+        z: Per block, input of the output projection, `[batch, pos, n_heads * d_head]`; with a branch norm
+            times its 1/rms (see `Block.rescaled`).
         mlp: Per block, output of the MLP.
         attention_in, mlp_in: Per block, input of the norms.
         qkv: Per block, outputs of the projection modules.
@@ -97,6 +100,17 @@ class ProjectionOutput:
         self.trace.qkv[-1].append(self.trace.kept(output))
         self.catch("qkv", self.layer, self.part, output)
         return output.clone() if self.copies else None
+
+
+class BranchInput:
+    """Forward pre-hook of a branch norm: the heads' outputs are kept times the scale they share."""
+
+    def __init__(self, trace: Trace, norm: Norm) -> None:
+        self.trace, self.norm = trace, norm
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        z = self.trace.z[-1]
+        self.trace.z[-1] = z * self.norm.standardise(self.trace.kept(args[0]))[1].to(z.dtype)
 
 
 class MlpOutput:

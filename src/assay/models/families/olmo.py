@@ -1,4 +1,4 @@
-"""OLMo 1: Llama with LayerNorms that have no parameters."""
+"""OLMo 1: Llama with LayerNorms without parameters. OLMo 2: norms behind the branches alone."""
 
 from dataclasses import replace
 
@@ -16,5 +16,18 @@ FAMILIES.add(
         eps=1e-5,
         clip=lambda module: module.config.clip_qkv,
         overwrites=True,
+    ),
+)
+FAMILIES.add(
+    "olmo2",
+    replace(
+        LLAMA,
+        key="olmo2",
+        model_types=("olmo2",),
+        attention_norm=None,
+        mlp_norm=None,
+        branch_norm="post_attention_layernorm",
+        mlp_scale="post_feedforward_layernorm",
+        norms_over="block",
     ),
 )
