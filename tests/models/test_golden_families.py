@@ -13,8 +13,10 @@ import transformers
 from assay import discover
 from assay.circuits import Circuit
 from assay.execution import run_circuit, run_model
+from assay.execution.soft import SoftRunner
 from assay.models import Model, load_model
-from assay.tasks import PairTask
+from assay.objectives import get_objective
+from assay.tasks import Batch, PairTask
 
 
 Golden = tuple[Model, PairTask, dict[str, np.ndarray]]
@@ -49,6 +51,10 @@ def golden(request: pytest.FixtureRequest, shared: Callable[[str], Path]) -> Gol
     return model, task, arrays
 
 
+def task_loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return get_objective("logit_diff")(logits, logits.detach(), batch)
+
+
 def near(found: torch.Tensor, expected: np.ndarray, tolerance: float = 1e-5) -> None:
     """Relative to the largest value of the array, as the golden files ask."""
     difference = np.abs(found.double().numpy() - expected).max()
@@ -74,12 +80,46 @@ def test_scores_take_heads_by_what_they_add(golden: Golden, array: str, options:
     near(discover(model, task, **options).values, arrays[array])
 
 
+@pytest.mark.parametrize("treatment", ["exact", "frozen", "per-target"])
 @pytest.mark.parametrize("ablation", ["resample", "zero"])
-def test_ablated_runs_with_the_scale_of_the_run(golden: Golden, ablation: str) -> None:
+def test_ablated_runs_under_each_treatment(golden: Golden, ablation: str, treatment: str) -> None:
     model, task, arrays = golden
-    for mask, expected in zip(arrays["masks"], arrays[f"logits_exact_{ablation}"], strict=True):
+    model = model.treating(treatment)
+    expected_runs = arrays[f"logits_{treatment.replace('-', '_')}_{ablation}"]
+    for mask, expected in zip(arrays["masks"], expected_runs, strict=True):
         circuit = Circuit(graph=model.graph, mask=torch.from_numpy(mask))
         near(run_circuit(model, task, circuit, ablation=ablation), expected)
+
+
+@pytest.mark.parametrize(
+    ("array", "options"),
+    [
+        ("scores_eap_heads_before_norm", {"method": "eap"}),
+        (
+            "scores_eap_ig_left5_heads_before_norm",
+            {"method": "eap-ig-inputs", "steps": 5, "quadrature": "left"},
+        ),
+    ],
+)
+def test_scores_of_eap_ig_are_before_the_norm(golden: Golden, array: str, options: dict[str, Any]) -> None:
+    model, task, arrays = golden
+    near(discover(model.treating("eap-ig"), task, **options).values, arrays[array])
+
+
+@pytest.mark.parametrize("treatment", ["exact", "frozen", "per-target"])
+def test_scores_are_first_order_for_their_treatment(golden: Golden, treatment: str) -> None:
+    """A run that keeps 1 - t of an edge moves the loss by t times the edge's score."""
+    model, task, _ = golden
+    model = model.treating(treatment)
+    scores = discover(model, task, "eap", per_example=True).per_example
+    assert scores is not None
+    batch = next(task.batches(task.n))
+    runner = SoftRunner(model)
+    pairs = runner.prepare(task.clean, task.corrupted)
+    mask = model.graph.valid.double().requires_grad_()
+    loss = task_loss(runner.logits(pairs, mask), batch)
+    (slopes,) = torch.autograd.grad(-loss.mean(), mask)
+    near((slopes * model.graph.valid), scores.mean(0).double().numpy())
 
 
 def test_pruning_first_is_another_run(golden: Golden) -> None:

@@ -100,6 +100,8 @@ class Baseline:
             attention = torch.nn.functional.linear(
                 self.z[layer], block.out_weight().flatten(0, 1).T, block.out_bias()
             )
+            if block.target_norm is not None:
+                attention = block.target_norm(attention)
             if not self.model.graph.parallel:
                 stream = stream + attention
                 streams.append(stream)

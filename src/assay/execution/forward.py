@@ -220,14 +220,20 @@ def run_circuit(
                 "pairs= works only with ordinary circuits; give circuit.anywhere(), or task.paired(pairs)"
             )
         where = circuit.spans.label(task, labels)
-        return _run_spans(
+        return _run_soft(
             model, task, circuit, where, replacement, asked=batch_size, memory=memory, seed=seed, check=check
         )
+    dense = model.post_norm in ("per-target", "eap-ig")
     if pairs is not None:
         _check_pairs(task, replacement, pairs)
         if isinstance(task, PairTask):
-            return _run_pairs(model, task, circuit, pairs, batch_size, memory)
+            run = _run_pairs_soft if dense else _run_pairs
+            return run(model, task, circuit, pairs, batch_size, memory)
         task = task.paired(pairs)
+    if dense:
+        return _run_soft(
+            model, task, circuit, None, replacement, asked=batch_size, memory=memory, seed=seed, check=check
+        )
     runner = CircuitRunner(model, circuit, resample=replacement.paired)
     extra = runner.bytes_per_pair(task.length)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
@@ -247,11 +253,11 @@ def run_circuit(
     return torch.cat(results)
 
 
-def _run_spans(
+def _run_soft(
     model: Model,
     task: Task,
     circuit: Circuit,
-    labels: Int64[Tensor, "n pos"],
+    labels: Int64[Tensor, "n pos"] | None,
     ablation: Ablation,
     *,
     asked: int | None,
@@ -259,9 +265,9 @@ def _run_spans(
     seed: int,
     check: bool,
 ) -> Tensor:
-    """A circuit at spans: what a target reads differs from position to position."""
-    where = labels.clamp(min=0)  # what is at padding is never read
-    shared = bool((where == where[0]).all())
+    """A circuit whose targets read what is no sum over kept sources, or differs from position to position."""
+    where = None if labels is None else labels.clamp(min=0)  # what is at padding is never read
+    shared = where is None or bool((where == where[0]).all())
     runner = SoftRunner(model)
     masks = 2 * task.length * model.graph.valid.numel() * model.result_dtype.itemsize
     extra = runner.bytes_per_pair(task.length) + (0 if shared else masks)
@@ -272,8 +278,10 @@ def _run_spans(
     with torch.no_grad():
         for batch in task.batches(size):
             batch = batch.to(model.device)
-            rows = where[:1] if shared else where[batch.indices.cpu()]
-            mask = weights[rows.to(model.device)]
+            mask = weights
+            if where is not None:
+                rows = where[:1] if shared else where[batch.indices.cpu()]
+                mask = weights[rows.to(model.device)]
             logits = runner.logits(runner.prepare_batch(batch, prepared), mask).cpu()
             if check:
                 check_finite(logits, "the circuit run", batch.indices)
@@ -325,6 +333,29 @@ def _run_pairs(
                     logits[part] = result
     assert logits is not None
     return logits
+
+
+def _run_pairs_soft(
+    model: Model,
+    task: PairTask,
+    circuit: Circuit,
+    pairs: Int[Tensor, "pairs 2"],
+    asked: int | None,
+    memory: int | None,
+) -> Tensor:
+    """Pair by pair, where what a target reads is no sum of parts that pairs could share."""
+    runner = SoftRunner(model)
+    extra = runner.bytes_per_pair(task.length)
+    size = choose_batch_size(model, task, n=len(pairs), asked=asked, bytes_per_example=extra, memory=memory)
+    mask = circuit.mask.to(device=model.device, dtype=model.result_dtype)
+    results = []
+    with torch.no_grad():
+        for clean, corrupted in (part.unbind(1) for part in pairs.split(size)):
+            prepared = runner.prepare(task.clean[clean], task.corrupted[corrupted], task.positions[clean])
+            logits = runner.logits(prepared, mask).cpu()
+            check_finite(logits, "the circuit run", clean)
+            results.append(logits)
+    return torch.cat(results)
 
 
 def _pair_tiles(

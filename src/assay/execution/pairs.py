@@ -55,7 +55,11 @@ class PairRunner:
         self.model = model
         self.dtype = model.result_dtype
         self.plan: CompiledMask = compile_plan(
-            model.graph, circuit.mask, resample=True, coupling=model.coupling
+            model.graph,
+            circuit.mask,
+            resample=True,
+            coupling=model.coupling,
+            frozen=model.post_norm == "frozen",
         )
         self.prefix = torch.zeros(0, dtype=torch.long) if prefix is None else prefix
         self._layout = lay_out(self.plan)
@@ -99,6 +103,8 @@ class PairRunner:
                 if key not in parts:
                     parts[key] = self._gather(writes, rows, [feed])[0]
         for layer, bound in enumerate(self._attention):
+            if bound is not None and self.model.post_norm == "frozen":
+                parts["scale", layer] = trace.scale[layer][:, len(self.prefix) :].to(self.dtype)
             for projection in bound.projections if bound else ():
                 feed = projection.feed
                 if feed.pure:
@@ -350,10 +356,18 @@ class _Tile:
             channels.update(zip(projection.channels, value.unbind(-2), strict=True))
         stacked = partial(self.stacked, layer, channels)
         full, last = (
-            None if z is None else block.rescaled(z.to(self.runner.dtype)).transpose(0, 1)
+            None
+            if z is None
+            else block.rescaled(z.to(self.runner.dtype), self.frozen_scale(layer, z.shape[2])).transpose(0, 1)
             for z in live_heads(self.positions, block, step, stacked)
         )
         return full, last
+
+    def frozen_scale(self, layer: int, length: int) -> Tensor | None:
+        """1/rms of the clean run, `[pairs, pos or 1, 1]`, where norms behind heads are to take that."""
+        if self.model.post_norm != "frozen":
+            return None
+        return self.flat(self.left(("scale", layer)))[:, -length:]
 
     def project(self, layer: int, projection: Projection) -> Tensor:
         feed, model = projection.feed, self.model

@@ -168,8 +168,18 @@ def _feeds(graph: Graph, coupling: Coupling) -> Bool[Tensor, "n_targets n_source
     return feeds
 
 
+def _is_attention(graph: Graph, columns: slice, rows: slice) -> bool:
+    """Whether a stage of the graph is the attention of a block, not its MLP."""
+    n_rows: int = rows.stop - rows.start
+    return n_rows == graph.n_heads and bool(columns.stop - columns.start > 1)
+
+
 def source_types(
-    graph: Graph, mask: Bool[Tensor, "n_sources n_targets"], *, coupling: Coupling = "none"
+    graph: Graph,
+    mask: Bool[Tensor, "n_sources n_targets"],
+    *,
+    coupling: Coupling = "none",
+    frozen: bool = False,
 ) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
     """Which sources are clean and which are ablated-only; all others mix the two inputs.
 
@@ -187,6 +197,8 @@ def source_types(
         feeds = inputs[columns, rows]
         clean[rows] = (~feeds | target_clean[:, None]).all(0)
         ablated[rows] = (~feeds | target_ablated[:, None]).all(0)
+        if frozen and _is_attention(graph, columns, rows):
+            ablated[rows] = False
     return clean, ablated
 
 
@@ -197,6 +209,7 @@ def compile_plan(
     resample: bool,
     pools: bool = False,
     coupling: Coupling = "none",
+    frozen: bool = False,
 ) -> CompiledMask:
     """Work out what an ablated run of `mask` has to compute.
 
@@ -207,10 +220,11 @@ def compile_plan(
             a source fed by ablated values only equals its own ablated value.
         pools: True where `logits` reads all positions (mean pooling), not one.
         coupling: Which heads of a block depend on each other's inputs; see `Model.coupling`.
+        frozen: Whether kept heads are scaled as in the clean run, so that none equals its ablated value.
     """
     if mask.shape != graph.valid.shape:
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
-    clean, ablated = source_types(graph, mask, coupling=coupling)
+    clean, ablated = source_types(graph, mask, coupling=coupling, frozen=frozen)
     kept = mask & ~ablated[:, None] if resample else mask.clone()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
     kept = kept & somewhere[:, None]
@@ -260,7 +274,7 @@ def _liveness(
     for columns, rows in reversed(graph.stages):
         feeds = inputs[columns, rows]
         active = somewhere[rows] & ~clean[rows]
-        attention = rows.stop - rows.start == graph.n_heads and columns.stop - columns.start > 1
+        attention = _is_attention(graph, columns, rows)
         if attention and coupling != "none" and bool((active & everywhere[rows]).any()):
             everywhere[rows] |= active  # what couples them is needed at all positions
         wanted = (feeds & active).any(1)

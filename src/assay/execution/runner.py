@@ -39,7 +39,12 @@ class CircuitRunner:
     def __init__(self, model: Model, circuit: Circuit, *, resample: bool) -> None:
         self.model = model
         self.plan: CompiledMask = compile_plan(
-            model.graph, circuit.mask, resample=resample, pools=model.pools, coupling=model.coupling
+            model.graph,
+            circuit.mask,
+            resample=resample,
+            pools=model.pools,
+            coupling=model.coupling,
+            frozen=model.post_norm == "frozen",
         )
         self.dtype = model.result_dtype
         self._wanted = Wanted.by(self.plan.inlets)
@@ -59,7 +64,9 @@ class CircuitRunner:
     @property
     def clean_depth(self) -> int | None:
         """Blocks of the clean pass that `logits` needs; None: the whole model."""
-        return None if self.plan.everything else max(self.plan.clean_depth, self.model.table_depth)
+        if self.plan.everything or self.model.post_norm == "frozen":
+            return None
+        return max(self.plan.clean_depth, self.model.table_depth)
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough memory of one pair: stored differences plus the widest step."""
@@ -208,8 +215,16 @@ class _CircuitRun:
         mixed = live_heads(self.positions, block, step, stacked)
         for heads, z in zip((step.full, step.last), mixed, strict=True):
             if z is not None:
-                outputs |= zip(heads, block.rescaled(self.wide(z)).unbind(1), strict=True)
+                scale = self.frozen_scale(layer, z.shape[2])
+                outputs |= zip(heads, block.rescaled(self.wide(z), scale).unbind(1), strict=True)
         return outputs
+
+    def frozen_scale(self, layer: int, length: int) -> Tensor | None:
+        """1/rms of the clean run, `[pairs, pos or 1, 1]`, where norms behind heads are to take that."""
+        if self.model.post_norm != "frozen":
+            return None
+        scale = self.wide(self.clean.scale[layer])
+        return scale if length == self.length else self.written.at_read(scale)[:, None]
 
     def project(self, layer: int, block: Block) -> dict[tuple[str, int], Tensor]:
         """q, k and v of the live heads: (channel, head) -> `[pairs, pos or 1, d_head]`."""

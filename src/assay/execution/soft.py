@@ -35,6 +35,7 @@ class SoftPairs:
         embedded: Clean minus ablated output of `input`, `[batch, pos, d_model]`.
         baseline: Ablated values of every source, and the streams they add up to.
         tables: Rotary tables by kind.
+        scale: Per block, what a norm behind its heads divides by in the clean run, if there is one.
         read: Read position of each example.
         model_logits: The model on the clean inputs, at the read position.
     """
@@ -42,6 +43,7 @@ class SoftPairs:
     embedded: Float[Tensor, "batch pos d_model"]
     baseline: Baseline
     tables: dict[Hashable, Tables]
+    scale: list[Float[Tensor, "batch pos 1"]]
     read: Int[Tensor, " batch"]
     model_logits: Float[Tensor, "batch d_vocab"]
 
@@ -55,6 +57,7 @@ class SoftPairs:
             embedded=self.embedded.repeat(times, 1, 1),
             baseline=self.baseline.repeat(times),
             tables={kind: _repeated(tables, times) for kind, tables in self.tables.items()},
+            scale=[value.repeat(times, 1, 1) for value in self.scale],
             read=self.read.repeat(times),
             model_logits=self.model_logits.repeat(times, 1),
         )
@@ -140,6 +143,7 @@ class SoftRunner:
             embedded=(clean_trace.input.to(self.dtype) - trace.input.to(self.dtype)),
             baseline=Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=trace),
             tables=model.tables(trace.calls),
+            scale=clean_trace.scale,
             read=read,
             model_logits=model.read(hidden, read).to(self.dtype),
         )
@@ -160,6 +164,7 @@ class SoftRunner:
             embedded=trace.input.to(self.dtype) - baseline.input.to(self.dtype),
             baseline=baseline,
             tables=model.tables(trace.calls),
+            scale=trace.scale,
             read=batch.positions,
             model_logits=model.read(hidden, batch.positions).to(self.dtype),
         )
@@ -254,16 +259,36 @@ class _Walk:
     def mix(self, differences: Tensor, columns: slice, start: Tensor) -> Tensor:
         """Input of some targets, `[targets, batch, pos, d_model]`: one product over all sources given."""
         weight = self.mask[..., : len(differences), columns].transpose(-2, -1)
-        if self.mask.ndim == 4:
-            if differences.shape[2] < weight.shape[1]:  # the read position alone
-                weight = weight.expand(len(self.pairs), -1, -1, -1)[self.index, self.pairs.read][:, None]
-            mixed = (weight @ differences.permute(1, 2, 0, 3)).permute(2, 0, 1, 3)
-        elif self.mask.ndim == 2:
-            mixed = (weight @ differences.flatten(1)).view(-1, *differences.shape[1:])
-        else:
-            mixed = torch.bmm(weight, differences.transpose(0, 1).flatten(2))
-            mixed = mixed.unflatten(2, differences.shape[2:]).transpose(0, 1)
-        return start.to(self.runner.dtype) + mixed
+        if self.mask.ndim == 4 and differences.shape[2] < weight.shape[1]:  # the read position alone
+            weight = weight.expand(len(self.pairs), -1, -1, -1)[self.index, self.pairs.read][:, None]
+        mixed = start.to(self.runner.dtype) + self._product(weight, differences)
+        for layer, block in enumerate(self.model.blocks):
+            first = self.graph.head_source(layer)
+            rows = slice(first, first + block.n_heads)
+            if block.target_norm is not None and rows.stop <= len(differences):
+                moved = self._product(weight[..., rows], differences[rows])
+                cut = self._written(layer, last=differences.shape[2] < self.length)
+                mixed = mixed - moved + block.target_norm(cut + moved) - block.target_norm(cut)
+        return mixed
+
+    def _product(self, weight: Tensor, differences: Tensor) -> Tensor:
+        """Sum of the differences of some sources, weighted for each target."""
+        if weight.ndim == 4:
+            return (weight @ differences.permute(1, 2, 0, 3)).permute(2, 0, 1, 3)
+        if weight.ndim == 2:
+            return (weight @ differences.flatten(1)).view(-1, *differences.shape[1:])
+        mixed = torch.bmm(weight, differences.transpose(0, 1).flatten(2))
+        by_pair: Tensor = mixed.unflatten(2, differences.shape[2:])
+        return by_pair.transpose(0, 1)
+
+    def _written(self, layer: int, *, last: bool) -> Tensor:
+        """What the ablated heads of a block write together."""
+        block = self.model.blocks[layer]
+        z = self.pairs.baseline.z[layer].to(self.runner.dtype)
+        written = z @ self.runner._out[layer].flatten(0, 1)
+        bias = block.out_bias()
+        written = written if bias is None else written + bias
+        return self._read(written[None])[0] if last else written
 
     def project(self, layer: int, streams: Tensor, channels: slice) -> Tensor:
         """Some q/k/v channels of their own streams: `[batch, channels, pos, d_head]`."""
@@ -297,7 +322,7 @@ class _Walk:
             heads=range(heads),
             kv_of_head=[block.kv_head(head) for head in range(heads)],
         )
-        z = block.rescaled(z.to(self.runner.dtype)).transpose(0, 1)
+        z = block.rescaled(z.to(self.runner.dtype), self.frozen_scale(layer, last=last)).transpose(0, 1)
         ablated = (
             baseline.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
         )
@@ -305,6 +330,13 @@ class _Walk:
         outputs = torch.bmm(difference.flatten(1, 2), self.runner._out[layer])
         result: Tensor = outputs.unflatten(1, difference.shape[1:3])
         return result
+
+    def frozen_scale(self, layer: int, *, last: bool) -> Tensor | None:
+        """What a norm behind the heads divides by where it is that of the clean run."""
+        if self.model.post_norm != "frozen":
+            return None
+        scale = self.pairs.scale[layer].to(self.runner.dtype)
+        return self._read(scale[None])[0] if last else scale
 
     def mlp(self, layer: int, *, last: bool) -> Tensor:
         """Output of an MLP minus the corrupted one, `[batch, pos or 1, d_model]`."""

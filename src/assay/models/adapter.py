@@ -5,6 +5,7 @@ module itself is never changed: hooks live inside context managers, and gradient
 respect to activations only.
 """
 
+import copy
 import hashlib
 import json
 import warnings
@@ -12,17 +13,17 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.core.errors import AssayWarning, InputError, NonFiniteError, UnsupportedModelError
+from assay.core.errors import AssayWarning, InputError, NonFiniteError, UnsupportedModelError, unknown_name
 from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
 from assay.models.attention import AttentionRule, HeadNorm, Tables
-from assay.models.block import Block, Norm
+from assay.models.block import Block, Norm, constant_scale
 from assay.models.family import Config, Family, Vision, submodule
 from assay.models.tracing import (
     BlockCall,
@@ -37,6 +38,8 @@ from assay.models.tracing import (
 
 
 T = TypeVar("T")  # a task, whose types live beside this package
+
+PostNorm = Literal["exact", "frozen", "per-target", "eap-ig"]
 
 FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)
 
@@ -67,6 +70,7 @@ class Model:
         self.family = family = replace(family, **family.variant(module))
         self.tokenizer = tokenizer
         self.id = name
+        self.post_norm: PostNorm = "exact"
         self.preprocessing = preprocessing
         reason = family.refuse(module)
         if reason is not None:
@@ -109,6 +113,7 @@ class Model:
         mlp = submodule(block, family.mlp)
         mlp_scale = _optional(block, family.mlp_scale)
         attention_norm = self._norm(block, family.attention_norm)
+        behind = None if family.branch_norm is None else self._norm(block, family.branch_norm)
         return Block(
             module=block,
             family=family,
@@ -122,7 +127,8 @@ class Model:
             mlp=mlp,
             mlp_out=mlp_scale or (mlp if family.mlp_out is None else submodule(block, family.mlp_out)),
             attention_scale=_optional(block, family.attention_scale),
-            branch_norm=None if family.branch_norm is None else self._norm(block, family.branch_norm),
+            branch_norm=behind if behind is not None and self.post_norm in ("exact", "frozen") else None,
+            target_norm=behind if behind is not None and self.post_norm not in ("exact", "frozen") else None,
             mlp_scale=mlp_scale,
             rule=self._rule(layer, block),
         )
@@ -260,7 +266,37 @@ class Model:
             "family": self.family.key,
             "weight_hash": self.weight_hash,
             "dtype": str(self.dtype)[6:],
+            **({} if self.family.branch_norm is None else {"post_norm": self.post_norm}),
         }
+
+    def treating(self, post_norm: str | None) -> "Model":
+        """This model with another treatment of the norms behind its branches; the module is shared.
+
+        Args:
+            post_norm: Which 1/rms the heads of a block get in ablated runs. `exact`: that of the run.
+                `frozen`: that of the clean run for kept edges, of the ablated run for cut ones. `per-target`:
+                that of what each target reads, as in EAP-IG's `evaluate.py`. `eap-ig`: the same, with the
+                scores of its `attribute.py`, which take heads before the norm and are first order for none
+                of the three. None: as it is.
+
+        Raises:
+            UnknownNameError: For another name.
+            InputError: If the model has no such norms.
+        """
+        if post_norm is None or post_norm == self.post_norm:
+            return self
+        if post_norm not in (names := get_args(PostNorm)):
+            raise unknown_name("treatment of norms behind branches", post_norm, names)
+        if self.family.branch_norm is None:
+            raise InputError(
+                f"{self.id} has no norms behind its branches, so post_norm={post_norm!r} does not apply; "
+                "leave it out"
+            )
+        other = copy.copy(self)
+        other.post_norm = cast(PostNorm, post_norm)
+        other.blocks = tuple(other._block(layer, block.module) for layer, block in enumerate(self.blocks))
+        other.rules = tuple(block.rule for block in other.blocks)
+        return other
 
     # ---- running ------------------------------------------------------------------------------
 
@@ -405,7 +441,7 @@ class Model:
 
         `queries`: through a norm over all queries or keys; `heads`: through a norm of what they write.
         """
-        if self.family.branch_norm is not None:
+        if self.family.branch_norm is not None and self.post_norm == "exact":
             return "heads"
         return "queries" if any(rule.couples for rule in self.rules) else "none"
 
@@ -417,15 +453,21 @@ class Model:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Parameters ask for no gradient inside; a backward pass then costs about one forward pass."""
+        """Parameters ask for no gradient inside; a backward pass then costs about one forward pass.
+
+        With `post_norm="frozen"` the scales of norms behind the heads are constants for gradients, too.
+        """
         asking = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        for parameter in asking:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
+        norms = [block.branch_norm for block in self.blocks if self.post_norm == "frozen"]
+        with ExitStack() as undoing:
+            for norm in norms:
+                if norm is not None and norm.module is not None:
+                    hook = norm.module.register_forward_hook(constant_scale(norm))
+                    undoing.callback(hook.remove)
             for parameter in asking:
-                parameter.requires_grad_(True)
+                parameter.requires_grad_(False)
+                undoing.callback(parameter.requires_grad_, True)
+            yield
 
     @contextmanager
     def tracing(

@@ -1,6 +1,6 @@
 """One block of a model, with the matrices that attribution reads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,9 +96,30 @@ class Norm:
         return y - y.mean(-1, keepdim=True) if self.kind == "layer" else y
 
 
+def constant_scale(norm: Norm) -> Callable[..., Tensor | None]:
+    """A forward hook for a norm's module: its gradient is that of a norm whose scale is a constant."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        x = args[0]
+        if not x.requires_grad:
+            return None
+        inverse = norm.standardise(x.detach())[1].to(x.dtype)
+        return replace_gradient(output, norm.scaled_by_gain(norm.centre(x) * inverse))
+
+    return hook
+
+
+def replace_gradient(value: Tensor, linear: Tensor) -> Tensor:
+    """`value` to the bit, with the gradient of `linear`: what is added to it is exactly zero."""
+    return value.detach() + (linear - linear.detach())
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
     """One block of a model: its modules and their weights in one layout.
+
+    A norm behind the heads of the block is `branch_norm` where a head writes what it adds behind that norm,
+    and `target_norm` where a head writes what it gives to the norm, which targets apply to what they read.
 
     Channels are ordered q heads, k heads, v heads; `n_channels = n_heads + 2 n_kv_heads`.
     """
@@ -116,6 +137,7 @@ class Block:
     mlp_out: nn.Module
     attention_scale: nn.Module | None
     branch_norm: Norm | None
+    target_norm: Norm | None
     mlp_scale: nn.Module | None
     rule: AttentionRule
 
@@ -167,16 +189,24 @@ class Block:
             return None
         return bias.detach() if self.attention_scale is None else bias.detach() * _gamma(self.attention_scale)
 
-    def rescaled(self, z: Float[Tensor, "*n heads pos d_head"]) -> Float[Tensor, "*n heads pos d_head"]:
-        """Outputs of all heads before their output projection, times the 1/rms of what they write together.
+    def rescaled(
+        self, z: Float[Tensor, "*n heads pos d_head"], scale: Float[Tensor, "*n pos 1"] | None = None
+    ) -> Float[Tensor, "*n heads pos d_head"]:
+        """Outputs of heads before their output projection, times the 1/rms of what they write together.
+
+        Args:
+            z: The outputs: of all heads of the block, or of some with `scale`.
+            scale: That 1/rms where it is taken from another run; default: of these outputs.
 
         With a branch norm a head writes o_h = r G p_h, p_h = z_h W_O^h, r one number per position that all
         heads of the block share. So z is kept as r z, and everything else is as without such a norm.
         """
         if self.branch_norm is None:
             return z
-        written = z.movedim(-3, -2).flatten(-2) @ _matrix(self.out).detach().to(z.dtype)
-        return z * self.branch_norm.standardise(written)[1].unsqueeze(-3).to(z.dtype)
+        if scale is None:
+            written = z.movedim(-3, -2).flatten(-2) @ _matrix(self.out).detach().to(z.dtype)
+            scale = self.branch_norm.standardise(written)[1]
+        return z * scale.unsqueeze(-3).to(z.dtype)
 
     @property
     def shares_norm(self) -> bool:

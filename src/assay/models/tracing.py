@@ -18,6 +18,7 @@ class Trace:
         z: Per block, input of the output projection, `[batch, pos, n_heads * d_head]`; with a branch norm
             times its 1/rms (see `Block.rescaled`).
         mlp: Per block, output of the MLP.
+        scale: Per block, that 1/rms, `[batch, pos, 1]`.
         attention_in, mlp_in: Per block, input of the norms.
         qkv: Per block, outputs of the projection modules.
         final_in: Stream entering the final norm.
@@ -30,6 +31,7 @@ class Trace:
     block_in: list[Tensor] = field(default_factory=list)
     z: list[Tensor] = field(default_factory=list)
     mlp: list[Tensor] = field(default_factory=list)
+    scale: list[Tensor] = field(default_factory=list)
     attention_in: list[Tensor] = field(default_factory=list)
     mlp_in: list[Tensor] = field(default_factory=list)
     qkv: list[list[Tensor]] = field(default_factory=list)
@@ -109,8 +111,9 @@ class BranchInput:
         self.trace, self.norm = trace, norm
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        z = self.trace.z[-1]
-        self.trace.z[-1] = z * self.norm.standardise(self.trace.kept(args[0]))[1].to(z.dtype)
+        z, scale = self.trace.z[-1], self.norm.standardise(self.trace.kept(args[0]))[1]
+        self.trace.z[-1] = z * scale.to(z.dtype)
+        self.trace.scale.append(scale)
 
 
 class MlpOutput:

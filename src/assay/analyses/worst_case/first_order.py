@@ -79,6 +79,7 @@ class FirstOrder:
                     trace=of_corrupted,
                 ),
                 tables=self.model.tables(of_corrupted.calls),
+                scale=of_clean.scale,
                 read=read,
                 model_logits=self.model.read(hidden, read).to(self.runner.dtype),
             )

@@ -33,6 +33,7 @@ class ActivationDifferences:
     Attributes:
         input: `[batch, pos, d_model]`.
         z: Per block `[batch, pos, n_heads, d_head]`.
+        clean_z: Per block, clean outputs of the heads, where a norm behind them is applied per target.
         mlp: Per block `[batch, pos, d_model]`.
     """
 
@@ -40,6 +41,7 @@ class ActivationDifferences:
     input: Tensor
     z: list[Tensor]
     mlp: list[Tensor]
+    clean_z: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def between(
@@ -58,6 +60,7 @@ class ActivationDifferences:
             input=difference(baseline.input, clean.input),
             z=[difference(b, a).unflatten(-1, heads) for a, b in zip(clean.z, baseline.z, strict=True)],
             mlp=[difference(b, a) for a, b in zip(clean.mlp, baseline.mlp, strict=True)],
+            clean_z=clean.z if model.post_norm == "per-target" else [],
         )
 
     def expand(self, rows: slice) -> Float[Tensor, "n_sources batch pos d_model"]:
@@ -70,7 +73,16 @@ class ActivationDifferences:
             row = graph.head_source(layer)
             z = self.z[layer][rows].permute(2, 0, 1, 3).flatten(1, 2)
             weight = block.out_weight().to(first.dtype)
-            torch.bmm(z, weight, out=expanded[row : row + model.n_heads].flatten(1, 2))
+            heads = expanded[row : row + model.n_heads]
+            torch.bmm(z, weight, out=heads.flatten(1, 2))
+            if self.clean_z and block.target_norm is not None:
+                written = self.clean_z[layer][rows].to(first.dtype) @ weight.flatten(0, 1)
+                direction, inverse = block.target_norm.standardise(written)
+                heads.copy_(
+                    block.target_norm.scaled_by_gain(
+                        _tangent(block.target_norm.centre(heads), direction) * inverse
+                    )
+                )
             if graph.mlps:
                 expanded[graph.mlp_source(layer)] = self.mlp[layer][rows]
         return expanded
@@ -231,6 +243,11 @@ def _multiply(
         )
     else:
         into[0, sources, targets] += left.flatten(1) @ right.flatten(1).T
+
+
+def _tangent(change: Tensor, direction: Tensor) -> Tensor:
+    """What is left of a change of a norm's input when the norm's scale moves along."""
+    return change - direction * (change * direction).mean(-1, keepdim=True)
 
 
 def _norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bool) -> Tensor:

@@ -21,6 +21,7 @@ from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choi
 from assay.execution import Prepared
 from assay.execution.forward import check_finite
 from assay.models import Block, Model, Norm, Trace
+from assay.models.block import constant_scale, replace_gradient
 from assay.models.family import submodule
 from assay.tasks import Batch
 
@@ -140,7 +141,7 @@ def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[
 
         for norm in _norms(model):
             if norm.module is not None:
-                add(norm.module, _constant_scale(norm))
+                add(norm.module, constant_scale(norm))
         shared: set[nn.Module] = set()
         for block in model.blocks:
             activation, gated = _mlp_parts(block) if model.graph.mlps else (None, None)
@@ -163,24 +164,6 @@ def _check_attention(attention: str) -> None:
 # ------------------------------------------------------------------------------------------------ the rules
 
 
-def _replace_gradient(value: Tensor, linear: Tensor) -> Tensor:
-    """`value` to the bit, with the gradient of `linear`: what is added to it is exactly zero."""
-    return value.detach() + (linear - linear.detach())
-
-
-def _constant_scale(norm: Norm) -> Callable[..., Tensor | None]:
-    """LN rule: centring and gain are linear, the scale is a constant."""
-
-    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        x = args[0]
-        if not x.requires_grad:
-            return None
-        inverse = norm.standardise(x.detach())[1].to(x.dtype)
-        return _replace_gradient(output, norm.scaled_by_gain(norm.centre(x) * inverse))
-
-    return hook
-
-
 def _identity(activation: nn.Module, model: Model) -> Callable[..., Tensor | None]:
     """Identity rule: the activation is multiplication by f(x) / x."""
     slope = _slope_at_zero(activation, model)
@@ -191,7 +174,7 @@ def _identity(activation: nn.Module, model: Model) -> Callable[..., Tensor | Non
             return None
         zero = x.detach() == 0
         ratio = torch.where(zero, slope, output.detach() / x.detach().masked_fill(zero, 1))
-        return _replace_gradient(output, x * ratio)
+        return replace_gradient(output, x * ratio)
 
     return hook
 
