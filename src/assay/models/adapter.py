@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -22,19 +22,11 @@ from torch import Tensor, nn
 from assay.core.errors import AssayWarning, InputError, NonFiniteError, UnsupportedModelError, unknown_name
 from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
-from assay.models.attention import AttentionRule, HeadNorm, Tables
-from assay.models.block import Block, Norm, constant_scale
+from assay.models.attention import Tables
+from assay.models.binding import bind_blocks, bind_norm
+from assay.models.block import constant_scale
 from assay.models.family import Config, Family, Vision, submodule
-from assay.models.tracing import (
-    BlockCall,
-    BranchInput,
-    FinalInput,
-    MlpInput,
-    MlpOutput,
-    ProjectionOutput,
-    StopForward,
-    Trace,
-)
+from assay.models.tracing import StopForward, Trace, hooks_of
 
 
 T = TypeVar("T")  # a task, whose types live beside this package
@@ -78,11 +70,10 @@ class Model:
         sizes = family.sizes(module)
         self.n_heads, self.n_kv_heads = sizes.n_heads, sizes.n_kv_heads
         self.d_model, self.d_head = sizes.d_model, sizes.d_head
-        blocks = enumerate(submodule(module, family.blocks).children())
-        self.blocks = tuple(self._block(layer, block) for layer, block in blocks)
+        self.blocks = bind_blocks(module, family, sizes)
         self.n_layers = len(self.blocks)
         self.rules = tuple(block.rule for block in self.blocks)
-        self.final_norm = self._norm(module, family.final_norm)
+        self.final_norm = bind_norm(module, family, family.final_norm)
         self.graph: Graph = build_graph(
             self.n_layers,
             self.n_heads,
@@ -102,56 +93,6 @@ class Model:
                 raise NonFiniteError(
                     f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
                 )
-
-    def _norm(self, root: nn.Module, path: str | None) -> Norm:
-        module = None if path is None else submodule(root, path)
-        kind = None if module is None or isinstance(module, nn.Identity) else self.family.norm
-        return Norm(module=module, kind=kind, default_eps=self.family.eps)
-
-    def _block(self, layer: int, block: nn.Module) -> Block:
-        family = self.family
-        mlp = submodule(block, family.mlp)
-        mlp_scale = _optional(block, family.mlp_scale)
-        attention_norm = self._norm(block, family.attention_norm)
-        behind = None if family.branch_norm is None else self._norm(block, family.branch_norm)
-        return Block(
-            module=block,
-            family=family,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads,
-            d_head=self.d_head,
-            attention_norm=attention_norm,
-            mlp_norm=self._norm(block, family.mlp_norm),
-            qkv=tuple(submodule(block, path) for path in family.qkv.paths),
-            out=submodule(block, family.out),
-            mlp=mlp,
-            mlp_out=mlp_scale or (mlp if family.mlp_out is None else submodule(block, family.mlp_out)),
-            attention_scale=_optional(block, family.attention_scale),
-            branch_norm=behind if behind is not None and self.post_norm in ("exact", "frozen") else None,
-            target_norm=behind if behind is not None and self.post_norm not in ("exact", "frozen") else None,
-            mlp_scale=mlp_scale,
-            rule=self._rule(layer, block),
-        )
-
-    def _rule(self, layer: int, block: nn.Module) -> AttentionRule:
-        """What the description says about the attention of one block."""
-        family, module = self.family, self.module
-
-        def norm(path: str | None) -> HeadNorm | None:
-            found = _optional(block, path)
-            return None if found is None else HeadNorm(module=found, over=family.norms_over)
-
-        return AttentionRule(
-            scaling=float(family.scaling(submodule(block, family.attention))),
-            window=family.window(module, layer),
-            softcap=family.softcap(module),
-            clip=family.clip(module),
-            table=family.table(module, layer),
-            adjacent=family.adjacent,
-            q_norm=norm(family.q_norm),
-            k_norm=norm(family.k_norm),
-            alibi=family.alibi(module),
-        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -294,8 +235,9 @@ class Model:
             )
         other = copy.copy(self)
         other.post_norm = cast(PostNorm, post_norm)
-        other.blocks = tuple(other._block(layer, block.module) for layer, block in enumerate(self.blocks))
-        other.rules = tuple(block.rule for block in other.blocks)
+        sizes = self.family.sizes(self.module)
+        per_target = post_norm in ("per-target", "eap-ig")
+        other.blocks = bind_blocks(self.module, self.family, sizes, per_target=per_target)
         return other
 
     # ---- running ------------------------------------------------------------------------------
@@ -490,64 +432,18 @@ class Model:
             until: End the pass before this block; what lies behind it is not computed.
         """
         trace = Trace(attached=attached)
-        streams = streams or gradients
-
-        def catch(site: str, layer: int, part: int, tensor: Tensor) -> None:
-            # A tensor hook, not a module backward hook: it sees exactly this tensor's gradient.
-            if gradients and tensor.requires_grad:
-                tensor.register_hook(
-                    lambda gradient: trace.gradients.__setitem__((site, layer, part), gradient)
-                )
-
-        with ExitStack() as hooks:
-
-            def on_input(module: nn.Module, function: Callable[..., object]) -> None:
-                handle = module.register_forward_pre_hook(function, with_kwargs=True)
-                hooks.callback(handle.remove)
-
-            def on_output(module: nn.Module, function: Callable[..., object]) -> None:
-                hooks.callback(module.register_forward_hook(function).remove)
-
-            for layer, block in enumerate(self.blocks):
-                if layer == until:
-                    on_input(block.module, BlockCall(trace, layer, stop=True))
-                    break
-                if sources:
-                    on_input(block.module, BlockCall(trace, layer, leaf=gradients and layer == 0))
-                    on_input(block.out, lambda module, args, kwargs: trace.z.append(trace.kept(args[0])))
-                    if block.branch_norm is not None:
-                        assert block.branch_norm.module is not None
-                        on_input(block.branch_norm.module, BranchInput(trace, block.branch_norm))
-                    on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))
-                if streams:
-                    on_input(
-                        block.attention_norm.module or block.module,
-                        lambda module, args, kwargs: trace.attention_in.append(trace.kept(args[0])),
-                    )
-                    for part, projection in enumerate(block.qkv):
-                        hook = ProjectionOutput(trace, layer, part, catch, copies=block.family.overwrites)
-                        on_output(projection, hook)
-                    norm = block.mlp_norm.module
-                    shared = norm is None or block.shares_norm
-                    read = MlpInput(trace, layer, catch, shared=shared, normed=norm is not None)
-                    on_input(block.mlp if norm is None or shared else norm, read)
-                    if self.graph.mlps and norm is not None and not shared:
-                        on_output(
-                            norm, lambda module, args, output, layer=layer: catch("mlp", layer, 0, output)
-                        )
-            if until is None:
-                final = self.final_norm.module
-                if final is None:
-                    on_output(self.blocks[-1].module, FinalInput(trace, catch))
-                else:
-                    on_input(final, FinalInput(trace, catch))
+        hooks = hooks_of(
+            self.blocks,
+            self.final_norm,
+            trace,
+            mlps=self.graph.mlps,
+            sources=sources,
+            gradients=gradients,
+            streams=streams,
+            until=until,
+        )
+        with hooks:
             try:
                 yield trace
             except StopForward:
                 assert until is not None
-
-
-def _optional(block: nn.Module, path: str | None) -> nn.Module | None:
-    """The module at a path; None without a path, and where nothing or a placeholder stands there."""
-    module = None if path is None else dict(block.named_modules()).get(path)
-    return None if isinstance(module, nn.Identity) else module

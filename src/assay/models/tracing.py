@@ -1,12 +1,13 @@
 """What a native pass leaves behind, and the hooks that pick it up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from assay.models.block import Norm
+from assay.models.block import Block, Norm
 
 
 @dataclass(kw_only=True, eq=False)
@@ -172,3 +173,79 @@ class FinalInput:
         stream = args[0] if isinstance(value, dict) else value[0] if isinstance(value, tuple) else value
         self.trace.final_in = self.trace.kept(stream)
         self.catch("logits", 0, 0, stream)
+
+
+class _Hooks:
+    """The hooks of one traced pass."""
+
+    def __init__(self, trace: Trace, *, gradients: bool) -> None:
+        self.trace, self.gradients, self.placed = trace, gradients, ExitStack()
+
+    def catch(self, site: str, layer: int, part: int, tensor: Tensor) -> None:
+        """Keep the gradient at a tensor once a backward pass has run.
+
+        By a tensor hook, not a module backward hook: it sees exactly this tensor's gradient.
+        """
+        if self.gradients and tensor.requires_grad:
+            kept = self.trace.gradients
+            tensor.register_hook(lambda gradient: kept.__setitem__((site, layer, part), gradient))
+
+    def on_input(self, module: nn.Module, function: Callable[..., object]) -> None:
+        self.placed.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)
+
+    def on_output(self, module: nn.Module, function: Callable[..., object]) -> None:
+        self.placed.callback(module.register_forward_hook(function).remove)
+
+    def on_sources(self, layer: int, block: Block) -> None:
+        """Keep what a block's sources write, and the arguments of its call."""
+        trace = self.trace
+        self.on_input(block.module, BlockCall(trace, layer, leaf=self.gradients and layer == 0))
+        self.on_input(block.out, lambda module, args, kwargs: trace.z.append(trace.kept(args[0])))
+        if block.branch_norm is not None and block.branch_norm.module is not None:
+            self.on_input(block.branch_norm.module, BranchInput(trace, block.branch_norm))
+        self.on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))
+
+    def on_streams(self, layer: int, block: Block, *, mlps: bool) -> None:
+        """Keep what a block's norms read and its projections give."""
+        trace, norm = self.trace, block.mlp_norm.module
+        self.on_input(
+            block.attention_norm.module or block.module,
+            lambda module, args, kwargs: trace.attention_in.append(trace.kept(args[0])),
+        )
+        for part, projection in enumerate(block.qkv):
+            copies = block.family.overwrites
+            self.on_output(projection, ProjectionOutput(trace, layer, part, self.catch, copies=copies))
+        shared = norm is None or block.shares_norm
+        read = MlpInput(trace, layer, self.catch, shared=shared, normed=norm is not None)
+        self.on_input(block.mlp if norm is None or shared else norm, read)
+        if mlps and norm is not None and not shared:
+            self.on_output(norm, lambda module, args, output: self.catch("mlp", layer, 0, output))
+
+
+def hooks_of(
+    blocks: Sequence[Block],
+    final_norm: Norm,
+    trace: Trace,
+    *,
+    mlps: bool,
+    sources: bool,
+    gradients: bool,
+    streams: bool,
+    until: int | None,
+) -> ExitStack:
+    """Hooks that fill a trace in the next pass, until the stack is closed; see `Model.tracing`."""
+    hooks = _Hooks(trace, gradients=gradients)
+    for layer, block in enumerate(blocks):
+        if layer == until:
+            hooks.on_input(block.module, BlockCall(trace, layer, stop=True))
+            return hooks.placed
+        if sources:
+            hooks.on_sources(layer, block)
+        if streams or gradients:
+            hooks.on_streams(layer, block, mlps=mlps)
+    final = FinalInput(trace, hooks.catch)
+    if final_norm.module is None:
+        hooks.on_output(blocks[-1].module, final)
+    else:
+        hooks.on_input(final_norm.module, final)
+    return hooks.placed
