@@ -79,7 +79,7 @@ def test_directories_without_a_model_are_named(tmp_path: Path) -> None:
 
 
 def test_post_norm_checkpoint_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "opt", "word_embed_proj_dim": 8, "hidden_size": 8}')
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "is_decoder": true}')
     (tmp_path / "model.safetensors").write_bytes(b"never read")
     with pytest.raises(UnsupportedModelError, match="only pre-norm models are supported"):
         load_model(tmp_path)

@@ -23,6 +23,7 @@ from assay.execution.baseline import Baseline
 from assay.execution.cuts import CutExamples, CutPass
 from assay.execution.stages import LiveStages
 from assay.models import Model
+from assay.models.conformance import check_heads_apart
 
 
 class SuffixRunner:
@@ -55,6 +56,7 @@ class SuffixRunner:
     """
 
     def __init__(self, model: Model, *, keep: bool = True) -> None:
+        check_heads_apart(model, "acdc", projected=True)
         self.model, self.keep = model, keep
         self.dtype = model.result_dtype
         self._live = LiveStages(model)

@@ -47,6 +47,31 @@ def check_conformance(model: Model) -> None:
         _PartCheck(model, trace, seen).run(entering.input, logits)
 
 
+def check_heads_apart(model: Model, what: str, *, projected: bool = False) -> None:
+    """Refuse a model whose heads of a block depend on each other, where one head is changed by itself.
+
+    Args:
+        model: The model.
+        what: Who asks, for the message.
+        projected: Whether single queries and keys are changed too, not only what heads write.
+
+    Raises:
+        UnsupportedModelError: Naming the norm that couples them.
+    """
+    family = model.family
+    if family.branch_norm is not None:
+        between = f"a norm of what they write together ({family.branch_norm})"
+    elif projected and model.coupling != "none":
+        between = f"norms of all their queries and keys ({family.q_norm}, {family.k_norm})"
+    else:
+        return
+    raise UnsupportedModelError(
+        f"{what} changes the heads of {model.id} one by one, but the heads of a block depend on each other "
+        f"through {between}. discover with a gradient method, measure, run_circuit and worst_case support "
+        "such models"
+    )
+
+
 @contextmanager
 def _in_evaluation(module: nn.Module) -> Iterator[None]:
     modes = [(part, part.training) for part in module.modules()]

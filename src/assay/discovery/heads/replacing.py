@@ -16,6 +16,7 @@ from assay.core.errors import InputError
 from assay.execution.forward import check_finite, choose_batch_size
 from assay.execution.sites import Replacement, Site
 from assay.models import Model, Trace
+from assay.models.conformance import check_heads_apart
 from assay.tasks import Batch, Task, map_tensors
 
 
@@ -83,6 +84,7 @@ def heads_replaced(model: Model, heads: Heads, replacement: Replacement, batch: 
         replacement: What by.
         batch: The prompts that pass; a pass may hold several copies of them, one after the other.
     """
+    check_heads_apart(model, "replacing heads")
     by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(heads):
         if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):

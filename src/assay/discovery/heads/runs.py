@@ -20,6 +20,7 @@ from assay.execution.forward import TOKENS_PER_PASS
 from assay.execution.sites import Replacement
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention
+from assay.models.conformance import check_heads_apart
 from assay.tasks import Batch
 
 
@@ -30,6 +31,7 @@ Reading = Callable[[Tensor, Tensor], Tensor]
 @torch.no_grad()
 def base_run(model: Model, tokens: Int[Tensor, "n pos"]) -> Trace:
     """A plain pass with everything that runs of single heads start from."""
+    check_heads_apart(model, "replacing heads")
     with model.tracing(streams=True) as trace:
         model.forward(tokens)
     return trace
