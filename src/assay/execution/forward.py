@@ -174,6 +174,7 @@ def run_circuit(
     memory: int | None = None,
     seed: int = 0,
     check: bool = True,
+    post_norm: str | None = None,
     shelf: BaselineShelf | None = None,
     labels: Int64[Tensor, "n pos"] | None = None,
 ) -> Float[Tensor, "n d_vocab"]:
@@ -191,6 +192,7 @@ def run_circuit(
         memory: Bytes that a pass may take; default: 60 % of what is free.
         seed: Root seed of the noise.
         check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
+        post_norm: Treatment of norms behind branches; see `Model.treating`.
         shelf: Keeps the ablated activations for the next circuit of the same model, task and ablation.
         labels: Span of every position `[N, T]`, -1 at padding; needed for spans that were given as labels.
 
@@ -211,6 +213,7 @@ def run_circuit(
     References:
         Conmy et al. 2023, arXiv:2304.14997; uit de Bos and Garriga-Alonso 2024, equation 1.
     """
+    model = model.treating(post_norm)
     replacement = get_ablation(ablation or task.ablation)
     check_circuit(model, circuit)
     task = model.bind(task)

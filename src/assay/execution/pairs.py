@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.core.errors import InputError
+from assay.core.errors import InputError, UnsupportedModelError
 from assay.execution.attend import channel_column, live_heads
 from assay.execution.feeds import Feed, Projection, bind, lay_out
 from assay.execution.plan import CompiledMask, compile_plan
@@ -52,6 +52,11 @@ class PairRunner:
         self, model: Model, circuit: Circuit, *, prefix: Int[Tensor, " shared"] | None = None
     ) -> None:
         model.check_text("running a table of pairs")
+        if any(block.target_norm is not None for block in model.blocks):
+            raise UnsupportedModelError(
+                f"a table of pairs of {model.id} cannot run with post_norm={model.post_norm!r}, where what a "
+                "target reads is no sum of a clean and a corrupted part; use 'exact' or 'frozen'"
+            )
         self.model = model
         self.dtype = model.result_dtype
         self.plan: CompiledMask = compile_plan(

@@ -39,6 +39,7 @@ def measure(
     seed: int = 0,
     runs: CircuitRuns | None = None,
     random_circuits: int = 0,
+    post_norm: str | None = None,
     **options: Any,
 ) -> Measurement | list[Measurement]:
     """Measure one circuit by one registered metric.
@@ -57,6 +58,7 @@ def measure(
             objective, batch size and seed are then theirs.
         random_circuits: Also measure this many random circuits of equal size (as many random edges, or
             heads for a head circuit) and the empty one: `baseline`. Each costs one run, 20 are customary.
+        post_norm: Treatment of norms behind branches; see `Model.treating`.
         options: Options of the metric.
 
     Returns:
@@ -66,6 +68,7 @@ def measure(
     Raises:
         InputError: For unknown metrics or options, `runs` of something else, a negative count.
     """
+    model = model.treating(post_norm)
     if not isinstance(task, Task):
         if runs is not None:
             raise InputError(

@@ -49,6 +49,7 @@ def worst_case(
     max_pairs: int = MAX_PAIRS,
     directory: str | os.PathLike[str] | None = None,
     memory: int | None = None,
+    post_norm: str | None = None,
     progress: Progress | None = None,
 ) -> WorstCase:
     """How far a circuit departs from its model in the worst case, on which inputs, and what that proves.
@@ -78,6 +79,7 @@ def worst_case(
         max_pairs: Most pairs an enumeration may have.
         directory: Keep finished blocks here; the same call then goes on where it was interrupted.
         memory: Bytes to spend on prepared inputs and on passes, half each. Default: 60 % of what is free.
+        post_norm: Treatment of norms behind branches: `exact` or `frozen`; see `Model.treating`.
         progress: Told of `attack`, pairs done, pairs in all.
 
     Returns:
@@ -104,6 +106,7 @@ def worst_case(
         >>> worst.divergence.shape, bool(worst.divergence.max() < 1e-6)
         ((4, 3), True)
     """
+    model = model.treating(post_norm)
     model.check_text("worst_case")
     check_circuit(model, circuit)
     counted = n_clean is not None or n_corrupted is not None

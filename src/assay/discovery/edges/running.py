@@ -46,6 +46,7 @@ def discover(
     memory: int | None = None,
     per_example: bool = False,
     seed: int = 0,
+    post_norm: str | None = None,
     **options: Any,
 ) -> EdgeScores:
     """Score every edge by the damage that ablating it would do.
@@ -67,6 +68,8 @@ def discover(
         memory: Bytes that a pass may take; default: 60 % of what is free.
         per_example: Also keep the scores of each example (same passes).
         seed: Root seed.
+        post_norm: Treatment of norms behind branches (Gemma 2 and 3, OLMo 2): `exact` (default), `frozen`,
+            `per-target` or `eap-ig`; see `Model.treating`.
         **options: Options of the method, such as `threshold` of `acdc`.
 
     Returns:
@@ -79,6 +82,7 @@ def discover(
         InputError: For settings that the method cannot serve.
         NonFiniteError: If a logit, gradient or score is NaN or infinite.
     """
+    model = model.treating(post_norm)
     configured = get_method(method, **options)
     settings = configured.choices(
         task,
