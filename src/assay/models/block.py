@@ -21,9 +21,8 @@ def _matrix(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
 
 
 def _gamma(scale: nn.Module) -> Float[Tensor, " d_model"]:
-    """The factors of a LayerScale module."""
-    gamma = scale.gamma
-    assert isinstance(gamma, Tensor)
+    """The factors of a LayerScale module, its only parameter."""
+    (gamma,) = scale.parameters()
     return gamma.detach()
 
 

@@ -27,9 +27,8 @@ class Sizes:
     d_head: int
 
 
-def config_sizes(module: nn.Module) -> Sizes:
+def config_sizes(config: Config) -> Sizes:
     """Sizes as a Hugging Face configuration states them."""
-    config: Config = module.config
     n_heads, d_model = int(config.num_attention_heads), int(config.hidden_size)
     return Sizes(
         n_heads=n_heads,
@@ -37,6 +36,12 @@ def config_sizes(module: nn.Module) -> Sizes:
         d_model=d_model,
         d_head=int(getattr(config, "head_dim", None) or d_model // n_heads),
     )
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """A height and width, which many configurations state as one number."""
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(height), int(width)
 
 
 def config_facts(module: nn.Module) -> dict[str, Any]:
@@ -198,7 +203,7 @@ class Family:
     parallel: Callable[[Any], bool] = lambda module: False
     variant: Callable[[Any], Mapping[str, Any]] = lambda module: {}
     refuse: Callable[[nn.Module], str | None] = lambda module: None
-    sizes: Callable[[nn.Module], Sizes] = config_sizes
+    sizes: Callable[[Any], Sizes] = lambda module: config_sizes(module.config)
     facts: Callable[[nn.Module], dict[str, Any]] = config_facts
     vision: Vision | None = None
 

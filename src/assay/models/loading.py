@@ -22,7 +22,7 @@ from assay.core.errors import (
 from assay.core.untrusted import MALFORMED, malformed, printable, refuse_pickle
 from assay.models.adapter import FAMILIES, Model
 from assay.models.conformance import check_conformance
-from assay.models.families import vits  # the package registers all descriptions
+from assay.models.families import timm_vit  # the package registers all descriptions
 from assay.models.family import Config, Family
 from assay.models.timm_import import timm_create_model
 from assay.models.weight_files import (
@@ -60,7 +60,7 @@ def family_of(module: nn.Module) -> Family:
     Raises:
         UnsupportedModelError: Naming the module found and why it is not served.
     """
-    if vits.is_timm_vit(module):
+    if timm_vit.is_timm_vit(module):
         return FAMILIES["timm-vit"]
     config: Config = getattr(module, "config", None)
     model_type = getattr(config, "model_type", None)
@@ -127,7 +127,7 @@ def load_model(
                 "a live module is used unchanged; convert or move it yourself instead of passing dtype= or "
                 "device="
             )
-        stored = vits.timm_preprocessing(source) if vits.is_timm_vit(source) else None
+        stored = timm_vit.timm_preprocessing(source) if timm_vit.is_timm_vit(source) else None
         return _bound(source, tokenizer=tokenizer, name=type(source).__name__, preprocessing=stored)
     if str(source).startswith(_PLANTED):
         return _planted(str(source), tokenizer=tokenizer, dtype=dtype, device=device)
@@ -144,7 +144,7 @@ def load_model(
     preprocessing: Mapping[str, Any] | None
     if location.startswith("timm:") or (path.is_dir() and _is_timm_directory(path)):
         module = _from_timm(location, allow_pickle=allow_pickle).to(dtype or torch.float32)
-        preprocessing = vits.timm_preprocessing(module)
+        preprocessing = timm_vit.timm_preprocessing(module)
     else:
         module = _from_pretrained(location, dtype=dtype or torch.float32, allow_pickle=allow_pickle)
         preprocessing = _image_processor(location) if family_of(module).vision is not None else None
@@ -173,7 +173,7 @@ def _planted(
 def _bound(module: nn.Module, *, tokenizer: Any, name: str, preprocessing: Mapping[str, Any] | None) -> Model:
     family = family_of(module)
     if family.vision is not None:
-        vits.check_vision_weights(module, name)
+        timm_vit.check_vision_weights(module, name)
     model = Model(module, family, tokenizer=tokenizer, name=name, preprocessing=preprocessing)
     check_conformance(model)
     return model
@@ -258,9 +258,9 @@ def _timm_checkpoint(name: str, path: Path) -> nn.Module:
         except Exception as error:  # a damaged pickle fails with whatever its first wrong byte brings about
             raise FileFormatError(f"cannot read {path} as a PyTorch checkpoint: {error}") from error
         weights = weights.get("state_dict", weights)
-    arguments = vits.head_shape(weights)
+    arguments = timm_vit.head_shape(weights)
     module = create_model(name, pretrained=False, **arguments)
-    if vits.is_timm_vit(module) and (side := vits.image_side(weights, module)) is not None:
+    if timm_vit.is_timm_vit(module) and (side := timm_vit.image_side(weights, module)) is not None:
         module = create_model(name, pretrained=False, img_size=side, **arguments)
     module.load_state_dict(weights)
     return module

@@ -191,8 +191,7 @@ def _live_out_weight(block: Block) -> Float[Tensor, "n_heads d_head d_model"]:
     per_head: Tensor = weight.T.unflatten(0, (block.n_heads, block.d_head))
     if block.attention_scale is None:
         return per_head
-    gamma = block.attention_scale.gamma
-    assert isinstance(gamma, Tensor)
+    (gamma,) = block.attention_scale.parameters()
     return per_head * gamma
 
 

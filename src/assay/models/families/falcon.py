@@ -12,7 +12,7 @@ from assay.models.family import Family, Fused, Sizes, config_sizes
 
 def _sizes(module: nn.Module) -> Sizes:
     config: Any = module.config
-    sizes = config_sizes(module)
+    sizes = config_sizes(config)
     shared = config.num_kv_heads if config.new_decoder_architecture else 1 if config.multi_query else None
     return Sizes(
         n_heads=sizes.n_heads,

@@ -1,4 +1,4 @@
-"""Vision transformer families: ViT and DeiT of Hugging Face transformers, `VisionTransformer` of timm."""
+"""timm's `VisionTransformer`."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -7,127 +7,7 @@ from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
 from assay.models.adapter import FAMILIES
-from assay.models.family import Config, Family, Fused, Separate, Sizes, Vision, config_facts
-
-
-# ------------------------------------------------------------------------------- Hugging Face transformers
-
-# Class of the whole model -> attribute of its backbone, attributes of its classifiers in token order.
-_HEADS = {
-    "ViTForImageClassification": ("vit", ("classifier",)),
-    "DeiTForImageClassification": ("deit", ("classifier",)),
-    "DeiTForImageClassificationWithTeacher": ("deit", ("cls_classifier", "distillation_classifier")),
-}
-
-
-def _classifiers(module: nn.Module) -> list[nn.Module]:
-    _, heads = _HEADS[_kind(module)]
-    return [module.get_submodule(name) for name in heads]
-
-
-def _kind(module: nn.Module) -> str:
-    """Which of the served classes a module is, or inherits from."""
-    return next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _HEADS), "")
-
-
-def _refuse_headless(module: nn.Module) -> str | None:
-    if not _kind(module):
-        return f"it is not an image classifier; supported classes: {', '.join(_HEADS)}"
-    if any(isinstance(head, nn.Identity) for head in _classifiers(module)):
-        return "it has no classification head (num_labels is 0); save it with one"
-    return None
-
-
-def _hf_hidden(module: nn.Module, images: Tensor) -> Tensor:
-    backbone = module.get_submodule(_HEADS[_kind(module)][0])
-    hidden: Tensor = backbone(images).last_hidden_state
-    return hidden
-
-
-def _hf_logits(module: nn.Module, hidden: Tensor) -> Tensor:
-    """Mean over the heads, each of which reads its own token (one head: the CLS token)."""
-    heads = _classifiers(module)
-    total: Tensor = heads[0](hidden[:, 0])
-    for token, head in enumerate(heads[1:], start=1):
-        total = total + head(hidden[:, token])
-    return total if len(heads) == 1 else total / len(heads)
-
-
-def _hf_features(module: nn.Module, hidden: Tensor) -> Tensor:
-    return hidden[:, : len(_classifiers(module))].mean(1)
-
-
-def _hf_image_size(module: nn.Module) -> tuple[int, int]:
-    config: Config = module.config
-    return _pair(config.image_size)
-
-
-def _hf_tokens(module: nn.Module) -> int:
-    config: Config = module.config
-    height, width = _hf_image_size(module)
-    down, across = _pair(config.patch_size)
-    prefix = 2 if config.model_type == "deit" else 1  # CLS; DeiT has a distillation token in either class
-    return (height // down) * (width // across) + prefix
-
-
-def _hf_n_classes(module: nn.Module) -> int:
-    config: Config = module.config
-    return int(config.num_labels)
-
-
-def _hf_classes(module: nn.Module) -> tuple[str, ...] | None:
-    config: Config = module.config
-    names = tuple(str(config.id2label[index]) for index in range(int(config.num_labels)))
-    made_up = all(name == f"LABEL_{index}" for index, name in enumerate(names))
-    return None if made_up else names
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return int(height), int(width)
-
-
-def _hf_facts(module: nn.Module) -> dict[str, Any]:
-    """The configuration without class names, which change no number."""
-    return {key: v for key, v in config_facts(module).items() if key not in ("id2label", "label2id")}
-
-
-def _hugging_face(key: str, backbone: str, unembed: str) -> Family:
-    return Family(
-        key=key,
-        model_types=(key,),
-        backbone=backbone,
-        blocks=f"{backbone}.layers",
-        attention_norm="layernorm_before",
-        mlp_norm="layernorm_after",
-        final_norm=f"{backbone}.layernorm",
-        unembed=unembed,
-        attention="attention",
-        qkv=Separate(q="attention.q_proj", k="attention.k_proj", v="attention.v_proj"),
-        out="attention.o_proj",
-        mlp="mlp",
-        activation="mlp.activation_fn",
-        norm="layer",
-        refuse=_refuse_headless,
-        facts=_hf_facts,
-        vision=Vision(
-            hidden=_hf_hidden,
-            logits=_hf_logits,
-            features=_hf_features,
-            pools=lambda module: len(_classifiers(module)) > 1,
-            image_size=_hf_image_size,
-            n_tokens=_hf_tokens,
-            n_classes=_hf_n_classes,
-            classes=_hf_classes,
-        ),
-    )
-
-
-FAMILIES.add("vit", _hugging_face("vit", "vit", "classifier"))
-FAMILIES.add("deit", _hugging_face("deit", "deit", "classifier"))
-
-
-# --------------------------------------------------------------------------------------------------- timm
+from assay.models.family import Family, Fused, Sizes, Vision, pair
 
 
 def is_timm_vit(module: nn.Module) -> bool:
@@ -221,7 +101,7 @@ def _timm_facts(module: nn.Module) -> dict[str, Any]:
 
 def _timm_image_size(module: nn.Module) -> tuple[int, int]:
     part: Any = module
-    return _pair(part.patch_embed.img_size)
+    return pair(part.patch_embed.img_size)
 
 
 def _timm_tokens(module: nn.Module) -> int:
@@ -318,6 +198,6 @@ def image_side(weights: Mapping[str, Tensor], template: nn.Module) -> int | None
     side = round((table.shape[1] - prefix) ** 0.5)
     if side * side + prefix != table.shape[1]:
         return None
-    down, _ = _pair(mine.patch_embed.patch_size)
+    down, _ = pair(mine.patch_embed.patch_size)
     pixels: int = side * down
     return pixels
