@@ -1,6 +1,6 @@
 """Conformance of the vision transformers of Hugging Face transformers, on random small configurations."""
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import transformers
@@ -10,37 +10,47 @@ from vit_conformance import Conformance, randomise
 from assay.models import FAMILIES
 
 
-SMALL = {
+TOWER = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "intermediate_size": 40,
     "image_size": 16,
     "patch_size": 8,
-    "num_labels": 5,
+}
+SMALL = {**TOWER, "num_labels": 5}
+DINO = {**{name: value for name, value in SMALL.items() if name != "intermediate_size"}, "mlp_ratio": 2}
+TEXT = {"num_hidden_layers": 1, "vocab_size": 61, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+CLIP = {"vision_config": TOWER, "text_config": TEXT, "num_labels": 5}
+
+# Model type and what varies -> entries of its configuration. A new family is a line here.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "vit": SMALL,
+    "vit without biases": {**SMALL, "qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+    "vit of oblong images": {**SMALL, "image_size": (16, 24), "patch_size": (8, 6)},
+    "vit with dropout": {**SMALL, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3},
+    "deit": SMALL,
+    "deit with a teacher": SMALL,
+    "dinov2": DINO,
+    "dinov2 with gated MLPs": {**DINO, "use_swiglu_ffn": True},
+    "dinov2_with_registers": {**DINO, "num_register_tokens": 2},
+    "clip": CLIP,
+    "siglip": {**CLIP, "vision_config": {**TOWER, "vision_use_head": False}},
 }
 
-CONFIGS: dict[str, Callable[[], nn.Module]] = {
-    "vit": lambda: transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL)),
-    "vit without biases": lambda: transformers.ViTForImageClassification(
-        transformers.ViTConfig(**SMALL, qkv_bias=False, hidden_act="gelu_new", layer_norm_eps=1e-3)
-    ),
-    "vit of oblong images": lambda: transformers.ViTForImageClassification(
-        transformers.ViTConfig(**{**SMALL, "image_size": (16, 24), "patch_size": (8, 6)})
-    ),
-    "vit with dropout": lambda: transformers.ViTForImageClassification(
-        transformers.ViTConfig(**SMALL, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
-    ),
-    "deit": lambda: transformers.DeiTForImageClassification(transformers.DeiTConfig(**SMALL)),
-    "deit with a teacher": lambda: transformers.DeiTForImageClassificationWithTeacher(
-        transformers.DeiTConfig(**SMALL)
-    ),
-}
+
+def build(name: str) -> nn.Module:
+    """A classifier of one configuration."""
+    config = transformers.AutoConfig.for_model(name.split()[0], **CONFIGS[name])
+    if name == "deit with a teacher":
+        return transformers.DeiTForImageClassificationWithTeacher(config)
+    module: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
+    return module
 
 
 @pytest.fixture(params=CONFIGS, scope="module")
 def module(request: pytest.FixtureRequest) -> nn.Module:
-    return randomise(CONFIGS[request.param]())
+    return randomise(build(request.param))
 
 
 class TestHuggingFace(Conformance):
