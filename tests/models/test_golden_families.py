@@ -122,6 +122,16 @@ def test_scores_are_first_order_for_their_treatment(golden: Golden, treatment: s
     near((slopes * model.graph.valid), scores.mean(0).double().numpy())
 
 
+@pytest.mark.parametrize("treatment", ["exact", "frozen", "per-target"])
+def test_a_table_of_pairs_is_the_run_of_each(golden: Golden, treatment: str) -> None:
+    model, task, arrays = golden
+    same = torch.arange(task.n)[:, None].expand(-1, 2)
+    for mask in arrays["masks"]:
+        circuit = Circuit(graph=model.graph, mask=torch.from_numpy(mask))
+        expected = run_circuit(model, task, circuit, post_norm=treatment)
+        near(run_circuit(model, task, circuit, post_norm=treatment, pairs=same), expected.double().numpy())
+
+
 def test_pruning_first_is_another_run(golden: Golden) -> None:
     model, task, arrays = golden
     for mask, expected in zip(arrays["masks_pruned"], arrays["logits_exact_resample_pruned"], strict=True):

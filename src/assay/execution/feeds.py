@@ -133,6 +133,18 @@ def _feed(
     )
 
 
+def gathered(writes: Tensor, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
+    """Sum of the sources in `rows` that each feed keeps: `[n, pos, d_model]`, or `[n, d_model]`."""
+    if not feeds:
+        return []
+    writes = writes if feeds[0].everywhere else writes[:, :, -1]
+    kept = torch.tensor([[row in feed.kept for row in rows] for feed in feeds], device=writes.device)
+    if not rows:
+        return [writes.new_zeros(writes.shape[1:]) for _ in feeds]
+    sums = kept.to(writes.dtype) @ writes.flatten(1)
+    return list(sums.view(len(feeds), *writes.shape[1:]).unbind())
+
+
 def bind(model: Model, step: AttentionStep, feeds: Sequence[Feed], dtype: torch.dtype) -> AttentionFeeds:
     """The projections of a block's mixed heads, with their slices of the weights."""
     block = model.blocks[step.layer]

@@ -30,10 +30,10 @@ from torch import Tensor
 from assay.circuits import Circuit
 from assay.core.errors import InputError, UnsupportedModelError
 from assay.execution.attend import channel_column, live_heads
-from assay.execution.feeds import Feed, Projection, bind, lay_out
+from assay.execution.feeds import Feed, Projection, bind, gathered, lay_out
 from assay.execution.plan import CompiledMask, compile_plan
 from assay.execution.prepared import PreparedInputs
-from assay.execution.written import Wanted, Written
+from assay.execution.written import Wanted, Written, written_by
 from assay.models import Model, Trace
 from assay.models.attention import PlacedAttention, Tables
 
@@ -100,13 +100,13 @@ class PairRunner:
         """One plain pass over clean inputs, and the parts of every target that depend on them alone."""
         trace, logits = self._pass(tokens)
         rows = self._layout.clean_rows
-        writes = self._writes(trace, rows)
+        writes = written_by(self.model, trace, rows, behind=len(self.prefix))
         parts: dict[Hashable, Tensor] = {}
         for feed in self._layout.feeds:
             if feed.clean and not feed.split and not feed.pure:
                 key = ("A", feed.everywhere, feed.clean)
                 if key not in parts:
-                    parts[key] = self._gather(writes, rows, [feed])[0]
+                    parts[key] = gathered(writes, rows, [feed])[0]
         for layer, bound in enumerate(self._attention):
             if bound is not None and self.model.post_norm == "frozen":
                 parts["scale", layer] = trace.scale[layer][:, len(self.prefix) :].to(self.dtype)
@@ -115,7 +115,7 @@ class PairRunner:
                 if feed.pure:
                     parts["channels", feed.key] = self._channels(trace, layer, projection)
                 elif feed.split:
-                    self._split(parts, layer, projection, self._gather(writes, rows, [feed])[0])
+                    self._split(parts, layer, projection, gathered(writes, rows, [feed])[0])
         return PreparedInputs(logits=logits, parts=parts, length=tokens.shape[1], tables=self._tables(trace))
 
     def prepare_corrupted(self, tokens: Int[Tensor, "n pos"]) -> PreparedInputs:
@@ -123,11 +123,11 @@ class PairRunner:
         trace, logits = self._pass(tokens)
         feeds = self._layout.ablated_feeds
         rows = sorted({row for feed in feeds for row in feed.kept})
-        writes = self._writes(trace, rows)
+        writes = written_by(self.model, trace, rows, behind=len(self.prefix))
         ablated: dict[tuple[str, int, int], Tensor] = {}
         for everywhere in (True, False):
             chosen = [feed for feed in feeds if feed.everywhere is everywhere]
-            sums = self._gather(writes, rows, chosen)
+            sums = gathered(writes, rows, chosen)
             for feed, kept in zip(chosen, sums, strict=True):
                 ablated[feed.key] = torch.sub(self._stream(trace, feed), kept)
         parts: dict[Hashable, Tensor] = {}
@@ -157,41 +157,6 @@ class PairRunner:
     def _tables(self, trace: Trace) -> dict[Hashable, Tables]:
         """Rotary tables; all inputs have the same positions, so those of the first serve."""
         return {kind: (cos[:1], sin[:1]) for kind, (cos, sin) in self.model.tables(trace.calls).items()}
-
-    def _writes(self, trace: Trace, rows: Sequence[int]) -> Float[Tensor, "rows n pos d_model"]:
-        """What some sources write into the stream, behind the prefix."""
-        model, graph, shared = self.model, self.model.graph, len(self.prefix)
-        first = trace.input[:, shared:]
-        writes = torch.empty(len(rows), *first.shape, dtype=self.dtype, device=first.device)
-        place = {row: index for index, row in enumerate(rows)}
-        if 0 in place:
-            writes[place[0]] = first
-        for layer, block in enumerate(model.blocks):
-            start = graph.head_source(layer)
-            heads = [head for head in range(model.n_heads) if start + head in place]
-            if heads:
-                z = trace.z[layer][:, shared:].to(self.dtype).unflatten(-1, (model.n_heads, model.d_head))
-                z = z[:, :, heads].permute(2, 0, 1, 3).flatten(1, 2)
-                begin = place[start + heads[0]]
-                torch.bmm(
-                    z,
-                    block.out_weight()[heads].to(self.dtype),
-                    out=writes[begin : begin + len(heads)].flatten(1, 2),
-                )
-            if graph.mlps and graph.mlp_source(layer) in place:
-                writes[place[graph.mlp_source(layer)]] = trace.mlp[layer][:, shared:]
-        return writes
-
-    def _gather(self, writes: Tensor, rows: Sequence[int], feeds: Sequence[Feed]) -> list[Tensor]:
-        """Sum of the sources in `rows` that each feed keeps: `[n, pos, d_model]`, or `[n, d_model]`."""
-        if not feeds:
-            return []
-        writes = writes if feeds[0].everywhere else writes[:, :, -1]
-        kept = torch.tensor([[row in feed.kept for row in rows] for feed in feeds], device=writes.device)
-        if not rows:
-            return [writes.new_zeros(writes.shape[1:]) for _ in feeds]
-        sums = kept.to(writes.dtype) @ writes.flatten(1)
-        return list(sums.view(len(feeds), *writes.shape[1:]).unbind())
 
     def _stream(self, trace: Trace, feed: Feed) -> Tensor:
         """The corrupted stream where a feed reads."""

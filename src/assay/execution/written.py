@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.execution.feeds import Feed
 from assay.execution.plan import Inlet
+from assay.models import Model, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +93,26 @@ class Written:
                 self.last[self.wanted.last[row]] = at_read
             if self.total_last is not None:
                 self.total_last += at_read
+
+
+def written_by(
+    model: Model, trace: Trace, rows: Sequence[int], *, behind: int = 0
+) -> Float[Tensor, "rows n pos d_model"]:
+    """What some sources of a traced pass wrote into the stream, behind the first positions."""
+    graph, dtype, first = model.graph, model.result_dtype, trace.input[:, behind:]
+    writes = torch.empty(len(rows), *first.shape, dtype=dtype, device=first.device)
+    place = {row: index for index, row in enumerate(rows)}
+    if 0 in place:
+        writes[place[0]] = first
+    for layer, block in enumerate(model.blocks):
+        start = graph.head_source(layer)
+        heads = [head for head in range(model.n_heads) if start + head in place]
+        if heads:
+            z = trace.z[layer][:, behind:].to(dtype).unflatten(-1, (model.n_heads, model.d_head))
+            z = z[:, :, heads].permute(2, 0, 1, 3).flatten(1, 2)
+            begin = place[start + heads[0]]
+            into = writes[begin : begin + len(heads)].flatten(1, 2)
+            torch.bmm(z, block.out_weight()[heads].to(dtype), out=into)
+        if graph.mlps and graph.mlp_source(layer) in place:
+            writes[place[graph.mlp_source(layer)]] = trace.mlp[layer][:, behind:]
+    return writes
