@@ -407,16 +407,21 @@ class _Tile:
         bound = self.runner._attention[layer]
         if bound is None:
             return
-        first, n_full = self.model.graph.head_source(layer), bound.step.n_everywhere
+        first, n_full, out = self.model.graph.head_source(layer), bound.step.n_everywhere, bound.out
         rows = [first + head for head in bound.step.heads]
+        live = [place for place, row in enumerate(rows) if self.runner.plan.somewhere[row]]
+        if len(live) < len(rows):  # the others were needed for the scale that all heads share
+            full = None if full is None else full[[place for place in live if place < n_full]]
+            last = None if last is None else last[[place - n_full for place in live if place >= n_full]]
+            rows, out, n_full = [rows[place] for place in live], out[live], 0 if full is None else len(full)
         if full is not None:
-            self._write(full, rows[:n_full], bound.out[:n_full], *self.written.at(everywhere=True))
+            self._write(full, rows[:n_full], out[:n_full], *self.written.at(everywhere=True))
         slots, store, total = self.written.at(everywhere=False)
         if store.shape[0] or total is not None:
             parts = [] if full is None else [full[:, :, -1:]]
             parts += [] if last is None else [last]
             total = None if total is None else total[:, None]
-            self._write(torch.cat(parts), rows, bound.out, slots, store[:, :, None], total)
+            self._write(torch.cat(parts), rows, out, slots, store[:, :, None], total)
 
     @staticmethod
     def _write(
