@@ -84,6 +84,11 @@ def test_a_second_audit_comes_from_the_store_and_ends_with_the_verdict(audited: 
     for title in ("Every number", "What was not run", "How it was made"):
         assert f"\n{title}\n" in result.stdout
     assert "faithfulness norm" in result.stdout
+    said = " ".join(result.stdout.split())
+    assert re.search(r"Strongest heads of the circuit, by summed outgoing attribution: a\d\.h\d \(", said)
+    worst = document["worst_case"]["worst"][0]
+    assert f"Worst pair: “{worst['clean']['text']}” with the corrupted prompt “" in said
+    assert "With confidence, C11 bootstrap stability " in said
     assert f"result   {document['provenance']['id']} (taken from the store)" in result.stdout
 
 

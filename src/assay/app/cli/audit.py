@@ -93,10 +93,12 @@ def _run(settings: AuditSettings) -> "Audit":
 
 
 def _print_audit(document: Document) -> None:
-    """The page of the audit; of worst case and calibrations, which have pages of their own, the verdict."""
+    """The page of the audit; of worst case and calibrations, which have pages of their own, the finding."""
     from assay.page.blocks import Page
     from assay.report.save import pages_of
 
     audit_page, *others = pages_of(document)
-    verdicts = (Page(kind=each.kind, title=each.title, verdict=each.verdict) for each in others)
-    print_pages(audit_page, *verdicts)
+    findings = (
+        Page(kind=each.kind, title=each.title, verdict=each.verdict, remark=each.remark) for each in others
+    )
+    print_pages(audit_page, *findings)
