@@ -20,7 +20,7 @@ from PIL import Image
 from assay.app.cli import app
 from assay.app.options import NAMES
 from assay.app.running import Placed, keywords
-from assay.app.settings import OfEdges
+from assay.app.settings import OfCircuit
 from assay.catalogue import list_entries
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task
@@ -235,7 +235,7 @@ def test_measure_takes_the_lines_of_a_file_that_are_for_it(run: Run, tmp_path: P
 
 def test_repair_halves_a_file_before_it_takes_as_many_as_asked_for(run: Run, tmp_path: Path) -> None:
     own_lines(tmp_path / "own.jsonl", 200)
-    asked = ("--task", "own.jsonl", "--n", "30", "--steps", "1", "--edges", "40", "--by", "swap", "--json")
+    asked = ("--task", "own.jsonl", "--n", "30", "--steps", "1", "--top", "40", "--by", "swap", "--json")
     for seed in ("0", "3"):
         result = run("repair", *asked, "--n-train", "20", "--n-pairs", "60", "--seed", seed)
         assert result.exit_code == 0
@@ -312,6 +312,10 @@ def test_the_command_line_wins_over_variables_and_they_over_the_file(
             "steps = 'many'",
             "--steps: 'many' is not valid; give a count of at least 1, or auto (from a.toml)",
         ),
+        (
+            "edges = 5",
+            "sets 'edges', which is not an option of any command; the size of a discovered circuit",
+        ),
         ("n = 0", 'Invalid value "0" for --n provided by a.toml. Must be >= 1.'),
         ("[audits]\nn = 4", "sets 'audits', which is not an option of any command"),
     ],
@@ -379,7 +383,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
     def function(model: object, *, n: int, steps: int, device: str | None = None, top: int = 1) -> None:
         del model, n, steps, device, top
 
-    settings = OfEdges(n=7, steps=3, device="cpu")
+    settings = OfCircuit(n=7, steps=3, device="cpu")
     # Neither `model` nor `device` is passed on as it was typed: a command loads the one on the other.
     assert keywords(settings, function, top=5) == {"n": 7, "steps": 3, "top": 5}
 
@@ -387,7 +391,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
 @pytest.mark.parametrize(
     ("function", "settings", "named"),
     [
-        ("pipeline:runs_of", "app.settings:OfEdges", "objective ablation top store progress"),
+        ("pipeline:runs_of", "app.settings:OfCircuit", "objective ablation top store progress"),
         ("pipeline:sizes", "app.cli.attack:AttackSettings", ""),
         ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained words progress"),
         ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
@@ -511,7 +515,9 @@ def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
         (("measure", "--device", "cpuu"), 2, "error: device 'cpuu' does not exist"),
         (("audit", "--steps", "0"), 2, "'0' is not valid; give a count of at least 1, or auto"),
         (("audit", "--frobnicate"), 2, "--frobnicate"),
-        (("audits",), 2, 'Unknown command "audits". Did you mean "audit"?'),
+        (("audits",), 2, "error: unknown command 'audits'; did you mean 'audit'? Commands: attack, audit, "),
+        (("compare", "--help"), 2, "; `assay report --compare A B` compares two results. Commands: attack"),
+        (("store", "compare"), 2, "'compare'. Commands: export, gc, ls, merge, rm, show, verify."),
         (("audit", "--modle", "mini"), 2, "error: Unknown option: --modle. Did you mean --model?"),
         (("audit", "--model"), 2, "error: --model needs a value"),
         (("audit", "--n", "2.5"), 2, 'error: Invalid value for --n: unable to convert "2.5" into int.'),
@@ -533,6 +539,8 @@ def test_errors_are_one_message_and_an_exit_code(
     assert result.stdout == ""
 
 
+        (("measure", "--edges", "5"), 2, "the size of a discovered circuit is --top K, not --edges"),
+        (("audit", "--edges", "5"), 2, "error: Unknown option: --edges."),
 def test_a_traceback_is_shown_on_request(run: Run) -> None:
     with pytest.raises(ValueError, match="unknown task 'iio'"):
         run("audit", "--task", "iio", "--traceback")

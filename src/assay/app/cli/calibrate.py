@@ -10,7 +10,7 @@ from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, say
 from assay.app.options import INPUTS, RUNNING, Count, at_least, completing, own_group
 from assay.app.running import Computing, Reporting, call, check_outputs
-from assay.app.settings import Ablating, HeldOut, OfEdges, OnTask
+from assay.app.settings import Ablating, HeldOut, OfCircuit, OnTask
 from assay.core.errors import InputError
 
 
@@ -27,7 +27,7 @@ GATES = own_group("Gates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateSettings(Computing, Reporting, Ablating, OfEdges, HeldOut, OnTask):
+class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTask):
     """Which circuit is judged, and what the gates compare it with.
 
     Attributes:
@@ -181,7 +181,7 @@ def _circuit_and_prompts(
 
     if circuit is None:
         draws = call(settings, pipeline.draw_prompts, model, settings.task)
-        return discovered(draws, settings.edges), draws.measured
+        return discovered(draws, settings.top), draws.measured
     return circuit, call(
         settings,
         pipeline.prompts_to_measure,
