@@ -477,6 +477,19 @@ def test_every_help_page_has_groups_texts_and_an_example_that_parses(run: Run) -
             assert argument.parameter.help or not argument.show, f"{words} {argument.name}"
 
 
+def test_the_help_of_n_says_whether_it_counts_a_half_or_all() -> None:
+    helped = {
+        " ".join(words): argument.parameter.help
+        for words, each in commands(app)
+        if each.default_command is not None
+        for argument in each.assemble_argument_collection(parse_docstring=True)
+        if argument.name == "--n"
+    }
+    assert {"audit", "discover", "measure", "attack", "zoo train", "monitor"} <= helped.keys()
+    for name, text in helped.items():
+        assert re.search("in total|in each half|of each sample", text or ""), name
+
+
 def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
     for kind, names in NAMES.items():
         assert set(names) == set(list_entries(kind).keys)
@@ -526,6 +539,8 @@ def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
         (("discover", "--out", "c.safetensors"), 2, "--save names the file of the result"),
         (("audit", "--out", "report.html"), 2, "--out is report.html, a file; give a directory"),
         (("report", "--out", "page.html"), 2, "name it with --save"),
+        (("measure", "--edges", "5"), 2, "the size of a discovered circuit is --top K, not --edges"),
+        (("audit", "--edges", "5"), 2, "error: Unknown option: --edges."),
         (("audit", "--model", "a" * 5000), 2, "error: file name too long: aaa"),
     ],
 )
@@ -539,8 +554,6 @@ def test_errors_are_one_message_and_an_exit_code(
     assert result.stdout == ""
 
 
-        (("measure", "--edges", "5"), 2, "the size of a discovered circuit is --top K, not --edges"),
-        (("audit", "--edges", "5"), 2, "error: Unknown option: --edges."),
 def test_a_traceback_is_shown_on_request(run: Run) -> None:
     with pytest.raises(ValueError, match="unknown task 'iio'"):
         run("audit", "--task", "iio", "--traceback")

@@ -27,10 +27,12 @@ class AuditSettings(
     """What is audited, how far, and where the report goes.
 
     Attributes:
-        n: Prompts or images in each half. Default: 100; with --full 200, or the whole file.
+        n: Prompts or images in each half, to discover on and to measure on. Default: 100; with --full 200, or
+            the whole file.
         full: Run every stage in its larger form, at many times the cost.
         skip: Stages to skip: attack, random, curve, minimality, calibrate.
-        budget: Limit: a number of passes, or a time such as 600s, 10m, 2h. Sets n and the stages that fit.
+        budget: Limit on the model's passes: a count, or a time such as 600s, 10m, 2h. Sets n and the stages
+            that fit.
         n_random: Random circuits to compare with. Default: 5; with --full 20.
         dry_run: Print passes, estimated seconds and bytes; run nothing.
         out: Directory for the report and the results.
