@@ -64,7 +64,7 @@ def test_json_is_one_document_and_the_second_call_takes_it_from_the_store(
 
 
 def test_a_circuit_of_a_given_size_is_discovered(run: Run) -> None:
-    arguments = ("--edges", "60", "--n", "8", "--steps", "1", "--protocol", "matched", "--n-pairs", "5")
+    arguments = ("--top", "60", "--n", "8", "--steps", "1", "--protocol", "matched", "--n-pairs", "5")
     result = run(*arguments, "--json", "--quiet")
     document = json.loads(result.stdout)
     assert 0 < document["circuit"]["n_edges"] <= 60
@@ -172,7 +172,7 @@ def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> N
         (("--enumerate", "--circuit", "FILE"), r"620,928 distinct clean and 60,230,016 distinct"),
         (("--divergence", "klx"), "unknown divergence 'klx'"),
         (("--save", "w.pt"), "give NAME.safetensors, or NAME.json"),
-        (("--edges", "5", "--circuit", "x"), "use only one"),
+        (("--top", "5", "--circuit", "x"), "use only one"),
         (("--percentile", "1.2", "--circuit", "FILE", *TINY), "percentile"),
         (
             ("--percentile", "0.9999", "--epsilon", "0.0005", "--circuit", "FILE", *TINY),

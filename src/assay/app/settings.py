@@ -1,7 +1,7 @@
 """Settings of models, inputs and circuits that mean the same in every command, declared once."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.options import (
     CIRCUIT,
@@ -88,10 +88,10 @@ class OnTask(OnModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """How many prompts.
+    """How many inputs.
 
     Attributes:
-        n: Prompts to draw. Default: 200; all rows of a file.
+        n: Prompts or images to discover on, in total. Default: 200; all of a file or folder.
     """
 
     n: Annotated[Count | None, INPUTS] = None
@@ -187,18 +187,16 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
     """The circuit that is judged, given or discovered.
 
     Attributes:
+        n: Prompts in each half, to discover on and to measure on; with --circuit, in total. Default: 200; all
+            rows of a file.
         circuit: Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id in the store.
             Default: discover one, as audit does.
+        top: Cut a discovered circuit from this many of the strongest edges, instead of --target.
     """
 
-    size_option: ClassVar[str] = ""  # that sizes a discovered circuit
-
+    n: Annotated[Count | None, INPUTS] = None
     circuit: Annotated[str | None, CIRCUIT] = None
-
-    @property
-    def size(self) -> int | None:
-        """Edges of a discovered circuit; None where its target decides."""
-        return getattr(self, self.size_option) if self.size_option else None
+    top: Annotated[Count | None, CIRCUIT] = None
 
     def named_circuit(self, graph: "Graph") -> "Circuit | HeadCircuit | None":
         """The circuit of `--circuit`, as it is described; None where one is to be discovered."""
@@ -206,10 +204,9 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
 
         if self.circuit is None:
             return None
-        if self.size is not None:
+        if self.top is not None:
             raise InputError(
-                f"--{self.size_option} sets the size of a discovered circuit, but --circuit gives a circuit; "
-                "use only one"
+                "--top sets the size of a discovered circuit, but --circuit gives a circuit; use only one"
             )
         exists = self.store is not None or DEFAULT_STORE.exists()
         return read_circuit(self.circuit, graph, lambda: self.existing_store() if exists else None)
@@ -227,20 +224,7 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
         """Runs of a circuit on prompts; without one, of the circuit that these settings discover."""
         from assay.pipeline import runs_of
 
-        return call(self, runs_of, model, prompts, circuit, **{"top": self.size, **more})
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfEdges(OfCircuit):
-    """The circuit that is judged, or the size of a discovered one.
-
-    Attributes:
-        edges: Number of edges of a discovered circuit, instead of --target.
-    """
-
-    size_option = "edges"
-
-    edges: Annotated[Count | None, CIRCUIT] = None
+        return call(self, runs_of, model, prompts, circuit, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,9 +193,21 @@ def _measurement_row(name: str, measurement: Document) -> Row:
             UNITS.get(unit, unit),
             Cell(text=words.number(n), value=n, below=f"{excluded} excluded" if excluded else ""),
             Cell(text=DIRECTIONS.get(measurement.get("direction") or "report", ""), style="quiet"),
-            Cell(status=status),
+            Cell(status=status, below=_decided_by(measurement)),
         ],
         style=status.replace("none", "no-verdict"),
+    )
+
+
+def _decided_by(measurement: Document) -> str:
+    """The parts that keep a verdict on several quantities from a pass, each with its limit; else nothing."""
+    status, verdict = measurement.get("status"), measurement.get("verdict") or {}
+    limits, parts = verdict.get("thresholds") or {}, measurement.get("parts") or {}
+    open_to = {"fail": ("fail",), "moderate": ("fail", "inconclusive")}.get(str(status), ())
+    return "; ".join(
+        f"{name} {words.number(part['value'])}, limit {words.number(limits[name])}"
+        for name, part in parts.items()
+        if name in limits and part["status"] in open_to
     )
 
 

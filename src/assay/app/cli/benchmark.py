@@ -55,7 +55,7 @@ class TruthSettings(Computing, Seeded, Batched, Typed, Competing):
     Attributes:
         models: Planted models, or prefixes of their names, separated by commas. Default: all.
         objectives: Objectives, separated by commas. Default: logit_diff,kl.
-        n: Examples per model. Default: 64.
+        n: Examples of each model, in total. Default: 64.
         out: Directory for truth.json, .csv, .md and the figure.
     """
 
@@ -122,7 +122,7 @@ class BenchmarkSettings(Computing, Seeded, Batched, Competing, Ablating, OnModel
         task: Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]]. Default: a task that suits the
             model.
         images: Images for an image classifier: shapes:DOMAIN, an .npz file, or a folder.
-        n: Examples per sample. Default: 200.
+        n: Examples of each sample, to discover on and to judge on. Default: 200.
         evaluate: Examples that judge the circuits: held-out, or same as for discovery.
         imports: Scores from other tools: .safetensors, JSON of EAP-IG, a folder of a MIB submission; repeat
             for several.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import print_pages, progress_on_stderr
-from assay.app.options import CIRCUIT, INPUTS, at_least, completing, own_group
+from assay.app.options import INPUTS, at_least, completing, own_group
 from assay.app.running import Computing, Saving, call, check_outputs, json_file
 from assay.app.settings import Ablating, OfCircuit, OnImages
 
@@ -27,15 +27,11 @@ class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
     Attributes:
         task: Task or JSONL file; repeat for several.
         metric: Key or code of a metric; repeat for several.
-        top: Number of edges of discovered circuits, instead of --target.
         n_random: Random circuits of equal size to compare with.
     """
 
     task: Annotated[tuple[str, ...], INPUTS, completing("tasks")] = ("ioi",)
     metric: Annotated[tuple[str, ...], METRICS, completing("metrics")] = ("faithfulness-norm",)
-    size_option = "top"
-
-    top: Annotated[int | None, CIRCUIT] = None
     n_random: Annotated[int, METRICS, at_least(0)] = 0
 
 

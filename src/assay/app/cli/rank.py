@@ -33,7 +33,7 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipB
         shapes: Target style of the drawn shapes; repeat for several. Default: sketch.
         id_images: Labelled in-distribution images, not used in training. Default: drawn for zoos on shapes.
         labels: Require labels, or read folders as one unlabelled domain. Default: use labels if present.
-        n: Images per domain. Default: all of a folder, 400 drawn ones.
+        n: Images of each domain, in total. Default: all of a folder, 400 drawn ones.
         metrics: Metrics to rank by, separated by commas. Default: all but sharpness.
         fast: Score only edges into the logits: half the cost, without DDB deep and global and motifs.
         measure: Measure of true performance: accuracy or macro-f1.

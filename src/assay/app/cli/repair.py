@@ -8,7 +8,7 @@ from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_table, progress_on_stderr
 from assay.app.options import at_least, one_of, own_group
 from assay.app.running import Computing, File, Saving, call, check_outputs
-from assay.app.settings import Independent, OfEdges, OnTask
+from assay.app.settings import Independent, OfCircuit, OnTask
 from assay.core.errors import InputError
 
 
@@ -28,7 +28,7 @@ REPAIR = own_group("Repair")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairSettings(Computing, Saving, Independent, OfEdges, OnTask):
+class RepairSettings(Computing, Saving, Independent, OfCircuit, OnTask):
     """What is repaired, and by which pairs.
 
     Attributes:

@@ -43,9 +43,9 @@ class ReportSettings(Talking, Storing):
 def report(
     identity: Annotated[str | None, Parameter(name="ID")] = None, /, *, settings: ReportSettings
 ) -> None:
-    """Build a page from the store.
+    """Build a page from the store, or compare two results.
 
-    The page is of a result, a model, a task, a sweep, or of two that are compared.
+    The page is of a result, a model, a task, a sweep, or of two circuits or runs: --compare A B.
 
     Args:
         identity: Id of a result, or hash of a circuit; what has no page of its own is a table. Default: the

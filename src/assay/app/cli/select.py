@@ -29,7 +29,7 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
 
     Attributes:
         groups: Training run of each model: a column of the table, a CSV file of model and run, or model if
-            each model is its own run.
+            each model is its own run. No verdict is supported if both runs and families are unknown.
         families: Architecture family of each model: a column, or a CSV file of model and family.
         id_envs: Training environments of a folder of CSVs, e.g. 0,1,2.
         ood_env: Environments of a folder of CSVs to select from.
@@ -44,7 +44,8 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
         solver: Solver: swap, or adam (the published optimiser).
         split: Unit kept on one side of the split of the models: group (training run), family, or random
             (none). Default: group.
-        compat: Split the models at random as the authors' code does.
+        compat: Repeat the authors' random split of the models, seed 42, to compare with published numbers.
+            No verdict is supported if a run is then on both sides.
         path: Path over the sizes: independent, warm (start from the previous size) or nested.
         strata: Keep the proportions of the classes (label), or of the values of a column of facts.
         permutations: Permutations of the test, at least 19; 0 for no test.

@@ -50,7 +50,7 @@ class Domains(SkipBad):
     Attributes:
         images: Domain, DIR/CLASS/*, or an .npz archive; repeat where several are read.
         shapes: Style of the drawn shapes, instead of images: flat, sketch, neon, stripes or relief.
-        n: Images per domain. Default: all of a folder, 1200 shapes.
+        n: Images of each domain, in total. Default: all of a folder, 1200 shapes.
     """
 
     images: Annotated[tuple[Path, ...], INPUTS] = ()

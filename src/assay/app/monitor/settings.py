@@ -35,7 +35,7 @@ class MonitorOptions(Seeded, Batched, Typed, Ablating):
             Default: shapes of the embedded zoo's style.
         images: Folder to watch, or shapes:STYLE; repeat for several, watched in this order.
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
-        n: Images drawn from each shapes:STYLE to watch.
+        n: Images to draw from each shapes:STYLE to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
         window: Images per batch, and in the reference.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
