@@ -85,7 +85,7 @@ def truth(settings: TruthSettings) -> None:
             truth_cost,
             *(models or planted_names(), entered.entries),
             n=entered.n,
-            objectives=len(objectives),
+            objectives=objectives,
             dtype=settings.torch_dtype,
         )
         show_cost(cost, as_json=settings.json)
@@ -225,11 +225,11 @@ def _target(settings: BenchmarkSettings, entered: _Entered) -> "Target":
 
 
 def _show_plan(settings: BenchmarkSettings, entered: _Entered) -> None:
-    from assay.pipeline.planning import plan_benchmark
+    from assay.pipeline.planning import benchmark_cost
 
-    target = _target(settings, entered)
-    stages = plan_benchmark(entered.entries, target.model, n=target.task.n, imports=len(settings.imports))
-    settings.show_cost(target.model, target.task.n, stages, target.task)
+    target, imports = _target(settings, entered), len(settings.imports)
+    cost = call(settings, benchmark_cost, entered.entries, target.model, target.task, imports=imports)
+    show_cost(cost, as_json=settings.json)
 
 
 def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenchmark, Model]":

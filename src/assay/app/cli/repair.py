@@ -85,7 +85,7 @@ def _show_plan(settings: RepairSettings, model: "Model", *, discovers: bool) -> 
     from assay.pipeline.planning import plan_repair
 
     n = settings.n or pipeline.DEFAULT_N
-    stages = call(settings, plan_repair)
+    stages = call(settings, plan_repair, model)
     if discovers:
         stages.insert(0, call(settings, pipeline.plan_discovery, model, n=n))
     settings.show_cost(model, n, stages, few_inputs(settings.task, None, model))

@@ -102,9 +102,7 @@ def _content(
 
 
 def _one(kept: "Store", identity: str | None) -> tuple[dict[str, Any], "dict[str, Any] | StoredResult"]:
-    """One result, or the newest audit; as it was stored where its kind has no page of its own."""
-    from assay.report.record import has_page
-
+    """One result, or the newest audit; of a sweep its overview."""
     if identity is None:
         audits = kept.query("audit", order="-created", limit=1)
         if not audits:
@@ -117,4 +115,4 @@ def _one(kept: "Store", identity: str | None) -> tuple[dict[str, Any], "dict[str
         from assay.report import overview_document
 
         return {"id": found.id}, overview_document(kept, sweep=found.id)
-    return {"id": found.id}, found.payload if has_page(found) else found
+    return {"id": found.id}, found

@@ -85,18 +85,10 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
     @property
     def solving(self) -> dict[str, Any]:
         """Arguments beside data and sizes; only a device given by name gets the matrix."""
-        return {
-            "path": self.path,
-            "n_permutations": self.permutations,
-            "folds": self.folds,
-            "solver": self.solver,
-            "split": self.split,
-            "compat": self.compat,
-            "strata": self.strata,
-            "layout": self.layout,
-            "device": None if self.device == "auto" else self.device,
-            "seed": self.seed,
-        }
+        device = None if self.device == "auto" else self.device
+        names = ("path", "folds", "solver", "split", "compat", "strata", "layout", "seed")
+        options = {name: getattr(self, name) for name in names}
+        return options | {"n_permutations": self.permutations, "device": device}
 
 
 @command(SUBSETS, example="assay select predictions.csv --groups run --sizes 50,100 --report subset.html")
