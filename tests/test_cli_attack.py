@@ -127,7 +127,9 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     (tmp_path / "mine.txt").write_text("dog\nbox\n")
     plain = ("--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
     extra = ("--search", "100", "--explain", "--words", "objects=ring,letter", "--words", "places=@mine.txt")
-    alone, document = (json.loads(run(*plain, *more, "--json").stdout) for more in ((), extra))
+    alone = json.loads(run(*plain, "--json").stdout)
+    shown = run(*plain, *extra, "--save", "found.json", "--report", "page.html").stdout
+    document = json.loads((tmp_path / "found.json").read_text())
     assert {key for key in document if document[key] != alone[key]} == {"search", "outside", "explanation"}
     assert document["search"]["n_evaluations"] <= 100
     assert [entry["options"] for entry in document["outside"]] == [
@@ -136,7 +138,6 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     ]
     missing = document["explanation"]["missing"]
     assert missing["total"] == pytest.approx(document["explanation"]["mean"], rel=0.2)
-    shown = run(*plain, *extra, "--report", "page.html").stdout
     for text in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
         assert text in shown
     assert "Inputs from outside the grammar" in (tmp_path / "page.html").read_text()
