@@ -18,9 +18,9 @@ from cyclopts import App
 from PIL import Image
 
 from assay.app.cli import app
-from assay.app.options import NAMES
+from assay.app.option_groups import NAMES
+from assay.app.options import OfCircuit
 from assay.app.running import Placed, keywords
-from assay.app.settings import OfCircuit
 from assay.catalogue import list_entries
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task

@@ -16,7 +16,7 @@ from small_runs import CLAIM, CLAIM_OPTIONS, GRID, ZOO_OPTIONS, SmallRun, measur
 from type_checks import no_type_checks
 
 from assay.app.cli.parsing import app
-from assay.app.options import KINDS
+from assay.app.option_groups import KINDS
 from assay.page.blocks import Page
 from assay.page.form import PAGES, PageForm, schema_of
 from assay.report.record import result_page

@@ -166,9 +166,9 @@ def test_the_command_line_loads_only_what_help_needs() -> None:
         "assay.core.untrusted",
         "assay.app.cli",
         "assay.app.console",
-        "assay.app.options",
+        "assay.app.option_groups",
         "assay.app.running",
-        "assay.app.settings",
+        "assay.app.options",
         "assay.app.monitor.settings",
     )
     slow = {"torch", "numpy", "scipy", "safetensors", "pydantic", "jaxtyping", "rich"}

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import nn
 
 from assay.analyses.generalization.baselines import MEASURES
-from assay.analyses.generalization.dependency import layer_sets
+from assay.analyses.generalization.depth_bias import layer_sets
 from assay.analyses.generalization.inspection import (
     STREAM,
     Inspection,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.options import INPUTS, STORED, Count, at_least, completing, one_of, own_group
+from assay.app.option_groups import INPUTS, STORED, Count, at_least, completing, one_of, own_group
+from assay.app.options import Independent, OfCircuit, OnTask
 from assay.app.running import Computing, File, Reporting, call, check_outputs
-from assay.app.settings import Independent, OfCircuit, OnTask
 from assay.core.errors import InputError, OutputError
 
 

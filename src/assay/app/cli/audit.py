@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import Document, print_pages, progress_on_stderr, show_cost
-from assay.app.options import DEFAULT_STORE, DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, own_group
+from assay.app.option_groups import DEFAULT_STORE, DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, own_group
+from assay.app.options import Ablating, Counted, HeldOut, OnImages, OnTask, Sizing
 from assay.app.running import Batched, DryRun, File, Seeded, Storing, Talking, call
-from assay.app.settings import Ablating, Counted, HeldOut, OnImages, OnTask, Sizing
 
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from assay.app.console import (
     progress_on_stderr,
     show_cost,
 )
-from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
+from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
+from assay.app.options import Ablating, OnModel, Typed
 from assay.app.running import Batched, Computing, Seeded, call, make_room
-from assay.app.settings import Ablating, OnModel, Typed
 from assay.core.errors import InputError, OutputError
 
 

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, say
-from assay.app.options import INPUTS, RUNNING, Count, at_least, completing, own_group
+from assay.app.option_groups import INPUTS, RUNNING, Count, at_least, completing, own_group
+from assay.app.options import Ablating, HeldOut, OfCircuit, OnTask
 from assay.app.running import Computing, Reporting, call, check_outputs
-from assay.app.settings import Ablating, HeldOut, OfCircuit, OnTask
 from assay.core.errors import InputError
 
 

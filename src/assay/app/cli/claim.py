@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_json, progress_on_stderr
-from assay.app.options import RUNNING, at_least, own_group
+from assay.app.option_groups import RUNNING, at_least, own_group
+from assay.app.options import Typed
 from assay.app.running import Batched, Computing, Reporting, call, check_outputs
-from assay.app.settings import Typed
 from assay.core.errors import InputError
 
 

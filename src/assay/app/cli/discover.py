@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_table, progress_on_stderr
-from assay.app.options import CIRCUIT, DISCOVERY, OUTPUT, one_of
+from assay.app.option_groups import CIRCUIT, DISCOVERY, OUTPUT, one_of
+from assay.app.options import Ablating, Counted, Discovering, OnImages, OnTask
 from assay.app.running import Batched, Computing, File, Saving, Seeded, call, check_outputs
-from assay.app.settings import Ablating, Counted, Discovering, OnImages, OnTask
 from assay.core.errors import InputError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES, TRAINING, Domains, Validating, read_images
 from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
-from assay.app.options import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
 from assay.app.running import Batched, Computing, File, Seeded, call
 from assay.core.errors import InputError
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import print_pages, progress_on_stderr
-from assay.app.options import INPUTS, at_least, completing, own_group
+from assay.app.option_groups import INPUTS, at_least, completing, own_group
+from assay.app.options import Ablating, OfCircuit, OnImages
 from assay.app.running import Computing, Saving, call, check_outputs, json_file
-from assay.app.settings import Ablating, OfCircuit, OnImages
 
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES
 from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
-from assay.app.options import INPUTS, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, Count, at_least, one_of, own_group
+from assay.app.options import Ablating, SkipBad, Typed
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
-from assay.app.settings import Ablating, SkipBad, Typed
 
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_table, progress_on_stderr
-from assay.app.options import at_least, one_of, own_group
+from assay.app.option_groups import at_least, one_of, own_group
+from assay.app.options import Independent, OfCircuit, OnTask
 from assay.app.running import Computing, File, Saving, call, check_outputs
-from assay.app.settings import Independent, OfCircuit, OnTask
 from assay.core.errors import InputError
 
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, print_json
-from assay.app.options import OUTPUT, own_group
+from assay.app.option_groups import OUTPUT, own_group
 from assay.app.running import Storing, Talking, make_room
 from assay.core.errors import InputError
 

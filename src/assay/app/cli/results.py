@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, print_json, print_pages, print_table
-from assay.app.options import one_of
+from assay.app.option_groups import one_of
 from assay.app.running import Storing, Talking
 from assay.core.errors import InputError, unknown_name
 from assay.core.untrusted import printable

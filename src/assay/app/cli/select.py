@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import SUBSETS, command
 from assay.app.console import echo, progress_on_stderr, remark, say, show_cost
-from assay.app.options import INPUTS, OUTPUT, RUNNING, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, one_of, own_group
 from assay.app.running import Computing, File, Placed, Reporting, Seeded, call, check_outputs, json_file
 from assay.core.errors import InputError
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from assay.app.options import (
+from assay.app.option_groups import (
     DISCOVERY,
     INPUTS,
     OUTPUT,
@@ -18,8 +18,8 @@ from assay.app.options import (
     one_of,
     own_group,
 )
+from assay.app.options import Ablating, Typed
 from assay.app.running import Batched, Seeded
-from assay.app.settings import Ablating, Typed
 
 
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
