@@ -107,7 +107,13 @@ def plan_claim(claim: Claim, model: Model, *, max_passes: float | None = None) -
 
 
 def plan_entries(
-    entries: Iterable[Contender], model: Model, task: Task, *, n: int, objectives: Sequence[str | None]
+    entries: Iterable[Contender],
+    model: Model,
+    task: Task,
+    *,
+    n: int,
+    objectives: Sequence[str | None],
+    ablation: str | None = None,
 ) -> list[Workload]:
     """Passes of every discovery of a benchmark, at most; one that a method refuses costs nothing.
 
@@ -117,6 +123,7 @@ def plan_entries(
         task: Some of the examples.
         n: Examples.
         objectives: What each attributes in turn; None: its own.
+        ablation: What a cut edge carries; None: as the task says.
     """
     stages = []
     for entry in entries:
@@ -124,7 +131,8 @@ def plan_entries(
         asked = {name: options.pop(name) for name in SHARED_OPTIONS if name in options}
         asked.pop("batch_size", None)
         method, steps = get_method(entry.key, **options), asked.get("steps", 5)
-        runs = sum(_serves(method, task, **{"objective": each, **asked}) for each in objectives)
+        shared = {"ablation": ablation, **asked}
+        runs = sum(_serves(method, task, **{"objective": each, **shared}) for each in objectives)
         plan = plan_discovery(model, method=entry.key, n=runs * n, steps=steps, options=options)
         stages.append(Workload(stage=entry.name, runs=runs, passes=plan.passes))
     return stages
@@ -145,6 +153,8 @@ def benchmark_cost(
     task: Task,
     *,
     imports: int = 0,
+    objective: str | None = None,
+    ablation: str | None = None,
     batch_size: int | None = None,
 ) -> Forecast:
     """What a benchmark of discovery methods costs: scores, then circuits of each size twice.
@@ -154,6 +164,8 @@ def benchmark_cost(
         model: The model.
         task: Examples to discover on, and as many to judge on.
         imports: Scores from elsewhere that are judged too.
+        objective: What methods attribute; None: each its own.
+        ablation: What a cut edge carries; None: as the task says.
         batch_size: Examples of a pass.
     """
     n, sizes = task.n, len(FRACTIONS) - 1  # the last is the model itself
@@ -164,7 +176,7 @@ def benchmark_cost(
     warm_up = plan_discovery(model, method=METHOD, n=min(n, WARM_UP), steps=1)
     runs = 2 + 2 * sizes * (len(entries) + imports)  # with the model on both sides of the pairs
     stages = (
-        *plan_entries(entries, model, task, n=n, objectives=[None]),
+        *plan_entries(entries, model, task, n=n, objectives=[objective], ablation=ablation),
         Workload(stage="timed passes", runs=plain, passes=plain * n + warm_up.passes),
         Workload(stage="faithfulness of circuits", runs=runs, passes=runs * n),
     )
