@@ -106,6 +106,11 @@ def measurements_page(records: Sequence[Document]) -> Page:
             listing,
             " lists all that are stored.",
         ]
+    ablations = sorted({_named(each, "ablation") for each in records} - {""})
+    carried = (
+        f"What is outside the circuit is ablated ({', '.join(ablations)}); another ablation may give another "
+        "value."
+    )
     printed, unprinted = first(records, RECORDS)
     notes = [
         Details(
@@ -119,7 +124,13 @@ def measurements_page(records: Sequence[Document]) -> Page:
         kind="measurements",
         title=title,
         sections=[
-            Section(title="", blocks=[Figure(blocks=[measurement_table(shown)], caption=caption, kind="")])
+            Section(
+                title="",
+                blocks=[
+                    Figure(blocks=[measurement_table(shown)], caption=caption, kind=""),
+                    *([Note(text=carried, style="quiet")] if ablations else []),
+                ],
+            )
         ],
         records=[*notes, *([Note(text=rest, style="quiet")] if unprinted else [])],
     )

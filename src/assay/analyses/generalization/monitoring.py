@@ -228,8 +228,8 @@ class Monitor(display.Shown, Record):
             why = f"alpha {self.alpha:g} needs" if conformal else "calibration needs"
             raise InputError(
                 f"{id_images.n} images in distribution give {most} batches of {batch_size}{asked}; {why} at "
-                f"least {needed}. Give {max(needed, m) * batch_size} images or more, smaller batches, or "
-                f"{'a larger alpha' if conformal else 'fewer of them'}"
+                f"least {needed}. Give {max(needed, m) * batch_size} images or more besides those of the "
+                f"reference circuit, smaller batches, or {'a larger alpha' if conformal else 'fewer of them'}"
             )
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
         shifts = []

@@ -330,7 +330,7 @@ class _Builder:
         """Keep the reason for each metric that needs what the evidence has not."""
         target, known = evidence.target, evidence.known
         if known is None:
-            self._lack("known", "needs labelled images of the models' own domain (id_data)")
+            self._lack("known", "needs labelled images of the models' own domain (id_data, --id-images)")
         elif known.sharpness is None:
             self._lack("sharpness", "the models were not inspected for sharpness")
         for part, value in (
@@ -396,13 +396,13 @@ class _Builder:
 
 
 def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
-    """Keys in the order of tables; those of other packages last."""
+    """Keys in the order given, whose first one names the choice; by default in the order of tables."""
     asked = tuple(DEFAULT_METRICS if metrics is None else dict.fromkeys(metrics))
     if not asked:
         raise InputError("metrics is empty; name some, or remove it for all")
     for key in asked:
         PREDICTORS[key]
-    return tuple(sorted(asked, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER)))
+    return asked if metrics is not None else tuple(sorted(asked, key=ORDER.index))
 
 
 def _light(inspection: Inspection) -> Inspection:

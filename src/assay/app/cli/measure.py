@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import print_pages, progress_on_stderr
+from assay.app.console import echo_result, print_pages, progress_on_stderr
 from assay.app.option_groups import INPUTS, at_least, completing, own_group
 from assay.app.options import Ablating, OfCircuit, OnImages
 from assay.app.running import Computing, Saving, call, check_outputs, json_file
@@ -39,7 +39,6 @@ class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
 def measure(settings: MeasureSettings) -> None:
     """Measure a circuit on tasks by one or more metrics."""
     from assay import pipeline
-    from assay.metrics.page import measurements_page
 
     for task in settings.task if settings.images is None else (None,):
         call(settings, pipeline.check_options, task=task, metrics=settings.metric)
@@ -55,8 +54,16 @@ def measure(settings: MeasureSettings) -> None:
     settings.deliver(
         records,
         files,
-        show=lambda: print_pages(measurements_page(records)),
+        show=lambda: _show(records),
     )
+
+
+def _show(records: list[dict[str, Any]]) -> None:
+    from assay.metrics.page import measurements_page
+
+    print_pages(measurements_page(records))
+    for record in records:
+        echo_result(record["hash"])
 
 
 def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> None:
