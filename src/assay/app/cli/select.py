@@ -48,7 +48,7 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
             No verdict is supported if a run is then on both sides.
         path: Path over the sizes: independent, warm (start from the previous size) or nested.
         strata: Keep the proportions of the classes (label), or of the values of a column of facts.
-        permutations: Permutations of the test, at least 19; 0 for no test.
+        permutations: Permutations of the test; a supported verdict needs at least 19. 0: no test.
         folds: Folds of the cross-fit of the test.
         workers: Threads that run the permutations. Default: one per CPU.
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
