@@ -107,7 +107,7 @@ def test_dry_run_prints_the_cost_and_runs_nothing(
     result = run(plan, "--store", store, "--dry-run", "--workers", "2")
     assert result.exit_code == 0, result.output
     assert f"small: {JOBS} jobs, 0 already in the store" in result.stdout
-    assert " here with 2 workers, at " in result.stdout
+    assert " here with 2 workers for the passes alone, at " in result.stdout
     assert "of memory" in result.stdout
     assert not store.exists()
     held = json.loads(run(plan, "--store", calm[0], "--dry-run", "--json", "--quiet").stdout)

@@ -396,13 +396,13 @@ class _Builder:
 
 
 def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
-    """Keys in the order given, whose first one names the choice; by default in the order of tables."""
+    """Keys in the order of tables; those of other packages last."""
     asked = tuple(DEFAULT_METRICS if metrics is None else dict.fromkeys(metrics))
     if not asked:
         raise InputError("metrics is empty; name some, or remove it for all")
     for key in asked:
         PREDICTORS[key]
-    return asked if metrics is not None else tuple(sorted(asked, key=ORDER.index))
+    return tuple(sorted(asked, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER)))
 
 
 def _light(inspection: Inspection) -> Inspection:
