@@ -390,7 +390,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
 @pytest.mark.parametrize(
     ("function", "settings", "named"),
     [
-        ("pipeline:runs_of", "app.settings:OfCircuit", "objective ablation top store progress"),
+        ("pipeline:runs_of", "app.options:OfCircuit", "objective ablation top store progress"),
         ("pipeline:sizes", "app.cli.attack:AttackSettings", ""),
         ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained words progress"),
         ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
