@@ -18,9 +18,9 @@ from cyclopts import App
 from PIL import Image
 
 from assay.app.cli import app
-from assay.app.options import NAMES
+from assay.app.option_groups import NAMES
+from assay.app.options import OfCircuit
 from assay.app.running import Placed, keywords
-from assay.app.settings import OfEdges
 from assay.catalogue import list_entries
 from assay.models import load_model
 from assay.tasks import draw_shapes, load_task
@@ -84,6 +84,11 @@ def test_a_second_audit_comes_from_the_store_and_ends_with_the_verdict(audited: 
     for title in ("Every number", "What was not run", "How it was made"):
         assert f"\n{title}\n" in result.stdout
     assert "faithfulness norm" in result.stdout
+    said = " ".join(result.stdout.split())
+    assert re.search(r"Strongest heads of the circuit, by summed outgoing attribution: a\d\.h\d \(", said)
+    worst = document["worst_case"]["worst"][0]
+    assert f"Worst pair: “{worst['clean']['text']}” with the corrupted prompt “" in said
+    assert "With confidence, C11 bootstrap stability " in said
     assert f"result   {document['provenance']['id']} (taken from the store)" in result.stdout
 
 
@@ -230,11 +235,10 @@ def test_measure_takes_the_lines_of_a_file_that_are_for_it(run: Run, tmp_path: P
 
 def test_repair_halves_a_file_before_it_takes_as_many_as_asked_for(run: Run, tmp_path: Path) -> None:
     own_lines(tmp_path / "own.jsonl", 200)
-    asked = ("--task", "own.jsonl", "--n", "30", "--steps", "1", "--edges", "40", "--by", "swap", "--json")
-    for seed in ("0", "3"):
-        result = run("repair", *asked, "--n-train", "20", "--n-pairs", "60", "--seed", seed)
-        assert result.exit_code == 0
-        assert "note" not in result.stderr
+    asked = ("--task", "own.jsonl", "--n", "30", "--steps", "1", "--top", "40", "--by", "swap", "--json")
+    result = run("repair", *asked, "--n-train", "20", "--n-pairs", "60", "--seed", "3")
+    assert result.exit_code == 0
+    assert "note" not in result.stderr
 
 
 def test_measure_takes_a_circuit_file(run: Run) -> None:
@@ -307,6 +311,10 @@ def test_the_command_line_wins_over_variables_and_they_over_the_file(
             "steps = 'many'",
             "--steps: 'many' is not valid; give a count of at least 1, or auto (from a.toml)",
         ),
+        (
+            "edges = 5",
+            "sets 'edges', which is not an option of any command; the size of a discovered circuit",
+        ),
         ("n = 0", 'Invalid value "0" for --n provided by a.toml. Must be >= 1.'),
         ("[audits]\nn = 4", "sets 'audits', which is not an option of any command"),
     ],
@@ -374,7 +382,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
     def function(model: object, *, n: int, steps: int, device: str | None = None, top: int = 1) -> None:
         del model, n, steps, device, top
 
-    settings = OfEdges(n=7, steps=3, device="cpu")
+    settings = OfCircuit(n=7, steps=3, device="cpu")
     # Neither `model` nor `device` is passed on as it was typed: a command loads the one on the other.
     assert keywords(settings, function, top=5) == {"n": 7, "steps": 3, "top": 5}
 
@@ -382,7 +390,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
 @pytest.mark.parametrize(
     ("function", "settings", "named"),
     [
-        ("pipeline:runs_of", "app.settings:OfEdges", "objective ablation top store progress"),
+        ("pipeline:runs_of", "app.options:OfCircuit", "objective ablation top store progress"),
         ("pipeline:sizes", "app.cli.attack:AttackSettings", ""),
         ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained words progress"),
         ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
@@ -468,6 +476,19 @@ def test_every_help_page_has_groups_texts_and_an_example_that_parses(run: Run) -
             assert argument.parameter.help or not argument.show, f"{words} {argument.name}"
 
 
+def test_the_help_of_n_says_whether_it_counts_a_half_or_all() -> None:
+    helped = {
+        " ".join(words): argument.parameter.help
+        for words, each in commands(app)
+        if each.default_command is not None
+        for argument in each.assemble_argument_collection(parse_docstring=True)
+        if argument.name == "--n"
+    }
+    assert {"audit", "discover", "measure", "attack", "zoo train", "monitor"} <= helped.keys()
+    for name, text in helped.items():
+        assert re.search("in total|in each half|of each sample", text or ""), name
+
+
 def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
     for kind, names in NAMES.items():
         assert set(names) == set(list_entries(kind).keys)
@@ -506,7 +527,9 @@ def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
         (("measure", "--device", "cpuu"), 2, "error: device 'cpuu' does not exist"),
         (("audit", "--steps", "0"), 2, "'0' is not valid; give a count of at least 1, or auto"),
         (("audit", "--frobnicate"), 2, "--frobnicate"),
-        (("audits",), 2, 'Unknown command "audits". Did you mean "audit"?'),
+        (("audits",), 2, "error: unknown command 'audits'; did you mean 'audit'? Commands: attack, audit, "),
+        (("compare", "--help"), 2, "; `assay report --compare A B` compares two results. Commands: attack"),
+        (("store", "compare"), 2, "'compare'. Commands: export, gc, ls, merge, rm, show, verify."),
         (("audit", "--modle", "mini"), 2, "error: Unknown option: --modle. Did you mean --model?"),
         (("audit", "--model"), 2, "error: --model needs a value"),
         (("audit", "--n", "2.5"), 2, 'error: Invalid value for --n: unable to convert "2.5" into int.'),
@@ -515,6 +538,8 @@ def test_the_tab_key_knows_the_registered_names(run: Run) -> None:
         (("discover", "--out", "c.safetensors"), 2, "--save names the file of the result"),
         (("audit", "--out", "report.html"), 2, "--out is report.html, a file; give a directory"),
         (("report", "--out", "page.html"), 2, "name it with --save"),
+        (("measure", "--edges", "5"), 2, "the size of a discovered circuit is --top K, not --edges"),
+        (("audit", "--edges", "5"), 2, "error: Unknown option: --edges."),
         (("audit", "--model", "a" * 5000), 2, "error: file name too long: aaa"),
     ],
 )
@@ -603,12 +628,12 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_json_on_stdout_is_alone_there_and_quiet_means_quiet(tmp_path: Path) -> None:
-    done = process("discover", *SMALL, "--json", cwd=tmp_path)
-    assert done.returncode == 0
+def test_json_on_stdout_is_alone_there_and_quiet_means_quiet(run: Run, tmp_path: Path) -> None:
+    done = run("discover", *SMALL, "--json")
     json.loads(done.stdout)
     assert done.stderr.split() == ["load", "...", "discover", "..."]
     done = process("discover", *SMALL, "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0
     json.loads(done.stdout)
     assert done.stderr == ""
 

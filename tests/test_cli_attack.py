@@ -64,7 +64,7 @@ def test_json_is_one_document_and_the_second_call_takes_it_from_the_store(
 
 
 def test_a_circuit_of_a_given_size_is_discovered(run: Run) -> None:
-    arguments = ("--edges", "60", "--n", "8", "--steps", "1", "--protocol", "matched", "--n-pairs", "5")
+    arguments = ("--top", "60", "--n", "8", "--steps", "1", "--protocol", "matched", "--n-pairs", "5")
     result = run(*arguments, "--json", "--quiet")
     document = json.loads(result.stdout)
     assert 0 < document["circuit"]["n_edges"] <= 60
@@ -127,7 +127,9 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     (tmp_path / "mine.txt").write_text("dog\nbox\n")
     plain = ("--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
     extra = ("--search", "100", "--explain", "--words", "objects=ring,letter", "--words", "places=@mine.txt")
-    alone, document = (json.loads(run(*plain, *more, "--json").stdout) for more in ((), extra))
+    alone = json.loads(run(*plain, "--json").stdout)
+    shown = run(*plain, *extra, "--save", "found.json", "--report", "page.html").stdout
+    document = json.loads((tmp_path / "found.json").read_text())
     assert {key for key in document if document[key] != alone[key]} == {"search", "outside", "explanation"}
     assert document["search"]["n_evaluations"] <= 100
     assert [entry["options"] for entry in document["outside"]] == [
@@ -136,7 +138,6 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     ]
     missing = document["explanation"]["missing"]
     assert missing["total"] == pytest.approx(document["explanation"]["mean"], rel=0.2)
-    shown = run(*plain, *extra, "--report", "page.html").stdout
     for text in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
         assert text in shown
     assert "Inputs from outside the grammar" in (tmp_path / "page.html").read_text()
@@ -172,7 +173,7 @@ def test_a_dry_run_counts_passes_and_runs_nothing(run: Run, tmp_path: Path) -> N
         (("--enumerate", "--circuit", "FILE"), r"620,928 distinct clean and 60,230,016 distinct"),
         (("--divergence", "klx"), "unknown divergence 'klx'"),
         (("--save", "w.pt"), "give NAME.safetensors, or NAME.json"),
-        (("--edges", "5", "--circuit", "x"), "use only one"),
+        (("--top", "5", "--circuit", "x"), "use only one"),
         (("--percentile", "1.2", "--circuit", "FILE", *TINY), "percentile"),
         (
             ("--percentile", "0.9999", "--epsilon", "0.0005", "--circuit", "FILE", *TINY),

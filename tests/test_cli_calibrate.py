@@ -38,7 +38,7 @@ def test_a_table_of_verdicts_with_what_to_do(run: Run) -> None:
     top = next(place for place, line in enumerate(lines) if "check" in line.split())
     assert [line.split()[0] for line in lines[top + 1 : top + 4]] == ["C11", "C23", "M3b"]
     assert "not applicable" in lines[top + 2]
-    assert "3 checks" in first.stdout
+    assert "C23 nomological validity (the circuit’s heads have no roles) does not apply" in first.stdout
     assert "roles" in first.stdout
     again = run("C11", "M3b", "C23", *FEW)
     assert again.stdout.splitlines()[:-1] == lines[:-1]
@@ -81,7 +81,7 @@ def write_prompts(path: Path, n: int) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-FOUND = ("--steps", "1", "--edges", "40", "--quiet", "--json")
+FOUND = ("--steps", "1", "--top", "40", "--quiet", "--json")
 
 
 def test_a_file_is_divided_and_what_the_table_leaves_is_the_pool(run: Run, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_plan_runs_nothing(run: Run, tmp_path: Path) -> None:
         (["C17", *FEW, "--against", "ioi"], "the task itself"),
         (["C11", "--circuit", "2.1,3.2"], "a0.h3,a2.h1"),
         (["C11", *FEW, "--published", "nobody"], "nobody"),
-        (["C11", "--circuit", "a0.h1", "--edges", "4"], "--edges"),
+        (["C11", "--circuit", "a0.h1", "--top", "4"], "--top"),
     ],
 )
 def test_wrong_usage_is_told_before_any_work(

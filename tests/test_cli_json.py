@@ -3,43 +3,31 @@
 import importlib
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import invoke
+from counted_passes import counted
 from cyclopts import App
+from small_runs import CLAIM, CLAIM_OPTIONS, GRID, ZOO_OPTIONS, SmallRun, measured_claim, trained_zoo
 from type_checks import no_type_checks
 
 from assay.app.cli.parsing import app
-from assay.app.options import KINDS
+from assay.app.option_groups import KINDS
+from assay.page.blocks import Page
+from assay.page.form import PAGES, PageForm, schema_of
+from assay.report.record import result_page
 from assay.store import Store
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "json.md"
-PLANTED = ("--models", "induction/gpt2/bare", "--methods", "eap,random", "--n", "6")
+PLANTED = ("--models", "induction/gpt2/bare", "--methods", "eap,eap-ig-inputs,random", "--n", "6")
 SHAPES = ("--shapes", "flat", "--n", "36")
 HEADS = ("--circuit", "a3.h4,a3.h6")
 PAIRS = ("--n-train", "20", "--n-pairs", "60", "--train-steps", "3", "--n", "8")
-GRID = """
-name = "small"
-[inits.scratch]
-source = "scratch"
-[inits.scratch.architecture]
-hidden_size = 16
-num_hidden_layers = 2
-num_attention_heads = 2
-intermediate_size = 32
-patch_size = 16
-[axes]
-lr = [0.01, 0.02]
-[fixed]
-steps = 2
-warmup = 1
-batch_size = 12
-validate_every = 1
-"""
 PLAN = """
 name = "small"
 n = 6
@@ -50,21 +38,6 @@ sizes = [40]
 [limits]
 workers = 1
 """
-CLAIM = """
-schema = "assay-claim/1"
-[claim]
-name = "movers"
-statement = "They move the name."
-model = "mini"
-task = "ioi"
-n = 10
-[heads]
-movers = ["a3.h4", "a3.h6"]
-[[predicts]]
-what = "dropping"
-of = "movers"
-lowers_by_at_least = 0.3
-"""
 # Later commands read what earlier ones wrote.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "discover": ("--n", "4", "--top", "40"),
@@ -73,10 +46,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "attack": (*HEADS, "--n-clean", "6", "--n-corrupted", "6"),
     "repair": (*HEADS, *PAIRS),
     "calibrate": ("C11", *HEADS, "--prompts", "10"),
-    "claim": ("claim.toml", "--budget", "100"),
+    "claim": CLAIM_OPTIONS,
     "truth": PLANTED,
     "benchmark discovery": PLANTED[2:],
-    "zoo train": ("grid.toml", *SHAPES, "--out", "zoo"),
+    "zoo train": ZOO_OPTIONS,
     "zoo list": ("zoo",),
     "zoo index": ("zoo", "--shapes", "sketch", "--n", "12"),
     "zoo select": ("zoo", "grid.toml", "--save", "second.json"),
@@ -96,7 +69,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "--images",
         "shapes:flat",
         "--n",
-        "16",
+        "8",  # a batch: plans count one
         "--window",
         "8",
         "--known-batches",
@@ -118,14 +91,20 @@ KEPT = {
     "monitor": "monitor",
 }
 COMPUTING = [name for name in COMMANDS if name not in ("zoo list", "zoo select")]
+BLOCKS = dict.fromkeys(COMMANDS, 4) | {"truth": 2, "zoo index": 2}  # of the model that a command runs
 UNTYPED = ("finetune", "zoo train", "select")  # trained in float32; runs no model
+
+
+TEXTS = {"grid.toml": GRID, "plan.toml": PLAN, "claim.toml": CLAIM}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The working directory of all commands."""
+    """The working directory of all commands; a zoo is trained and a claim is measured."""
     path = tmp_path_factory.mktemp("json")
-    for name, text in (("grid.toml", GRID), ("plan.toml", PLAN), ("claim.toml", CLAIM)):
+    shutil.copytree(measured_claim().folder, path, dirs_exist_ok=True)
+    shutil.copytree(trained_zoo().folder / "zoo", path / "zoo")
+    for name, text in TEXTS.items():
         (path / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
@@ -133,16 +112,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def documents(folder: Path) -> dict[str, Any]:
-    """What every command prints with `--json`."""
+def runs(folder: Path) -> dict[str, SmallRun]:
+    """Every command, run with `--json`."""
     found = {}
     for name, arguments in COMMANDS.items():
         store = ("--store", folder / "store") if name in COMPUTING else ()
-        with no_type_checks():
+        with no_type_checks(), counted(BLOCKS[name], backward=2 if name == "finetune" else 1) as passes:
             outcome = invoke(*name.split(), *arguments, *store, "--json", "--quiet")
         assert outcome.exit_code in (0, 3), f"{name}: {outcome.output}"
-        found[name] = json.loads(outcome.stdout)
+        found[name] = SmallRun(folder, json.loads(outcome.stdout), sum(passes))
     return found
+
+
+@pytest.fixture(scope="module")
+def documents(runs: dict[str, SmallRun]) -> dict[str, Any]:
+    """What every command prints with `--json`."""
+    return {name: run.document for name, run in runs.items()}
 
 
 def row_of(name: str, document: Any) -> str:
@@ -190,6 +175,25 @@ def test_every_result_is_kept_and_shown(documents: dict[str, Any], folder: Path)
         assert found[kind] in invoke("show", found[kind], "--store", folder / "store").stdout
 
 
+@pytest.mark.parametrize("kind", ["benchmark", "correctness", "finetune", "repair", "truth", "zoo"])
+def test_a_result_is_shown_by_the_page_of_its_kind(
+    kind: str, documents: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(folder / "store")
+    result = store.get(store.query(kind)[0].id)
+    form = PageForm(
+        noun=kind,
+        schema=schema_of(result.payload),
+        again="it",
+        make=lambda document: Page(kind=kind, title=f"A page of {document['kind']}"),
+    )
+    monkeypatch.setitem(PAGES._entries, kind, form)
+    assert f"A page of {kind}" in result_page(result)
+    assert f"A page of {kind}" in invoke("show", result.id, "--store", folder / "store").stdout
+    invoke("report", result.id, "--store", folder / "store", "--save", folder / "page.html")
+    assert f"A page of {kind}" in (folder / "page.html").read_text()
+
+
 # ---- options ------------------------------------------------------------------------------------
 
 
@@ -201,6 +205,17 @@ def test_every_command_that_computes_takes_the_same_options(name: str) -> None:
     assert wanted | (set() if name in UNTYPED else {"--dtype"}) <= options
 
 
+# Those of an audit are in tests/runner/test_audit_plan.py.
+PLANNED = (
+    "repair",
+    "claim",
+    "truth",
+    "benchmark discovery",
+    "zoo train",
+    "zoo index",
+    "finetune",
+    "monitor",
+)
 DRY = {name: COMMANDS[name] for name in COMMANDS if name not in ("zoo list", "zoo index", "zoo select")}
 
 
@@ -208,7 +223,7 @@ DRY = {name: COMMANDS[name] for name in COMMANDS if name not in ("zoo list", "zo
 def test_a_dry_run_tells_passes_seconds_and_bytes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file, text in (("grid.toml", GRID), ("plan.toml", PLAN), ("claim.toml", CLAIM)):
+    for file, text in TEXTS.items():
         (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)
     arguments = [each for each in DRY[name] if each not in ("--zoo", "zoo")] if name == "rank" else DRY[name]
@@ -219,7 +234,27 @@ def test_a_dry_run_tells_passes_seconds_and_bytes(
         assert plan["unit"] == "forward passes over one prompt or image"
         assert plan["seconds"] > 0
         assert plan["bytes"] > 0
-    assert {path.name for path in tmp_path.iterdir()} == {"grid.toml", "plan.toml", "claim.toml"}
+    assert {path.name for path in tmp_path.iterdir()} == TEXTS.keys()
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_plan_is_an_upper_bound_and_not_a_loose_one(
+    name: str, runs: dict[str, SmallRun], folder: Path
+) -> None:
+    ran = {"zoo train": trained_zoo(), "claim": measured_claim()}
+    passes = ran.get(name, runs[name]).passes
+    with no_type_checks():
+        plan = json.loads(invoke(*name.split(), *COMMANDS[name], "--dry-run", "--json", "--quiet").stdout)
+    assert passes <= plan["passes"] <= 2 * passes
+
+
+def test_a_plan_of_swaps_holds(folder: Path) -> None:
+    swaps = ("repair", "--by", "swap", *HEADS, *PAIRS[:4], "--n", "8", "--json", "--quiet")
+    with no_type_checks(), counted(4) as passes:
+        invoke(*swaps)
+    plan = json.loads(invoke(*swaps, "--dry-run").stdout)
+    # Swaps end early where the smallest one does not help.
+    assert 0 < sum(passes) <= plan["passes"] <= 3 * sum(passes)
 
 
 def test_dry_runs_of_a_zoo_count_its_models(documents: dict[str, Any], folder: Path) -> None:
@@ -241,8 +276,9 @@ def test_dry_runs_of_a_zoo_count_its_models(documents: dict[str, Any], folder: P
 
 def test_a_number_type_reaches_the_model(folder: Path) -> None:
     asked = ("--dtype", "float64", "--json", "--quiet", "--store", folder / "other")
+    (folder / "few.toml").write_text(CLAIM.replace("n = 24", "n = 10"))
     with no_type_checks():
-        claimed = json.loads(invoke("claim", "claim.toml", "--budget", "100", *asked).stdout)
+        claimed = json.loads(invoke("claim", "few.toml", "--budget", "100", *asked).stdout)
         judged = json.loads(invoke("truth", *PLANTED, *asked).stdout)
         planned = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked).stdout)
         usual = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked[2:]).stdout)

@@ -281,7 +281,8 @@ def test_unreadable_images_fail_or_are_counted(run: Run, tmp_path: Path) -> None
 def test_the_cost_is_shown_without_running(run: Run, tmp_path: Path) -> None:
     found = run(*FEW, "--images", "shapes:flat", "--dry-run", "--json")
     plan = json.loads(found.stdout)
-    assert [each["stage"] for each in plan["stages"]] == ["reference", "known batches", "each batch"]
+    stages = ["reference", "known batches", "labelled images", "each batch"]
+    assert [each["stage"] for each in plan["stages"]] == stages
     assert plan["stages"][1]["passes"] == 4 * plan["stages"][0]["passes"]
     assert not (tmp_path / "assay-monitor").exists()
 

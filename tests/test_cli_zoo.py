@@ -1,6 +1,7 @@
 """`assay zoo`: train, go on, index, list, select, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from command_line import Outcome, invoke
 from PIL import Image
+from small_runs import GRID, ZOO_OPTIONS, trained_zoo
 
 from assay.tasks import draw_shapes
 from assay.zoo import Zoo, edge_scores
@@ -16,35 +18,12 @@ from assay.zoo import Zoo, edge_scores
 
 Run = Callable[..., Outcome]
 
-CONFIG = """
-name = "small"
-
-[inits.scratch]
-source = "scratch"
-
-[inits.scratch.architecture]
-hidden_size = 16
-num_hidden_layers = 2
-num_attention_heads = 2
-intermediate_size = 32
-patch_size = 16
-
-[axes]
-lr = [0.01, 0.02]
-
-[fixed]
-steps = 4
-warmup = 1
-batch_size = 12
-validate_every = 2
-"""
-
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command in an empty directory that holds a grid."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "grid.toml").write_text(CONFIG)
+    (tmp_path / "grid.toml").write_text(GRID)
 
     def call(*arguments: str, code: int = 0) -> Outcome:
         result = invoke("zoo", *arguments)
@@ -54,14 +33,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
-TRAIN = ("train", "grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo", "--quiet")
+def small_zoo(folder: Path) -> Any:
+    """The small zoo as if it had been trained here; what the command printed."""
+    shutil.copytree(trained_zoo().folder / "zoo", folder / "zoo")
+    return trained_zoo().document
 
 
 def test_train_index_and_list_work_together(run: Run, tmp_path: Path) -> None:
-    trained = json.loads(run(*TRAIN, "--json").stdout)
+    trained = small_zoo(tmp_path)
     assert [model["status"] for model in trained["models"]] == ["done", "done"]
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "zoo").rglob("model.safetensors")}
-    again = json.loads(run(*TRAIN, "--json").stdout)
+    again = json.loads(run("train", *ZOO_OPTIONS, "--quiet", "--json").stdout)
     assert again == trained
     assert written == {path: path.stat().st_mtime_ns for path in written}
 
@@ -103,7 +85,7 @@ def test_folders_of_images_and_plain_directories_of_models_are_read(run: Run, tm
 
 
 def test_select_writes_a_grid_that_train_reads(run: Run, tmp_path: Path) -> None:
-    run(*TRAIN)
+    small_zoo(tmp_path)
     found = json.loads(run("select", "zoo", "grid.toml", "--save", "second.json", "--json").stdout)
     assert len(found["configurations"]) == 1
     assert found["shortfall"] == {"scratch": 0.0}

@@ -11,7 +11,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import torch
@@ -178,13 +178,7 @@ class Graph:
 
     def describe(self) -> dict[str, int | bool]:
         """The numbers that `build_graph` needs to build this graph again."""
-        return {
-            "n_layers": self.n_layers,
-            "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads,
-            "parallel": self.parallel,
-            "mlps": self.mlps,
-        }
+        return asdict(self)
 
     @cached_property
     def _source_rows(self) -> Mapping[str, int]:

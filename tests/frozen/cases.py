@@ -9,10 +9,9 @@ meant to move numbers, and name the change in CHANGELOG.md under "Changed result
 import contextlib
 import hashlib
 import json
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,20 +42,10 @@ def run(name: str) -> Any:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with tempfile.TemporaryDirectory() as folder, _inside(Path(folder)):
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             return json.loads(json.dumps(CASES[name]()))
     finally:
         torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def arithmetic() -> str:
@@ -275,42 +264,9 @@ def _without_identity(value: Any) -> Any:
 @case(single=True)
 def claim() -> Any:
     """A claim file from text to checklist."""
-    Path("claim.toml").write_text(
-        """
-        schema = "assay-claim/1"
-        [claim]
-        name = "movers"
-        statement = "They move the name."
-        model = "mini"
-        task = "ioi"
-        n = 24
-        seed = 3
-        ablation = "mean"
-        [heads]
-        movers = ["a3.h4", "a3.h6"]
-        [[predicts]]
-        what = "dropping"
-        of = "movers"
-        lowers_by_at_least = 0.3
-        [[predicts]]
-        what = "dropping"
-        of = "movers"
-        on = "gendered-pronoun"
-        changes_at_most = 0.3
-        [[predicts]]
-        what = "keeping"
-        retains_at_least = 0.8
-        [[controls]]
-        of = "movers"
-        heads = "layer-matched"
-        draws = 2
-        [[rivals]]
-        heads = "magnitude"
-        """
-    )
-    return command(
-        "claim", "claim.toml", "--batch-size", "24", "--budget", "400", "--out", "claim", "--store", "store"
-    )
+    from small_runs import measured_claim
+
+    return measured_claim().document
 
 
 @case(single=True)

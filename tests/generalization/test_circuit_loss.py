@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import assay
 from assay.analyses.generalization import output_depth_bias
 from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings, depth_loss
-from assay.analyses.generalization.dependency import LayerSets
+from assay.analyses.generalization.depth_bias import LayerSets
 from assay.analyses.generalization.live_scores import VARIANTS, live_scores
 from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
 from assay.models import Model

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from planted_zoo import GRAPH, planted
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.dependency import dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization.depth_bias import dependency_depth_bias, output_depth_bias
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.predictor import (
     PREDICTORS,

@@ -1,5 +1,6 @@
 """Top-K agreement: golden values, worked cases, invariances, verdicts, every edge case."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -11,12 +12,15 @@ from array_runs import ArrayRuns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rich.console import Console
 
 from assay.core.errors import InputError, UnknownNameError
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.metrics import measure_runs
+from assay.metrics.page import measurements_page
 from assay.metrics.topk import judge_agreement, overlap, rank_agreement, reading_patterns, tied_at, top_k
+from assay.page.terminal import print_page
 from assay.stats import clopper_pearson, mean_of
 
 
@@ -345,6 +349,19 @@ def test_published_and_rigorous_verdicts(
     verdict = judge_agreement(parts, LIMITS)
     assert (verdict.published, verdict.status) == (published, status)
     assert (verdict.n_needed is not None) == (status == "inconclusive")
+
+
+@pytest.mark.parametrize(("n", "status"), [(20, "fail"), (100, "moderate")])
+def test_a_verdict_is_shown_with_the_size_that_keeps_it_from_a_pass(n: int, status: str) -> None:
+    rng = stream(0, "same first token")
+    full, keep = rng.normal(size=(2, n, 40))
+    keep[np.arange(n), full.argmax(axis=1)] = 9.0
+    measured = agreement(full, keep)
+    assert (measured.value, measured.status) == (1.0, status)
+    text = io.StringIO()
+    print_page(measurements_page([measured.to_dict()]), Console(file=text, width=200))
+    row = next(line for line in text.getvalue().splitlines() if line.startswith("topk D05.acc_at_K"))
+    assert row.rstrip().endswith(f"{status} acc@5 {measured.parts['acc@5'].value:.2f}, limit 0.90")
 
 
 def test_thresholds_can_be_moved() -> None:

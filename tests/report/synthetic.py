@@ -139,6 +139,7 @@ def _made(
             "n_edges": len(kept),
             "fraction": len(kept) / graph.n_edges,
             "n_nodes": len({edges[rank]["source"] for rank in kept}) + 1,
+            "nodes": [*dict.fromkeys(edges[rank]["source"] for rank in sorted(kept)), "logits"],
             "target": 0.9,
             "faithfulness": {"value": 0.921, "low": 0.897, "high": 0.944, "level": 0.95},
             "discovery_faithfulness": 0.913,

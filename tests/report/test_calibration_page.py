@@ -314,24 +314,33 @@ def test_an_incomplete_document_is_refused(mixed: Document) -> None:
 # ---------------------------------------------------------------------------------------------- the overview
 
 
-def test_the_overview_counts_and_gives_no_score() -> None:
-    assert page_summary.overview(synthetic_calibration(world=UNSOUND)) == (
-        "16 checks: 1 passes, 12 fail and 3 are inconclusive. Of the published rules, which take numbers at "
-        "face value, 16 fail."
-    )
+def test_the_overview_names_every_check_once_for_each_verdict_and_gives_no_score() -> None:
+    unsound = synthetic_calibration(world=UNSOUND)
+    confident, published = page_summary.overview(unsound).split(". By the published rules")
+    for gate in unsound["gates"]:
+        assert confident.count(f"{gate['code']} {gate['name'].lower()}") == 1
+        assert len(re.findall(rf"\b{gate['code']}\b", published)) == 1
+    assert published.endswith(" fail.")
+
+
+def test_the_overview_says_why_a_check_does_not_apply() -> None:
     bare = page_summary.overview(synthetic_calibration(bare=True))
-    assert bare.startswith("16 checks: 1 is inconclusive, 8 do not apply and 7 are undefined on these data.")
-    assert "Of the published rules, which take numbers at face value, 1 passes and 1 fails." in bare
+    assert "C17 discriminant validity (it needs a second task with its own circuit)" in bare
+    assert re.search(r"; M98 .* do not apply; ", bare)
+    assert bare.endswith("; the others decide nothing.")
 
 
 def test_the_overview_of_one_gate() -> None:
     document = calibration_document({"C11": bootstrap_stability(np.ones(10), np.ones(10))})
     assert page_summary.overview(document) == (
-        "One check: it passes. By the published rule, which takes numbers at face value, it passes."
+        "With confidence, C11 bootstrap stability passes. By the published rules, which take numbers at face "
+        "value, C11 passes."
     )
     document = calibration_document({"C11": bootstrap_stability(np.zeros(0), np.zeros(0))})
-    assert page_summary.overview(document) == (
-        "One check: it is undefined on these data. The published rule does not decide."
+    assert re.fullmatch(
+        r"With confidence, C11 bootstrap stability \(.+\) is undefined on these data. The published rules "
+        "decide nothing.",
+        page_summary.overview(document),
     )
 
 
@@ -346,7 +355,7 @@ def test_the_score_that_is_judged_and_of_what_is_said_first(mixed: Document, pag
         "estimate the variation over prompts."
     )
     header = said(page_text.partition("All checks at a glance")[0].rpartition("<header>")[2])
-    assert header.index(f"Faithfulness {value:.2f} [{low}, {high}]") < header.index("16 checks:")
+    assert header.index(f"Faithfulness {value:.2f} [{low}, {high}]") < header.index("With confidence, ")
 
 
 def test_without_c11_the_score_is_not_said(mixed: Document) -> None:

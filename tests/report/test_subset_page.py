@@ -50,7 +50,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_title_claims_nothing_that_the_verdict_does_not() -> None:
     assert page_words.title(document()) == "The 250 of 8,000 examples where better models do worse"
-    assert page_words.title(document(supported=False)).startswith("Not shown: ")
+    assert page_words.title(document(supported=False)).startswith("Among 8,000 examples, none were shown")
     unjudged = document() | {"verdict": None}
     assert page_words.title(unjudged) == "The 250 of 8,000 examples chosen against better models"
 

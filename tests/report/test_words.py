@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from assay.page.text import interval, number, percent, precision
-from assay.report.audit_words import caveats, solved, verdict
+from assay.report.audit_words import caveats, solved, strongest_heads, verdict
 
 
 Document = dict[str, Any]
@@ -102,6 +102,17 @@ def test_an_unsolved_task_has_no_faithful_circuit(document: Document, code: str)
     assert not solved(document)
     assert "does not solve ioi" in verdict(document)
     assert "divides by the model’s gain over its corrupted run" in caveats(document)[0]
+
+
+def test_the_strongest_heads_are_those_of_the_circuit(document: Document) -> None:
+    document["per_head"] = [[0.5, -2.0], [None, 1.25]]
+    document["circuit"]["nodes"] = ["input", "a0.h1", "a1.h0", "a1.h1", "m1", "logits"]
+    assert strongest_heads(document) == (
+        "Strongest heads of the circuit, by summed outgoing attribution: "
+        "a0.h1 (\N{MINUS SIGN}2.000) and a1.h1 (+1.250)."
+    )
+    document["circuit"]["nodes"] = ["input", "m1", "logits"]
+    assert strongest_heads(document) == "The circuit contains no head."
 
 
 def test_caveats_name_what_weakens_the_verdict(document: Document) -> None:

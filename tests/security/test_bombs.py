@@ -213,15 +213,15 @@ def test_parquet_cells_that_a_file_holds_once(
         table = pa.table({"image": image, "model": pa.array([0] * 4000)})
         parquet.write_table(table, path, compression="zstd", store_schema=stored)
         assert path.stat().st_size < 10_000
-        memory = psutil.virtual_memory()._replace(available=1 << 30)
+        memory = psutil.virtual_memory()._replace(available=1 << 28)
         monkeypatch.setattr(psutil, "virtual_memory", lambda memory=memory: memory)
         for read in (read_parquet, read_data):
             with watched(), pytest.raises(FileFormatError, match="memory are free"):
                 read(path)
-        memory = psutil.virtual_memory()._replace(available=1 << 50)
-        monkeypatch.setattr(psutil, "virtual_memory", lambda memory=memory: memory)
-        with watched(), pytest.raises(FileFormatError, match="more memory decoded than there is"):
-            read_parquet(path)
+    memory = psutil.virtual_memory()._replace(available=1 << 50)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    with watched(), pytest.raises(FileFormatError, match="more memory decoded than there is"):
+        read_parquet(path)
 
 
 def test_parquet_lists_of_one_row_and_many_elements(tmp_path: Path) -> None:

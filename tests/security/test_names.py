@@ -3,8 +3,7 @@
 import json
 import os
 import pty
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from PIL import Image
 
 import assay
 from assay.analyses.subsets import CorrectnessData
+from assay.app.cli import run
 from assay.app.console import echo, print_json, print_table, say
 from assay.circuits import save_submission
 from assay.core.errors import FileFormatError, InputError
@@ -139,34 +139,22 @@ def test_printable_keeps_text_of_every_script() -> None:
     assert printable("a\nb\tc", lines=False) == "a\\nb\\tc"
 
 
+@pytest.mark.usefixtures("unchecked")  # as for a user
 @pytest.mark.parametrize("place", ["clean", "answers"])
-def test_errors_about_hostile_prompts_on_a_real_terminal(place: str, tmp_path: Path) -> None:
+def test_errors_about_hostile_prompts_on_a_real_terminal(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = {"clean": [1, 2], "corrupted": [1, 3], "answers": [" a"], place: [HOSTILE, HOSTILE]}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(line | {"clean": HOSTILE}) + "\n")
+    monkeypatch.chdir(tmp_path)
     ours, theirs = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "assay.app.cli",
-        "discover",
-        "--task",
-        "prompts.jsonl",
-        "--store",
-        "store",
-    ]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL)
-    os.close(theirs)
+    with open(theirs, "w") as terminal, redirect_stdout(terminal), redirect_stderr(terminal):
+        assert run(["discover", "--task", "prompts.jsonl", "--store", "store"]) in (1, 2)
     seen = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        seen += part
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 65536):
+            seen += part
     os.close(ours)
-    assert process.wait() in (1, 2)
     said = seen.decode()
     assert "error:" in said
     assert b"\x1b[2J" not in seen

@@ -6,14 +6,16 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import invoke
 from PIL import Image
+from processes import CommandProcess
 from starlette.testclient import TestClient
 
 from assay.app.cli.monitor import MonitorSettings
@@ -29,6 +31,12 @@ from assay.tasks import draw_shapes
 
 
 QUICK = {"threshold": 0.0, "known_batches": 0, "window": 4, "steps": 1}
+FOLLOWING = (
+    *("--images", "in", "--out", "out", "--follow", "--poll", "0.05"),
+    *("--threshold", "0", "--known-batches", "0", "--window", "4", "--steps", "1"),
+)
+
+Start = Callable[..., CommandProcess]
 
 
 def fill(folder: Path, n: int, *, start: int = 0) -> None:
@@ -44,6 +52,12 @@ def fill(folder: Path, n: int, *, start: int = 0) -> None:
 def options(folder: Path, **more: Any) -> MonitorOptions:
     settings: dict[str, Any] = {**QUICK, "out": folder / "out", "images": (str(folder / "in"),), **more}
     return MonitorOptions(**settings)
+
+
+def options_text(folder: Path, **more: Any) -> str:
+    """The same as a TOML file."""
+    settings = {**QUICK, "out": str(folder / "out"), **more}
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
 
 
 def observe(chosen: MonitorOptions, heard: list[str] | None = None) -> int:
@@ -139,8 +153,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
 def test_it_observes_in_a_thread_and_stops_when_asked(tmp_path: Path) -> None:
     fill(tmp_path / "in", 4)
     path = tmp_path / "door.toml"
-    settings = {**QUICK, "images": [str(tmp_path / "in")], "out": str(tmp_path / "out"), "poll": 0.05}
-    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()))
+    path.write_text(options_text(tmp_path, images=[str(tmp_path / "in")], poll=0.05))
     monitor = watched(path, tell=print)
     assert (monitor.name, monitor.document, monitor.error) == ("door", None, None)
     monitor.start()
@@ -165,16 +178,14 @@ def test_it_observes_in_a_thread_and_stops_when_asked(tmp_path: Path) -> None:
 
 def test_a_monitor_that_dies_says_why(tmp_path: Path) -> None:
     path = tmp_path / "door.toml"
-    path.write_text(
-        f"images = [{json.dumps(str(tmp_path / 'none'))}]\nout = {json.dumps(str(tmp_path / 'o'))}"
-    )
+    path.write_text(options_text(tmp_path, images=[str(tmp_path / "none")]))
     heard: list[str] = []
     monitor = watched(path, tell=heard.append)
     monitor.start()
-    monitor.stop()
-    assert monitor.error is None or "not a folder" in monitor.error
-    if monitor.error is None:  # stopped before it had looked
-        assert heard == []
+    while monitor.running:
+        time.sleep(0.01)
+    assert "not a folder" in problem(monitor)
+    assert heard[-1] == f"door: error: {monitor.error}"
 
 
 def test_the_directory_of_another_process_is_read_as_it_is_written(tmp_path: Path) -> None:
@@ -208,19 +219,16 @@ def test_the_directory_of_another_process_is_read_as_it_is_written(tmp_path: Pat
     assert "assay-monitor/99" in problem(monitor)
 
 
-def test_a_monitor_that_has_ended_is_not_running(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_monitor_that_has_ended_is_not_running(tmp_path: Path, start: Start) -> None:
     """Beside the service, in another process that was killed, and after a clean end."""
     fill(tmp_path / "in", 4)
     (tmp_path / "out").mkdir()
     elsewhere = watched(tmp_path / "out")
     assert not elsewhere.running
-    process = start()
+    process = start("run")
     until_there(lambda: n_readings(elsewhere) == 1, process)
     assert elsewhere.running
-    process.kill()
-    process.communicate()
+    process.end(signal.SIGKILL)
     assert not elsewhere.running
     assert elsewhere.error is None  # what it kept is whole
     settings = tmp_path / "door.toml"
@@ -244,15 +252,16 @@ def test_a_monitor_that_has_ended_is_not_running(
 
 
 def test_broken_uploads_are_passed_over_and_counted_by_default_when_following(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     fill(tmp_path / "in", 4)
     broken = tmp_path / "in" / "broken.png"
     broken.write_bytes(b"\x89PNG broken")
-    process = start("--idle-timeout", "2")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert "skipped in/broken.png: it cannot be decoded" in errors
+    os.utime(broken, (0, 0))
+    outcome = invoke("monitor", *FOLLOWING, "--idle-timeout", "0.5")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "skipped in/broken.png: it cannot be decoded" in outcome.stderr
     monitor = watched(tmp_path / "out")
     assert n_readings(monitor) == 1
     assert "assay_monitor_unreadable_files_total" in metrics_text([monitor.document]).decode()
@@ -264,52 +273,35 @@ def test_broken_uploads_are_passed_over_and_counted_by_default_when_following(
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`assay monitor --follow` as a process of its own, on `in`, keeping in `out`."""
-    running: list[subprocess.Popen[str]] = []
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as running:
 
-    def begin(*more: str) -> subprocess.Popen[str]:
-        arguments = ["--images", "in", "--out", "out", "--follow", "--poll", "0.05", *more]
-        arguments += ["--threshold", "0", "--known-batches", "0", "--window", "4", "--steps", "1"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "assay.app.cli", "monitor", *arguments],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        running.append(process)
-        return process
+        def begin(name: str, *more: str) -> CommandProcess:
+            return running.enter_context(CommandProcess(tmp_path / name, "monitor", *FOLLOWING, *more))
 
-    yield begin
-    for process in running:
-        process.kill()
-        process.communicate()
+        yield begin
 
 
-def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(tmp_path: Path, start: Start) -> None:
     fill(tmp_path / "in", 8)
     (tmp_path / "out").mkdir()
     monitor = watched(tmp_path / "out")
-    process = start("--alarm-file", "alarms.jsonl")
+    process = start("first", "--alarm-file", "alarms.jsonl")
     until_there(lambda: n_readings(monitor) == 2, process)
-    process.kill()
-    process.communicate()
+    process.end(signal.SIGKILL)
     # What a kill in the middle of a line leaves: the reading does not count, its images do.
     journal = tmp_path / "out" / "readings.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
-    process = start("--alarm-file", "alarms.jsonl")
+    process = start("second", "--alarm-file", "alarms.jsonl")
     until_there(lambda: n_readings(monitor) == 2, process)
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert "is incomplete and is ignored" in errors
-    assert "Stopped. Run the same command again" in errors
-    assert "report   out/monitor.html" in output
+    outcome = process.end(signal.SIGTERM)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "is incomplete and is ignored" in outcome.stderr
+    assert "Stopped. Run the same command again" in outcome.stderr
+    assert "report   out/monitor.html" in outcome.stdout
     document = json.loads((tmp_path / "out" / "monitor.json").read_text())
     names = [name for each in document["readings"] for name in each["sources"]]
     assert len(names) == len(set(names)) == 8
@@ -317,10 +309,10 @@ def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(
     assert [each["event"] for each in told] == ["alarm"]
 
 
-def until_there(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def until_there(condition: Callable[[], object], process: CommandProcess) -> None:
     deadline = time.monotonic() + 120
     while not condition():
-        assert process.poll() is None, process.communicate()
+        assert process.alive, process.end()
         assert time.monotonic() < deadline, "nothing happened for two minutes"
         time.sleep(0.05)
 
@@ -369,5 +361,5 @@ def test_readings_outlast_a_jump_of_the_wall_clock(tmp_path: Path, monkeypatch: 
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() - 10 * 86400)
     fill(tmp_path / "in", 4, start=100)
-    assert observe(dataclasses.replace(chosen, idle_timeout=3.0, poll=0.1)) == 1
+    assert observe(dataclasses.replace(chosen, idle_timeout=1.5, poll=0.1)) == 1
     assert len(json.loads((tmp_path / "out" / "monitor.json").read_text())["readings"]) == 2

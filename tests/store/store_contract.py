@@ -364,7 +364,7 @@ class StoreContract:
     def test_processes_that_write_at_the_same_time_lose_nothing(self, location: str) -> None:
         """All of them also race to make the store."""
         workers, count = 2, 25
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork")
         failures = context.SimpleQueue()
         processes = [
             context.Process(target=_writer, args=(location, each, count, failures)) for each in range(workers)

@@ -11,8 +11,8 @@ import pytest
 from command_line import Outcome, invoke
 
 from assay.app.cli import run as command
-from assay.app.options import KINDS
-from assay.store import About, Store
+from assay.app.option_groups import KINDS
+from assay.store import About, Store, database
 
 
 def run(*arguments: str) -> Outcome:
@@ -183,7 +183,8 @@ def test_help_names_every_kind_that_is_stored() -> None:
     assert all(kind in shown for kind in KINDS)
 
 
-def test_a_store_that_cannot_be_reached_hides_its_password() -> None:
+def test_a_store_that_cannot_be_reached_hides_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "FIRST_SECONDS", 0.2)
     result = run(
         "store", "ls", "--store", "postgresql+psycopg://u:s3cret@/x?host=/nowhere/at/all&arrays=/tmp/x"
     )

@@ -1,5 +1,6 @@
 """The same jobs on Ray: the same store, and workers that die or hang are replaced there too."""
 
+import json
 import os
 import sys
 import warnings
@@ -7,15 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_schedule import job
+from command_line import invoke
+from test_schedule import InProcess, job
 from work_functions import begun, behave
 
 from assay.core.errors import AssayError, MissingExtraError
 from assay.pipeline import schedule
 from assay.pipeline.cluster import RayWorkers
+from assay.pipeline.expand import expand
 from assay.pipeline.failures import FailureLog
 from assay.pipeline.limits import Limits
-from assay.pipeline.local import LocalWorkers
+from assay.pipeline.outcome import keep_sweep
+from assay.pipeline.plan_file import read_plan
 from assay.pipeline.schedule import run_jobs
 from assay.store import Store
 
@@ -37,7 +41,7 @@ def ray_is_up() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setenv("PYTHONPATH", paths)  # workers import the work of this folder
         warnings.simplefilter("ignore")  # its own: deprecations in its imports, unclosed sockets
-        first._connect(Limits(workers=2))
+        first.start(behave, "", Limits(workers=2), 0)
     yield
     first.close()
 
@@ -48,12 +52,50 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("ray_is_up")
-def test_ray_makes_the_store_that_local_processes_make(tmp_path: Path) -> None:
+def test_ray_makes_the_store_that_this_process_makes(tmp_path: Path) -> None:
     first = job("first")
     jobs = [first, *(job(f"j{place}", needs=[first]) for place in range(5))]
-    for name, executor in (("ray", RayWorkers("local", 2)), ("local", LocalWorkers(1))):
+    for name, executor in (("ray", RayWorkers("local", 2)), ("here", InProcess(1))):
         assert run_jobs(jobs, tmp_path / name, executor=executor, work=behave).ok
-    assert Store(tmp_path / "ray").digest() == Store(tmp_path / "local").digest()
+    assert Store(tmp_path / "ray").digest() == Store(tmp_path / "here").digest()
+
+
+PLAN = """
+name = "small"
+n = 6
+models = ["mini"]
+tasks = ["ioi"]
+methods = ["eap"]
+sizes = [50]
+metrics = ["kl"]
+
+[attack]
+n-clean = 6
+n-corrupted = 6
+"""
+
+
+@pytest.mark.usefixtures("ray_is_up")
+def test_the_command_makes_the_same_store_on_ray(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    result = invoke(
+        "sweep",
+        tmp_path / "plan.toml",
+        "--store",
+        tmp_path / "ray",
+        "--ray",
+        "local",
+        "--workers",
+        "1",
+        "--json",
+    )
+    assert result.exit_code == 0, result.stderr
+    assert {job["status"] for job in json.loads(result.stdout)["jobs"]} == {"done"}
+    plan = read_plan(tmp_path / "plan.toml")
+    jobs = expand(plan)
+    assert run_jobs(jobs, tmp_path / "here", executor=InProcess(1)).ok
+    keep_sweep(Store(tmp_path / "here"), plan, jobs)
+    assert Store(tmp_path / "ray").digest() == Store(tmp_path / "here").digest()
 
 
 @pytest.mark.usefixtures("ray_is_up")

@@ -1,18 +1,18 @@
 """Worker processes that die, hang, eat memory or cannot start; and that end when their sweep does."""
 
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from test_schedule import job
+from test_schedule import InProcess, job
 from work_functions import begun, behave, journal
 
 from assay.core.errors import AssayError, InputError
@@ -69,21 +69,20 @@ def eventually(holds: Callable[[], bool], seconds: float = 240.0) -> bool:
 def test_workers_that_die_are_replaced_and_jobs_run_again_or_are_given_up(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    acts = {"killed": "kill", "faulty": "segfault", "left": "exit 3"}
+    acts = {"killed": "kill", "faulty": "segfault"}
     victims = [job(name, act, "work") for name, act in acts.items()]
-    bad = job("bad", "exit 1")
+    bad = job("bad", "exit 3")
     after, talks = job("after", needs=[bad]), job("talks", "print")
     outcome = sweep(tmp_path, *victims, bad, after, talks, retries=1)
     assert outcome.done == (*victims, talks)
     assert [(each.job, each.attempts, each.fault.kind) for each in outcome.failed] == [(bad, 2, "died")]
     assert outcome.blocked == (after,)
-    assert [begun(str(tmp_path), name) for name in acts] == [2, 2, 2]
+    assert [begun(str(tmp_path), name) for name in acts] == [2, 2]
     said = {line["name"]: line["message"] for line in FailureLog(tmp_path, "plan").read()}
     assert said == {
         "killed": "the worker died (signal SIGKILL)",
         "faulty": "the worker died (signal SIGSEGV)",
-        "left": "the worker died (exit status 3)",
-        "bad": "the worker died (exit status 1)",
+        "bad": "the worker died (exit status 3)",
     }
     out, err = capfd.readouterr()
     assert out == "", "stdout belongs to the results of a command"
@@ -91,15 +90,15 @@ def test_workers_that_die_are_replaced_and_jobs_run_again_or_are_given_up(
 
 
 def test_jobs_that_hang_or_eat_memory_are_ended(tmp_path: Path) -> None:
-    jobs = [job("hangs", "hang"), job("eats", f"eat {2000 * MIB}"), job("fine")]
-    outcome = sweep(tmp_path, *jobs, timeout=4.0, memory=1500 * MIB, retries=0)
+    jobs = [job("hangs", "hang"), job("eats", f"eat {1000 * MIB}"), job("fine")]
+    outcome = sweep(tmp_path, *jobs, workers=1, timeout=3.0, memory=900 * MIB, retries=0)
     assert {each.job.name: each.fault.kind for each in outcome.failed} == {
         "hangs": "timeout",
         "eats": "memory",
     }
     reasons = {each.job.name: each.fault.message for each in outcome.failed}
-    assert reasons["hangs"] == "it took longer than 4 s (limits.timeout)"
-    assert reasons["eats"].endswith("above its budget of 1,500 MiB (limits.memory)")
+    assert reasons["hangs"] == "it took longer than 3 s (limits.timeout)"
+    assert reasons["eats"].endswith("above its budget of 900 MiB (limits.memory)")
     assert outcome.done == (jobs[2],)
 
 
@@ -119,61 +118,26 @@ def test_workers_that_cannot_load_their_work_end_the_sweep(tmp_path: Path) -> No
     assert no_workers_of(os.getpid())
 
 
-SCRIPT = textwrap.dedent(
-    """
-    import sys
-    from work_functions import behave
-    from test_schedule import job
-    from assay.pipeline.limits import Limits
-    from assay.pipeline.local import LocalWorkers
-    from assay.pipeline.schedule import run_jobs
-
-    if __name__ == "__main__":
-        jobs = [job(f"j{place}", "sleep 0.3") for place in range(6)] + [job("last", "hang", "work")]
-        try:
-            run_jobs(jobs, sys.argv[1], executor=LocalWorkers(), limits=Limits(workers=2), work=behave)
-        except KeyboardInterrupt:
-            sys.exit(130)
-    """
-)
-
-
-@pytest.fixture
-def process(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A sweep in a process of its own; its last job hangs in its first attempt."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
-    with subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "store")],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdin=subprocess.DEVNULL,
-    ) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_no_worker_outlives_its_sweep_and_the_next_goes_on(
-    tmp_path: Path, process: "subprocess.Popen[bytes]", number: signal.Signals
-) -> None:
-    assert eventually(lambda: begun(str(tmp_path / "store"), "last") == 1)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    assert len(workers) >= 2
-    process.send_signal(number)
-    code = process.wait(240)
-    assert code == (130 if number == signal.SIGINT else -number)
+def test_no_worker_outlives_its_sweep_and_the_next_goes_on(tmp_path: Path) -> None:
+    """An interrupted one is in `test_cli_sweep.py`."""
+    jobs = [*(job(f"j{place}", "sleep 0.1") for place in range(6)), job("last", "hang", "work")]
+    run = partial(run_jobs, jobs, tmp_path, executor=LocalWorkers(2), work=behave)
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    try:
+        assert eventually(lambda: begun(str(tmp_path), "last") == 1)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) >= 2
+    finally:
+        process.kill()
+    process.join()
     assert eventually(lambda: not [each for each in workers if each.is_running()])
-    store = tmp_path / "store"
-    before = [name for what, name, _ in journal(str(store)) if what == "end"]
-    jobs = [*(job(f"j{place}", "sleep 0.3") for place in range(6)), job("last", "hang", "work")]
-    outcome = run_jobs(jobs, store, executor=LocalWorkers(1), work=behave)
+    before = [name for what, name, _ in journal(str(tmp_path)) if what == "end"]
+    outcome = run_jobs(jobs, tmp_path, executor=InProcess(1), work=behave)
     assert outcome.ok
-    assert len({process for _, name, process in journal(str(store)) if name not in before}) <= 3
     assert {each.name for each in outcome.skipped} == set(before)
-    assert len(Store(store).find("job")) == 7
+    assert begun(str(tmp_path), "last") == 2
+    assert len(Store(tmp_path).find("job")) == 7
 
 
 def test_a_worker_warms_up_before_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

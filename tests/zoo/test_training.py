@@ -2,10 +2,6 @@
 
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import CONTEXT
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -133,28 +130,22 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, optimiser: str,
     assert not (tmp_path / "parts" / "state.safetensors").exists()
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from test_training import RECIPE, TRAIN, VALIDATION, tiny, train
-import dataclasses, time, torch
-torch.set_num_threads(1)  # as here: sums over another number of threads end in other bits
-recipe = dataclasses.replace(RECIPE, steps=80)
-train(tiny(), TRAIN, VALIDATION, recipe, sys.argv[1], progress=lambda *_: time.sleep(0.05))
-"""
+def train_slowly(recipe: Recipe, folder: Path) -> None:
+    torch.set_num_threads(1)  # as here: sums over another number of threads end in other bits
+    train(tiny(), TRAIN, VALIDATION, recipe, folder, progress=lambda *_: time.sleep(0.05))
 
 
 def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     recipe = dataclasses.replace(RECIPE, steps=80)
     whole = train(tiny(), TRAIN, VALIDATION, recipe, tmp_path / "whole")
-    here = str(Path(__file__).parent)
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "killed"), here])
+    process = CONTEXT.Process(target=train_slowly, args=(recipe, tmp_path / "killed"))
+    process.start()
     state = tmp_path / "killed" / "state.safetensors"
     deadline = time.monotonic() + 120
-    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not state.exists() and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert state.exists(), "the process was not caught while it was training"
     assert not (tmp_path / "killed" / "training.json").exists()
     resumed = train(tiny(), TRAIN, VALIDATION, recipe, tmp_path / "killed")

@@ -193,7 +193,9 @@ def show_cost(cost: "Forecast", *, as_json: bool, **facts: object) -> None:
     print_table("", ["stage", "runs", counted], [*rows, total], right=f"runs {counted}")
     if cost.seconds is not None and cost.pass_seconds is not None:
         workers = f" with {cost.workers} workers" if cost.workers > 1 else ""
-        echo(f"about {duration(cost.seconds)} here{workers}, at {1000 * cost.pass_seconds:.3g} ms a pass")
+        took = f"about {duration(cost.seconds)} here{workers} for the passes alone"
+        rest = "loading, statistics and pages come on top"
+        echo(f"{took}, at {1000 * cost.pass_seconds:.3g} ms a pass; {rest}")
     if cost.bytes is not None:
         stored = "" if cost.stored_bytes is None else f", {size_words(cost.stored_bytes)} stored"
         echo(f"about {size_words(cost.bytes)} of memory{stored}")

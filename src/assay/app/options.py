@@ -1,135 +1,238 @@
-"""What an option is made of: the group it is listed in, its range, and the names that the tab key completes.
+"""Settings of models, inputs and circuits that mean the same in every command, declared once."""
 
-The names are known without loading what they name; a test compares them with the registries. Names of other
-packages are read from their entry points.
-"""
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from collections.abc import Sequence
-from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from cyclopts import Group, Parameter, Token
-from cyclopts.validators import Number
-
-
-DEFAULT_STORE = Path("assay-out")
-
-INPUTS, CIRCUIT, DISCOVERY, STORED, OUTPUT, RUNNING = (
-    Parameter(group=Group(name, sort_key=place))
-    for name, place in (
-        ("Model and inputs", 10),
-        ("Circuit", 20),
-        ("Discovery", 30),
-        ("Results", 70),
-        ("Output", 80),
-        ("Running", 90),
-    )
+from assay.app.option_groups import (
+    CIRCUIT,
+    DEFAULT_STORE,
+    DISCOVERY,
+    EMBEDDED,
+    INPUTS,
+    RUNNING,
+    STEPS,
+    Count,
+    DType,
+    Steps,
+    completing,
+    one_of,
 )
+from assay.app.running import Batched, Placed, Seeded, Storing, call
+from assay.core.errors import InputError
 
 
-def own_group(name: str, place: int = 40) -> Parameter:
-    """A group of a command's own options, after those of the inputs and of discovery."""
-    return Parameter(group=Group(name, sort_key=place))
+if TYPE_CHECKING:
+    import torch
+
+    from assay.circuits import Circuit, HeadCircuit
+    from assay.execution import CircuitRuns
+    from assay.graph import Graph
+    from assay.models import Model
+    from assay.pipeline import Draws
+    from assay.tasks import Task
 
 
-def at_least(low: int, most: int | None = None) -> Parameter:
-    """A range."""
-    return Parameter(validator=Number(gte=low, lte=most))
+# ---- model and inputs ---------------------------------------------------------------------------
 
 
-def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
-    """A count, or `auto`."""
-    del type_
-    value = tokens[0].value
-    if value != "auto" and not (value.isdecimal() and int(value) > 0):
-        raise ValueError(f"{value!r} is not valid; give a count of at least 1, or auto")
-    return value if value == "auto" else int(value)
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """Which numbers a model computes with.
+
+    Attributes:
+        dtype: auto (float32), float32, float64, bfloat16 or float16; float64 for exactness.
+    """
+
+    dtype: Annotated[DType, RUNNING] = "auto"
+
+    @property
+    def dtype_name(self) -> str | None:
+        """The name of the number type; None leaves it to the loader."""
+        return None if self.dtype == "auto" else self.dtype
+
+    @property
+    def torch_dtype(self) -> "torch.dtype | None":
+        """The number type; None leaves it to the loader."""
+        from assay.models.loading import number_type
+
+        return number_type(self.dtype_name)
 
 
-DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-Count = Annotated[int, at_least(1)]
-STEPS = Parameter(converter=_steps, completer=lambda context: ["auto"], metavar="COUNT|auto")
-Steps = int | Literal["auto"]
+@dataclass(frozen=True, kw_only=True)
+class OnModel(Typed, Placed):
+    """The model.
 
-NAMES: dict[str, tuple[str, ...]] = {
-    "ablations": ("resample", "zero", "mean", "mean-positional", "noise", "noise-additive"),
-    "distances": ("spearman", "cosine", "l2", "laplacian", "netlsd", "jaccard"),
-    "divergences": ("kl", "reverse-kl", "js", "tv", "logit-diff-gap"),
-    "methods": (
-        "acdc",
-        "eap-ig-inputs",
-        "eap",
-        "eap-ig-activations",
-        "clean-corrupted",
-        "ifr",
-        "exact",
-        "random",
-        "edge-pruning",
-        "relp",
-        "ugs",
-    ),
-    "metrics": (
-        "sigma-ablation",
-        "output-divergence",
-        "kl",
-        "kl-faithfulness",
-        "output-variants",
-        "dprime",
-        "ce-delta",
-        "ce-ratio",
-        "faithfulness",
-        "faithfulness-norm",
-        "completeness",
-        "minimality",
-        "corrupt-restore",
-        "scrub-recovery",
-        "scrub-kl",
-        "topk",
-        "topk-tau",
-        "cpr",
-        "cmd",
-    ),
-    "objectives": ("logit_diff", "logit_diff_max", "prob_diff", "ce", "kl", "js", "pseudo_margin"),
-    "tasks": ("docstring", "induction", "ioi", "greater-than", "sva", "gendered-pronoun"),
-}
-EMBEDDED = ("mini", "colour-digits")
-# Of stored results.
-KINDS = (
-    "audit",
-    "benchmark",
-    "calibration",
-    "circuit",
-    "claim",
-    "correctness",
-    "finetune",
-    "job",
-    "measurement",
-    "monitor",
-    "pairs-part",
-    "ranking",
-    "ranking-comparison",
-    "repair",
-    "scores",
-    "scores-part",
-    "subset-path",
-    "sweep",
-    "truth",
-    "worst_case",
-    "zoo",
-)
+    Attributes:
+        model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
+    """
+
+    model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
+
+    def load_model(self) -> "Model":
+        """The model on its device, with numbers of the type asked for."""
+        from assay.models import load_model
+
+        return load_model(self.model, device=self.place(), dtype=self.torch_dtype)
 
 
-def completing(kind: str) -> Parameter:
-    """An option whose values are registered names of a kind; others are refused where they are looked up."""
+@dataclass(frozen=True, kw_only=True)
+class OnTask(OnModel):
+    """The model and what it does.
 
-    def names(context: object) -> Sequence[str]:
-        del context
-        return (*NAMES[kind], *(point.name for point in entry_points(group=f"assay.{kind}")))
+    Attributes:
+        task: Registered task, JSONL file of prompts, or colour-digits.
+    """
 
-    return Parameter(completer=names)
+    task: Annotated[str, INPUTS, completing("tasks")] = "ioi"
 
 
-def one_of(*names: str) -> Parameter:
-    """An option that takes one of a few words; others are refused where they are looked up."""
-    return Parameter(completer=lambda context: names)
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """How many inputs.
+
+    Attributes:
+        n: Prompts or images to discover on, in total. Default: 200; all of a file or folder.
+    """
+
+    n: Annotated[Count | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipBad:
+    """What happens to images that cannot be read.
+
+    Attributes:
+        skip_bad: Skip and count image files that cannot be decoded.
+    """
+
+    skip_bad: Annotated[bool, INPUTS] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnImages(SkipBad):
+    """Images instead of a task.
+
+    Attributes:
+        images: Images for an image classifier, instead of --task: shapes:DOMAIN, colour-digits:AGREEMENT, an
+            .npz file, or a folder of one domain.
+    """
+
+    images: Annotated[str | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Files for the two halves.
+
+    Attributes:
+        discover_on: JSONL file to discover the circuit on; --task is then used to measure.
+        measure_on: JSONL file to measure on; --task is then used to discover.
+    """
+
+    discover_on: Annotated[str | None, INPUTS] = None
+    measure_on: Annotated[str | None, INPUTS] = None
+
+
+# ---- discovery ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """What is measured of the output.
+
+    Attributes:
+        objective: Loss that defines the behaviour. Default: the task's own.
+    """
+
+    objective: Annotated[str | None, DISCOVERY, completing("objectives")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablating(Behaviour):
+    """What is measured, and what a cut edge carries.
+
+    Attributes:
+        ablation: Value that replaces a removed edge. Default: the task's own.
+    """
+
+    ablation: Annotated[str | None, DISCOVERY, completing("ablations")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovering(Behaviour):
+    """How a circuit is discovered.
+
+    Attributes:
+        method: Discovery method; `assay list methods` lists them.
+        steps: Number of quadrature nodes of the method, or auto.
+    """
+
+    method: Annotated[str, DISCOVERY, completing("methods")] = "eap-ig-inputs"
+    steps: Annotated[Steps, DISCOVERY, STEPS] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing(Discovering):
+    """How a circuit is discovered and how large it becomes.
+
+    Attributes:
+        target: Normalised faithfulness that a discovered circuit must reach.
+    """
+
+    target: Annotated[float, DISCOVERY] = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
+    """The circuit that is judged, given or discovered.
+
+    Attributes:
+        n: Prompts in each half, to discover on and to measure on; with --circuit, in total. Default: 200; all
+            rows of a file.
+        circuit: Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id in the store.
+            Default: discover one, as audit does.
+        top: Cut a discovered circuit from this many of the strongest edges, instead of --target.
+    """
+
+    n: Annotated[Count | None, INPUTS] = None
+    circuit: Annotated[str | None, CIRCUIT] = None
+    top: Annotated[Count | None, CIRCUIT] = None
+
+    def named_circuit(self, graph: "Graph") -> "Circuit | HeadCircuit | None":
+        """The circuit of `--circuit`, as it is described; None where one is to be discovered."""
+        from assay.pipeline.circuits import read_circuit
+
+        if self.circuit is None:
+            return None
+        if self.top is not None:
+            raise InputError(
+                "--top sets the size of a discovered circuit, but --circuit gives a circuit; use only one"
+            )
+        exists = self.store is not None or DEFAULT_STORE.exists()
+        return read_circuit(self.circuit, graph, lambda: self.existing_store() if exists else None)
+
+    def edge_circuit(self, graph: "Graph") -> "Circuit | None":
+        """`named_circuit` as the edges to keep."""
+        from assay.circuits import Circuit, HeadCircuit
+
+        circuit = self.named_circuit(graph)
+        return Circuit.from_heads(graph, circuit) if isinstance(circuit, HeadCircuit) else circuit
+
+    def runs(
+        self, model: "Model", prompts: "Task | Draws | str", circuit: "Circuit | None" = None, **more: Any
+    ) -> "CircuitRuns":
+        """Runs of a circuit on prompts; without one, of the circuit that these settings discover."""
+        from assay.pipeline import runs_of
+
+        return call(self, runs_of, model, prompts, circuit, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Independent:
+    """What is known of the rows of a file.
+
+    Attributes:
+        independent: Treat rows as independent samples not used for discovery, and compute certificates.
+    """
+
+    independent: Annotated[bool, INPUTS] = False

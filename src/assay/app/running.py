@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 from cyclopts import Parameter
 
 from assay.app.console import echo_files, echo_result, note, print_json, print_result, show_cost
-from assay.app.options import DEFAULT_STORE, OUTPUT, RUNNING, STORED, Count, at_least, one_of
+from assay.app.option_groups import DEFAULT_STORE, OUTPUT, RUNNING, STORED, Count, at_least, one_of
 from assay.core.errors import OutputError
 
 

@@ -106,6 +106,11 @@ def measurements_page(records: Sequence[Document]) -> Page:
             listing,
             " lists all that are stored.",
         ]
+    ablations = sorted({_named(each, "ablation") for each in records} - {""})
+    carried = (
+        f"What is outside the circuit is ablated ({', '.join(ablations)}); another ablation may give another "
+        "value."
+    )
     printed, unprinted = first(records, RECORDS)
     notes = [
         Details(
@@ -119,7 +124,13 @@ def measurements_page(records: Sequence[Document]) -> Page:
         kind="measurements",
         title=title,
         sections=[
-            Section(title="", blocks=[Figure(blocks=[measurement_table(shown)], caption=caption, kind="")])
+            Section(
+                title="",
+                blocks=[
+                    Figure(blocks=[measurement_table(shown)], caption=caption, kind=""),
+                    *([Note(text=carried, style="quiet")] if ablations else []),
+                ],
+            )
         ],
         records=[*notes, *([Note(text=rest, style="quiet")] if unprinted else [])],
     )
@@ -193,9 +204,21 @@ def _measurement_row(name: str, measurement: Document) -> Row:
             UNITS.get(unit, unit),
             Cell(text=words.number(n), value=n, below=f"{excluded} excluded" if excluded else ""),
             Cell(text=DIRECTIONS.get(measurement.get("direction") or "report", ""), style="quiet"),
-            Cell(status=status),
+            Cell(status=status, below=_decided_by(measurement)),
         ],
         style=status.replace("none", "no-verdict"),
+    )
+
+
+def _decided_by(measurement: Document) -> str:
+    """The parts that keep a verdict on several quantities from a pass, each with its limit; else nothing."""
+    status, verdict = measurement.get("status"), measurement.get("verdict") or {}
+    limits, parts = verdict.get("thresholds") or {}, measurement.get("parts") or {}
+    open_to = {"fail": ("fail",), "moderate": ("fail", "inconclusive")}.get(str(status), ())
+    return "; ".join(
+        f"{name} {words.number(part['value'])}, limit {words.number(limits[name])}"
+        for name, part in parts.items()
+        if name in limits and part["status"] in open_to
     )
 
 

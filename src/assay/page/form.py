@@ -18,7 +18,7 @@ class PageForm:
 
     Attributes:
         noun: What a message calls it.
-        schema: The version that is read.
+        schema: The version that is read; empty for documents that do not name one.
         again: What makes such a document anew.
         make: Its page, from a document that `read` has checked.
         relatives: What to do with documents of other schemas that look like it, by schema.
@@ -36,14 +36,20 @@ class PageForm:
         Raises:
             InputError: For another version, with what to do.
         """
-        if advice := self.relatives.get(str(document.get("schema"))):
+        schema = schema_of(document)
+        if advice := self.relatives.get(schema):
             raise InputError(advice)
-        if document.get("schema") != self.schema:
+        if schema != self.schema:
             raise InputError(
-                f"this {self.noun} has schema {document.get('schema')!r}; this version reads "
+                f"this {self.noun} has schema {schema!r}; this version reads "
                 f"{self.schema!r}: run {self.again} again to make one"
             )
         return _Named(document, self.noun)
+
+
+def schema_of(document: Document) -> str:
+    """Name and version of the form that a document is written in; empty where it names none."""
+    return str(document.get("schema") or document.get("format") or "")
 
 
 class _Named(dict[str, Any]):

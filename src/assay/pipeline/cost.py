@@ -86,7 +86,7 @@ class Forecast(Record):
 
     @property
     def seconds(self) -> float | None:
-        """About how long all of them take; start-up is left out."""
+        """About how long the passes alone take: loading, statistics and pages are left out."""
         return None if self.pass_seconds is None else self.passes * self.pass_seconds / self.workers
 
 

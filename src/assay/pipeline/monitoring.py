@@ -13,7 +13,7 @@ from filelock import lock_descriptor
 
 from assay.analyses.generalization.alarms import batches_for
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
-from assay.analyses.generalization.monitoring import Monitor
+from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
 from assay.circuits import EdgeScores, load_scores, write_atomically
 from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.core.random import stream
@@ -85,6 +85,29 @@ class MonitorPlan:
     def given(self) -> bool:
         """Whether the reference circuit is a file."""
         return not is_shapes(self.reference) and not Path(self.reference).is_dir()
+
+    @property
+    def known_source(self) -> str | None:
+        """Where known images come from; None: from nowhere."""
+        return self.known or (None if self.given else self.reference)
+
+    @property
+    def most_batches(self) -> int:
+        """Known batches, at most: those asked for, those drawn, or what a folder may give."""
+        if self.known_source is None:
+            return 0
+        if self.known_batches is not None:
+            return self.known_batches
+        drawn = self.n_drawn // self.window - (self.known is None)
+        return min(drawn, MOST_BATCHES) if is_shapes(self.known_source) else MOST_BATCHES
+
+    @property
+    def most_labelled(self) -> int:
+        """Images that baselines learn from, at most."""
+        if self.known_source is None:
+            return 0
+        drawn = self.n_drawn - (self.known is None) * self.window
+        return min(drawn, MOST_LABELLED) if is_shapes(self.known_source) else MOST_LABELLED
 
     @property
     def n_drawn(self) -> int:

@@ -9,12 +9,24 @@ import torch
 
 from assay.analyses.benchmark import Contender, planted_task
 from assay.analyses.benchmark.contenders import SHARED_OPTIONS
-from assay.analyses.benchmark.cost import MOST_TURNS
+from assay.analyses.benchmark.cost import TURNS, most_turns
+from assay.analyses.benchmark.discovery import WARM_UP
 from assay.analyses.claims.claim import Claim
 from assay.analyses.claims.sets import head_sets, shape_of
 from assay.analyses.worst_case.explain import STEPS as STEPS_OF_EXPLAIN
-from assay.analyses.worst_case.repair_search import BATCH_SIZE, CHECKS, EXPLAINED, ROUNDS
+from assay.analyses.worst_case.repair_search import (
+    ALPHA,
+    BATCH_SIZE,
+    EXPLAINED,
+    ROUNDS,
+    checked_steps,
+    n_worst,
+)
+from assay.core.errors import AssayError
 from assay.discovery.edges.masks import MaskSettings
+from assay.discovery.edges.method import EdgeMethod, get_method
+from assay.discovery.edges.outputs import output_passes
+from assay.execution.soft import mask_cost
 from assay.metrics.curve import FRACTIONS
 from assay.models import Model, load_model
 from assay.models.planted import planted_model
@@ -23,44 +35,51 @@ from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.image_stream import known_images
 from assay.pipeline.inputs import FEW
-from assay.pipeline.monitoring import METHOD, STEPS, USUAL_BATCHES, MonitorPlan
-from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions
-from assay.zoo import Grid, Recipe, Zoo, initial_module
+from assay.pipeline.monitoring import METHOD, STEPS, MonitorPlan
+from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions, Task
+from assay.zoo import Grid, Recipe, Zoo, initial_module, split
 
 
 TRAINED = 3  # passes of a training step per image, the backward one counted as two
-LEARNED = 5  # passes of a learned mask per pair: clean, corrupted, masked forward and backward
+PROBED = 3  # prompts that are run to learn what pairs of them take: their common start, one of each side
 
 
-def plan_repair(*, by: str, n_train: int, n_pairs: int, train_steps: int | None = None) -> list[Workload]:
-    """Passes of a repair over single prompts, at most; one with a stream per target counts as one.
+def plan_repair(
+    model: Model, *, by: str, n_train: int, n_pairs: int, train_steps: int | None = None
+) -> list[Workload]:
+    """Passes of a repair over single prompts, at most; a run under a mask counts as `mask_cost` says.
 
     Args:
+        model: The model.
         by: `mask` or `swap`.
         n_train: Pairs to train on, and as many to choose by.
         n_pairs: Pairs that judge both circuits.
         train_steps: Steps of `mask`.
     """
-    validated = 3 * n_train  # clean, corrupted and the circuit
-    explained = EXPLAINED * (5 + 4 * STEPS_OF_EXPLAIN)
+    masked = mask_cost(model)
+    validated, judged = (PROBED + 3 * n for n in (n_train, n_pairs))  # clean, corrupted and the circuit
+
+    def explained(pairs: int) -> int:
+        """Both sides; circuit, whole and empty; forward and backward on both paths."""
+        return math.ceil(pairs * (2 + (3 + 4 * STEPS_OF_EXPLAIN) * masked))
+
     if by == "mask":
         steps = MaskSettings.steps if train_steps is None else train_steps
+        trained = math.ceil(steps * BATCH_SIZE * (2 + 2 * masked))
+        tried, hard = len(checked_steps(steps)), len(checked_steps(steps)) - 1
         search = [
-            Workload(stage="explain the start", runs=1, passes=explained),
-            Workload(stage="train the mask", runs=steps, passes=steps * BATCH_SIZE * LEARNED),
-            Workload(stage="worst pairs", runs=CHECKS, passes=CHECKS * validated),
+            Workload(stage="explain the start", runs=1, passes=explained(EXPLAINED)),
+            Workload(stage="train the mask", runs=steps, passes=trained),
         ]
-        tried = CHECKS
     else:
-        search = [
-            Workload(stage="worst pairs", runs=ROUNDS, passes=ROUNDS * validated),
-            Workload(stage="explain them", runs=ROUNDS, passes=ROUNDS * explained),
-        ]
-        tried = ROUNDS
+        tried = hard = ROUNDS
+        pairs = min(EXPLAINED, 2 * n_worst(n_train, ALPHA))
+        search = [Workload(stage="explain them", runs=ROUNDS, passes=ROUNDS * explained(pairs))]
     return [
         *search,
+        Workload(stage="worst pairs", runs=hard, passes=hard * validated),
         Workload(stage="choose", runs=1 + tried, passes=(1 + tried) * validated),
-        Workload(stage="judge", runs=2, passes=2 * 3 * n_pairs),
+        Workload(stage="judge", runs=2, passes=2 * judged),
     ]
 
 
@@ -88,41 +107,80 @@ def plan_claim(claim: Claim, model: Model, *, max_passes: float | None = None) -
 
 
 def plan_entries(
-    entries: Iterable[Contender], model: Model, *, n: int, objectives: int = 1
+    entries: Iterable[Contender],
+    model: Model,
+    task: Task,
+    *,
+    n: int,
+    objectives: Sequence[str | None],
+    ablation: str | None = None,
 ) -> list[Workload]:
-    """Passes of every discovery of a benchmark, at most.
+    """Passes of every discovery of a benchmark, at most; one that a method refuses costs nothing.
 
     Args:
         entries: The methods that compete.
         model: The model.
+        task: Some of the examples.
         n: Examples.
-        objectives: How many objectives each attributes in turn.
+        objectives: What each attributes in turn; None: its own.
+        ablation: What a cut edge carries; None: as the task says.
     """
     stages = []
     for entry in entries:
-        own = {name: value for name, value in entry.options.items() if name not in SHARED_OPTIONS}
-        steps = entry.options.get("steps", 5)
-        plan = plan_discovery(model, method=entry.key, n=objectives * n, steps=steps, options=own)
-        stages.append(Workload(stage=entry.name, runs=objectives, passes=plan.passes))
+        options = dict(entry.options)
+        asked = {name: options.pop(name) for name in SHARED_OPTIONS if name in options}
+        asked.pop("batch_size", None)
+        method, steps = get_method(entry.key, **options), asked.get("steps", 5)
+        shared = {"ablation": ablation, **asked}
+        runs = sum(_serves(method, task, **{"objective": each, **shared}) for each in objectives)
+        plan = plan_discovery(model, method=entry.key, n=runs * n, steps=steps, options=options)
+        stages.append(Workload(stage=entry.name, runs=runs, passes=plan.passes))
     return stages
 
 
-def plan_benchmark(entries: Sequence[Contender], model: Model, *, n: int, imports: int = 0) -> list[Workload]:
-    """Passes of a benchmark of discovery methods, at most: scores, then circuits of each size twice.
+def _serves(method: EdgeMethod, task: Task, **asked: Any) -> bool:
+    """Whether a method takes these settings on a task."""
+    try:
+        method.check(method.choices(task, **asked))
+    except AssayError:
+        return False
+    return True
+
+
+def benchmark_cost(
+    entries: Sequence[Contender],
+    model: Model,
+    task: Task,
+    *,
+    imports: int = 0,
+    objective: str | None = None,
+    ablation: str | None = None,
+    batch_size: int | None = None,
+) -> Forecast:
+    """What a benchmark of discovery methods costs: scores, then circuits of each size twice.
 
     Args:
         entries: The methods that compete.
         model: The model.
-        n: Examples to discover on, and as many to judge on.
+        task: Examples to discover on, and as many to judge on.
         imports: Scores from elsewhere that are judged too.
+        objective: What methods attribute; None: each its own.
+        ablation: What a cut edge carries; None: as the task says.
+        batch_size: Examples of a pass.
     """
-    runs = 1 + 2 * len(FRACTIONS) * (len(entries) + imports)
-    plain = 2 * (1 + MOST_TURNS) * len(entries)
-    return [
-        *plan_entries(entries, model, n=n),
-        Workload(stage="timed passes", runs=plain, passes=plain * n),
-        Workload(stage="faithfulness of circuits", runs=runs, passes=2 * runs * n),
-    ]
+    n, sizes = task.n, len(FRACTIONS) - 1  # the last is the model itself
+    cost = cost_of(model, n, [], task, batch_size=batch_size)
+    assert cost.pass_seconds is not None
+    # Once at the usual batch size; a method that needs smaller batches, so with long passes, once more.
+    plain = len(entries) * (1 + most_turns(n * cost.pass_seconds) + 1 + TURNS)
+    warm_up = plan_discovery(model, method=METHOD, n=min(n, WARM_UP), steps=1)
+    runs = 2 + 2 * sizes * (len(entries) + imports)  # with the model on both sides of the pairs
+    stages = (
+        *plan_entries(entries, model, task, n=n, objectives=[objective], ablation=ablation),
+        Workload(stage="timed passes", runs=plain, passes=plain * n + warm_up.passes),
+        Workload(stage="faithfulness of circuits", runs=runs, passes=runs * n),
+    )
+    return replace(cost, stages=stages)
 
 
 def truth_cost(
@@ -130,7 +188,7 @@ def truth_cost(
     entries: Sequence[Contender],
     *,
     n: int,
-    objectives: int,
+    objectives: Sequence[str],
     dtype: torch.dtype | None = None,
     batch_size: int | None = None,
 ) -> Forecast:
@@ -140,15 +198,15 @@ def truth_cost(
         models: Names of planted models.
         entries: The methods.
         n: Examples of each model.
-        objectives: How many objectives.
+        objectives: What each attributes in turn.
         dtype: Number type of the weights; None: float32.
         batch_size: Examples of a pass.
     """
     parts = []
     for name in models:
         planted = planted_model(name, dtype=dtype or torch.float32)
-        stages = plan_entries(entries, planted.model, n=n, objectives=objectives)
         task = planted_task(planted, n=min(n, FEW))
+        stages = plan_entries(entries, planted.model, task, n=n, objectives=objectives)
         parts.append(cost_of(planted.model, n, stages, task, batch_size=batch_size))
     return cost_of_several(f"{len(models)} planted models", n, parts)
 
@@ -195,15 +253,18 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
     def stage(name: str, runs: int, extra: int = 0) -> Workload:
         return Workload(stage=name, runs=runs, passes=runs * (each.passes + extra * plan.window))
 
-    batches = USUAL_BATCHES if plan.known_batches is None else plan.known_batches
-    stages = [stage("reference", 0 if plan.given else 1), stage("known batches", batches)]
+    rated = 2 if plan.target is not None else 1  # what labels teach is learned for the domains and to watch
+    stages = [
+        stage("reference", 0 if plan.given else 1),
+        stage("known batches", plan.most_batches),
+        Workload(stage="labelled images", runs=rated, passes=rated * plan.most_labelled),
+    ]
     if plan.target is not None:
         stages.append(stage("corrupted domains", 39, 1))
-    source = plan.known or (None if plan.given else plan.reference)
     task = None
-    if source is not None:
+    if plan.known_source is not None:
         images = known_images(
-            source,
+            plan.known_source,
             EvalTransform.for_model(model),
             n=FEW,
             classes=model.classes,
@@ -225,16 +286,21 @@ def zoo_cost(grid: Grid, images: ImageSet | None, *, holdout: float) -> Forecast
     speeds = (
         {} if images is None else {name: _start_cost(grid, name, images) for name in grid.initialisations}
     )
-    n_validated = 0 if images is None else math.ceil(holdout * images.n)
+    n_validated = 0 if images is None else split(images, holdout)[1].n
     for recipe in grid.recipes():
-        evaluations = 2 + recipe.steps // recipe.validate_every
-        passes = TRAINED * recipe.steps * recipe.batch_size + evaluations * n_validated
+        each = TRAINED if recipe.mode == "full" else 1  # a head alone learns from features
+        passes = each * recipe.steps * recipe.batch_size + _evaluations(recipe) * n_validated
         stage = Workload(stage=recipe.key, runs=recipe.steps, passes=passes)
         known = speeds.get(recipe.init)
         speed, size = (None, None) if known is None else (known.pass_seconds, known.bytes)
         parts.append(Forecast(model={}, n=0, stages=(stage,), pass_seconds=speed, bytes=size))
     title = f"{len(parts)} models of {grid.name}"
     return cost_of_several(title, 0 if images is None else images.n, parts)
+
+
+def _evaluations(recipe: Recipe) -> int:
+    """How often a training scores its validation images: on the way, and once more at its start or end."""
+    return 1 + math.ceil(recipe.steps / recipe.validate_every)
 
 
 def _start_cost(grid: Grid, name: str, images: ImageSet) -> Forecast:
@@ -260,12 +326,12 @@ def finetune_cost(
         images: The domain; None: not given yet.
         validated: Images that are scored at every evaluation.
     """
-    evaluations = 2 + recipe.steps // recipe.validate_every
-    circuits = plan_discovery(model, method=METHOD, n=n_images, steps=STEPS)
+    evaluations = _evaluations(recipe)
+    circuits = n_images * output_passes(STEPS)
     stages = [
         Workload(stage="train", runs=recipe.steps, passes=recipe.steps * recipe.batch_size * per_image),
         Workload(stage="validate", runs=evaluations, passes=evaluations * validated),
-        Workload(stage="circuits", runs=evaluations, passes=evaluations * circuits.passes),
+        Workload(stage="circuits", runs=evaluations, passes=evaluations * circuits),
     ]
     task = None if images is None else few_images(model, images)
     return cost_of(model, 0 if images is None else images.n, stages, task)

@@ -40,7 +40,7 @@ from assay.page.text import (
     record_text,
 )
 from assay.report import audit_plots as figures
-from assay.report.audit_words import caveats, inputs, not_run, verdict
+from assay.report.audit_words import caveats, inputs, not_run, strongest_heads, verdict
 
 
 LISTED_WORDS = 6
@@ -346,6 +346,7 @@ def _heads(document: Document) -> Figure:
     return Figure(
         draw=partial(plot_matrix, heads),
         label="Attribution of each head, signed; the numbers are in the table.",
+        blocks=[Note(text=strongest_heads(document))],
         caption=f"Each head’s summed outgoing attribution over n = {number(document['discovery']['n'])} "
         f"{inputs(document)}, in units of the objective: the first-order effect of ablating the head. Blue "
         "supports, vermilion opposes.",

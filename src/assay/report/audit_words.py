@@ -5,9 +5,11 @@ from typing import Any
 
 from assay.page import text as words
 from assay.page.blocks import Column, Section, Table
-from assay.page.text import code, number, percent, rounded
+from assay.page.circuit import signed
+from assay.page.text import code, listed, number, percent, plain_text, rounded
 
 
+STRONGEST = 5  # heads that a sentence names
 Document = Mapping[str, Any]
 
 
@@ -93,6 +95,21 @@ def caveats(document: Document) -> list[str]:
             "more integration steps would change the scores."
         )
     return notes
+
+
+def strongest_heads(document: Document) -> str:
+    """The heads of the circuit with the largest attribution."""
+    inside = set(document["circuit"]["nodes"])
+    heads = [
+        (abs(value), f"a{layer}.h{head} ({plain_text(signed(value))})")
+        for layer, row in enumerate(document["per_head"])
+        for head, value in enumerate(row)
+        if f"a{layer}.h{head}" in inside and value is not None
+    ]
+    if not heads:
+        return "The circuit contains no head."
+    names = [name for _, name in sorted(heads, key=lambda each: -each[0])[:STRONGEST]]
+    return f"Strongest heads of the circuit, by summed outgoing attribution: {listed(names)}."
 
 
 def not_run(document: Document) -> list[Section]:

@@ -69,8 +69,8 @@ def compare_document(store: Store, a: str, b: str, *, files: bool = True) -> Doc
     return {
         "schema": SCHEMA,
         "kind": KIND,
-        "a": sides[0].facts(),
-        "b": sides[1].facts(),
+        "a": sides[0].to_dict(),
+        "b": sides[1].to_dict(),
         "circuits": circuits,
         "measurements": measurements[:SHARED],
         "n_measurements": len(measurements),

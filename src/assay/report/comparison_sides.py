@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores, load_circuit
 from assay.core.errors import AssayError, InputError
+from assay.core.record import Record, same
 from assay.graph import Graph, build_graph
 from assay.report.overview import find_sweep
 from assay.store import Store, StoredResult
@@ -35,8 +36,13 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Side:
+class Side(Record):
     """One of the two: what it is, its circuit and scores if it has any, its measurements by name."""
+
+    record_layout = {
+        **same("label", "kind", "id", "created", "model", "task", "method", "how"),
+        **same("n_edges", "hash", of="circuit"),
+    }
 
     label: str
     kind: str
@@ -50,21 +56,6 @@ class Side:
     scores: Tensor | None = None
     measurements: Mapping[str, Kept] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-
-    def facts(self) -> dict[str, Any]:
-        """The side as JSON."""
-        return {
-            "label": self.label,
-            "kind": self.kind,
-            "id": self.id,
-            "created": self.created,
-            "model": self.model,
-            "task": self.task,
-            "method": self.method,
-            "how": self.how,
-            "n_edges": None if self.circuit is None else self.circuit.n_edges,
-            "hash": None if self.circuit is None else self.circuit.hash,
-        }
 
 
 def side_of(store: Store, given: str, *, files: bool) -> Side:

@@ -20,13 +20,16 @@ def result_page(result: StoredResult, *, served: bool = True) -> str:
         result: As the store gives it.
         served: For `assay serve`: ids become links of the site.
     """
-    pages = pages_of(result.payload) if has_page(result) else [record_page(result)]
-    return render_pages(pages, served=served)
+    return render_pages(pages_of_result(result), served=served)
 
 
-def has_page(result: StoredResult) -> bool:
-    """Whether a stored result is a document that `save_report` makes a page of."""
-    return is_reportable(result.payload)
+def pages_of_result(result: StoredResult) -> list[Page]:
+    """The pages of a result, or its record as one.
+
+    The store knows the kind of a result whose document names none.
+    """
+    document = {"kind": result.kind, **result.payload}
+    return pages_of(document) if is_reportable(document) else [record_page(result)]
 
 
 def record_page(result: StoredResult) -> Page:

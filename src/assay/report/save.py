@@ -11,7 +11,7 @@ from assay.core.errors import InputError, OutputError
 from assay.core.measurement import Measurement
 from assay.metrics.page import is_measurement, measurements_page
 from assay.page.blocks import Page
-from assay.page.form import PAGES, Document, PageForm
+from assay.page.form import PAGES, Document, PageForm, schema_of
 from assay.page.html import render_pages
 from assay.page.text import bounded
 
@@ -161,7 +161,7 @@ def _form(document: Document) -> PageForm:
 
 def is_reportable(document: Document) -> bool:
     """Whether `save_report` makes a page of a document."""
-    return is_measurement(document) or document.get("schema") == _form(document).schema
+    return is_measurement(document) or schema_of(document) == _form(document).schema
 
 
 def _refused(result: object) -> InputError:

@@ -18,14 +18,21 @@ from assay.store.where import ALIASES, MANY, Condition, Scalar, lowered
 Truth = sa.ColumnElement[bool]
 
 
-def narrowed(columns: Sequence[Any], kind: str | None, conditions: Sequence[Condition]) -> sa.Select[Any]:
-    """What conditions on columns leave; `results` takes part where a document is looked into."""
+def narrowed(
+    columns: Sequence[Any], kind: str | None, conditions: Sequence[Condition], sqlite: bool = False
+) -> sa.Select[Any]:
+    """What conditions on columns leave; `results` takes part where a document is looked into.
+
+    In SQLite also without documents of which a condition cannot hold.
+    """
     source: sa.FromClause = SUMMARIES
     if any(condition.in_document for condition in conditions):
         source = SUMMARIES.join(RESULTS, RESULTS.c.id == SUMMARIES.c.id)
     statement = sa.select(*columns).select_from(source)
     if kind is not None:
         statement = statement.where(SUMMARIES.c.kind == kind)
+    if sqlite:
+        statement = statement.where(*(_could_hold(each) for each in conditions if each.in_document))
     return statement.where(*(column_condition(each) for each in conditions if not each.in_document))
 
 
@@ -35,6 +42,38 @@ def column_condition(condition: Condition) -> Truth:
     if name == "method":
         return _method_sql(condition.operator, condition.value)
     return _column_sql(SUMMARIES.c[name], condition.operator, condition.value)
+
+
+def _could_hold(condition: Condition) -> Truth:
+    """What SQLite can say of a condition on a document: false only where the condition is.
+
+    So Python need not read most documents. What the JSON functions of SQLite may see otherwise than Python is
+    let through: keys and texts beyond ASCII, the last digits of numbers, a document that is no JSON.
+    """
+    name, *keys = condition.path
+    if not all(key.isascii() and "\\" not in key for key in keys):
+        return sa.true()
+    document = sa.type_coerce(RESULTS.c[name], sa.Text())
+    path = sa.literal("$" + "".join(f'."{key}"' for key in keys), sa.Text())
+    found = sa.func.json_extract(document, path)
+    sign, wanted = condition.operator, condition.value
+    if wanted is None and sign == "=":
+        holds: Truth = found.is_(None)
+    else:
+        holds = sa.and_(found.is_not(None), _could_equal(found, sign, wanted))
+    return sa.case((sa.func.json_valid(document), holds), else_=sa.true())
+
+
+def _could_equal(found: Any, sign: str, wanted: Scalar) -> Truth:
+    if isinstance(wanted, str):
+        return found == sa.literal(wanted, sa.Text()) if sign == "=" and wanted.isascii() else sa.true()
+    if wanted is None or isinstance(wanted, bool) or sign == "!=":
+        return sa.true()
+    room = 1e-9 * abs(float(wanted))
+    least: sa.ColumnElement[float] = sa.literal(float(wanted) - room, sa.Double())
+    most: sa.ColumnElement[float] = sa.literal(float(wanted) + room, sa.Double())
+    bounds: dict[str, Truth] = {"=": found.between(least, most), "<": found <= most, ">": found >= least}
+    return bounds[sign[0]]
 
 
 def parse_order(order: str) -> list[sa.UnaryExpression[Any]]:

@@ -293,9 +293,8 @@ class Store:
             columns: dict[str, list[object]] = {name: [None] * len(places) for name in ("kind", "created")}
             columns["method"] = [methods[identity] for identity in identities]
             payload, provenance = (Spread(columns, name, len(places)) for name in ("payload", "provenance"))
-            for row in read_rows(
-                connection, identities
-            ):  # let go one by one: garbage collection takes longer
+            # Let go one by one: garbage collection takes longer.
+            for row in read_rows(connection, identities):
                 place = places[row.id]
                 columns["kind"][place], columns["created"][place] = row.kind, row.created
                 content = row.payload
@@ -320,14 +319,15 @@ class Store:
         """Rows of `summaries` in order: SQL narrows by columns, documents are looked into here."""
         inside = [condition for condition in conditions if condition.in_document]
         documents = [RESULTS.c[name] for name in sorted({condition.path[0] for condition in inside})]
-        statement = narrowed([SUMMARIES, *documents], kind, conditions).order_by(*parse_order(order))
+        sqlite = connection.dialect.name == "sqlite"
+        statement = narrowed([SUMMARIES, *documents], kind, conditions, sqlite).order_by(*parse_order(order))
         if inside:
             end = None if limit is None else offset + limit
             with closing(connection.execute(statement, execution_options={"yield_per": CHUNK})) as read:
                 held = (row for row in read if all(each.holds(row._mapping) for each in inside))
                 rows = list(islice(held, offset, end))
         else:
-            if limit is None and offset and connection.dialect.name == "sqlite":
+            if limit is None and offset and sqlite:
                 limit = -1  # SQLite has no offset without a limit
             rows = list(connection.execute(statement.limit(limit).offset(offset or None)))
         check_ids(row.id for row in rows)

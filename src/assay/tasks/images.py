@@ -79,13 +79,8 @@ class ImageTask:
 
     def describe(self) -> dict[str, Any]:
         """Identity of the images as it enters records."""
-        return {
-            "name": self.name,
-            "domain": self.domain,
-            "data_hash": self.data_hash,
-            "n": self.n,
-            "config": dict(self.config),
-        }
+        facts = {name: getattr(self, name) for name in ("name", "domain", "data_hash", "n")}
+        return facts | {"config": dict(self.config)}
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_size))

@@ -31,6 +31,7 @@ from assay.tasks import PairTask, Task, draw_task
 
 EVALUATIONS = ("held-out", "same")
 SELECTIONS = ("top", "greedy")
+WARM_UP = 2  # examples of the discovery before the first that is timed
 N_RESAMPLES = 2000  # of the examples, for differences between methods
 MORE = 4  # prompts drawn per prompt wanted, to leave out those already seen
 # Information-flow routes are grown from the logits, as published; of other methods, the best edges are taken.
@@ -213,7 +214,7 @@ def _apart(task: Task, seed: int) -> tuple[Task, Task]:
 
 def _warm_up(model: Model, task: Task, runs: CircuitRuns, batch_size: int | None) -> None:
     """One small discovery: the first backward pass pays for what later ones find ready."""
-    few = task.subset(list(range(min(task.n, 2))))
+    few = task.subset(list(range(min(task.n, WARM_UP))))
     with contextlib.suppress(AssayError):  # whoever competes will say what is wrong
         discover(model, few, "eap-ig-inputs", steps=1, ablation=runs.ablation_object, batch_size=batch_size)
 

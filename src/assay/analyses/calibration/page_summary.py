@@ -1,4 +1,4 @@
-"""What a page of calibrations says before its gates: the counts, what is judged, and what to know first."""
+"""What a page of calibrations says before its gates: the verdicts, what is judged, and what to know first."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,25 +7,14 @@ from typing import Any
 from assay.analyses.calibration.names import sentence
 from assay.analyses.calibration.page_words import JUDGED, KINDS, judged_of
 from assay.analyses.calibration.reasons import REASONS, warning
-from assay.page.text import number, percent, precision, rounded
+from assay.core.verdict import Judged
+from assay.page.text import listed, number, percent, precision, rounded
 
 
 Record = Mapping[str, Any]
 
 RECOMMENDED, RECOMMENDED_GROUPS = 100, 300  # prompts
 NEAR_ZERO = "score_near_zero"
-
-
-def counts(gates: Sequence[Record]) -> dict[str, int]:
-    """How many gates have each verdict with confidence, in the order of `KINDS`."""
-    states = [judged_of(gate["verdict"]).state for gate in gates]
-    return {name: states.count(name) for name in KINDS if name in states}
-
-
-def published_counts(gates: Sequence[Record]) -> dict[str, int]:
-    """The same of the published rules, which say nothing about some."""
-    states = [str(gate["verdict"].get("published")) for gate in gates]
-    return {name: states.count(name) for name in JUDGED if name in states}
 
 
 _VERBS = {
@@ -39,26 +28,36 @@ _VERBS = {
 }
 
 
-def _counted(found: Mapping[str, int]) -> str:
-    parts = [f"{count} {_VERBS[name][count != 1]}" for name, count in found.items()]
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
-
-
 def overview(document: Record) -> str:
-    """The counts of both kinds of verdict in two sentences; there is no overall score."""
+    """Every check with its verdict with confidence, then by its published rule; there is no overall score."""
     gates = document["gates"]
-    published = published_counts(gates)
-    if len(gates) == 1:
-        (state,) = counts(gates)
-        text = f"One check: it {_VERBS[state][0]}."
-        if not published:
-            return f"{text} The published rule does not decide."
-        (state,) = published
-        return f"{text} By the published rule, which takes numbers at face value, it {_VERBS[state][0]}."
-    text = f"{number(len(gates))} checks: {_counted(counts(gates))}."
-    if not published:
-        return f"{text} The published rules decide none."
-    return f"{text} Of the published rules, which take numbers at face value, {_counted(published)}."
+    states: dict[str, list[str]] = {name: [] for name in KINDS}
+    published: dict[str, list[str]] = {name: [] for name in JUDGED}
+    for gate in gates:
+        judged, code = judged_of(gate["verdict"]), str(gate["code"])
+        state = judged.state if judged.state in states else "none"
+        states[state].append(f"{code} {str(gate['name']).lower()}{_lacking(judged)}")
+        published.get(judged.published, []).append(code)
+    rules = _verdicts(published)
+    rest = len(gates) - sum(map(len, published.values()))
+    others = f"; {'the others decide' if rest > 1 else 'the other one decides'} nothing" if rest else ""
+    said = f"By the published rules, which take numbers at face value, {rules}{others}."
+    return f"With confidence, {_verdicts(states)}. {said if rules else 'The published rules decide nothing.'}"
+
+
+def _verdicts(checks: Mapping[str, Sequence[str]]) -> str:
+    """Checks by what they say: `C11 and S1 pass; C12 fails`."""
+    return "; ".join(
+        f"{listed(names)} {_VERBS[state][len(names) > 1]}" for state, names in checks.items() if names
+    )
+
+
+def _lacking(judged: Judged) -> str:
+    """Why a check has no number, behind its name; nothing where it has one."""
+    if judged.state not in ("not applicable", "undefined") or not judged.because:
+        return ""
+    first = judged.because.partition(". ")[0].rstrip(".")
+    return f" ({first[0].lower()}{first[1:]})"
 
 
 def subject_words(document: Record) -> str:

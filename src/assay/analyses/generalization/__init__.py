@@ -10,7 +10,7 @@ from assay.analyses.generalization.alarms import (
 )
 from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings
 from assay.analyses.generalization.circuit_view import WeightedCircuit
-from assay.analyses.generalization.dependency import (
+from assay.analyses.generalization.depth_bias import (
     LayerSets,
     dependency_depth_bias,
     dependency_matrix,

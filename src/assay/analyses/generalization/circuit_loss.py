@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.analyses.generalization.dependency import FLOOR, LayerSets, layer_sets
+from assay.analyses.generalization.depth_bias import FLOOR, LayerSets, layer_sets
 from assay.analyses.generalization.live_scores import VARIANTS, live_scores
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import Record

@@ -300,7 +300,7 @@ def motif_over_domains(
         Peng et al. (2026), arXiv:2604.08192, section 5.
     """
     from assay.analyses.generalization.baselines import id_accuracy
-    from assay.analyses.generalization.dependency import TARGETS, dependency_depth_bias
+    from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias
 
     matrices, performance = [], []
     for domain, each in inspections.items():

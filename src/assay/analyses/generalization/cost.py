@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from assay.analyses.generalization.dependency import dependency_depth_bias
+from assay.analyses.generalization.depth_bias import dependency_depth_bias
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.discovery.edges import discover
 from assay.execution import run_model

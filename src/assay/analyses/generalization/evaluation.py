@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Real
 
 from assay.analyses.generalization.agreement import probits
-from assay.analyses.generalization.dependency import dependency_depth_bias, dependency_matrix
+from assay.analyses.generalization.depth_bias import dependency_depth_bias, dependency_matrix
 from assay.analyses.generalization.shift import check_comparable
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError

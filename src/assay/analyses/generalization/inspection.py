@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from assay.analyses.generalization.dependency import node_layers
+from assay.analyses.generalization.depth_bias import node_layers
 from assay.analyses.generalization.sharpness import sharpness
 from assay.circuits.files import read_arrays, write_arrays
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, unknown_name

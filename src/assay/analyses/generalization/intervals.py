@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 from torch import Tensor
 
 from assay.analyses.generalization.circuit_view import WeightedCircuit
-from assay.analyses.generalization.dependency import FLOOR, TARGETS, layer_sets
+from assay.analyses.generalization.depth_bias import FLOOR, TARGETS, layer_sets
 from assay.analyses.generalization.shift import DISTANCES, check_comparable
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 SCHEMA = "assay-monitor/1"
 LATEST = 8  # readings in the summary of a notebook
 RULES = ("threshold", "conformal", "sequential")
+MOST_BATCHES = 100  # known ones, unless more are asked for
 
 
 class Monitor(display.Shown, Record):
@@ -219,7 +220,7 @@ class Monitor(display.Shown, Record):
         if batch_size < 2:
             raise InputError(f"batch_size is {batch_size}; a batch needs at least 2 images")
         most = id_images.n // batch_size
-        m = min(most, 100) if n_batches is None else n_batches
+        m = min(most, MOST_BATCHES) if n_batches is None else n_batches
         conformal = self._rule == "conformal" or (self._rule is None and self.threshold is None)
         needed = batches_for(self.alpha) if conformal else 1
         if not needed <= m <= most:
@@ -227,8 +228,8 @@ class Monitor(display.Shown, Record):
             why = f"alpha {self.alpha:g} needs" if conformal else "calibration needs"
             raise InputError(
                 f"{id_images.n} images in distribution give {most} batches of {batch_size}{asked}; {why} at "
-                f"least {needed}. Give {max(needed, m) * batch_size} images or more, smaller batches, or "
-                f"{'a larger alpha' if conformal else 'fewer of them'}"
+                f"least {needed}. Give {max(needed, m) * batch_size} images or more besides those of the "
+                f"reference circuit, smaller batches, or {'a larger alpha' if conformal else 'fewer of them'}"
             )
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
         shifts = []

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 from scipy.special import log_softmax, logsumexp
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.dependency import dependency_depth_bias, layer_sets, output_depth_bias
+from assay.analyses.generalization.depth_bias import dependency_depth_bias, layer_sets, output_depth_bias
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.intervals import log_ratios
 from assay.analyses.generalization.predictor import (

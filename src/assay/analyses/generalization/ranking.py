@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import nn
 
 from assay.analyses.generalization.baselines import MEASURES
-from assay.analyses.generalization.dependency import layer_sets
+from assay.analyses.generalization.depth_bias import layer_sets
 from assay.analyses.generalization.inspection import (
     STREAM,
     Inspection,
@@ -330,7 +330,7 @@ class _Builder:
         """Keep the reason for each metric that needs what the evidence has not."""
         target, known = evidence.target, evidence.known
         if known is None:
-            self._lack("known", "needs labelled images of the models' own domain (id_data)")
+            self._lack("known", "needs labelled images of the models' own domain (id_data, --id-images)")
         elif known.sharpness is None:
             self._lack("sharpness", "the models were not inspected for sharpness")
         for part, value in (

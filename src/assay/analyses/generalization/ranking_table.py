@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from assay.analyses.generalization.dependency import TARGETS, dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias, output_depth_bias
 from assay.analyses.generalization.evaluation import RATIOS, TaskCorrelation, correlate
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.motifs import Motif, motif

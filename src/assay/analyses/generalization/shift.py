@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 from torch import Tensor
 
 from assay.analyses.generalization.circuit_view import WeightedCircuit
-from assay.analyses.generalization.dependency import sum_by_layers
+from assay.analyses.generalization.depth_bias import sum_by_layers
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, unknown_name
 from assay.core.record import plain

@@ -189,7 +189,8 @@ def _bad_cell(model: object, example: object, cell: Any, n: int) -> InputError:
     what = "is missing" if pd.isna(cell) else f"is {cell.item() if hasattr(cell, 'item') else cell!r}"
     return InputError(
         f"the answer of model {str(model)!r} on example {str(example)!r} {what}; every cell must be 0 "
-        f"(wrong) or 1 (right) ({n} such cells)"
+        f"(wrong) or 1 (right) ({n} such cells). If {str(example)!r} holds accuracies in distribution, name "
+        "it id_accuracy"
     )
 
 
@@ -335,7 +336,10 @@ def unique_names(names: list[str]) -> tuple[str, ...]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InputError(f"two models are named {name!r}; names must be unique")
+            raise InputError(
+                f"two models are named {name!r}; names must be unique. In a long table, with a row per model "
+                "and example, the column of examples is called example_id"
+            )
         seen.add(name)
     return tuple(names)
 

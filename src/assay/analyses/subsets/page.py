@@ -232,7 +232,7 @@ def _halves(document: Document) -> list[Block]:
             f"({number(len(halves['null']))} shuffles, p {p})"
         )
     text = (
-        f"Chosen twice, by two disjoint halves of the training {unit_name(document['data']['unit_kind'])}, "
+        f"Chosen twice, once by each half of the {unit_name(document['data']['unit_kind'])} that chose it, "
         f"the two subsets overlap by {signed(halves['overlap'])} (1: as if nested, 0: as random "
         f"subsets){shuffled}. Only the difference between the two numbers is evidence."
     )

@@ -27,6 +27,7 @@ FEW_MODELS = 20
 RELIABLE = 0.8  # share of the variance of in-distribution accuracies that is not sampling noise
 CLIPPED = 0.05  # share of models at accuracy 0 or 1
 MIXED = 0.75  # share of chosen examples that go against better models each by itself
+INVERSE = -0.3  # R of all examples from which on the pool itself is inverse
 SHIFTED = 2.0  # ratio of class shares that calls for a notice
 Document = Mapping[str, Any]
 
@@ -119,7 +120,7 @@ def title(document: Document) -> str:
     if status(document) == "supported":
         return f"The {size} of {pool} examples where better models do worse"
     if status(document) == "inconclusive":
-        return f"Not shown: examples, among {pool}, where better models do worse"
+        return f"Among {pool} examples, none were shown on which better models do worse"
     return f"The {size} of {pool} examples chosen against better models"
 
 
@@ -170,7 +171,7 @@ def sentences(document: Document, name: str) -> list[str]:
 def caveats(document: Document) -> list[str]:
     """What a reader must know before believing or using the subset."""
     data = document["data"]
-    notes = [*_class_notice(document), *_straddling(document["split"])]
+    notes = [*_inverse_pool(document), *_class_notice(document), *_straddling(document["split"])]
     if data["unit_kind"] == "model":
         notes.append(
             "Training runs and families of the models are unknown. Intervals treat each model as "
@@ -179,6 +180,18 @@ def caveats(document: Document) -> list[str]:
     if data["n_models"] < FEW_MODELS:
         notes.append(f"{data['n_models']} models are too few for a reliable correlation over models.")
     return [*notes, *_test_caveats(document), *_reliability(data)]
+
+
+def _inverse_pool(document: Document) -> list[str]:
+    """A notice where better models do worse on the whole pool, so that no subset of it is hidden."""
+    r = document["full"]["test"]["r"]
+    if r is None or r > INVERSE:
+        return []
+    return [
+        f"On all {words.number(document['data']['n_examples'])} examples together R is already {signed(r)}: "
+        "the pool as a whole is inverse, and its average hides nothing. If that surprises you, check that "
+        "accuracies in distribution are accuracies, not errors, and that 1 means right."
+    ]
 
 
 def _class_notice(document: Document) -> list[str]:

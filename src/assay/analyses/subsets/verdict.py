@@ -39,7 +39,8 @@ LEVEL = 0.05
 BATCH = 10  # reruns between two looks at whether the verdict is settled
 UNKNOWN_UNITS = (
     "groups and families are missing, so it is unknown whether the tested models are independent of those "
-    "selected on. Give groups= or families=, or groups=range(M) if every model is an independent run"
+    "selected on. Give groups= or families= (--groups, --families), or groups=range(M) (--groups model) if "
+    "every model is an independent run"
 )
 
 

@@ -21,6 +21,7 @@ from assay.analyses.worst_case.page_words import (
     tail_caveats,
     tail_verdict,
     unit_of,
+    worst_pair,
 )
 from assay.analyses.worst_case.plots import plot_tail
 from assay.page.blocks import Block, Cell, Code, Details, Figure, Note, Page, Row, Section, Table, columns
@@ -45,6 +46,7 @@ def worst_case_page(document: Document) -> Page:
         kind="worst case",
         title=f"A circuit of {model} at its worst on {task}",
         verdict=tail_verdict(document),
+        remark=worst_pair(document),
         caveats=tail_caveats(document),
         lede=f"The circuit keeps {number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges. "
         f"{protocol_sentence(document)} Edges outside the circuit carried their values from the corrupted "

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay.page.text import MINUS, NARROW, listed, number, percent
+from assay.page.text import MINUS, NARROW, cut_text, listed, number, percent
 
 
 Document = Mapping[str, Any]
 LISTED = 4  # field values and trends named in a sentence
+PROMPT_LIMIT = 300  # characters of a prompt in a sentence
 
 METHODS = {
     "order-statistic": "order statistic of independent pairs",
@@ -137,6 +138,15 @@ def tail_verdict(document: Document) -> str:
         mean, worst = significant(anchor["mean"]), significant(anchor["max"])
         sentences.append(f"Empty circuit: mean {mean}, worst {worst}.")
     return " ".join([*sentences, guarantee(document)])
+
+
+def worst_pair(document: Document) -> str:
+    """The prompts of the worst pair; nothing where no pair was kept."""
+    if not document["worst"]:
+        return ""
+    texts = (str(document["worst"][0][side]["text"]) for side in ("clean", "corrupted"))
+    clean, corrupted = (f"“{cut_text(text, PROMPT_LIMIT)}”" for text in texts)
+    return f"Worst pair: {clean} with the corrupted prompt {corrupted}."
 
 
 def _bracketed(text: str) -> str:

@@ -16,6 +16,7 @@ from assay.analyses.worst_case.bounds import CERTIFIED
 from assay.analyses.worst_case.explain import pair_loss
 from assay.analyses.worst_case.inputs import PairSample, check_least
 from assay.analyses.worst_case.repair_search import (
+    ALPHA,
     BATCH_SIZE,
     ROUNDS,
     WEIGHT_OF_WORST,
@@ -146,7 +147,7 @@ def repair(
     n_edges: int | None = None,
     method: Method = "mask",
     tail: float = 0.5,
-    alpha: float = 0.95,
+    alpha: float = ALPHA,
     percentile: float = 0.99,
     protocol: str | None = None,
     n_discovery: int = 4000,

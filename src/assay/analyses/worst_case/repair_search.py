@@ -31,6 +31,7 @@ EXPLAINED = 64  # pairs behind the scores of a swap, half of them of the worst
 BATCH_SIZE = 32  # pairs of a training step, and of a pass of the search
 ROUNDS = 10  # of swaps
 CHECKS = 4  # times that a training's circuit is validated, all of them once the tail counts
+ALPHA = 0.95  # pairs beyond this quantile are the tail
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +110,7 @@ class RepairSearch:
 
     def worst(self, values: Float64[np.ndarray, " n"]) -> Int64[np.ndarray, " k"]:
         """Rows of the worst share 1 - alpha, at least one."""
-        count = max(1, round((1 - self.alpha) * len(values)))
+        count = n_worst(len(values), self.alpha)
         ordered: Int64[np.ndarray, " k"] = np.argsort(-values, kind="stable")[:count]
         return ordered
 
@@ -155,9 +156,7 @@ class RepairSearch:
         batch_size: int,
     ) -> LearnedMask:
         """Learn a mask, first on the mean, then on mean and tail; validate what it has become."""
-        steps = settings.steps
-        begin = int(TAIL_FROM * steps)
-        checks = {begin + (steps - 1 - begin) * check // max(CHECKS - 1, 1) for check in range(CHECKS)}
+        steps, checks = settings.steps, checked_steps(settings.steps)
         worst = self.draw(0)
         n_hard = batch_size // 2 if tail > 0 else 0
 
@@ -230,6 +229,17 @@ class RepairSearch:
                 break
             else:
                 count //= 2
+
+
+def checked_steps(steps: int) -> set[int]:
+    """Steps of a training after which its circuit is validated."""
+    begin = int(TAIL_FROM * steps)
+    return {begin + (steps - 1 - begin) * check // max(CHECKS - 1, 1) for check in range(CHECKS)}
+
+
+def n_worst(n: int, alpha: float) -> int:
+    """How many of n pairs are the worst share 1 - alpha, at least one."""
+    return max(1, round((1 - alpha) * n))
 
 
 def exchanged(circuit: Circuit, scores: Tensor, count: int, limit: int) -> Circuit:

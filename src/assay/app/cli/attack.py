@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.options import STORED, Count, at_least, completing, one_of, own_group
+from assay.app.option_groups import INPUTS, STORED, Count, at_least, completing, one_of, own_group
+from assay.app.options import Independent, OfCircuit, OnTask
 from assay.app.running import Computing, File, Reporting, call, check_outputs
-from assay.app.settings import Independent, OfEdges, OnTask
 from assay.core.errors import InputError, OutputError
 
 
@@ -26,10 +26,12 @@ PAIRS, BOUNDS, SEARCH = own_group("Pairs"), own_group("Certificates", 41), own_g
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackSettings(Computing, Reporting, Independent, OfEdges, OnTask):
+class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnTask):
     """What is attacked, over which pairs, and what is asked of them.
 
     Attributes:
+        n: Prompts in each half to discover a circuit on; the pairs are counted by --n-clean, --n-corrupted
+            and --n-pairs. Default: 200; all rows of a file.
         protocol: Pairs to run. all: every combination of clean and corrupted inputs; matched: prompts and
             their own corruptions; iid: independent pairs; file: the task's own pairs. Default: all, file for
             a JSONL file.
@@ -51,6 +53,7 @@ class AttackSettings(Computing, Reporting, Independent, OfEdges, OnTask):
         save: File for the result: NAME.safetensors and NAME.json, or NAME.json alone.
     """
 
+    n: Annotated[Count | None, INPUTS] = None
     protocol: Annotated[str | None, PAIRS, one_of("all", "matched", "iid", "file")] = None
     n_clean: Annotated[Count | None, PAIRS] = None
     n_corrupted: Annotated[Count | None, PAIRS] = None

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import Document, print_pages, progress_on_stderr, show_cost
-from assay.app.options import DEFAULT_STORE, DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, own_group
+from assay.app.option_groups import DEFAULT_STORE, DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, own_group
+from assay.app.options import Ablating, Counted, HeldOut, OnImages, OnTask, Sizing
 from assay.app.running import Batched, DryRun, File, Seeded, Storing, Talking, call
-from assay.app.settings import Ablating, Counted, HeldOut, OnImages, OnTask, Sizing
 
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ class AuditSettings(
     """What is audited, how far, and where the report goes.
 
     Attributes:
-        n: Prompts or images in each half. Default: 100; with --full 200, or the whole file.
+        n: Prompts or images in each half, to discover on and to measure on. Default: 100; with --full 200, or
+            the whole file.
         full: Run every stage in its larger form, at many times the cost.
         skip: Stages to skip: attack, random, curve, minimality, calibrate.
-        budget: Limit: a number of passes, or a time such as 600s, 10m, 2h. Sets n and the stages that fit.
+        budget: Limit on the model's passes: a count, or a time such as 600s, 10m, 2h. Sets n and the stages
+            that fit.
         n_random: Random circuits to compare with. Default: 5; with --full 20.
         dry_run: Print passes, estimated seconds and bytes; run nothing.
         out: Directory for the report and the results.
@@ -93,10 +95,12 @@ def _run(settings: AuditSettings) -> "Audit":
 
 
 def _print_audit(document: Document) -> None:
-    """The page of the audit; of worst case and calibrations, which have pages of their own, the verdict."""
+    """The page of the audit; of worst case and calibrations, which have pages of their own, the finding."""
     from assay.page.blocks import Page
     from assay.report.save import pages_of
 
     audit_page, *others = pages_of(document)
-    verdicts = (Page(kind=each.kind, title=each.title, verdict=each.verdict) for each in others)
-    print_pages(audit_page, *verdicts)
+    findings = (
+        Page(kind=each.kind, title=each.title, verdict=each.verdict, remark=each.remark) for each in others
+    )
+    print_pages(audit_page, *findings)

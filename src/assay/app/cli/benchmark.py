@@ -17,9 +17,9 @@ from assay.app.console import (
     progress_on_stderr,
     show_cost,
 )
-from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
+from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
+from assay.app.options import Ablating, OnModel, Typed
 from assay.app.running import Batched, Computing, Seeded, call, make_room
-from assay.app.settings import Ablating, OnModel, Typed
 from assay.core.errors import InputError, OutputError
 
 
@@ -55,7 +55,7 @@ class TruthSettings(Computing, Seeded, Batched, Typed, Competing):
     Attributes:
         models: Planted models, or prefixes of their names, separated by commas. Default: all.
         objectives: Objectives, separated by commas. Default: logit_diff,kl.
-        n: Examples per model. Default: 64.
+        n: Examples of each model, in total. Default: 64.
         out: Directory for truth.json, .csv, .md and the figure.
     """
 
@@ -85,7 +85,7 @@ def truth(settings: TruthSettings) -> None:
             truth_cost,
             *(models or planted_names(), entered.entries),
             n=entered.n,
-            objectives=len(objectives),
+            objectives=objectives,
             dtype=settings.torch_dtype,
         )
         show_cost(cost, as_json=settings.json)
@@ -122,7 +122,7 @@ class BenchmarkSettings(Computing, Seeded, Batched, Competing, Ablating, OnModel
         task: Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]]. Default: a task that suits the
             model.
         images: Images for an image classifier: shapes:DOMAIN, an .npz file, or a folder.
-        n: Examples per sample. Default: 200.
+        n: Examples of each sample, to discover on and to judge on. Default: 200.
         evaluate: Examples that judge the circuits: held-out, or same as for discovery.
         imports: Scores from other tools: .safetensors, JSON of EAP-IG, a folder of a MIB submission; repeat
             for several.
@@ -225,11 +225,11 @@ def _target(settings: BenchmarkSettings, entered: _Entered) -> "Target":
 
 
 def _show_plan(settings: BenchmarkSettings, entered: _Entered) -> None:
-    from assay.pipeline.planning import plan_benchmark
+    from assay.pipeline.planning import benchmark_cost
 
-    target = _target(settings, entered)
-    stages = plan_benchmark(entered.entries, target.model, n=target.task.n, imports=len(settings.imports))
-    settings.show_cost(target.model, target.task.n, stages, target.task)
+    target, imports = _target(settings, entered), len(settings.imports)
+    cost = call(settings, benchmark_cost, entered.entries, target.model, target.task, imports=imports)
+    show_cost(cost, as_json=settings.json)
 
 
 def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenchmark, Model]":

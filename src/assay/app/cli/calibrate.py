@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, say
-from assay.app.options import INPUTS, RUNNING, Count, at_least, completing, own_group
+from assay.app.option_groups import INPUTS, RUNNING, Count, at_least, completing, own_group
+from assay.app.options import Ablating, HeldOut, OfCircuit, OnTask
 from assay.app.running import Computing, Reporting, call, check_outputs
-from assay.app.settings import Ablating, HeldOut, OfEdges, OnTask
 from assay.core.errors import InputError
 
 
@@ -27,7 +27,7 @@ GATES = own_group("Gates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateSettings(Computing, Reporting, Ablating, OfEdges, HeldOut, OnTask):
+class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTask):
     """Which circuit is judged, and what the gates compare it with.
 
     Attributes:
@@ -35,7 +35,8 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfEdges, HeldOut, OnTask
         published: Published head circuit to compare with, for C14.
         groups: Field of the prompts that defines the groups of C13 and S3, e.g. object.
         random_sets: Random head sets of each kind, for C36.
-        budget: Maximum passes for tables over all heads. Default: no limit.
+        budget: Most passes for tables over all heads, a count and not a time. If they need more, they
+            hold the circuit's heads and 20 others. Default: no limit.
         gate: Exit with code 3 if a gate fails with confidence.
         prompts: Prompts of the measurement table; the rest of a file forms the pool.
     """
@@ -44,7 +45,7 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfEdges, HeldOut, OnTask
     published: Annotated[str | None, GATES] = None
     groups: Annotated[str | None, GATES] = None
     random_sets: Annotated[int, GATES, at_least(0)] = 0
-    budget: Annotated[float | None, GATES] = None
+    budget: Annotated[float | None, GATES, at_least(1), Parameter(metavar="PASSES")] = None
     gate: Annotated[bool, RUNNING] = False
     prompts: Annotated[Count, INPUTS] = 100
 
@@ -91,8 +92,6 @@ def _check(settings: CalibrateSettings, gates: Sequence[str]) -> list[str] | Non
                 f"--against {other} is the task itself; name another one, see `assay list tasks`"
             )
     chosen = [find_gate(name).key for name in gates] if gates else None
-    if settings.budget is not None and not settings.budget > 0:
-        raise InputError(f"--budget is {settings.budget:g}; give a number of passes above 0, or remove it")
     if settings.discover_on is not None and settings.circuit is not None:
         raise InputError("--discover-on has no effect with --circuit, which is not discovered; remove one")
     return chosen
@@ -181,7 +180,7 @@ def _circuit_and_prompts(
 
     if circuit is None:
         draws = call(settings, pipeline.draw_prompts, model, settings.task)
-        return discovered(draws, settings.edges), draws.measured
+        return discovered(draws, settings.top), draws.measured
     return circuit, call(
         settings,
         pipeline.prompts_to_measure,

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_table, progress_on_stderr
-from assay.app.options import CIRCUIT, DISCOVERY, OUTPUT, one_of
+from assay.app.option_groups import CIRCUIT, DISCOVERY, OUTPUT, one_of
+from assay.app.options import Ablating, Counted, Discovering, OnImages, OnTask
 from assay.app.running import Batched, Computing, File, Saving, Seeded, call, check_outputs
-from assay.app.settings import Ablating, Counted, Discovering, OnImages, OnTask
 from assay.core.errors import InputError
 
 
@@ -30,7 +30,7 @@ class DiscoverSettings(Computing, Saving, Seeded, Batched, Ablating, Discovering
     Attributes:
         options: Option of the method, NAME=VALUE, e.g. threshold=0.02; repeat for several.
         quadrature: Quadrature rule: midpoint, left (as published), right or gauss-legendre.
-        top: Keep the K edges with the largest |score|. Default: 200, or the method's own size.
+        top: Keep the K strongest edges, by |score|. Default: 200, or the method's own size.
         threshold: Keep edges whose |score| is at least this.
         greedy: Keep K edges, grown greedily from the logits.
         keep_unconnected: Also keep edges that lie on no path from input to logits.

@@ -1,6 +1,5 @@
 """`assay finetune`: training with a loss on the circuit, and what it did to the circuit."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES, TRAINING, Domains, Validating, read_images
 from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
-from assay.app.options import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
 from assay.app.running import Batched, Computing, File, Seeded, call
 from assay.core.errors import InputError
 
@@ -215,18 +214,19 @@ def _show_plan(settings: FinetuneSettings, model: "Model", loss: "CircuitSetting
     """What a step costs, a backward pass counted as two forward ones, and all of them."""
     from assay.analyses.generalization.live_scores import SECOND_ORDER
     from assay.pipeline.planning import TRAINED, finetune_cost
+    from assay.zoo import split
 
     inner = (loss.steps - 1) * (4 if loss.variant == SECOND_ORDER else 1)
     if loss.variant == "target_logit":
         inner = 0
     each = TRAINED + (3 + inner if loss.weight > 0 else 0)
     own, watched = _images(settings, model) if settings.images or settings.shapes else (None, [])
-    held = 0 if own is None else math.ceil(settings.holdout * own.n)
+    held = 0 if own is None else split(own, settings.holdout)[1].n
     cost = finetune_cost(
         model,
         _recipe(settings),
         each,
-        n_images=settings.circuit_images,
+        n_images=min(settings.circuit_images, held or settings.circuit_images),
         images=own,
         validated=held + sum(each.n for each in watched),
     )

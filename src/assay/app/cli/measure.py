@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import print_pages, progress_on_stderr
-from assay.app.options import CIRCUIT, INPUTS, at_least, completing, own_group
+from assay.app.console import echo_result, print_pages, progress_on_stderr
+from assay.app.option_groups import INPUTS, at_least, completing, own_group
+from assay.app.options import Ablating, OfCircuit, OnImages
 from assay.app.running import Computing, Saving, call, check_outputs, json_file
-from assay.app.settings import Ablating, OfCircuit, OnImages
 
 
 if TYPE_CHECKING:
@@ -27,15 +27,11 @@ class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
     Attributes:
         task: Task or JSONL file; repeat for several.
         metric: Key or code of a metric; repeat for several.
-        top: Number of edges of discovered circuits, instead of --target.
         n_random: Random circuits of equal size to compare with.
     """
 
     task: Annotated[tuple[str, ...], INPUTS, completing("tasks")] = ("ioi",)
     metric: Annotated[tuple[str, ...], METRICS, completing("metrics")] = ("faithfulness-norm",)
-    size_option = "top"
-
-    top: Annotated[int | None, CIRCUIT] = None
     n_random: Annotated[int, METRICS, at_least(0)] = 0
 
 
@@ -43,7 +39,6 @@ class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
 def measure(settings: MeasureSettings) -> None:
     """Measure a circuit on tasks by one or more metrics."""
     from assay import pipeline
-    from assay.metrics.page import measurements_page
 
     for task in settings.task if settings.images is None else (None,):
         call(settings, pipeline.check_options, task=task, metrics=settings.metric)
@@ -59,8 +54,16 @@ def measure(settings: MeasureSettings) -> None:
     settings.deliver(
         records,
         files,
-        show=lambda: print_pages(measurements_page(records)),
+        show=lambda: _show(records),
     )
+
+
+def _show(records: list[dict[str, Any]]) -> None:
+    from assay.metrics.page import measurements_page
+
+    print_pages(measurements_page(records))
+    for record in records:
+        echo_result(record["hash"])
 
 
 def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> None:

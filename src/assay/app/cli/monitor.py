@@ -17,7 +17,7 @@ from assay.app.console import (
     show_cost,
 )
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.options import RUNNING, at_least
+from assay.app.option_groups import RUNNING, at_least
 from assay.app.running import Computing
 
 

@@ -23,6 +23,7 @@ from cyclopts import (
     MissingArgumentError,
     Parameter,
     RepeatArgumentError,
+    UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
 )
@@ -43,6 +44,11 @@ CIRCUITS, TRUST, IMAGES, SUBSETS, STORE = (
 PREFIX = "ASSAY_"
 # Endings that no output directory has: before 0.2 some commands took a file there.
 FILES = frozenset((".csv", ".html", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".toml", ".txt"))
+# Options that went, each with the one that took its place where a command has it, and what to type.
+MOVED = {
+    "--out": ("--save", "this command writes one file; name it with --save FILE, not --out"),
+    "--edges": ("--top", "the size of a discovered circuit is --top K, not --edges"),
+}
 # There the same names say what a page shows, not what to run: a variable or a file must not set them.
 TYPED_ONLY = {
     "report": ("--model", "--task", "--sweep", "--compare"),
@@ -155,6 +161,7 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
             if name not in everything:
                 near = near_matches(name, sorted(everything))
                 hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = f"; {MOVED[f'--{name}'][1]}" if f"--{name}" in MOVED else hint
                 raise InputError(f"{tokens[-1]} sets {name!r}, which is not an option of any command{hint}")
     known = {name: value for name, value in values.items() if name in own}
     Dict(known, source=tokens[-1])(application, (), arguments)
@@ -290,8 +297,12 @@ def _parse(arguments: list[str]) -> tuple[Callable[..., Any], inspect.BoundArgum
 def _sentence(error: CycloptsError) -> str:
     """What is wrong with the arguments, and the file or variable it is in."""
     text, argument = str(error), error.argument
-    if isinstance(error, UnknownOptionError) and text.startswith("Unknown option: --out."):
-        return "this command writes one file; name it with --save FILE, not --out"
+    if isinstance(error, UnknownCommandError):
+        return _unknown_command(error)
+    if isinstance(error, UnknownOptionError):
+        instead, moved = MOVED.get((error.token.keyword or error.token.value).partition("=")[0], ("", ""))
+        if any(instead in each.names for each in error.argument_collection):
+            return moved
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {(error.unused_tokens or [''])[0]!r}"
     if isinstance(error, MissingArgumentError) and argument is not None:
@@ -304,6 +315,18 @@ def _sentence(error: CycloptsError) -> str:
         return text
     text = text.replace(token.keyword or "", argument.name)
     return text if token.source in text else f"{text} (from {token.source})"
+
+
+def _unknown_command(error: UnknownCommandError) -> str:
+    """A mistyped command beside those there are, in alphabetical order."""
+    assert error.unused_tokens
+    name, known = error.unused_tokens[0], sorted(error.app or app)
+    names = [each for each in known if not each.startswith("-")]
+    near = near_matches(name, names)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    if name == "compare" and "report" in names:
+        hint = "; `assay report --compare A B` compares two results."
+    return f"unknown command {name!r}{hint} Commands: {', '.join(names)}."
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES
 from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
-from assay.app.options import INPUTS, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, Count, at_least, one_of, own_group
+from assay.app.options import Ablating, SkipBad, Typed
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
-from assay.app.settings import Ablating, SkipBad, Typed
 
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipB
         shapes: Target style of the drawn shapes; repeat for several. Default: sketch.
         id_images: Labelled in-distribution images, not used in training. Default: drawn for zoos on shapes.
         labels: Require labels, or read folders as one unlabelled domain. Default: use labels if present.
-        n: Images per domain. Default: all of a folder, 400 drawn ones.
+        n: Images of each domain, in total. Default: all of a folder, 400 drawn ones.
         metrics: Metrics to rank by, separated by commas. Default: all but sharpness.
         fast: Score only edges into the logits: half the cost, without DDB deep and global and motifs.
         measure: Measure of true performance: accuracy or macro-f1.

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_table, progress_on_stderr
-from assay.app.options import at_least, one_of, own_group
+from assay.app.option_groups import at_least, one_of, own_group
+from assay.app.options import Independent, OfCircuit, OnTask
 from assay.app.running import Computing, File, Saving, call, check_outputs
-from assay.app.settings import Independent, OfEdges, OnTask
 from assay.core.errors import InputError
 
 
@@ -28,7 +28,7 @@ REPAIR = own_group("Repair")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairSettings(Computing, Saving, Independent, OfEdges, OnTask):
+class RepairSettings(Computing, Saving, Independent, OfCircuit, OnTask):
     """What is repaired, and by which pairs.
 
     Attributes:
@@ -85,7 +85,7 @@ def _show_plan(settings: RepairSettings, model: "Model", *, discovers: bool) -> 
     from assay.pipeline.planning import plan_repair
 
     n = settings.n or pipeline.DEFAULT_N
-    stages = call(settings, plan_repair)
+    stages = call(settings, plan_repair, model)
     if discovers:
         stages.insert(0, call(settings, pipeline.plan_discovery, model, n=n))
     settings.show_cost(model, n, stages, few_inputs(settings.task, None, model))

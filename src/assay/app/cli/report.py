@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, print_json
-from assay.app.options import OUTPUT, own_group
+from assay.app.option_groups import OUTPUT, own_group
 from assay.app.running import Storing, Talking, make_room
 from assay.core.errors import InputError
 
@@ -43,9 +43,9 @@ class ReportSettings(Talking, Storing):
 def report(
     identity: Annotated[str | None, Parameter(name="ID")] = None, /, *, settings: ReportSettings
 ) -> None:
-    """Build a page from the store.
+    """Build a page from the store, or compare two results.
 
-    The page is of a result, a model, a task, a sweep, or of two that are compared.
+    The page is of a result, a model, a task, a sweep, or of two circuits or runs: --compare A B.
 
     Args:
         identity: Id of a result, or hash of a circuit; what has no page of its own is a table. Default: the
@@ -102,9 +102,7 @@ def _content(
 
 
 def _one(kept: "Store", identity: str | None) -> tuple[dict[str, Any], "dict[str, Any] | StoredResult"]:
-    """One result, or the newest audit; as it was stored where its kind has no page of its own."""
-    from assay.report.record import has_page
-
+    """One result, or the newest audit; of a sweep its overview."""
     if identity is None:
         audits = kept.query("audit", order="-created", limit=1)
         if not audits:
@@ -117,4 +115,4 @@ def _one(kept: "Store", identity: str | None) -> tuple[dict[str, Any], "dict[str
         from assay.report import overview_document
 
         return {"id": found.id}, overview_document(kept, sweep=found.id)
-    return {"id": found.id}, found.payload if has_page(found) else found
+    return {"id": found.id}, found

@@ -6,8 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
-from assay.app.console import echo, print_json, print_pages, print_result, print_table
-from assay.app.options import one_of
+from assay.app.console import echo, print_json, print_pages, print_table
+from assay.app.option_groups import one_of
 from assay.app.running import Storing, Talking
 from assay.core.errors import InputError, unknown_name
 from assay.core.untrusted import printable
@@ -72,9 +72,6 @@ def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: ShowSet
     echo(printable(f"{found.kind} {found.id}, {found.created[:19]}", lines=False))
     echo(printable(found.summary.about, lines=False))
     echo()
-    from assay.report.record import has_page, record_page
+    from assay.report.record import pages_of_result
 
-    if has_page(found):
-        print_result(found.payload)
-    else:
-        print_pages(record_page(found))
+    print_pages(*pages_of_result(found))

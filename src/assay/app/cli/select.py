@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import SUBSETS, command
 from assay.app.console import echo, progress_on_stderr, remark, say, show_cost
-from assay.app.options import INPUTS, OUTPUT, RUNNING, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, one_of, own_group
 from assay.app.running import Computing, File, Placed, Reporting, Seeded, call, check_outputs, json_file
 from assay.core.errors import InputError
 
@@ -29,7 +29,7 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
 
     Attributes:
         groups: Training run of each model: a column of the table, a CSV file of model and run, or model if
-            each model is its own run.
+            each model is its own run. No verdict is supported if both runs and families are unknown.
         families: Architecture family of each model: a column, or a CSV file of model and family.
         id_envs: Training environments of a folder of CSVs, e.g. 0,1,2.
         ood_env: Environments of a folder of CSVs to select from.
@@ -44,10 +44,11 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
         solver: Solver: swap, or adam (the published optimiser).
         split: Unit kept on one side of the split of the models: group (training run), family, or random
             (none). Default: group.
-        compat: Split the models at random as the authors' code does.
+        compat: Repeat the authors' random split of the models, seed 42, to compare with published numbers.
+            No verdict is supported if a run is then on both sides.
         path: Path over the sizes: independent, warm (start from the previous size) or nested.
         strata: Keep the proportions of the classes (label), or of the values of a column of facts.
-        permutations: Permutations of the test, at least 19; 0 for no test.
+        permutations: Permutations of the test; a supported verdict needs at least 19. 0: no test.
         folds: Folds of the cross-fit of the test.
         workers: Threads that run the permutations. Default: one per CPU.
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
@@ -84,18 +85,10 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
     @property
     def solving(self) -> dict[str, Any]:
         """Arguments beside data and sizes; only a device given by name gets the matrix."""
-        return {
-            "path": self.path,
-            "n_permutations": self.permutations,
-            "folds": self.folds,
-            "solver": self.solver,
-            "split": self.split,
-            "compat": self.compat,
-            "strata": self.strata,
-            "layout": self.layout,
-            "device": None if self.device == "auto" else self.device,
-            "seed": self.seed,
-        }
+        device = None if self.device == "auto" else self.device
+        names = ("path", "folds", "solver", "split", "compat", "strata", "layout", "seed")
+        options = {name: getattr(self, name) for name in names}
+        return options | {"n_permutations": self.permutations, "device": device}
 
 
 @command(SUBSETS, example="assay select predictions.csv --groups run --sizes 50,100 --report subset.html")

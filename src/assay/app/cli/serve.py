@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import note
-from assay.app.options import at_least, own_group
+from assay.app.option_groups import at_least, own_group
 from assay.app.running import Quiet, Storing
 
 

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import STORE, command, family
 from assay.app.cli.results import show
 from assay.app.console import echo, print_json, print_table, remark, say
-from assay.app.options import KINDS, OUTPUT, RUNNING, STORED, at_least, one_of
+from assay.app.option_groups import KINDS, OUTPUT, RUNNING, STORED, at_least, one_of
 from assay.app.running import Storing, Talking
 from assay.core.errors import InputError
 

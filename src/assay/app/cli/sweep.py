@@ -24,9 +24,9 @@ from assay.app.console import (
     say,
     show_cost,
 )
-from assay.app.options import DEFAULT_STORE, RUNNING, Count
+from assay.app.option_groups import DEFAULT_STORE, RUNNING, Count
+from assay.app.options import Typed
 from assay.app.running import Computing, Placed, check_outputs
-from assay.app.settings import Typed
 
 
 if TYPE_CHECKING:

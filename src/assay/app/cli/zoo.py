@@ -17,7 +17,8 @@ from assay.app.console import (
     remark,
     show_cost,
 )
-from assay.app.options import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.options import Ablating, Discovering, SkipBad, Typed
 from assay.app.running import (
     Batched,
     Computing,
@@ -29,7 +30,6 @@ from assay.app.running import (
     make_room,
     write_json,
 )
-from assay.app.settings import Ablating, Discovering, SkipBad, Typed
 from assay.core.errors import InputError
 
 
@@ -50,7 +50,7 @@ class Domains(SkipBad):
     Attributes:
         images: Domain, DIR/CLASS/*, or an .npz archive; repeat where several are read.
         shapes: Style of the drawn shapes, instead of images: flat, sketch, neon, stripes or relief.
-        n: Images per domain. Default: all of a folder, 1200 shapes.
+        n: Images of each domain, in total. Default: all of a folder, 1200 shapes.
     """
 
     images: Annotated[tuple[Path, ...], INPUTS] = ()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from assay.app.options import (
+from assay.app.option_groups import (
     DISCOVERY,
     INPUTS,
     OUTPUT,
@@ -18,8 +18,8 @@ from assay.app.options import (
     one_of,
     own_group,
 )
+from assay.app.options import Ablating, Typed
 from assay.app.running import Batched, Seeded
-from assay.app.settings import Ablating, Typed
 
 
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
@@ -35,7 +35,7 @@ class MonitorOptions(Seeded, Batched, Typed, Ablating):
             Default: shapes of the embedded zoo's style.
         images: Folder to watch, or shapes:STYLE; repeat for several, watched in this order.
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
-        n: Images drawn from each shapes:STYLE to watch.
+        n: Images to draw from each shapes:STYLE to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
         window: Images per batch, and in the reference.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.

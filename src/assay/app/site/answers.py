@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from assay.app.monitor.metrics import CONTENT_TYPE, metrics_text
 from assay.app.monitor.watched import WatchedMonitor
-from assay.app.options import KINDS
+from assay.app.option_groups import KINDS
 from assay.app.site import pages
 from assay.app.site.query import conditions, identity_of, whole
 from assay.core.errors import InputError

@@ -165,8 +165,10 @@ class _PathGradient(BatchMethod):
     measures_completeness = False
 
     def most_passes(self, model: Model, nodes: int) -> int:
+        if not self.integrates:
+            return 4  # clean, and ablated or the pass that measures means; backward from one or both of them
         # clean, ablated, the measuring pass of means, the completeness run; forward and backward per node
-        return 4 + 2 * (nodes if self.integrates else 2)
+        return 4 + 2 * nodes
 
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         per_step = 2 * model.n_layers

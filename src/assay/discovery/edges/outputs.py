@@ -46,6 +46,11 @@ class OutputScores:
     details: Mapping[str, Any]
 
 
+def output_passes(nodes: int, *, reference: bool = True) -> int:
+    """Forward passes per example: clean, each node, and one for the ablated values unless they are zeros."""
+    return 1 + nodes + reference
+
+
 @takes_text()
 def output_scores(
     model: Model,
@@ -112,7 +117,7 @@ def output_scores(
             f"the scores into the logits are NaN or infinite for example {int(bad[0])}; check the model's "
             "weights and dtype"
         )
-    forward = 1.0 + len(nodes) + (settings.ablation.key != "zero")
+    forward = float(output_passes(len(nodes), reference=settings.ablation.key != "zero"))
     return OutputScores(
         graph=model.graph,
         values=table.mean(0).to(model.result_dtype),

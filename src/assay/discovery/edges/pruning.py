@@ -21,7 +21,7 @@ from assay.discovery.edges.masked_runs import (
 )
 from assay.discovery.edges.masks import BOUND, MaskSettings, learn_mask
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep, check_differentiable
-from assay.execution.soft import SoftPairs
+from assay.execution.soft import SoftPairs, mask_cost
 from assay.models import Model
 from assay.tasks import Task
 
@@ -92,7 +92,8 @@ class EdgePruning(EdgeMethod):
 
     def most_passes(self, model: Model, nodes: int) -> int:
         # Per example of a task of at least one step's examples: clean, ablated, masked forward and backward.
-        return 5 * self.updates + warm_start_passes(self.warm_start, model, nodes)
+        learned = self.updates * (2 + 2 * mask_cost(model))
+        return math.ceil(learned) + warm_start_passes(self.warm_start, model, nodes)
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         n_edges = self.goal(model)

@@ -31,6 +31,7 @@ from assay.discovery.edges.masked_runs import (
     warm_start_passes,
 )
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep
+from assay.execution.soft import mask_cost
 from assay.graph import Graph
 from assay.models import Model
 from assay.tasks import Task
@@ -97,7 +98,8 @@ class Ugs(EdgeMethod):
     def most_passes(self, model: Model, nodes: int) -> int:
         # Per example of a task of at least one step's examples: clean, ablated, and a forward and a backward
         # pass of every mask drawn.
-        return (2 + 2 * self.samples) * self.updates + warm_start_passes(self.warm_start, model, nodes)
+        learned = self.updates * (2 + 2 * self.samples * mask_cost(model))
+        return math.ceil(learned) + warm_start_passes(self.warm_start, model, nodes)
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         began = time.perf_counter()

@@ -1,0 +1,110 @@
+"""Small runs of commands that several files test: each happens once in a process."""
+
+import contextlib
+import json
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from command_line import invoke
+from counted_passes import counted
+from type_checks import no_type_checks
+
+
+GRID = """
+name = "small"
+[inits.scratch]
+source = "scratch"
+[inits.scratch.architecture]
+hidden_size = 16
+num_hidden_layers = 2
+num_attention_heads = 2
+intermediate_size = 32
+patch_size = 16
+[axes]
+lr = [0.01, 0.02]
+[fixed]
+steps = 4
+warmup = 1
+batch_size = 12
+validate_every = 2
+"""
+CLAIM = """
+schema = "assay-claim/1"
+[claim]
+name = "movers"
+statement = "They move the name."
+model = "mini"
+task = "ioi"
+n = 24
+seed = 3
+ablation = "mean"
+[heads]
+movers = ["a3.h4", "a3.h6"]
+[[predicts]]
+what = "dropping"
+of = "movers"
+lowers_by_at_least = 0.3
+[[predicts]]
+what = "dropping"
+of = "movers"
+on = "gendered-pronoun"
+changes_at_most = 0.3
+[[predicts]]
+what = "keeping"
+retains_at_least = 0.8
+[[controls]]
+of = "movers"
+heads = "layer-matched"
+draws = 2
+[[rivals]]
+heads = "magnitude"
+"""
+ZOO_OPTIONS = ("grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo")
+CLAIM_OPTIONS = ("claim.toml", "--batch-size", "24", "--budget", "400", "--out", "claim")
+
+
+@dataclass(frozen=True)
+class SmallRun:
+    """What a command left.
+
+    Attributes:
+        folder: Where it ran, with all its files; copy what a test changes.
+        document: What it printed with `--json`.
+        passes: Forward-equivalents that it made.
+    """
+
+    folder: Path
+    document: Any
+    passes: float
+
+
+@cache
+def _kept(name: str) -> tempfile.TemporaryDirectory[str]:
+    """A directory that lasts as long as the process."""
+    return tempfile.TemporaryDirectory(prefix=name)
+
+
+def _ran(n_layers: int, *arguments: str, backward: int = 1, **texts: str) -> SmallRun:
+    folder = Path(_kept(arguments[0]).name)
+    for name, text in texts.items():
+        (folder / f"{name}.toml").write_text(text)
+    with contextlib.chdir(folder), no_type_checks(), counted(n_layers, backward=backward) as passes:
+        outcome = invoke(*arguments, "--store", "store", "--json", "--quiet")
+    if outcome.exit_code != 0:
+        raise RuntimeError(f"assay {' '.join(arguments)} exited with {outcome.exit_code}: {outcome.output}")
+    return SmallRun(folder, json.loads(outcome.stdout), sum(passes))
+
+
+@cache
+def trained_zoo() -> SmallRun:
+    """Two models of two blocks, trained for four steps."""
+    return _ran(2, "zoo", "train", *ZOO_OPTIONS, backward=2, grid=GRID)
+
+
+@cache
+def measured_claim() -> SmallRun:
+    """A claim about two heads of the embedded model, with a control, a rival and a second task."""
+    return _ran(4, "claim", *CLAIM_OPTIONS, claim=CLAIM)
