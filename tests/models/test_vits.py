@@ -42,8 +42,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def build(name: str) -> nn.Module:
     """A classifier of one configuration."""
     config = transformers.AutoConfig.for_model(name.split()[0], **CONFIGS[name])
-    if name == "deit with a teacher":
-        return transformers.DeiTForImageClassificationWithTeacher(config)
+    if name.startswith("deit"):  # two classes read this configuration
+        teacher = "WithTeacher" if name.endswith("teacher") else ""
+        deit: nn.Module = getattr(transformers, f"DeiTForImageClassification{teacher}")(config)
+        return deit
     module: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
     return module
 
