@@ -1,6 +1,6 @@
 """Processes that tests kill, stop and wait for: forks of a server that has loaded everything and run nothing.
 
-They start at once, and unlike a fork of the test's own process they meet no lock that one of its threads held.
+They start at once and, unlike a fork of the test itself, meet no lock that one of its threads held.
 What the start of a new process adds is in `test_cli.py`.
 """
 
