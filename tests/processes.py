@@ -1,6 +1,7 @@
-"""Processes that tests kill, stop and wait for: forks of the test's own, which has loaded everything.
+"""Processes that tests kill, stop and wait for: forks of a server that has loaded everything and run nothing.
 
-They start at once. What the start of a new process adds is in `test_cli.py`.
+They start at once and, unlike a fork of the test itself, meet no lock that one of its threads held.
+What the start of a new process adds is in `test_cli.py`.
 """
 
 import multiprocessing
@@ -8,14 +9,13 @@ import os
 import sys
 from pathlib import Path
 
-import torch
 from command_line import Outcome
 
 from assay.app.cli import run
 
 
-# Where there is an accelerator, a fork cannot compute gradients: PyTorch has threads for it.
-CONTEXT = multiprocessing.get_context("spawn" if torch.accelerator.is_available() else "fork")
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["assay", "assay.app.cli", "torch", "transformers"])
 
 
 class CommandProcess:
