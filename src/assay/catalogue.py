@@ -6,12 +6,15 @@ import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.core.errors import unknown_name
 from assay.core.record import Record, same
 from assay.core.registry import Registry
 
+
+if TYPE_CHECKING:
+    from assay.models.family import Family
 
 # Kind -> where its registry lives; imported when the kind is asked for.
 KINDS: dict[str, tuple[str, str]] = {
@@ -94,7 +97,7 @@ def list_entries(kind: str) -> Catalogue:
         for key, registered in registry.items()
     ]
     if kind == "models":
-        entries = [*_embedded(), *entries]
+        entries = [*_embedded(), *(_family(entry, registry[entry.key]) for entry in entries)]
     return Catalogue(entries)
 
 
@@ -131,16 +134,22 @@ def _published() -> list[Entry]:
     ]
 
 
+def _family(entry: Entry, family: "Family") -> Entry:
+    """A family with what its models read and how norms behind their branches can be treated."""
+    facts = {"reads": family.reads, "post_norm": family.treatments}
+    return dataclasses.replace(entry, facts={**entry.facts, **facts})
+
+
 def _embedded() -> list[Entry]:
     """Models that come with the package, which a name loads."""
     from assay.models.planted import planted_names
 
     return [
-        Entry(key="mini", summary="The embedded language model.", facts={}),
+        Entry(key="mini", summary="The embedded language model.", facts={"reads": "prompts"}),
         Entry(
             key="colour-digits",
             summary="The embedded image classifier: coloured digits, where the colour misleads.",
-            facts={},
+            facts={"reads": "images"},
         ),
         *(
             Entry(key=f"planted:{name}", summary="Weights written by hand; its circuit is known.", facts={})

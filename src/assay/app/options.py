@@ -64,15 +64,18 @@ class OnModel(Typed, Placed):
 
     Attributes:
         model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
+        post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact, frozen or per-target.
     """
 
     model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
+    post_norm: Annotated[str | None, CIRCUIT, one_of("exact", "frozen", "per-target", "eap-ig")] = None
 
     def load_model(self) -> "Model":
-        """The model on its device, with numbers of the type asked for."""
+        """The model on its device, with numbers of the type and norms of the treatment asked for."""
         from assay.models import load_model
 
-        return load_model(self.model, device=self.place(), dtype=self.torch_dtype)
+        loaded = load_model(self.model, device=self.place(), dtype=self.torch_dtype)
+        return loaded.treating(self.post_norm)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,8 +75,26 @@ class CircuitRuns:
         check_circuit(self.model, circuit)
         other = copy.copy(self)  # shares all that is kept
         other.circuit = circuit
-        vars(other).pop("provenance", None)
+        for known in ("provenance", "exact"):
+            vars(other).pop(known, None)
         return other
+
+    @cached_property
+    def exact(self) -> "CircuitRuns":
+        """These runs with norms behind branches treated as `exact`; see `Model.treating`."""
+        model = self.model.treating("exact")
+        if model is self.model:
+            return self
+        return CircuitRuns(
+            model,
+            self.task,
+            self.circuit,
+            ablation=self.ablation_object,
+            objective=self.objective_object,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            labels=self.labels,
+        )
 
     @property
     def ablation(self) -> str:

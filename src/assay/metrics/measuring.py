@@ -58,7 +58,8 @@ def measure(
             objective, batch size and seed are then theirs.
         random_circuits: Also measure this many random circuits of equal size (as many random edges, or
             heads for a head circuit) and the empty one: `baseline`. Each costs one run, 20 are customary.
-        post_norm: Treatment of norms behind branches; see `Model.treating`.
+        post_norm: Treatment of norms behind branches; see `Model.treating`. With another than `exact`,
+            `details["exact_norms"]` is the value under `exact`, for metrics of the whole circuit.
         options: Options of the metric.
 
     Returns:
@@ -121,6 +122,9 @@ def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **
             if code not in measurement.warnings
         ]
         measurement = replace(measurement, warnings=(*measurement.warnings, *new))
+    if runs.exact is not runs and _of_the_whole(spec):
+        other = compute(runs.exact, spec, **options)
+        measurement = replace(measurement, details={**measurement.details, "exact_norms": other.value})
     if random_circuits:
         measurement = replace(measurement, baseline=_baseline(runs, spec, random_circuits, options))
     provenance = measurement_provenance(runs, metric, random_circuits=random_circuits, **options)
@@ -151,13 +155,16 @@ def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:
     return spec.compute
 
 
+def _of_the_whole(spec: MetricSpec) -> bool:
+    """Whether a metric reads runs of the whole circuit alone."""
+    return not spec.own_runs and not spec.runs_per_head
+
+
 def _check_whole(spec: MetricSpec, random_circuits: int) -> None:
     """Refuse what changes single edges or heads of a circuit whose edges are kept at some positions only."""
-    if spec.own_runs or spec.runs_per_head or random_circuits:
+    if random_circuits or not _of_the_whole(spec):
         what = "random_circuits=" if random_circuits else spec.key
-        whole = [
-            key for key, each in METRICS.items() if each.compute and not each.own_runs + each.runs_per_head
-        ]
+        whole = [key for key, each in METRICS.items() if each.compute and _of_the_whole(each)]
         raise InputError(
             f"{what} changes single edges or heads of a circuit, or many circuits, but this circuit keeps "
             f"its edges only at some positions; use {', '.join(whole)}, or measure circuit.anywhere()"

@@ -129,11 +129,25 @@ def measurements_page(records: Sequence[Document]) -> Page:
                 blocks=[
                     Figure(blocks=[measurement_table(shown)], caption=caption, kind=""),
                     *([Note(text=carried, style="quiet")] if ablations else []),
+                    *_norms(records),
                 ],
             )
         ],
         records=[*notes, *([Note(text=rest, style="quiet")] if unprinted else [])],
     )
+
+
+def _norms(records: Sequence[Document]) -> Iterator[Note]:
+    """What norms behind branches change, where they were not treated as `exact`."""
+    others = {
+        str(each["name"]): value
+        for each in records
+        if (value := each.get("details", {}).get("exact_norms")) is not None
+    }
+    if others:
+        values = ", ".join(f"{name} {words.number(value)}" for name, value in others.items())
+        treatment = _named(records[0], "model", "post_norm")
+        yield Note(text=f"Norms behind branches: {treatment}. With exact ones: {values}.", style="quiet")
 
 
 def _named(record: Document, *path: str) -> str:

@@ -25,13 +25,12 @@ from assay.graph import Graph, build_graph
 from assay.models.attention import Tables
 from assay.models.binding import bind_blocks, bind_norm
 from assay.models.block import constant_scale
-from assay.models.family import Config, Family, Vision, submodule
+from assay.models.family import Config, Family, PostNorm, Vision, submodule
 from assay.models.tracing import StopForward, Trace, hooks_of
 
 
 T = TypeVar("T")  # a task, whose types live beside this package
 
-PostNorm = Literal["exact", "frozen", "per-target", "eap-ig"]
 
 FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -13,6 +13,8 @@ from assay.models.attention import Tables
 # Entries of a configuration that change no number the model computes.
 _NOT_IDENTITY = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 
+
+PostNorm = Literal["exact", "frozen", "per-target", "eap-ig"]  # see `Model.treating`
 
 Config = Any  # a Hugging Face configuration: attributes differ per family
 
@@ -116,6 +118,7 @@ class Family:
 
     Attributes:
         key: Name of the description.
+        serves: Names of published models of this layout.
         model_types: `config.model_type` values it serves.
         backbone: The module whose call runs embeddings, blocks and the final norm (text).
         blocks: The list of blocks.
@@ -163,6 +166,7 @@ class Family:
     """
 
     key: str
+    serves: str
     model_types: tuple[str, ...]
     backbone: str
     blocks: str
@@ -210,10 +214,18 @@ class Family:
     @property
     def summary(self) -> str:
         """What it serves, in a line."""
-        kind = "decoders" if self.vision is None else "image classifiers"
-        if not self.model_types:
-            return f"timm's VisionTransformer: {kind} with any of its poolings but attention."
-        return f"Hugging Face {kind} of type {', '.join(self.model_types)}."
+        types = f" (type {', '.join(self.model_types)})" if self.model_types else ""
+        return f"{self.serves}{types}."
+
+    @property
+    def reads(self) -> str:
+        """`prompts` or `images`."""
+        return "prompts" if self.vision is None else "images"
+
+    @property
+    def treatments(self) -> tuple[str, ...]:
+        """What `post_norm` can be; nothing without norms behind the branches."""
+        return () if self.branch_norm is None else get_args(PostNorm)
 
 
 def submodule(root: nn.Module, path: str) -> nn.Module:

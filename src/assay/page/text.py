@@ -61,6 +61,14 @@ def quiet(text: Text, title: str = "") -> Span:
     return Span(text, "quiet", title)
 
 
+def model_text(model: Mapping[str, Any], shape: str = "") -> Text:
+    """A model as the foot of a page names it: id, number type, treatment of norms, hash of the weights."""
+    weights = str(model.get("weight_hash") or "")[:16]
+    norms = f"norms behind branches {model['post_norm']}" if model.get("post_norm") else ""
+    facts = ", ".join(fact for fact in (shape, model.get("dtype"), norms, "hash of the weights") if fact)
+    return (f"{model.get('id') or ''} ", quiet(facts), " ", code(weights))
+
+
 def result_link(identity: str) -> Span:
     """The id of a stored result; a link where the site shows it."""
     return Span(identity, "code", link=f"/result/{identity}")

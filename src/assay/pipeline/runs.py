@@ -102,5 +102,8 @@ def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: 
     specs = [find_metric(key) for key in metrics]
     heads = model.n_layers * model.n_heads if any(spec.runs_per_head for spec in specs) else 0
     own = sum(spec.own_runs for spec in specs) * (1 + n_random)
-    runs = len({run for spec in specs for run in spec.runs}) + n_random + heads + own
+    shared = len({run for spec in specs for run in spec.runs})
+    if model.post_norm != "exact":  # measured under `exact`, too
+        shared *= 2
+    runs = shared + n_random + heads + own
     return Workload(stage="measure", runs=runs, passes=runs * n)

@@ -34,6 +34,7 @@ from assay.page.text import (
     code,
     cut_text,
     italic,
+    model_text,
     number,
     percent,
     quiet,
@@ -424,15 +425,7 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     parameters = f", {number(model['n_parameters'])} parameters" if model["n_parameters"] else ""
     shape = f"{model['n_layers']} layers × {model['n_heads']} heads, width {model['d_model']}{parameters}"
     yield "result", code(provenance["id"])
-    yield (
-        "model",
-        (
-            f"{model['id']} ",
-            quiet(f"{model['family']}, {shape}, hash of the weights"),
-            " ",
-            code(model["weight_hash"][:16]),
-        ),
-    )
+    yield "model", model_text(model, f"{model['family']}, {shape}")
     seed = "" if task["seed"] is None else f"seed {task['seed']}, "
     yield "task", (f"{task['name']} ", quiet(f"{seed}hash of the data"), " ", code(task["data_hash"][:16]))
     yield "circuit", code(document["circuit"]["id"])

@@ -17,7 +17,7 @@ from assay.core.record import MACHINE, plain
 from assay.core.verdict import Judged
 from assay.page.blocks import Block, Check, Checks, Code, Details, Facts, Figure, Note, Page, Section, Table
 from assay.page.form import PAGES, PageForm
-from assay.page.text import NARROW, Text, bold, code, italic, number, percent, plural, quiet
+from assay.page.text import NARROW, Text, bold, code, italic, model_text, number, percent, plural, quiet
 
 
 KIND = "calibration"
@@ -181,9 +181,7 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     size = "" if k is None else f"{number(k)} heads"
     size += "" if n_edges is None else f", {number(n_edges)} edges"
     yield "circuit", (f"{circuit.get('name') or ''} ", quiet(size), " ", code(circuit.get("hash", "")))
-    model = document["model"]
-    weights = (model.get("weight_hash") or "")[:16]
-    yield "model", (f"{model.get('id', '')} ", quiet("hash of the weights"), " ", code(weights))
+    yield "model", model_text(document["model"])
     seed = (task.get("config") or {}).get("seed")
     drawn = "" if seed is None else (quiet(f"drawn with seed {seed}"), " ")
     data = code((task.get("data_hash") or "")[:16])

@@ -21,6 +21,7 @@ from assay.page.text import (
     bold,
     code,
     interval,
+    model_text,
     number,
     plural,
     quiet,
@@ -360,9 +361,8 @@ def _domains_table(domains: Document, distance: str) -> Table:
 
 
 def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]]:
-    model, settings, distance = document["model"], document["settings"], document["distance"]
-    weights = code(model["weight_hash"])
-    yield "model", (f"{model['id']} ", quiet("hash of the weights"), " ", weights)
+    settings, distance = document["settings"], document["distance"]
+    yield "model", model_text(document["model"])
     source = f"{reference.get('name', '')} {reference.get('domain', '')} "
     yield "reference", (source, quiet(f"{reference.get('n', '')} images"))
     estimator = "{objective}, {ablation}, {steps} steps, {quadrature}".format_map(settings)

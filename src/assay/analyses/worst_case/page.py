@@ -26,7 +26,7 @@ from assay.analyses.worst_case.page_words import (
 from assay.analyses.worst_case.plots import plot_tail
 from assay.page.blocks import Block, Cell, Code, Details, Figure, Note, Page, Row, Section, Table, columns
 from assay.page.form import PAGES, PageForm
-from assay.page.text import Text, code, number, percent, quiet, record_text
+from assay.page.text import Text, code, model_text, number, percent, quiet, record_text
 
 
 DASH = "\N{EN DASH}"
@@ -180,8 +180,7 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
         yield "result", code(document["id"])
     edges = f"{number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges"
     yield "circuit", (f"{circuit.get('name') or ''} ", quiet(edges), " ", code(circuit["hash"]))
-    weights = code(model.get("weight_hash", "")[:16])
-    yield "model", (f"{model.get('id', '')} ", quiet("hash of the weights"), " ", weights)
+    yield "model", model_text(model)
     seed = f"pairs drawn with seed {document['seed']}, " if "seed" in document else ""
     data = code(task.get("data_hash", "")[:16])
     yield "task", (f"{task.get('name', '')} ", quiet(f"{seed}hash of the data"), " ", data)

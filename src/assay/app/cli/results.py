@@ -28,6 +28,8 @@ LISTED = (
     "circuits",
     "models",
 )
+# Kind -> further columns of the list, with the fact that each shows.
+MORE_COLUMNS = {"models": {"reads": "reads", "--post-norm": "post_norm"}}
 
 
 @command(STORE, name="list", example="assay list metrics --json")
@@ -49,7 +51,18 @@ def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: Talking) -> Non
     if settings.json:
         print_json([entry.to_dict() for entry in entries])
         return
-    print_table("", ["key", "description"], [[entry.key, entry.summary] for entry in entries])
+    more = MORE_COLUMNS.get(kind, {})
+    rows = [
+        [entry.key, entry.summary, *(_cell(entry.facts.get(fact)) for fact in more.values())]
+        for entry in entries
+    ]
+    print_table("", ["key", "description", *more], rows)
+    if kind == "models":
+        echo("Any of them by a hub id or a directory. `assay list tasks` names the tasks for prompts.")
+
+
+def _cell(fact: str | tuple[str, ...] | None) -> str:
+    return ", ".join(fact) if isinstance(fact, tuple) else fact or ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,7 @@ FAMILIES.add(
     "bloom",
     Family(
         key="bloom",
+        serves="BLOOM",
         model_types=("bloom",),
         backbone="transformer",
         blocks="transformer.h",

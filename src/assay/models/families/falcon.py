@@ -62,6 +62,7 @@ FAMILIES.add(
     "falcon",
     Family(
         key="falcon",
+        serves="Falcon",
         model_types=("falcon",),
         backbone="transformer",
         blocks="transformer.h",

@@ -15,12 +15,15 @@ def _logits(module: Any, hidden: Tensor) -> Tensor:
     return logits if cap is None else (logits / cap).tanh() * cap
 
 
-GEMMA = FAMILIES.add("gemma", replace(LLAMA, key="gemma", model_types=("gemma",), norm="rms1"))
+GEMMA = FAMILIES.add(
+    "gemma", replace(LLAMA, key="gemma", serves="Gemma 1", model_types=("gemma",), norm="rms1")
+)
 GEMMA2 = FAMILIES.add(
     "gemma2",
     replace(
         GEMMA,
         key="gemma2",
+        serves="Gemma 2",
         model_types=("gemma2",),
         mlp_norm="pre_feedforward_layernorm",
         branch_norm="post_attention_layernorm",
@@ -34,6 +37,7 @@ FAMILIES.add(
     replace(
         GEMMA2,
         key="gemma3",
+        serves="Gemma 3, text",
         model_types=("gemma3_text",),
         softcap=lambda module: None,  # its configuration has the entry, its attention does not read it
         table=lambda module, layer: module.config.layer_types[layer],

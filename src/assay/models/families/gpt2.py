@@ -10,6 +10,7 @@ GPT2 = FAMILIES.add(
     "gpt2",
     Family(
         key="gpt2",
+        serves="GPT-2, DistilGPT-2",
         model_types=("gpt2",),
         backbone="transformer",
         blocks="transformer.h",
@@ -36,6 +37,7 @@ FAMILIES.add(
     replace(
         GPT2,
         key="attention-only",
+        serves="GPT-2 without MLPs",
         model_types=("attention_only",),
         mlps=False,
         activation=None,

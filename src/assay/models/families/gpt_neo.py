@@ -18,6 +18,7 @@ FAMILIES.add(
     replace(
         GPT2,
         key="gpt-neo",
+        serves="GPT-Neo",
         model_types=("gpt_neo",),
         attention="attn.attention",
         qkv=Separate(q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj"),

@@ -8,6 +8,7 @@ FAMILIES.add(
     "gpt-neox",
     Family(
         key="gpt-neox",
+        serves="GPT-NeoX, Pythia",
         model_types=("gpt_neox",),
         backbone="gpt_neox",
         blocks="gpt_neox.layers",

@@ -22,6 +22,7 @@ FAMILIES.add(
     "gptj",
     Family(
         key="gptj",
+        serves="GPT-J",
         model_types=("gptj",),
         backbone="transformer",
         blocks="transformer.h",

@@ -125,6 +125,7 @@ def _sizes(module: nn.Module) -> Sizes:
 
 _VIT = Family(
     key="vit",
+    serves="ViT",
     model_types=("vit",),
     backbone="vit",
     blocks="vit.layers",
@@ -155,6 +156,7 @@ _VIT = Family(
 _CLIP = replace(
     _VIT,
     key="clip",
+    serves="CLIP, vision tower",
     model_types=("clip",),
     backbone="vision_model",
     blocks="vision_model.encoder.layers",
@@ -172,6 +174,7 @@ def _dino(backbone: str) -> Family:
     return replace(
         _VIT,
         key=backbone.replace("_", "-"),
+        serves="DINOv2" + " with registers" * backbone.endswith("registers"),
         model_types=(backbone,),
         backbone=backbone,
         blocks=f"{backbone}.encoder.layer",
@@ -189,6 +192,7 @@ for _family in (
     replace(
         _VIT,
         key="deit",
+        serves="DeiT",
         model_types=("deit",),
         backbone="deit",
         blocks="deit.layers",
@@ -197,6 +201,12 @@ for _family in (
     _dino("dinov2"),
     _dino("dinov2_with_registers"),
     _CLIP,
-    replace(_CLIP, key="siglip", model_types=("siglip",), final_norm="vision_model.post_layernorm"),
+    replace(
+        _CLIP,
+        key="siglip",
+        serves="SigLIP, vision tower",
+        model_types=("siglip",),
+        final_norm="vision_model.post_layernorm",
+    ),
 ):
     FAMILIES.add(_family.key, _family)

@@ -19,6 +19,7 @@ LLAMA = FAMILIES.add(
     "llama",
     Family(
         key="llama",
+        serves="Llama 1 to 3, Mistral, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
         model_types=("llama", "mistral", "qwen2", "qwen3"),
         backbone="model",
         blocks="model.layers",

@@ -11,6 +11,7 @@ MIXTRAL = FAMILIES.add(
     replace(
         LLAMA,
         key="mixtral",
+        serves="Mixtral",
         model_types=("mixtral",),
         activation=None,
         gated=lambda block: None,
@@ -21,6 +22,7 @@ FAMILIES.add(
     replace(
         MIXTRAL,
         key="olmoe",
+        serves="OLMoE",
         model_types=("olmoe",),
         norms_over="block",
         clip=lambda module: module.config.clip_qkv,

@@ -11,6 +11,7 @@ FAMILIES.add(
     replace(
         LLAMA,
         key="olmo",
+        serves="OLMo 1",
         model_types=("olmo",),
         norm="layer",
         eps=1e-5,
@@ -23,6 +24,7 @@ FAMILIES.add(
     replace(
         LLAMA,
         key="olmo2",
+        serves="OLMo 2",
         model_types=("olmo2",),
         attention_norm=None,
         mlp_norm=None,

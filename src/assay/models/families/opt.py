@@ -32,6 +32,7 @@ FAMILIES.add(
     "opt",
     Family(
         key="opt",
+        serves="OPT",
         model_types=("opt",),
         backbone="model.decoder",
         blocks="model.decoder.layers",

@@ -8,6 +8,7 @@ FAMILIES.add(
     "phi",
     Family(
         key="phi",
+        serves="Phi-1, 1.5 and 2",
         model_types=("phi",),
         backbone="model",
         blocks="model.layers",

@@ -12,6 +12,7 @@ FAMILIES.add(
     replace(
         LLAMA,
         key="phi3",
+        serves="Phi-3",
         model_types=("phi3",),
         qkv=Fused(path="self_attn.qkv_proj"),
         activation="mlp.activation_fn",

@@ -11,6 +11,7 @@ FAMILIES.add(
     replace(
         LLAMA,
         key="smollm3",
+        serves="SmolLM 3",
         model_types=("smollm3",),
         table=lambda module, layer: "rotary" if module.config.no_rope_layers[layer] else None,
     ),

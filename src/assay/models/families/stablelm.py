@@ -16,6 +16,7 @@ FAMILIES.add(
     replace(
         LLAMA,
         key="stablelm",
+        serves="StableLM",
         model_types=("stablelm",),
         norm="layer",
         q_norm="self_attn.q_layernorm",

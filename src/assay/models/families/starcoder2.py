@@ -11,6 +11,7 @@ FAMILIES.add(
     replace(
         LLAMA,
         key="starcoder2",
+        serves="StarCoder 2",
         model_types=("starcoder2",),
         norm="layer",
         activation="mlp.act",

@@ -132,6 +132,7 @@ FAMILIES.add(
     "timm-vit",
     Family(
         key="timm-vit",
+        serves="timm's VisionTransformer, any pooling but attention",
         model_types=(),
         backbone="",
         blocks="blocks",
