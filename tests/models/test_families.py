@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from assay.circuits import Circuit
 from assay.core.errors import UnsupportedModelError
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
+from assay.discovery.heads.replacing import heads_replaced
+from assay.discovery.heads.runs import base_run, one_head_replaced, one_head_replaced_at_read
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftRunner
 from assay.models import FAMILIES, Model, attention_only, load_model
@@ -248,6 +250,26 @@ def test_ablated_runs_are_literal_ones(model: Model) -> None:
             torch.testing.assert_close(found, dict.fromkeys(found, expected), rtol=1e-5, atol=1e-5)
     near, empty = rounding(model), Circuit(graph=graph, mask=torch.zeros_like(kept))
     torch.testing.assert_close(run_circuit(model, task, empty), native, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("at_read", [False, True], ids=["everywhere", "at the read position"])
+def test_one_head_replaced_is_the_native_run_with_its_output_replaced(model: Model, at_read: bool) -> None:
+    task = PairTask(clean=tokens(model), corrupted=tokens(model).roll(1, 0), answers=tokens(model)[:, :1])
+    [batch] = task.batches(task.n)
+    rows, read = torch.arange(task.n), task.positions
+    base, other = base_run(model, task.clean), base_run(model, task.corrupted)
+    new = [z.clone() for z in (base if at_read else other).head_z]
+    for z, replacement in zip(new, other.head_z, strict=True):
+        z[rows, read] = replacement[rows, read]
+    run = one_head_replaced_at_read if at_read else one_head_replaced
+    values = [z[rows, read] for z in new] if at_read else new
+    found = run(model, base, values, read, lambda logits, prompts: logits[:, 7])
+    for place in range(model.n_layers * model.n_heads):
+        head = divmod(place, model.n_heads)
+        replaced = heads_replaced(model, [head], lambda site: new[site.layer].view_as(site.z), batch)
+        with torch.no_grad(), replaced:
+            expected = model.read(model.forward(task.clean), read)[:, 7]
+        torch.testing.assert_close(found[:, place], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_described_model_type_is_tried() -> None:

@@ -72,7 +72,7 @@ class Setting:
                     hidden = self.model.forward(batch.corrupted if corrupted else batch.clean)
                     read = self.model.read(hidden, batch.positions)
                 logits.append(read.to(self.model.result_dtype).cpu())
-                for into, z in zip(parts, trace.z, strict=True):
+                for into, z in zip(parts, trace.head_z, strict=True):
                     into.append(z.unflatten(-1, (self.model.n_heads, self.model.d_head)))
             self._outputs[key] = [torch.cat(part) for part in parts]
             self._logits[key] = torch.cat(logits)

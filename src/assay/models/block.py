@@ -181,6 +181,14 @@ class Block:
             return self.branch_norm.scaled_by_gain(self.branch_norm.centre(weight))
         return weight if self.attention_scale is None else weight * _gamma(self.attention_scale)
 
+    def write(self, z: Float[Tensor, "*n width"]) -> Float[Tensor, "*n d_model"]:
+        """What the attention adds to the stream for these outputs of its heads, by the native modules."""
+        written: Tensor = self.out(z)
+        norm = self.branch_norm or self.target_norm
+        if norm is not None:
+            return norm(written)
+        return written if self.attention_scale is None else self.attention_scale(written)
+
     def out_bias(self) -> Float[Tensor, " d_model"] | None:
         """Output projection bias (scaled as the branch is): part of the stream, of no source."""
         bias = _bias(self.out)

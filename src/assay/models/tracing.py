@@ -16,8 +16,8 @@ class Trace:
 
     Attributes:
         block_in: Per block, the stream entering it, `[batch, pos, d_model]`.
-        z: Per block, input of the output projection, `[batch, pos, n_heads * d_head]`; with a branch norm
-            times its 1/rms (see `Block.rescaled`).
+        head_z: Per block, input of the output projection, `[batch, pos, n_heads * d_head]`.
+        z: The same; with a branch norm times its 1/rms (see `Block.rescaled`).
         mlp: Per block, output of the MLP.
         scale: Per block, that 1/rms, `[batch, pos, 1]`.
         attention_in, mlp_in: Per block, input of the norms.
@@ -30,6 +30,7 @@ class Trace:
     """
 
     block_in: list[Tensor] = field(default_factory=list)
+    head_z: list[Tensor] = field(default_factory=list)
     z: list[Tensor] = field(default_factory=list)
     mlp: list[Tensor] = field(default_factory=list)
     scale: list[Tensor] = field(default_factory=list)
@@ -105,6 +106,18 @@ class ProjectionOutput:
         return output.clone() if self.copies else None
 
 
+class HeadOutputs:
+    """Forward pre-hook of an output projection: keep the heads' outputs."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        z = self.trace.kept(args[0])
+        self.trace.head_z.append(z)
+        self.trace.z.append(z)
+
+
 class BranchInput:
     """Forward pre-hook of a branch norm: the heads' outputs are kept times the scale they share."""
 
@@ -112,7 +125,7 @@ class BranchInput:
         self.trace, self.norm = trace, norm
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        z, scale = self.trace.z[-1], self.norm.standardise(self.trace.kept(args[0]))[1]
+        z, scale = self.trace.head_z[-1], self.norm.standardise(self.trace.kept(args[0]))[1]
         self.trace.z[-1] = z * scale.to(z.dtype)
         self.trace.scale.append(scale)
 
@@ -200,7 +213,7 @@ class _Hooks:
         """Keep what a block's sources write, and the arguments of its call."""
         trace = self.trace
         self.on_input(block.module, BlockCall(trace, layer, leaf=self.gradients and layer == 0))
-        self.on_input(block.out, lambda module, args, kwargs: trace.z.append(trace.kept(args[0])))
+        self.on_input(block.out, HeadOutputs(trace))
         if block.branch_norm is not None and block.branch_norm.module is not None:
             self.on_input(block.branch_norm.module, BranchInput(trace, block.branch_norm))
         self.on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))

@@ -62,7 +62,7 @@ def attribution_patching(
         real = torch.arange(batch.width, device=model.device) < batch.lengths[:, None]
         layers = [
             _effect(model, after - before.detach(), gradient, real)
-            for before, after, gradient in zip(clean.z, corrupted.z, gradients, strict=True)
+            for before, after, gradient in zip(clean.z, corrupted.head_z, gradients, strict=True)
         ]
         rows.append(torch.cat(layers, 1).cpu())
     table = torch.cat(rows).numpy()

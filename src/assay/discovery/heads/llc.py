@@ -276,7 +276,7 @@ def _starts(model: Model, task: Task, chains: int, asked: int | None) -> list[_S
         batch = batch.to(model.device)
         with torch.no_grad(), model.tracing() as trace:
             model.forward(batch.clean)
-        trace.z, trace.mlp = [], []
+        trace.head_z, trace.z, trace.mlp = [], [], []
         starts.append(_Start(batch=batch, trace=trace))
     return starts
 

@@ -16,7 +16,6 @@ from assay.core.errors import InputError
 from assay.execution.forward import check_finite, choose_batch_size
 from assay.execution.sites import Replacement, Site
 from assay.models import Model, Trace
-from assay.models.conformance import check_heads_apart
 from assay.tasks import Batch, Task, map_tensors
 
 
@@ -67,7 +66,7 @@ def replaced_outputs(
     """
     outputs = []
     for layer, block in enumerate(model.blocks):
-        z = trace.z[layer].unflatten(-1, (block.n_heads, block.d_head))
+        z = trace.head_z[layer].unflatten(-1, (block.n_heads, block.d_head))
         values = block.channels(trace.qkv[layer])[:, :, block.n_heads + block.n_kv_heads :]
         new = replacement(Site(layer=layer, block=block, z=z, values=values, batch=batch))
         outputs.append(new.to(z).expand_as(z).flatten(2))
@@ -84,7 +83,6 @@ def heads_replaced(model: Model, heads: Heads, replacement: Replacement, batch: 
         replacement: What by.
         batch: The prompts that pass; a pass may hold several copies of them, one after the other.
     """
-    check_heads_apart(model, "replacing heads")
     by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(heads):
         if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):

@@ -6,7 +6,7 @@ Where only the last position changes and nothing earlier can see it, a causal mo
 and values of the others come from the base run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from assay.execution.forward import TOKENS_PER_PASS
 from assay.execution.sites import Replacement
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention
-from assay.models.conformance import check_heads_apart
 from assay.tasks import Batch
 
 
@@ -31,7 +30,6 @@ Reading = Callable[[Tensor, Tensor], Tensor]
 @torch.no_grad()
 def base_run(model: Model, tokens: Int[Tensor, "n pos"]) -> Trace:
     """A plain pass with everything that runs of single heads start from."""
-    check_heads_apart(model, "replacing heads")
     with model.tracing(streams=True) as trace:
         model.forward(tokens)
     return trace
@@ -72,15 +70,14 @@ def one_head_replaced(
     at_once = max(1, TOKENS_PER_PASS // (n * length))
     for layer, places in _by_layer(heads):
         block = model.blocks[layer]
-        weight = block.out_weight().to(model.result_dtype)
-        change = _heads_of(model, values[layer], layer) - _heads_of(model, base.z[layer], layer)
+        now = _heads_of(model, base.head_z[layer], layer)
+        change = _heads_of(model, values[layer], layer) - now
         for some in _portions(places, at_once):
             index = [heads[place][1] for place in some]
-            # [k, n, pos, d_head] @ [k, 1, d_head, d_model]
-            delta = change[:, :, index].permute(2, 0, 1, 3) @ weight[index][:, None]
+            delta = _written(model, block, now, change, index)
             stream = _after_block(model, base, layer, delta.flatten(0, 1), len(some))
             if layer + 1 < model.n_layers:
-                calls = [_repeated_call(call, n, len(some)) for call in base.calls]
+                calls = [_repeated_call(call, (n, n * block.n_heads), len(some)) for call in base.calls]
                 hidden = model.resume(stream, Trace(calls=calls), layer=layer + 1)
             else:
                 hidden = model.final_norm(stream)
@@ -125,12 +122,11 @@ def one_head_replaced_at_read(
     past = _Past(model, base, read)
     for layer, places in _by_layer(heads):
         block = model.blocks[layer]
-        weight = block.out_weight().to(model.result_dtype)
-        now = _heads_of(model, base.z[layer], layer)[index, read]
+        now = _heads_of(model, base.head_z[layer], layer)[index, read]
         change = values[layer].to(now.dtype).unflatten(-1, (block.n_heads, block.d_head)) - now
         for some in _portions(places, at_once):
             chosen = [heads[place][1] for place in some]
-            delta = change[:, chosen].transpose(0, 1) @ weight[chosen]
+            delta = _written(model, block, now, change, chosen)
             rows = index.repeat(len(some))
             stream = _after_block_at(model, base, layer, delta.flatten(0, 1), rows, read)
             for above in range(layer + 1, model.n_layers):
@@ -199,6 +195,25 @@ def _heads_of(model: Model, z: Tensor, layer: int) -> Tensor:
     return by_head
 
 
+def _written(
+    model: Model, block: Block, now: Tensor, change: Tensor, heads: Sequence[int]
+) -> Float[Tensor, "heads n *pos d_model"]:
+    """What the attention of a block adds more where the output of one head changes, for each of some heads.
+
+    A norm behind the heads acts on what they write together, as in the model.
+    """
+    if block.branch_norm is None and block.target_norm is None:
+        weight = block.out_weight().to(model.result_dtype)[list(heads)]
+        # [k, n, pos, d_head] @ [k, 1, d_head, d_model]
+        return change[..., heads, :].movedim(-2, 0) @ (weight if change.ndim == 3 else weight[:, None])
+    changed = now.repeat(len(heads), *[1] * now.ndim)
+    for place, head in enumerate(heads):
+        changed[place, ..., head, :] += change[..., head, :]
+    before, after = (block.write(z.flatten(-2).to(model.dtype)) for z in (now, changed))
+    difference: Tensor = (after - before).to(model.result_dtype)
+    return difference
+
+
 def _after_block(model: Model, base: Trace, layer: int, delta: Tensor, copies: int) -> Tensor:
     """Stream behind a block whose attention wrote `delta` more: `[copies n, pos, d_model]`."""
     block = model.blocks[layer]
@@ -229,21 +244,24 @@ def _through_mlp(model: Model, block: Block, middle: Tensor) -> Tensor:
 
 
 def _repeated_call(
-    call: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int
+    call: tuple[tuple[Any, ...], dict[str, Any]], batches: Collection[int], copies: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a block for several copies of the batch."""
+    """Arguments of a block for several copies of the batch.
+
+    What has a row per prompt, or per prompt and head as BLOOM's slopes do, is repeated.
+    """
     args, kwargs = call
     return (
-        tuple(_repeated(value, n, copies) for value in args),
-        {name: _repeated(value, n, copies) for name, value in kwargs.items()},
+        tuple(_repeated(value, batches, copies) for value in args),
+        {name: _repeated(value, batches, copies) for name, value in kwargs.items()},
     )
 
 
-def _repeated(value: Any, n: int, copies: int) -> Any:
-    if isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == n > 1:
+def _repeated(value: Any, batches: Collection[int], copies: int) -> Any:
+    if isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] > 1 and value.shape[0] in batches:
         return value.repeat(copies, *[1] * (value.ndim - 1))
     if isinstance(value, tuple):
-        return tuple(_repeated(item, n, copies) for item in value)
+        return tuple(_repeated(item, batches, copies) for item in value)
     return value
 
 
@@ -296,7 +314,7 @@ class _Past:
             heads=range(block.n_heads),
             kv_of_head=[block.kv_head(head) for head in range(block.n_heads)],
         ).squeeze(2)
-        written = block.out(mixed.flatten(1).to(model.dtype))
+        written = block.write(mixed.flatten(1).to(model.dtype))
         if model.graph.parallel:
             parallel: Tensor = stream + written + block.run_mlp(stream)
             return parallel

@@ -67,7 +67,7 @@ def activation_patching(
     found = _measured(
         model,
         task,
-        lambda clean, corrupted, one: one.everywhere(corrupted, clean.z),
+        lambda clean, corrupted, one: one.everywhere(corrupted, clean.head_z),
         heads=heads,
         objective=chosen,
         batch_size=batch_size,
@@ -118,7 +118,7 @@ def mediation(
 
     def crossed(clean: Trace, corrupted: Trace, one: OneByOne) -> Tensor:
         run = one.at_read if positions == "last" else one.everywhere
-        return run(clean, corrupted.z)
+        return run(clean, corrupted.head_z)
 
     chosen = get_objective(objective or task.objective)
     found = _measured(model, task, crossed, heads=heads, objective=chosen, batch_size=batch_size)
