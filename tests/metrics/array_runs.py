@@ -57,7 +57,7 @@ class ArrayRuns(CircuitRuns):
             wrong=None if wrong is None else torch.tensor(wrong),
             objective=objective,
         )
-        self.model = MODEL if tokenizer is None else SimpleNamespace(tokenizer=tokenizer)
+        self.model = MODEL if tokenizer is None else SimpleNamespace(tokenizer=tokenizer, post_norm="exact")
         self.circuit = circuit or Circuit.full(GRAPH)
         self.objective = objective
         self.seed = seed

@@ -82,11 +82,10 @@ class CircuitRuns:
     @cached_property
     def exact(self) -> "CircuitRuns":
         """These runs with norms behind branches treated as `exact`; see `Model.treating`."""
-        model = self.model.treating("exact")
-        if model is self.model:
+        if self.model.post_norm == "exact":
             return self
         return CircuitRuns(
-            model,
+            self.model.treating("exact"),
             self.task,
             self.circuit,
             ablation=self.ablation_object,

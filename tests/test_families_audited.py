@@ -1,0 +1,75 @@
+"""`assay audit --model DIR` on a random checkpoint of every family of decoders."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from command_line import invoke
+
+import assay
+from assay.models import FAMILIES, attention_only
+
+
+sys.path.insert(0, str(Path(__file__).parent / "models"))
+
+from test_families import CONFIGS
+
+
+DECODERS = {key: family for key, family in FAMILIES.items() if family.vision is None}
+MODEL_TYPES = sorted({model_type for family in DECODERS.values() for model_type in family.model_types})
+
+
+def saved(model_type: str, folder: Path) -> Path:
+    """A random checkpoint with the tokenizer of `mini`."""
+    tokenizer = assay.load_model("mini").tokenizer
+    entries = next(entries for name, entries in CONFIGS.items() if name.split()[0] == model_type)
+    longer = {key: 64 for key in ("n_positions", "max_position_embeddings") if key in entries}
+    attention_only.register()
+    config = transformers.AutoConfig.for_model(
+        model_type, **{**entries, **longer, "vocab_size": len(tokenizer)}
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_checkpoint_is_audited(model_type: str, tmp_path: Path) -> None:
+    folder = saved(model_type, tmp_path / "model")
+    out = tmp_path / "audit"
+    result = invoke("audit", "--model", folder, "--task", "ioi", "--n", "6", "--out", out, "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["model"]["family"] in DECODERS
+    assert document["model"]["dtype"] == "float32"
+    assert (out / "report.html").is_file()
+
+
+@pytest.mark.parametrize("post_norm", ["exact", "frozen", "per-target"])
+def test_norms_behind_branches_are_treated_as_asked(post_norm: str, tmp_path: Path) -> None:
+    folder = saved("gemma2", tmp_path / "model")
+    result = invoke(
+        "measure",
+        *("--model", folder, "--task", "ioi", "--n", "6", "--top", "60", "--metric", "kl"),
+        *("--post-norm", post_norm, "--json", "--store", tmp_path / "store"),
+    )
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record["provenance"]["model"]["post_norm"] == post_norm
+    assert ("exact_norms" in record["details"]) == (post_norm != "exact")
+
+
+def test_a_treatment_needs_norms_behind_branches() -> None:
+    result = invoke("measure", "--task", "ioi", "--n", "6", "--post-norm", "frozen")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "mini has no norms behind its branches, so post_norm='frozen' does not apply" in result.stderr
+
+
+def test_families_are_listed_with_what_they_read() -> None:
+    listed = {each["key"]: each for each in json.loads(invoke("list", "models", "--json").stdout)}
+    assert listed["gemma2"]["post_norm"] == ["exact", "frozen", "per-target", "eap-ig"]
+    assert (listed["llama"]["reads"], listed["clip"]["reads"]) == ("prompts", "images")
+    shown = invoke("list", "models").stdout
+    assert "GPT-NeoX, Pythia (type gpt_neox)." in shown
