@@ -388,7 +388,7 @@ def _method(document: Document) -> Pair:
     made: list[Text] = [
         "Every edge was scored with ",
         italic(method["key"]),
-        f"{steps}, on {number(discovery['n'])} {kind}{drawn}.",
+        f"{steps}, on {number(discovery['n'])} {kind}{drawn}, with weights in {document['model']['dtype']}.",
     ]
     if method["completeness_gap"] is not None:
         made.append(
@@ -423,12 +423,13 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     provenance = document["provenance"]
     parameters = f", {number(model['n_parameters'])} parameters" if model["n_parameters"] else ""
     shape = f"{model['n_layers']} layers × {model['n_heads']} heads, width {model['d_model']}{parameters}"
+    origin = f", revision {model['revision'][:12]}" if model.get("revision") else ""
     yield "result", code(provenance["id"])
     yield (
         "model",
         (
             f"{model['id']} ",
-            quiet(f"{model['family']}, {shape}, hash of the weights"),
+            quiet(f"{model['family']}, {shape}{origin}, {model['dtype']}, hash of the weights"),
             " ",
             code(model["weight_hash"][:16]),
         ),
