@@ -72,6 +72,7 @@ def _made(
             "d_model": 128,
             "n_parameters": 1_834_240,
             "weight_hash": "9b1f22c4d0a1b2c3",
+            "dtype": "bfloat16",
         },
         "task": {
             "name": "ioi",

@@ -174,6 +174,13 @@ def test_every_measurement_and_part_has_a_row(document: Document) -> None:
     assert "X.same" not in text, "a part that is the measurement itself is left out"
 
 
+def test_the_method_and_the_facts_name_number_type_and_revision(document: Document) -> None:
+    document["model"] |= {"dtype": "bfloat16", "revision": "0123456789abcdef"}
+    text = " ".join(render(document).split())
+    assert ", with weights in bfloat16." in text
+    assert "revision 0123456789ab, bfloat16, hash of the weights" in text
+
+
 def test_several_audits_share_a_page(document: Document, make_document: Callable[..., Document]) -> None:
     page = Page(render(document, make_document(n_layers=2, n_heads=4, size=60)))
     assert [name for name, count in Counter(page.ids).items() if count > 1] == []

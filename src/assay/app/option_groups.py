@@ -47,7 +47,7 @@ def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
     return value if value == "auto" else int(value)
 
 
-DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 Count = Annotated[int, at_least(1)]
 STEPS = Parameter(converter=_steps, completer=lambda context: ["auto"], metavar="COUNT|auto")
 Steps = int | Literal["auto"]

@@ -40,7 +40,7 @@ class Typed:
     """Which numbers a model computes with.
 
     Attributes:
-        dtype: auto (float32), float32, float64, bfloat16 or float16; float64 for exactness.
+        dtype: Number type of the weights; auto: float32 on a CPU, the checkpoint's on an accelerator.
     """
 
     dtype: Annotated[DType, RUNNING] = "auto"
@@ -53,13 +53,24 @@ class Typed:
     @property
     def torch_dtype(self) -> "torch.dtype | None":
         """The number type; None leaves it to the loader."""
-        from assay.models.loading import number_type
+        from assay.models.placing import number_type
 
         return number_type(self.dtype_name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnModel(Typed, Placed):
+class Revised:
+    """Which state of a repository is loaded.
+
+    Attributes:
+        revision: Branch, tag or commit of a hub id. Default: its main branch.
+    """
+
+    revision: Annotated[str | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnModel(Typed, Revised, Placed):
     """The model.
 
     Attributes:
@@ -74,7 +85,7 @@ class OnModel(Typed, Placed):
         """The model on its device, with numbers of the type and norms of the treatment asked for."""
         from assay.models import load_model
 
-        loaded = load_model(self.model, device=self.place(), dtype=self.torch_dtype)
+        loaded = load_model(self.model, device=self.place(), dtype=self.torch_dtype, revision=self.revision)
         return loaded.treating(self.post_norm)
 
 

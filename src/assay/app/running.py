@@ -190,13 +190,13 @@ class Placed:
         if self.device != "auto":
             check_options(device=self.device)
             return self.device
-        import torch
+        from assay.models.placing import accelerator
 
-        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        if kind is None or kind.type == "mps":  # which has no float64
+        device = accelerator()
+        if device is None:
             return None
-        tell(f"device: {kind.type}:0")
-        return f"{kind.type}:0"
+        tell(f"device: {device}")
+        return str(device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ AssayError
 ├── UnsupportedModelError (TypeError)   a layout that the residual-stream graph cannot describe
 ├── FileFormatError (ValueError)        a truncated, tampered, foreign or too new file
 │   └── UnsafeFileError                 a pickle where safetensors was expected
+├── HubError (OSError)                  a model repository is missing, gated or out of reach
 ├── OutputError (OSError)               a result cannot be written
 ├── MissingExtraError (ImportError)     an optional dependency is not installed
 └── PluginError (ImportError)           what another package registers cannot be used
@@ -73,6 +74,10 @@ class FileFormatError(AssayError, ValueError):
 
 class UnsafeFileError(FileFormatError):
     """A pickle where safetensors was expected."""
+
+
+class HubError(AssayError, OSError):
+    """A model repository is missing, gated or out of reach, or has no such revision."""
 
 
 class OutputError(AssayError, OSError):

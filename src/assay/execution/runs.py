@@ -180,4 +180,5 @@ class CircuitRuns:
             "objective": self.objective,
             "seed": self.seed,
             **({} if self.circuit.spans is None else {"spans": list(self.circuit.spans.names)}),
+            **self.model.machine(),
         }

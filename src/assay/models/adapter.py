@@ -13,17 +13,19 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.core.errors import AssayWarning, InputError, NonFiniteError, UnsupportedModelError, unknown_name
+from assay.core.errors import AssayWarning, InputError, UnsupportedModelError, unknown_name
+from assay.core.record import MACHINE
 from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
 from assay.models.attention import Tables
-from assay.models.binding import bind_blocks, bind_norm
+from assay.models.binding import bind_blocks, bind_norm, check_weights
 from assay.models.block import constant_scale
 from assay.models.family import Config, Family, PostNorm, Vision, submodule
 from assay.models.tracing import StopForward, Trace, hooks_of
@@ -46,6 +48,7 @@ class Model:
         id: Hub id, directory name, `mini`, or the class name of a live module.
         preprocessing: For an image classifier, what was stored with it about resizing and normalising
             (`preprocessor_config.json`, or timm's `pretrained_cfg`); None if nothing was.
+        origin: Where the weights come from, beyond their hash: the commit of a hub repository.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Model:
         tokenizer: Any = None,
         name: str,
         preprocessing: Mapping[str, Any] | None = None,
+        origin: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.module = module
         self.family = family = replace(family, **family.variant(module))
@@ -63,6 +67,7 @@ class Model:
         self.id = name
         self.post_norm: PostNorm = "exact"
         self.preprocessing = preprocessing
+        self.origin = dict(origin)
         reason = family.refuse(module)
         if reason is not None:
             raise UnsupportedModelError(f"{type(module).__name__}: {reason}")
@@ -82,16 +87,7 @@ class Model:
         )
         self._hashed: tuple[tuple[tuple[int, int], ...], str] | None = None
         self.n_parameters = sum(parameter.numel() for parameter in module.parameters())
-        for path, parameter in module.named_parameters():
-            if parameter.is_floating_point() and parameter.dtype.itemsize == 1:
-                raise UnsupportedModelError(
-                    f"weight {path!r} of {name} is stored as {parameter.dtype}, which layers cannot compute "
-                    "with; dequantise the weights first"
-                )
-            if not bool(torch.isfinite(parameter).all()):
-                raise NonFiniteError(
-                    f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
-                )
+        check_weights(module, name)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -206,8 +202,13 @@ class Model:
             "family": self.family.key,
             "weight_hash": self.weight_hash,
             "dtype": str(self.dtype)[6:],
+            **self.origin,
             **({} if self.family.branch_norm is None else {"post_norm": self.post_norm}),
         }
+
+    def machine(self) -> dict[str, Any]:
+        """The entry of a provenance that names the kind of device, which is no part of an identity."""
+        return {} if self.device.type == "cpu" else {MACHINE: {"device": self.device.type}}
 
     def treating(self, post_norm: str | None) -> "Model":
         """This model with another treatment of the norms behind its branches; the module is shared.

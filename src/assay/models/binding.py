@@ -1,10 +1,38 @@
 """The blocks of a live module, as the description of its family says."""
 
+import torch
 from torch import nn
 
+from assay.core.errors import NonFiniteError, UnsupportedModelError
 from assay.models.attention import AttentionRule, HeadNorm
 from assay.models.block import Block, Norm
 from assay.models.family import Family, Sizes, submodule
+
+
+def check_weights(module: nn.Module, name: str) -> None:
+    """Refuse weights that nothing can be computed with.
+
+    Raises:
+        UnsupportedModelError: If a parameter was never given memory, or is stored in a type of one byte.
+        NonFiniteError: If a parameter is NaN or infinite.
+    """
+    parameters = list(module.named_parameters())
+    empty = [path for path, parameter in parameters if parameter.is_meta]
+    if empty:
+        raise UnsupportedModelError(
+            f"weight {empty[0]!r} of {name} has no values (device 'meta'), like {len(empty)} of "
+            f"{len(parameters)} weights; load them first, e.g. with from_pretrained"
+        )
+    for path, parameter in parameters:
+        if parameter.is_floating_point() and parameter.dtype.itemsize == 1:
+            raise UnsupportedModelError(
+                f"weight {path!r} of {name} is stored as {parameter.dtype}, which layers cannot compute "
+                "with; dequantise the weights first"
+            )
+        if not bool(torch.isfinite(parameter).all()):
+            raise NonFiniteError(
+                f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
+            )
 
 
 def bind_norm(root: nn.Module, family: Family, path: str | None) -> Norm:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _NO_DIMENSION = re.compile(
     r"(token|words)_ids?$|tokens$|_id$|^max_|_max_|theta|rope|rotary|length|window|label2id"
 )
 
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -37,47 +40,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def find_checkpoint(location: str, name: str) -> Path | None:
-    """A file of a directory, or of a hub repository, downloaded if need be; None if there is none."""
-    if Path(location).is_dir():
-        path = Path(location, name)
-        return path if path.is_file() else None
-    from transformers.utils.hub import cached_file
-
-    path_found = cached_file(
-        location,
-        name,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if path_found is None else Path(path_found)
-
-
-def weight_files(location: str, *, timm: bool, allow_pickle: bool) -> list[Path]:
+def weight_files(directory: Path, *, timm: bool, allow_pickle: bool) -> list[Path]:
     """The files that weights are read from: `model.safetensors`, or what its index names.
 
-    Of other files in the directory none is read, so none of them counts. Empty where there are only others;
-    of a hub repository transformers then reports it.
+    Of other files in the directory none is read, so none of them counts.
 
     Raises:
         UnsafeFileError: If there are only pickles, or the index names one, or a file elsewhere, and
             `allow_pickle` is false; a file elsewhere is always refused.
         FileFormatError: If there are no weights.
     """
-    single = find_checkpoint(location, WEIGHTS)
-    if single is not None:
-        files = [single]
-    elif not timm and (index := find_checkpoint(location, INDEX)) is not None:
-        files = [_shard(location, name, index, allow_pickle=allow_pickle) for name in _shards(index)]
+    index = directory / INDEX
+    if (directory / WEIGHTS).is_file():
+        files = [directory / WEIGHTS]
+    elif not timm and index.is_file():
+        files = _shards(index, allow_pickle=allow_pickle)
     else:
-        files = _pickles(location, allow_pickle=allow_pickle)
+        files = _pickles(directory, allow_pickle=allow_pickle)
     for each in files:
         if each.suffix == ".safetensors":
             refuse_pickle(each)
     return files
 
 
-def _shards(index: Path) -> list[str]:
+def shard_names(index: Path) -> list[str]:
     """Names of the files of an index, each once."""
     named = read_json(index).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(each, str) for each in named.values()):
@@ -85,34 +71,52 @@ def _shards(index: Path) -> list[str]:
     return sorted(set(named.values()))
 
 
-def _shard(location: str, name: str, index: Path, *, allow_pickle: bool) -> Path:
-    plain = Path(name).name == name and not set(name) & set("/\\\0")
-    if not plain or not (allow_pickle or name.endswith(".safetensors")):
-        raise UnsafeFileError(
-            f"{index} names {name[:200]!r}; only plain names of safetensors files beside it are read"
-            + ("" if allow_pickle or not plain else ", or pass allow_pickle=True if you trust their origin")
+def _shards(index: Path, *, allow_pickle: bool) -> list[Path]:
+    """The files of an index, all of which must be there."""
+    names = shard_names(index)
+    for name in names:
+        plain = Path(name).name == name and not set(name) & set("/\\\0")
+        if not plain or not (allow_pickle or name.endswith(".safetensors")):
+            raise UnsafeFileError(
+                f"{index} names {name[:200]!r}; only plain names of safetensors files beside it are read"
+                + (", or pass allow_pickle=True if you trust their origin" if plain else "")
+            )
+    absent = [name for name in names if not (index.parent / name).is_file()]
+    if absent:
+        raise FileFormatError(
+            f"{index} names {len(names)} files of weights, but {len(absent)} of them do not exist beside it: "
+            f"{', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}; fetch or copy them again"
         )
-    found = find_checkpoint(location, name)
-    if found is None:
-        raise FileFormatError(f"{index} names {name!r}, but this file does not exist beside it")
-    return found
+    return [index.parent / name for name in names]
 
 
-def _pickles(location: str, *, allow_pickle: bool) -> list[Path]:
+def _pickles(directory: Path, *, allow_pickle: bool) -> list[Path]:
     """Weights of a directory without safetensors, if they are allowed."""
-    path = Path(location)
-    if not path.is_dir():
-        return []
-    pickles = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+    pickles = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
     if not pickles:
-        raise FileFormatError(f"{path} has no weights; expected {WEIGHTS} beside config.json")
+        raise FileFormatError(f"{directory} has no weights; expected {WEIGHTS} beside config.json")
     if not allow_pickle:
         raise UnsafeFileError(
-            f"{path} has only pickled weights ({', '.join(each.name for each in pickles)}), not {WEIGHTS}. "
-            "Opening a pickle can run any code; convert them to safetensors, or pass allow_pickle=True if "
-            "you trust their origin"
+            f"{directory} has only pickled weights ({', '.join(each.name for each in pickles)}), not "
+            f"{WEIGHTS}. Opening a pickle can run any code; convert them to safetensors, or pass "
+            "allow_pickle=True if you trust their origin"
         )
     return pickles
+
+
+def stored_dtype(files: Sequence[Path]) -> torch.dtype | None:
+    """The number type that most weights of safetensors have; None of other files and other types."""
+    from safetensors import safe_open
+
+    counts: Counter[str] = Counter()
+    for each in files:
+        if each.suffix != ".safetensors":
+            return None
+        with safe_open(each, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                part = file.get_slice(name)
+                counts[part.get_dtype()] += math.prod(part.get_shape())
+    return _DTYPES.get(counts.most_common(1)[0][0]) if counts else None
 
 
 def check_sizes(config: Path, files: Sequence[Path], *, timm: bool = False) -> list[tuple[int, ...]] | None:

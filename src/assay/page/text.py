@@ -62,11 +62,17 @@ def quiet(text: Text, title: str = "") -> Span:
 
 
 def model_text(model: Mapping[str, Any], shape: str = "") -> Text:
-    """A model as the foot of a page names it: id, number type, treatment of norms, hash of the weights."""
+    """A model as the foot of a page names it: id, what its numbers depend on, hash of the weights."""
     weights = str(model.get("weight_hash") or "")[:16]
+    origin = f"revision {model['revision'][:12]}" if model.get("revision") else ""
     norms = f"norms behind branches {model['post_norm']}" if model.get("post_norm") else ""
-    facts = ", ".join(fact for fact in (shape, model.get("dtype"), norms, "hash of the weights") if fact)
-    return (f"{model.get('id') or ''} ", quiet(facts), " ", code(weights))
+    facts = [fact for fact in (shape, origin, model.get("dtype"), norms) if fact]
+    return (
+        f"{model.get('id') or ''} ",
+        quiet(", ".join([*facts, "hash of the weights"])),
+        " ",
+        code(weights),
+    )
 
 
 def result_link(identity: str) -> Span:

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from assay.core.errors import InputError, OutputError
+from assay.core.errors import OutputError
 from assay.discovery.edges import get_method
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.execution import ABLATIONS, Ablation, get_ablation
 from assay.metrics import find_metric
+from assay.models.placing import check_device
 from assay.objectives import Objective, get_objective, is_registered
 from assay.tasks import TASKS, Task, digits_source
 
@@ -64,26 +63,6 @@ def check_options(
         find_metric(key)
     if device is not None:
         check_device(device)
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that this PyTorch does not have.
-
-    Raises:
-        InputError: Naming the devices there are.
-    """
-    devices = ["cpu"]
-    if torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator()
-        devices += [f"{kind}:{index}" for index in range(torch.accelerator.device_count())]
-    try:
-        asked = torch.device(name)
-    except RuntimeError:  # no such type of device
-        asked = None
-    if asked is None or (asked.type != "cpu" and f"{asked.type}:{asked.index or 0}" not in devices):
-        raise InputError(
-            f"device {name!r} does not exist: PyTorch {torch.__version__} here has {', '.join(devices)}"
-        )
 
 
 def registered(objective: Objective, ablation: Ablation) -> bool:

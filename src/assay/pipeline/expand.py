@@ -14,7 +14,7 @@ from assay.core.record import library_version, record_id
 from assay.discovery.edges import EdgeMethod, get_method
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
-from assay.models.loading import number_type
+from assay.models.placing import number_type
 from assay.pipeline.cost import run_bytes, weight_bytes
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
@@ -40,7 +40,7 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
     Args:
         plan: The plan.
         device: Where jobs run their models.
-        dtype: Number type of the weights, e.g. `float64`; None: float32.
+        dtype: Number type of the weights, e.g. `float64`; None: as of `load_model`.
 
     Raises:
         InputError: If parts of the plan do not fit each other: gates or an attack on images, a method that

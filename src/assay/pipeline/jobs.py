@@ -23,7 +23,7 @@ from assay.discovery.edges.method import Choices, join_parts
 from assay.discovery.edges.running import Asked, resolve
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
-from assay.models.loading import number_type
+from assay.models.placing import number_type
 from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.discovery import discovery_stage
 from assay.pipeline.gates import calibrate_measured
@@ -120,7 +120,7 @@ def work(job: Job, location: str) -> tuple[str, ...]:
 
 def warm_up() -> None:
     """Load what a job's first model brings with it, seconds of imports, before a worker says it is ready."""
-    load_model("mini")
+    load_model("mini", device=None)
 
 
 # ---- inputs, kept for the next job of the same worker --------------------------------------------

@@ -13,7 +13,7 @@ from assay.analyses.generalization.ranking import inspect_for_ranking, rank_mode
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
 from assay.models import Model
-from assay.models.loading import number_type
+from assay.models.placing import number_type
 from assay.pipeline.cost import Forecast, Workload, run_bytes
 from assay.pipeline.targets import Domain, known_target, targets
 from assay.store import About, Store
@@ -38,7 +38,7 @@ class Lineup:
         metrics: What they are ranked by.
         settings: How circuits are scored.
         device: Where models run.
-        dtype: Number type of their weights, e.g. `float64`; None: float32.
+        dtype: Number type of their weights, e.g. `float64`; None: as of `load_model`.
     """
 
     zoo: Zoo
@@ -181,7 +181,7 @@ def lineup(
         seed: Root seed of all random draws.
         batch_size: Images per pass.
         device: Where models run.
-        dtype: Number type of their weights; None: float32.
+        dtype: Number type of their weights; None: as of `load_model`.
 
     Raises:
         InputError: If `images` holds several domains.

@@ -389,7 +389,7 @@ def _method(document: Document) -> Pair:
     made: list[Text] = [
         "Every edge was scored with ",
         italic(method["key"]),
-        f"{steps}, on {number(discovery['n'])} {kind}{drawn}.",
+        f"{steps}, on {number(discovery['n'])} {kind}{drawn}, with weights in {document['model']['dtype']}.",
     ]
     if method["completeness_gap"] is not None:
         made.append(

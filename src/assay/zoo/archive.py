@@ -213,7 +213,7 @@ class Zoo:
         device: str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Model:
-        """A model, or its checkpoint after a training step; numbers are float32 unless `dtype` differs.
+        """A model, or its checkpoint after a training step; numbers as of `load_model` by default.
 
         Raises:
             UnknownNameError: If the zoo has no such model.
@@ -248,7 +248,7 @@ class Zoo:
                 knows from the validation of its training.
             batch_size: Images per pass. Default: by free memory.
             device: Where to run. Default: the CPU.
-            dtype: Number type of the weights. Default: float32.
+            dtype: Number type of the weights. Default: as of `load_model`.
             keep: Read and write the zoo's records. Default: unless it is the embedded one.
             progress: Called with the stage, the models done and all models.
 

@@ -139,7 +139,7 @@ def train_zoo(
             status="done",
             id_accuracy=score_of(run.module, validation, normalise)[0],
             best_step=run.best_step,
-            weight_hash=load_model(run.folder).weight_hash,
+            weight_hash=load_model(run.folder, device=None).weight_hash,
             kept=tuple(
                 Checkpoint(step=step, path=place.relative_to(folder).as_posix())
                 for step, place in run.checkpoints.items()

@@ -15,7 +15,7 @@ from torch import nn
 
 from assay.core.errors import FileFormatError, OutputError, UnsupportedModelError
 from assay.core.untrusted import refuse_pickle
-from assay.models.loading import without_progress_bars
+from assay.models.hugging_face import without_progress_bars
 from assay.tasks import EvalTransform
 from assay.tasks.image_transform import RESAMPLE
 

@@ -73,7 +73,7 @@ def initial_module(
         if source.startswith("timm:"):
             module = _timm(source.removeprefix("timm:"), len(classes), pretrained=True)
             return Initial(module=module, transform=EvalTransform.for_model(load_model(module)))
-        model = load_model(source)
+        model = load_model(source, device=None)
         if not model.vision:
             raise UnsupportedModelError(
                 f"{source} reads text, but a zoo of image classifiers starts from images"

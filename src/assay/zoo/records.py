@@ -218,7 +218,7 @@ def predict(
         images: Of the size that the model reads; the model's own normalisation is applied.
         batch_size: Images per pass. Default: by free memory.
         device: Where to run. Default: the CPU.
-        dtype: Number type of the weights. Default: float32.
+        dtype: Number type of the weights. Default: as of `load_model`.
         keep: Read and write `records/DATASET/KEY.npz` below the zoo. Default: unless it is the embedded one.
 
     Raises:
@@ -284,7 +284,7 @@ def edge_scores(
         seed: Root seed of all random draws.
         batch_size: Images per pass.
         device: Where to run. Default: the CPU.
-        dtype: Number type of the weights. Default: float32.
+        dtype: Number type of the weights. Default: as of `load_model`.
         keep: Read and write `circuits/DATASET/KEY.safetensors` below the zoo. Default: unless it is the
             embedded one.
 

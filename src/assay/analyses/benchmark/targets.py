@@ -45,6 +45,7 @@ def find_target(
     seed: int = 0,
     device: str | None = None,
     dtype: torch.dtype | None = None,
+    revision: str | None = None,
 ) -> Target:
     """The model, its examples and, for a planted model, its truth.
 
@@ -56,7 +57,8 @@ def find_target(
         n: Examples of each sample; default 200.
         seed: Root seed of what methods see; the examples to judge on are drawn with the next one.
         device: Where the model runs.
-        dtype: Number type of the weights. Default: float32.
+        dtype: Number type of the weights. Default: as of `load_model`.
+        revision: Branch, tag or commit of a hub id.
 
     Raises:
         UnknownNameError: For an unknown planted model, task or swap.
@@ -77,7 +79,7 @@ def find_target(
             held_out=planted_task(planted, n=n, seed=seed + 1),
             truth=planted.edges,
         )
-    loaded = load_model(model, device=device, dtype=dtype)
+    loaded = load_model(model, device=device, dtype=dtype, revision=revision)
     if images is not None:
         if task is not None:
             raise InputError("--task and --images exclude each other; give one of them")

@@ -158,7 +158,7 @@ def finetune(
     """
     circuit = circuit or CircuitSettings()
     recipe = recipe or DEFAULT_RECIPE
-    start = model if isinstance(model, Model) else load_model(model)
+    start = model if isinstance(model, Model) else load_model(model, device=None)
     _check(start, train_set, validation_set, recipe, circuit, n_images)
     rule = transform or EvalTransform.for_model(start)
     probe = validation_set.sample(n_images, seed=recipe.seed)

@@ -80,8 +80,8 @@ def _run(settings: AuditSettings) -> "Audit":
     from assay import pipeline
 
     # By its name where nothing else is asked for: then a wrong task costs no loading.
-    plain = settings.torch_dtype is None and settings.post_norm is None
-    model = settings.model if plain else settings.load_model()
+    by_name = not (settings.torch_dtype or settings.revision or settings.post_norm)
+    model = settings.model if by_name else settings.load_model()
     with progress_on_stderr() as progress:
         return call(
             settings,

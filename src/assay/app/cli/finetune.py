@@ -10,6 +10,7 @@ from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES, TRAINING, Domains, Validating, read_images
 from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
 from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.options import Revised
 from assay.app.running import Batched, Computing, File, Seeded, call
 from assay.core.errors import InputError
 
@@ -29,7 +30,7 @@ LOSS = own_group("Circuit loss", 39)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneSettings(Computing, Seeded, Batched, Validating, Domains):
+class FinetuneSettings(Computing, Seeded, Batched, Revised, Validating, Domains):
     """What is trained on which images, and with which loss.
 
     Attributes:
@@ -93,7 +94,7 @@ def finetune(settings: FinetuneSettings) -> None:
     loss, figure = _loss(settings), settings.figure
     if figure is not None and figure.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"--figure is {figure.name}; give a name ending in .png or .svg")
-    model = _load(settings.model)
+    model = _load(settings.model, settings.revision)
     if settings.dry_run:
         _show_plan(settings, model, loss)
         return
@@ -200,12 +201,12 @@ def _blocks(name: str, text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2] or found[1])
 
 
-def _load(name: str | None) -> "Model":
+def _load(name: str | None, revision: str | None) -> "Model":
     from assay.models import load_model
     from assay.zoo import Zoo
 
     if name is not None:
-        return load_model(name)
+        return load_model(name, device=None, revision=revision)  # training places it
     zoo = Zoo.embedded()
     return zoo.load(zoo.keys[0])
 

@@ -8,8 +8,6 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-import torch
-
 from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
 from assay.app.monitor.alarms import STATE, Notifier, seconds_of
@@ -81,7 +79,7 @@ class MonitorRun:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:
             raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
-        self.model, style = _model(options.model, options.place(tell), options.torch_dtype)
+        self.model, style = _model(options, tell)
         sources = options.images or (
             tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ()
         )
@@ -256,10 +254,11 @@ class MonitorRun:
         self._write_at = now + max(WRITE_EVERY, WRITE_SHARE * (now - begun))
 
 
-def _model(name: str | None, device: str | None, dtype: torch.dtype | None) -> tuple[Model, str | None]:
+def _model(options: MonitorOptions, tell: Callable[[str], None]) -> tuple[Model, str | None]:
     """The model to watch, and the style of shapes that an embedded one was trained on."""
+    name, device, dtype = options.model, options.place(tell), options.torch_dtype
     if name is not None:
-        loaded = load_model(name, device=device, dtype=dtype)
+        loaded = load_model(name, device=device, dtype=dtype, revision=options.revision)
         if not loaded.vision:
             raise InputError(f"{name} reads text; assay monitor watches image classifiers")
         return loaded, None

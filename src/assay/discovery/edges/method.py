@@ -349,6 +349,7 @@ def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Choice
         "steps": settings.steps if method.uses_steps() else None,
         "quadrature": settings.quadrature if method.uses_steps() else None,
         "seed": settings.seed,
+        **model.machine(),
     }
     return record | ({"options": method.options()} if method.options() else {})
 

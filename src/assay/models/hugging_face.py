@@ -1,0 +1,167 @@
+"""Models, tokenizers and image processors of Hugging Face, from a directory whose files are checked first."""
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from assay.core.errors import AssayError, FileFormatError, UnsafeFileError
+from assay.core.untrusted import MALFORMED, printable
+from assay.models.placing import NumberType, choose_dtype
+from assay.models.recognition import family_of_type, refuse_config
+from assay.models.weight_files import (
+    INDEX,
+    WEIGHTS,
+    check_shapes,
+    check_sizes,
+    read_json,
+    stored_dtype,
+    weight_files,
+)
+
+
+_GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer.json says all
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """No bars of transformers inside: a zoo of small models would print hundreds."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def image_processor(directory: Path) -> dict[str, Any] | None:
+    """The stored `preprocessor_config.json`; None if there is none."""
+    path = directory / "preprocessor_config.json"
+    return read_json(path) if path.is_file() else None
+
+
+def check_description(directory: Path, name: str | None = None) -> None:
+    """Refuse a `config.json` that names its own weights, or of a model (`name`) that is not served."""
+    path = directory / "config.json"
+    config = read_json(path)
+    if (named := config.get("transformers_weights")) is not None:
+        raise UnsafeFileError(
+            f"{path} names its own weight files ({printable(repr(named))[:200]}), but weights are read "
+            f"only from {WEIGHTS} or {INDEX}; remove transformers_weights"
+        )
+    refuse_config(config, name or str(directory))
+
+
+def from_pretrained(
+    directory: Path, *, dtype: NumberType, device: torch.device, allow_pickle: bool
+) -> nn.Module:
+    """The model of a directory, with all of its weights, on the CPU.
+
+    Args:
+        directory: As `save_pretrained` writes it.
+        dtype: Number type of the weights; `auto` or None: see `choose_dtype`.
+        device: Where the model will go.
+        allow_pickle: Accept checkpoints that are pickles.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+
+    from assay.models import attention_only  # which needs transformers
+
+    attention_only.register()
+    what = "a causal language model or image classifier"
+    location, described = str(directory), directory / "config.json"
+    try:
+        check_description(directory)
+        files = weight_files(directory, timm=False, allow_pickle=allow_pickle)
+        shapes = check_sizes(described, files)
+        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+        refuse_config({**vars(config), "model_type": config.model_type}, location)
+        # How attention is computed is ours to say: a name of a repository here would load a kernel from it.
+        config._attn_implementation = None
+        family = family_of_type(config.model_type)
+        sees = family is not None and family.vision is not None
+        what = "an image classifier" if sees else "a causal language model"
+        auto = AutoModelForImageClassification if sees else AutoModelForCausalLM
+        stored = config.dtype
+        if shapes is not None:
+            build: Callable[..., nn.Module] = auto.from_config
+            check_shapes(lambda: build(config, trust_remote_code=False), shapes, described)
+            stored = stored_dtype(files)
+        with without_progress_bars():
+            loaded: Any = auto.from_pretrained(
+                location,
+                config=config,
+                dtype=choose_dtype(dtype, device, stored),
+                use_safetensors=None if allow_pickle else True,
+                output_loading_info=True,
+                trust_remote_code=False,  # code of a checkpoint is never run
+            )
+    except AssayError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise UnsafeFileError(
+            f"{location!r} holds a pickle with more than weights, which is rejected: "
+            f"{printable(str(error))[:300]}"
+        ) from error
+    # ImportError: a configuration may ask for a library that is not installed.
+    except (OSError, ImportError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
+        raise FileFormatError(
+            f"cannot load {location!r} as {what}: {error}. Expected a directory with "
+            "config.json and model.safetensors, written by save_pretrained"
+        ) from error
+    module: nn.Module
+    module, info = loaded
+    _refuse_missing(location, info, len(list(module.parameters())))
+    return module
+
+
+def _refuse_missing(location: str, info: dict[str, Any], n_weights: int) -> None:
+    """Refuse a model of which transformers filled weights with random numbers, which mean nothing."""
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info[problem]:
+            names = sorted(str(key) for key in info[problem])
+            raise FileFormatError(
+                f"{location!r} is not a complete checkpoint: {problem.replace('_', ' ')} "
+                f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} of {n_weights} "
+                "weights); save the model again with save_pretrained"
+            )
+
+
+def _tokenizer_class(directory: Path) -> str | None:
+    """The class that the tokenizer of a directory names; None where that is left to the model type."""
+    described = directory / "tokenizer_config.json"
+    return read_json(described).get("tokenizer_class") if described.is_file() else None
+
+
+def stored_tokenizer(directory: Path) -> Any:
+    """The tokenizer of a directory; None if it holds none."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        return None  # transformers would make up an empty tokenizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            # AutoTokenizer gives some model types a class of their own, which reads a general file as empty.
+            general = _tokenizer_class(directory) in _GENERAL_TOKENIZERS
+            found = PreTrainedTokenizerFast if general else AutoTokenizer
+            tokenizer = found.from_pretrained(str(directory), trust_remote_code=False)
+            tokenizer("a")  # some damage shows only in use
+            return tokenizer
+        except Exception as error:  # the library of tokenizers raises no other type for a damaged file
+            raise FileFormatError(
+                f"cannot read the tokenizer of {str(directory)!r} ({type(error).__name__}: "
+                f"{printable(str(error))[:300]}); restore its files, or give tokenizer="
+            ) from error
