@@ -80,7 +80,7 @@ class OnTask(OnModel):
     """The model and what it does.
 
     Attributes:
-        task: Registered task, JSONL file of prompts, or colour-digits.
+        task: Registered task, JSONL or parquet file of prompts, or colour-digits.
     """
 
     task: Annotated[str, INPUTS, completing("tasks")] = "ioi"

@@ -12,7 +12,7 @@ import string
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -65,6 +65,8 @@ class Grammar(ABC):
         corruptions: Kinds of corruption, the default first.
         metadata_fields: Fields every prompt carries (`n_tokens` is added with the ids).
         heatmap_fields: Pairs of fields worth a table of their own in worst-case reports.
+        contrasts: Whether the wrong answer of a pair is the right one of its corrupted prompt. A prompt by
+            itself then has no wrong answer.
     """
 
     key: ClassVar[str]
@@ -72,6 +74,7 @@ class Grammar(ABC):
     corruptions: ClassVar[tuple[str, ...]]
     metadata_fields: ClassVar[tuple[str, ...]]
     heatmap_fields: ClassVar[tuple[tuple[str, str], ...]] = ()
+    contrasts: ClassVar[bool] = False
 
     def __init__(self, tokens: Tokens, *, corruption: str | None = None) -> None:
         self.tokens = tokens
@@ -98,6 +101,16 @@ class Grammar(ABC):
     def corrupt(self, prompts: Iterable[Prompt], rng: np.random.Generator) -> list[Prompt]:
         """The corrupted counterpart of each clean prompt, in order."""
         return [self.render(self.corrupted(dict(prompt.values), rng)) for prompt in prompts]
+
+    def pairs(self, prompts: Iterable[Prompt], rng: np.random.Generator) -> list[tuple[Prompt, Prompt]]:
+        """Each clean prompt, with its wrong answers, and its corrupted counterpart."""
+        prompts = list(prompts)
+        corrupted = self.corrupt(prompts, rng)
+        if self.contrasts:
+            prompts = [
+                replace(one, wrong=other.answers) for one, other in zip(prompts, corrupted, strict=True)
+            ]
+        return list(zip(prompts, corrupted, strict=True))
 
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         """What can be varied about a prompt by itself; none unless the grammar declares it.
@@ -189,6 +202,12 @@ def slot_names(template: str) -> tuple[str, ...]:
     """Names of the `{slots}` of a template in order of first occurrence."""
     names = (name for _, name, _, _ in string.Formatter().parse(template) if name is not None)
     return tuple(dict.fromkeys(names))
+
+
+def before_slot(template: str, slot: str) -> tuple[str, str]:
+    """What is left of a slot: the context, and the white space that joins the token of the filler."""
+    before = template.split(f"{{{slot}}}")[0]
+    return before.rstrip(" "), before[len(before.rstrip(" ")) :]
 
 
 def chosen_templates(
