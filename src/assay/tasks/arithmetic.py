@@ -71,6 +71,7 @@ class Arithmetic(Grammar):
             )
         chosen = chosen_templates(self.key, {}, (), own, needs=("a", "b"))
         self.templates = dict(zip(operations, chosen.values(), strict=True))
+        self.scored: dict[str, dict[int, int | None]] = {}
         self.operands = self._of_one_length([int(operand) for operand in operands])
         self.sums = {operation: self._pairs(operation) for operation in self.templates}
 
@@ -94,9 +95,10 @@ class Arithmetic(Grammar):
         every = [(a, b) for a, b in product(self.operands, repeat=2) if operation == "plus" or a > b]
         results = {_result(operation, a, b) for a, b in every}
         self.tokens.learn(context, map(str, sorted(results)))
-        single = {each for each in results if self.tokens.one_token(context, str(each)) is not None}
-        pairs = tuple(pair for pair in every if _result(operation, *pair) in single)
-        if len({_result(operation, *pair) for pair in pairs}) < 2:
+        scored = {each: self.tokens.answer_token(context, str(each)) for each in results}
+        self.scored[operation] = scored
+        pairs = tuple(pair for pair in every if scored[_result(operation, *pair)] is not None)
+        if len({scored[_result(operation, *pair)] for pair in pairs}) < 2:
             raise TokenizationError(
                 f"{self.key}: {len(pairs)} of {len(every)} pairs of operands can be used after {context!r} "
                 f"({operation}; the result must be one token, and there must be two results). Pass other "
@@ -114,9 +116,11 @@ class Arithmetic(Grammar):
         return {**values, "a": a, "b": b}
 
     def _others(self, values: Values) -> list[tuple[int, int]]:
-        """The pairs of the same operation with another result."""
-        own = _result(values["op"], values["a"], values["b"])
-        return [pair for pair in self.sums[values["op"]] if _result(values["op"], *pair) != own]
+        """The pairs of the same operation whose result is scored by another token."""
+        operation = values["op"]
+        scored = self.scored[operation]
+        own = scored[_result(operation, values["a"], values["b"])]
+        return [pair for pair in self.sums[operation] if scored[_result(operation, *pair)] != own]
 
     def render(self, values: Values) -> Prompt:
         operation, a, b = values["op"], values["a"], values["b"]

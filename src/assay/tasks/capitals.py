@@ -60,13 +60,20 @@ class CapitalCountry(Grammar):
         rule = "country and capital one token each where the templates put them"
         kept = usable(tuple(given), keep, task=self.key, kind="countries", rule=rule)
         self.capitals = {country: given[country] for country in kept}
+        self.scored = {country: self._tokens_of(country, given[country]) for country in kept}
 
     def _is_usable(self, country: str, capital: str) -> bool:
         return all(
             self.tokens.one_token(context, space + country) is not None
-            and self.tokens.one_token(template.format(country=country), " " + capital) is not None
             for template in self.templates.values()
             for context, space in (before_slot(template, "country"),)
+        ) and None not in self._tokens_of(country, capital)
+
+    def _tokens_of(self, country: str, capital: str) -> tuple[int | None, ...]:
+        """The token by which a capital is scored, for each template."""
+        return tuple(
+            self.tokens.answer_token(template.format(country=country), " " + capital)
+            for template in self.templates.values()
         )
 
     def choose(self, rng: np.random.Generator) -> Values:
@@ -79,7 +86,9 @@ class CapitalCountry(Grammar):
         return {**values, "country": pick(rng, self._others(values))}
 
     def _others(self, values: Values) -> list[str]:
-        return [country for country in self.capitals if country != values["country"]]
+        """The countries whose capital is scored by another token."""
+        own = self.scored[values["country"]]
+        return [country for country, token in self.scored.items() if token != own]
 
     def render(self, values: Values) -> Prompt:
         text, slots = fill(self.templates[values["template_id"]], values)

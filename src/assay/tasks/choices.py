@@ -96,8 +96,8 @@ class MultipleChoice(Grammar):
         )
 
     def _is_usable(self, letter: str) -> bool:
-        places = (("x\n", letter), ("Answer:", " " + letter))
-        return all(self.tokens.one_token(context, piece) is not None for context, piece in places)
+        inside = self.tokens.one_token("x\n", letter)
+        return inside is not None and self.tokens.answer_token("Answer:", " " + letter) is not None
 
     def choose(self, rng: np.random.Generator) -> Values:
         return self.asked(int(rng.integers(len(self.questions))), rng)

@@ -43,6 +43,8 @@ def read_pairs(
     n: int | None = None,
     seed: int = 0,
     bos: bool = False,
+    chat: bool = False,
+    answer_tokens: str = "one",
     **options: Any,
 ) -> PairTask:
     """A task from a file with one JSON object per line, or a parquet file with one per row.
@@ -62,6 +64,8 @@ def read_pairs(
         n: Read only so many pairs, drawn at random; they keep their order. Default: all.
         seed: Root seed of that draw, and of the letters of questions.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
+        chat: Make every prompt the user's turn of the tokenizer's chat template.
+        answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token.
         **options: `corruption` of MIB's rows (the counterfactual) and of questions; `leading_space` of MIB's
             rows; `letters` of questions.
 
@@ -72,7 +76,10 @@ def read_pairs(
         TokenizationError: If a prompt or answer breaks a token rule; file and line are named.
     """
     path = Path(path)
-    tokens = None if tokenizer is None else Tokens(tokenizer, bos=bos)
+    rules: dict[str, Any] = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
+    tokens = None if tokenizer is None else Tokens(tokenizer, **rules)
+    if tokens is None and chat:
+        raise TokenizationError("chat=True needs the model's tokenizer; pass it, or set chat to False")
     rows = read_rows(path, what="pairs", expected=_PAIR)
     numbers = np.array(list(rows.contents), dtype=np.int64)
     first = rows.record(int(numbers[0]))
@@ -88,7 +95,8 @@ def read_pairs(
             _check_options(options, (), "a task file")
             pairs = [_pair(rows.record(number), rows.where(number)) for number in ids.tolist()]
             _check_wrong(path, pairs)
-    config: dict[str, Any] = {"task": path.stem, "file": path.name, "bos": bos, "n": len(pairs)}
+    told = {"bos": bos} if tokens is None else tokens.rules
+    config: dict[str, Any] = {"task": path.stem, "file": path.name, **told, "n": len(pairs)}
     if options:
         config["options"] = dict(sorted(options.items()))
     if len(ids) < len(numbers) or is_question(first):

@@ -279,14 +279,31 @@ def usable(
 
 
 def one_token_words(
-    tokens: Tokens, words: Sequence[str], *, task: str, kind: str, after: str, at_least: int | None = None
+    tokens: Tokens,
+    words: Sequence[str],
+    *,
+    task: str,
+    kind: str,
+    after: str,
+    at_least: int | None = None,
+    answers: bool = False,
 ) -> tuple[str, ...]:
-    """The words that are one token after `after` and a space: 2 at least, or the only one that is given."""
+    """The words that are one token after `after` and a space: 2 at least, or the only one that is given.
+
+    With `answers`, they can also be scored as answers, which begin a turn in a chat.
+    """
     if at_least is None:
         at_least = 1 if len(words) == 1 else 2
     tokens.learn(after, [" " + word for word in words])
     keep = [tokens.one_token(after, " " + word) is not None for word in words]
-    return usable(words, keep, task=task, kind=kind, rule="one token after a space", at_least=at_least)
+    rule = "one token after a space"
+    if answers and tokens.chat:
+        keep = [
+            fits and tokens.answer_token(after, word) is not None
+            for fits, word in zip(keep, words, strict=True)
+        ]
+        rule += " and as an answer"
+    return usable(words, keep, task=task, kind=kind, rule=rule, at_least=at_least)
 
 
 def pick(rng: np.random.Generator, options: Sequence[T]) -> T:

@@ -49,6 +49,8 @@ def load_task(
     n: int | None = None,
     seed: int = 0,
     bos: bool = False,
+    chat: bool = False,
+    answer_tokens: str = "one",
     allow_unaligned: bool = False,
     **options: Any,
 ) -> PairTask:
@@ -66,6 +68,10 @@ def load_task(
             their order (a file with fewer lines gives those, with a warning); `ids` are their line numbers.
         seed: Root seed of the draws; of no effect, with a warning, where a file is read whole.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
+        chat: Make every prompt the user's turn of the tokenizer's chat template. The answer begins the next
+            turn, without a leading space.
+        answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token, which
+            must differ between right and wrong ones.
         allow_unaligned: Permit corruptions that move words to other positions.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
             `objects=["ring", "bone"]`.
@@ -95,13 +101,16 @@ def load_task(
         )
     tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
     if isinstance(name, Path) or is_task_file(name):
-        task = read_pairs(name, tokenizer, n=n, seed=seed, bos=bos, **options)
+        task = read_pairs(
+            name, tokenizer, n=n, seed=seed, bos=bos, chat=chat, answer_tokens=answer_tokens, **options
+        )
         if n is not None and n > task.n:
             _note(f"{name} holds {task.n} pairs, fewer than the requested {n}; all of them are used")
         if seed and "seed" not in task.config:
             _note(f"all pairs of {name} are used, so seed={seed} has no effect on the choice of pairs")
     else:
-        grammar = _grammar(str(name), tokenizer, bos=bos, options=options)
+        rules = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
+        grammar = _grammar(str(name), tokenizer, rules, options)
         if not grammar.aligned and not allow_unaligned:
             raise InputError(
                 f"corruption {grammar.corruption!r} of {grammar.key} moves words, so a position has "
@@ -109,7 +118,7 @@ def load_task(
                 "meaningless. Choose another corruption, or pass allow_unaligned=True and an ablation "
                 "without corrupted prompts (zero, mean)"
             )
-        task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options, bos=bos)
+        task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options)
     if isinstance(model, HasTokenizer):
         task.validate(model.n_vocab, model.n_positions)
     return task
@@ -120,7 +129,7 @@ def _note(text: str) -> None:
 
 
 def draw_task(
-    grammar: Grammar, n: int, *, seed: int = 0, options: Mapping[str, Any] | None = None, bos: bool = False
+    grammar: Grammar, n: int, *, seed: int = 0, options: Mapping[str, Any] | None = None
 ) -> PairTask:
     """`n` pairs of a grammar: clean prompts of the stream `clean`, corrupted with the stream `corrupted`."""
     pairs = grammar.pairs(grammar.draw(n, stream(seed, "clean")), stream(seed, "corrupted"))
@@ -130,7 +139,7 @@ def draw_task(
         "generator_version": GENERATOR_VERSION,
         "corruption": grammar.corruption,
         "options": {key: _plain(value) for key, value in sorted((options or {}).items())},
-        "bos": bos,
+        **grammar.tokens.rules,
         "n": n,
         "seed": seed,
     }
@@ -184,7 +193,7 @@ def load_images(
     return one_domain(sets, source).task(transform)
 
 
-def _grammar(name: str, tokenizer: Any, *, bos: bool, options: Mapping[str, Any]) -> Grammar:
+def _grammar(name: str, tokenizer: Any, rules: Mapping[str, Any], options: Mapping[str, Any]) -> Grammar:
     key = name if name in TASKS else name.replace("_", "-")
     if key not in TASKS:
         raise unknown_name("task", name, (*TASKS, "FILE.jsonl", "FILE.parquet"))
@@ -198,7 +207,7 @@ def _grammar(name: str, tokenizer: Any, *, bos: bool, options: Mapping[str, Any]
     for option in options:
         if option not in allowed:
             raise unknown_name(f"option of task {key!r}", option, allowed)
-    return task(Tokens(tokenizer, bos=bos), **options)
+    return task(Tokens(tokenizer, **rules), **options)
 
 
 def _plain(value: Any) -> Any:

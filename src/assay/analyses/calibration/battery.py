@@ -369,7 +369,6 @@ def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
         n,
         seed=number,
         options=task.config.get("options"),
-        bos=bool(task.config.get("bos", False)),
     )
     return replace(drawn, objective=task.objective, ablation=task.ablation)
 
