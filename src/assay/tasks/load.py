@@ -49,8 +49,8 @@ def load_task(
     n: int | None = None,
     seed: int = 0,
     bos: bool = False,
-    chat: bool = False,
-    answer_tokens: str = "one",
+    chat: bool | None = None,
+    answer_tokens: str | None = None,
     allow_unaligned: bool = False,
     **options: Any,
 ) -> PairTask:
@@ -69,9 +69,9 @@ def load_task(
         seed: Root seed of the draws; of no effect, with a warning, where a file is read whole.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
         chat: Make every prompt the user's turn of the tokenizer's chat template. The answer begins the next
-            turn, without a leading space.
+            turn, without a leading space. Default: as the model has it (`assay.models.prompted`), else False.
         answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token, which
-            must differ between right and wrong ones.
+            must differ between right and wrong ones. Default: as the model has it, else `one`.
         allow_unaligned: Permit corruptions that move words to other positions.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
             `objects=["ring", "bone"]`.
@@ -100,16 +100,16 @@ def load_task(
             f"load_model({str(model)!r}))"
         )
     tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
+    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
+    usual = getattr(model, "prompt_rules", {})
+    rules = {**usual, **{key: value for key, value in told.items() if value is not None}}
     if isinstance(name, Path) or is_task_file(name):
-        task = read_pairs(
-            name, tokenizer, n=n, seed=seed, bos=bos, chat=chat, answer_tokens=answer_tokens, **options
-        )
+        task = read_pairs(name, tokenizer, n=n, seed=seed, **rules, **options)
         if n is not None and n > task.n:
             _note(f"{name} holds {task.n} pairs, fewer than the requested {n}; all of them are used")
         if seed and "seed" not in task.config:
             _note(f"all pairs of {name} are used, so seed={seed} has no effect on the choice of pairs")
     else:
-        rules = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
         grammar = _grammar(str(name), tokenizer, rules, options)
         if not grammar.aligned and not allow_unaligned:
             raise InputError(

@@ -80,7 +80,8 @@ def _run(settings: AuditSettings) -> "Audit":
     from assay import pipeline
 
     # By its name where nothing else is asked for: then a wrong task costs no loading.
-    model = settings.model if settings.torch_dtype is None else settings.load_model()
+    by_name = settings.torch_dtype is None and settings.usually_prompted
+    model = settings.model if by_name else settings.load_model()
     with progress_on_stderr() as progress:
         return call(
             settings,
