@@ -1,4 +1,5 @@
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "greater-than": {"nouns": ["plan", "study"], "centuries": ["11", "17"], "above": 90},
     "sva": {"nouns": [["key", "keys"], ["child", "children"]], "preps": ["near", "with"]},
     "gendered-pronoun": {"female_names": ["Mary", "Lisa"], "male_names": ["John", "Mark", "Paul"]},
+    "arithmetic": {"operands": range(17, 22)},
+    "capital-country": {"capitals": {"France": "Paris", "Peru": "Lima", "Cuba": "Havana"}},
 }
 
 
@@ -30,39 +33,47 @@ def tokens(mini_tokenizer: Any) -> Tokens:
     return Tokens(mini_tokenizer)
 
 
-def small(key: str, tokens: Tokens, **options: Any) -> Grammar:
-    return TASKS[key](tokens, **{**SMALL[key], **options})
+@pytest.fixture(scope="module")
+def small(tokenizer_of: Callable[[str], Any]) -> Callable[..., Grammar]:
+    def make(key: str, **options: Any) -> Grammar:
+        return TASKS[key](Tokens(tokenizer_of(key)), **{**SMALL[key], **options})
+
+    return make
 
 
 # ------------------------------------------------------------------------------------------- any grammar
 
 
 @pytest.mark.parametrize("key", list(TASKS))
-def test_every_prompt_carries_the_metadata_fields_of_its_task(key: str, mini_tokenizer: Any) -> None:
-    task = load_task(key, mini_tokenizer, n=5)
+def test_every_prompt_carries_the_metadata_fields_of_its_task(
+    key: str, tokenizer_of: Callable[[str], Any]
+) -> None:
+    task = load_task(key, tokenizer_of(key), n=5)
     for name in TASKS[key].metadata_fields:
         assert name in task.fields
         assert "corrupted." + name in task.fields
 
 
 @pytest.mark.parametrize("key", list(TASKS))
-def test_clean_and_corrupted_prompts_differ_and_are_equally_long(key: str, mini_tokenizer: Any) -> None:
-    task = load_task(key, mini_tokenizer, n=50)
+def test_clean_and_corrupted_prompts_differ_and_are_equally_long(
+    key: str, tokenizer_of: Callable[[str], Any]
+) -> None:
+    task = load_task(key, tokenizer_of(key), n=50)
     assert task.fields["n_tokens"] == task.fields["corrupted.n_tokens"] == task.lengths.tolist()
     assert bool((task.clean != task.corrupted).any(1).all())
 
 
 @pytest.mark.parametrize("key", list(TASKS))
-def test_a_longer_draw_begins_with_the_shorter_one(key: str, mini_tokenizer: Any) -> None:
-    short, long = (load_task(key, mini_tokenizer, n=n, seed=3) for n in (7, 20))
+def test_a_longer_draw_begins_with_the_shorter_one(key: str, tokenizer_of: Callable[[str], Any]) -> None:
+    short, long = (load_task(key, tokenizer_of(key), n=n, seed=3) for n in (7, 20))
     width = short.length
     assert short.clean.tolist() == long.clean[:7, :width].tolist()
     assert short.corrupted.tolist() == long.corrupted[:7, :width].tolist()
 
 
 @pytest.mark.parametrize("key", list(TASKS))
-def test_the_seed_decides_everything(key: str, mini_tokenizer: Any) -> None:
-    hashes = [load_task(key, mini_tokenizer, n=20, seed=seed).data_hash for seed in (0, 0, 1)]
+def test_the_seed_decides_everything(key: str, tokenizer_of: Callable[[str], Any]) -> None:
+    hashes = [load_task(key, tokenizer_of(key), n=20, seed=seed).data_hash for seed in (0, 0, 1)]
     assert hashes[0] == hashes[1] != hashes[2]
 
 
@@ -76,8 +87,10 @@ def test_the_corruption_does_not_move_the_clean_prompts(key: str, mini_tokenizer
 
 
 @pytest.mark.parametrize("key", SMALL)
-def test_the_support_lists_every_clean_prompt_with_its_probability(key: str, tokens: Tokens) -> None:
-    grammar = small(key, tokens)
+def test_the_support_lists_every_clean_prompt_with_its_probability(
+    key: str, small: Callable[..., Grammar]
+) -> None:
+    grammar = small(key)
     weights = {grammar.render(values).text: weight for values, weight in grammar.support()}
     assert len(weights) == grammar.population
     assert sum(weights.values()) == pytest.approx(1)
@@ -91,8 +104,10 @@ def test_the_support_lists_every_clean_prompt_with_its_probability(key: str, tok
 @pytest.mark.parametrize(
     ("key", "corruption"), [(key, kind) for key in SMALL for kind in TASKS[key].corruptions]
 )
-def test_the_corrupted_support_is_what_corruption_draws(key: str, corruption: str, tokens: Tokens) -> None:
-    grammar = small(key, tokens, corruption=corruption)
+def test_the_corrupted_support_is_what_corruption_draws(
+    key: str, corruption: str, small: Callable[..., Grammar]
+) -> None:
+    grammar = small(key, corruption=corruption)
     (clean,) = grammar.draw(1, stream(5, "clean"))
     weights: Counter[str] = Counter()
     for values, share in grammar.corrupted_support(dict(clean.values)):
@@ -105,8 +120,10 @@ def test_the_corrupted_support_is_what_corruption_draws(key: str, corruption: st
 
 
 @pytest.mark.parametrize("key", SMALL)
-def test_the_counted_corrupted_prompts_are_those_of_all_clean_ones(key: str, tokens: Tokens) -> None:
-    grammar = small(key, tokens)
+def test_the_counted_corrupted_prompts_are_those_of_all_clean_ones(
+    key: str, small: Callable[..., Grammar]
+) -> None:
+    grammar = small(key)
     texts = {
         grammar.render(other).text
         for values, _ in grammar.support()
@@ -115,9 +132,9 @@ def test_the_counted_corrupted_prompts_are_those_of_all_clean_ones(key: str, tok
     assert len(texts) == grammar.corrupted_population
 
 
-def test_a_grammar_that_is_not_enumerated_says_so(mini_tokenizer: Any) -> None:
-    for key in ("docstring", "induction"):
-        grammar = load_task(key, mini_tokenizer, n=1).grammar
+def test_a_grammar_that_is_not_enumerated_says_so(tokenizer_of: Callable[[str], Any]) -> None:
+    for key in ("docstring", "induction", "mcqa"):
+        grammar = load_task(key, tokenizer_of(key), n=1).grammar
         assert grammar is not None
         assert grammar.population is grammar.corrupted_population is None
         with pytest.raises(InputError, match=f"prompts of {key} cannot be enumerated; draw them"):
@@ -127,10 +144,12 @@ def test_a_grammar_that_is_not_enumerated_says_so(mini_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("key", list(TASKS))
-def test_an_unknown_corruption_is_refused_with_near_matches(key: str, mini_tokenizer: Any) -> None:
+def test_an_unknown_corruption_is_refused_with_near_matches(
+    key: str, tokenizer_of: Callable[[str], Any]
+) -> None:
     near = TASKS[key].corruptions[0]
     with pytest.raises(UnknownNameError, match=f"unknown corruption of {key} .*did you mean .*{near}"):
-        load_task(key, mini_tokenizer, corruption=near + "x")
+        load_task(key, tokenizer_of(key), corruption=near + "x")
 
 
 def test_fillers_that_are_not_one_token_are_dropped_and_listed(mini_tokenizer: Any) -> None:

@@ -1,5 +1,6 @@
 """Variants of a prompt in one slot: all of them, and nothing that the grammar cannot draw."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "greater-than": {"nouns": ["plan", "study"], "centuries": ["11", "17"], "above": 92},
     "sva": {"nouns": [["key", "keys"], ["child", "children"]], "preps": ["near", "with"]},
     "gendered-pronoun": {"female_names": ["Mary", "Lisa"], "male_names": ["John", "Mark", "Paul"]},
+    "arithmetic": {"operands": range(17, 22)},
+    "capital-country": {
+        "capitals": {"France": "Paris", "Japan": "Tokyo", "China": "Beijing"},
+        "template_ids": [0, 1],
+    },
 }
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("ioi", {"corruption": kind, "orders": orders}) for orders in (["ABBA"], ["BABA"], ["ABBA", "BABA"])
@@ -29,6 +35,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("sva", {"attractor": "congruent"}),
     ("sva", {"attractor": "incongruent"}),
     ("gendered-pronoun", {}),
+    ("arithmetic", {}),
+    ("capital-country", {}),
 ]  # fmt: skip
 
 
@@ -50,9 +58,9 @@ def prompts(grammar: Grammar) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize(("key", "options"), CASES, ids=str)
 def test_variants_are_prompts_of_the_grammar_that_differ_in_the_slot(
-    key: str, options: dict[str, Any], tokens: Tokens
+    key: str, options: dict[str, Any], tokenizer_of: Callable[[str], Any]
 ) -> None:
-    grammar = TASKS[key](tokens, **{**SMALL[key], **options})
+    grammar = TASKS[key](Tokens(tokenizer_of(key)), **{**SMALL[key], **options})
     for side, corrupted in zip(prompts(grammar), (False, True), strict=True):
         for text, values in side.items():
             for slot in grammar.slots(values, corrupted=corrupted):
@@ -69,14 +77,18 @@ def only_here(values: dict[str, Any], other: dict[str, Any], slot: str, names: t
 
 
 @pytest.mark.parametrize(("key", "options"), CASES, ids=str)
-def test_no_filler_of_a_slot_is_forgotten(key: str, options: dict[str, Any], tokens: Tokens) -> None:
+def test_no_filler_of_a_slot_is_forgotten(
+    key: str, options: dict[str, Any], tokenizer_of: Callable[[str], Any]
+) -> None:
     """Every prompt that differs from another in one slot alone is among its variants."""
-    grammar = TASKS[key](tokens, **{**SMALL[key], **options})
+    grammar = TASKS[key](Tokens(tokenizer_of(key)), **{**SMALL[key], **options})
     apart = {
         "ioi": ("IO", "S", "order", "place", "object"),
         "greater-than": ("noun", "century", "yy"),
         "sva": ("subject", "number", "other", "number2", "prep"),
         "gendered-pronoun": ("name",),
+        "arithmetic": ("op", "a", "b"),
+        "capital-country": ("template_id", "country"),
     }[key]
     for side, corrupted in zip(prompts(grammar), (False, True), strict=True):
         some = list(side.items())[:40]
@@ -178,8 +190,8 @@ def test_induction_variants_stay_sequences_without_repeats(corrupted: bool, toke
 
 
 @pytest.mark.parametrize("key", list(TASKS))
-def test_an_unknown_slot_is_named(key: str, tokens: Tokens) -> None:
-    grammar = TASKS[key](tokens)
+def test_an_unknown_slot_is_named(key: str, tokenizer_of: Callable[[str], Any]) -> None:
+    grammar = TASKS[key](Tokens(tokenizer_of(key)))
     values = grammar.choose(stream(0, "clean"))
     with pytest.raises(UnknownNameError, match=f"unknown slot of {key} 'colour'"):
         list(grammar.variants(values, "colour"))

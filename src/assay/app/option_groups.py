@@ -91,7 +91,17 @@ NAMES: dict[str, tuple[str, ...]] = {
         "cmd",
     ),
     "objectives": ("logit_diff", "logit_diff_max", "prob_diff", "ce", "kl", "js", "pseudo_margin"),
-    "tasks": ("docstring", "induction", "ioi", "greater-than", "sva", "gendered-pronoun"),
+    "tasks": (
+        "arithmetic",
+        "capital-country",
+        "docstring",
+        "induction",
+        "ioi",
+        "greater-than",
+        "mcqa",
+        "sva",
+        "gendered-pronoun",
+    ),
 }
 EMBEDDED = ("mini", "colour-digits")
 # Of stored results.

@@ -90,11 +90,38 @@ class OnModel(Typed, Revised, Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnTask(OnModel):
+class Prompted(OnModel):
+    """How prompts are given to the model.
+
+    Attributes:
+        chat: Make each prompt the user's turn of the tokenizer's chat template.
+        answer_tokens: one, or first: answers of several tokens are scored by their first.
+    """
+
+    chat: Annotated[bool, INPUTS] = False
+    answer_tokens: Annotated[str, INPUTS, one_of("one", "first")] = "one"
+
+    @property
+    def usually_prompted(self) -> bool:
+        """Whether prompts are given as they are and answers are one token."""
+        return not self.chat and self.answer_tokens == "one"
+
+    def load_model(self) -> "Model":
+        """The model, with what holds for its prompts."""
+        model = super().load_model()
+        if self.usually_prompted:
+            return model
+        from assay.models import prompted
+
+        return prompted(model, chat=self.chat, answer_tokens=self.answer_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTask(Prompted):
     """The model and what it does.
 
     Attributes:
-        task: Registered task, JSONL file of prompts, or colour-digits.
+        task: Registered task, JSONL or parquet file of prompts, or colour-digits.
     """
 
     task: Annotated[str, INPUTS, completing("tasks")] = "ioi"

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.core.errors import AssayError, FileFormatError, UnsafeFileError
+from assay.core.errors import AssayError, FileFormatError, MissingExtraError, UnsafeFileError
 from assay.core.machine import free_memory
 
 
@@ -205,6 +205,33 @@ def check_rows(n_rows: int, n_columns: int, path: Path) -> None:
             f"{path} declares {n_rows:,} rows of {n_columns} columns, about {needed / 1e9:.1f} GB, and "
             f"{free / 1e9:.1f} GB of memory are free; split it over several files"
         )
+
+
+def read_parquet_file(path: Path, *, extra: str) -> Any:
+    """A parquet file as a `pyarrow.Table` without dictionaries.
+
+    Args:
+        path: The file.
+        extra: The extra of this package that brings pyarrow, for the message.
+
+    Raises:
+        FileFormatError: If it is no parquet file, or does not fit into the memory.
+        MissingExtraError: If pyarrow is not installed.
+    """
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"reading parquet needs pyarrow; run: pip install 'assay[{extra}]'"
+        ) from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            check_rows(file.metadata.num_rows, len(file.schema_arrow.names), path)
+            return parquet_table(file, path)
+    except FileFormatError:
+        raise
+    except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
+        raise FileFormatError(f"cannot read {path} as parquet: {error}") from error
 
 
 def parquet_table(file: Any, path: Path, columns: list[str] | None = None) -> Any:

@@ -4,6 +4,7 @@ from assay.models.adapter import FAMILIES, Model
 from assay.models.block import Block, Norm
 from assay.models.family import Family, Fused, Separate, Sizes, Vision
 from assay.models.loading import load_model
+from assay.models.prompting import prompted
 from assay.models.recognition import family_of
 from assay.models.tracing import Trace
 from assay.models.transformer_lens import convert_attention_only
@@ -23,4 +24,5 @@ __all__ = [
     "convert_attention_only",
     "family_of",
     "load_model",
+    "prompted",
 ]

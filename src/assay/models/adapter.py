@@ -68,6 +68,7 @@ class Model:
         self.post_norm: PostNorm = "exact"
         self.preprocessing = preprocessing
         self.origin = dict(origin)
+        self.prompt_rules: Mapping[str, Any] = {}  # see `prompted`
         reason = family.refuse(module)
         if reason is not None:
             raise UnsupportedModelError(f"{type(module).__name__}: {reason}")

@@ -13,7 +13,7 @@ from assay.execution import ABLATIONS, Ablation, get_ablation
 from assay.metrics import find_metric
 from assay.models.placing import check_device
 from assay.objectives import Objective, get_objective, is_registered
-from assay.tasks import TASKS, Task, digits_source
+from assay.tasks import TASKS, Task, digits_source, is_task_file
 
 
 def check_writable(directory: Path, *, make: bool = False) -> None:
@@ -53,7 +53,7 @@ def check_options(
     """Refuse unknown names before a model is loaded; the errors name near matches or all valid names."""
     if method is not None:
         get_method(method, **(options or {}))
-    if isinstance(task, str) and Path(task).suffix != ".jsonl" and digits_source(task) is None:
+    if isinstance(task, str) and not is_task_file(task) and digits_source(task) is None:
         TASKS[task.replace("_", "-")]
     if ablation is not None:
         get_ablation(ablation)

@@ -28,6 +28,9 @@ TITLES = {
     "induction": "induction",
     "sva": "subject\N{EN DASH}verb agreement",
     "gendered-pronoun": "gendered pronouns",
+    "arithmetic": "two-digit arithmetic",
+    "capital-country": "capitals of countries",
+    "mcqa": "multiple-choice questions",
 }
 
 

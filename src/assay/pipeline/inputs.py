@@ -1,14 +1,13 @@
 """Examples by name: prompts or images, to find a circuit on and to measure it on."""
 
 import warnings
-from pathlib import Path
 
 from assay.circuits.given import IMAGES
 from assay.core.errors import AssayWarning
 from assay.core.random import stream
 from assay.models import Model
 from assay.pipeline.prompts import FEWEST_PER_HALF, Division, draw_prompts, same_note
-from assay.tasks import ImageTask, Task, digits_source, load_images, load_task
+from assay.tasks import ImageTask, Task, digits_source, is_task_file, load_images, load_task
 from assay.tasks.load import DEFAULT_N
 
 
@@ -83,7 +82,7 @@ def read_inputs(
         images = task
     if images is None:
         # Of a file read whole nothing is drawn; the seed still drives what is done with it.
-        whole = n is None and Path(task).suffix == ".jsonl"
+        whole = n is None and is_task_file(task)
         return load_task(task, model, n=n, seed=0 if whole else seed)
     found = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
     if skipped := found.config.get("skipped"):
@@ -93,4 +92,4 @@ def read_inputs(
 
 def few_inputs(task: str, images: str | None, model: Model) -> Task:
     """A few inputs, to time a pass on; all of a file."""
-    return read_inputs(task, images, model, n=None if Path(task).suffix == ".jsonl" else FEW, seed=0)
+    return read_inputs(task, images, model, n=None if is_task_file(task) else FEW, seed=0)

@@ -28,7 +28,7 @@ from assay.pipeline.checks import check_options
 from assay.pipeline.limits import Limits
 from assay.pipeline.order import in_order
 from assay.pipeline.worst import sizes
-from assay.tasks import TASKS, digits_source, is_shapes
+from assay.tasks import TASKS, digits_source, is_shapes, is_task_file
 from assay.tasks.load import DEFAULT_N
 
 
@@ -118,7 +118,7 @@ def _task(name: str, models: Sequence[str], folder: Path) -> str:
     own = name == PLANTED and all(model.startswith(f"{PLANTED}:") for model in models)
     if name.startswith(IMAGES) or digits_source(name) is not None or own:
         return name
-    if Path(name).suffix == ".jsonl":
+    if is_task_file(name):
         return _file(name, folder)
     check_options(task=name)
     return name if name in TASKS else name.replace("_", "-")

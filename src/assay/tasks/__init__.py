@@ -1,5 +1,8 @@
 """Tasks: pairs of clean and corrupted prompts drawn from seeded grammars or read from files, and images."""
 
+from assay.tasks.arithmetic import Arithmetic
+from assay.tasks.capitals import CapitalCountry
+from assay.tasks.choices import MultipleChoice, Question, question_of, read_questions
 from assay.tasks.corruptions import CORRUPTIONS, Corruption, corrupt
 from assay.tasks.digits import (
     COLOUR_DIGITS,
@@ -12,6 +15,7 @@ from assay.tasks.digits import (
 )
 from assay.tasks.docstring import Docstring
 from assay.tasks.encoding import EncodedPrompts, encode_prompts, pair_task
+from assay.tasks.files import read_pairs
 from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
 from assay.tasks.image_batch import ImageBatch
 from assay.tasks.image_files import (
@@ -29,7 +33,9 @@ from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 from assay.tasks.indirect_object import IndirectObject
 from assay.tasks.induction import Induction
-from assay.tasks.load import draw_task, load_images, load_task, read_pairs
+from assay.tasks.load import draw_task, load_images, load_task
+from assay.tasks.published import published_pair
+from assay.tasks.rows import is_task_file
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
 from assay.tasks.task import PairBatch, PairTask, Split, map_tensors
 from assay.tasks.text import GenderedPronoun, GreaterThan, SubjectVerbAgreement
@@ -49,7 +55,9 @@ __all__ = [
     "SHAPE_DOMAINS",
     "TASKS",
     "WILDS_LAYOUTS",
+    "Arithmetic",
     "Batch",
+    "CapitalCountry",
     "Corruption",
     "DigitsSource",
     "Docstring",
@@ -64,9 +72,11 @@ __all__ = [
     "ImageTask",
     "IndirectObject",
     "Induction",
+    "MultipleChoice",
     "PairBatch",
     "PairTask",
     "Prompt",
+    "Question",
     "ReadOptions",
     "Split",
     "SubjectVerbAgreement",
@@ -82,17 +92,21 @@ __all__ = [
     "encode_prompts",
     "find_domains",
     "is_shapes",
+    "is_task_file",
     "load_images",
     "load_task",
     "map_tensors",
     "one_domain",
     "pair_task",
+    "published_pair",
+    "question_of",
     "read_domains",
     "read_image_folder",
     "read_imagenet_c",
     "read_npz",
     "read_pairs",
     "read_parquet",
+    "read_questions",
     "read_source",
     "read_table",
     "task_data",

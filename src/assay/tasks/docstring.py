@@ -76,6 +76,7 @@ class Docstring(Grammar):
             kind="arg_names",
             after="self,",
             at_least=sum(n for _, n in _DOCSTRING_GROUPS),
+            answers=True,
         )
         self.words = one_token_words(
             tokens,

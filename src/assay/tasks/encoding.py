@@ -30,7 +30,7 @@ class EncodedPrompts:
         wrong: Wrong next tokens, likewise.
         slots: Slot name to token position.
         fields: Field name to one value per prompt; `n_tokens` is among them.
-        texts: The prompts as text; None if one has no text.
+        texts: The prompts as the model reads them; None if one has no text.
     """
 
     ids: Int[Tensor, "n pos"]
@@ -76,7 +76,7 @@ def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens | None) -> EncodedP
         wrong=_continuations(prompts, [prompt.wrong for prompt in prompts], "wrong answer", tokens),
         slots=slots,
         fields={**fields, "n_tokens": lengths.tolist()},
-        texts=tuple(prompt.text for prompt in prompts) if all(p.ids is None for p in prompts) else None,
+        texts=_texts(prompts, tokens) if all(p.ids is None for p in prompts) else None,
     )
 
 
@@ -105,6 +105,8 @@ def pair_task(
     if left.answers is None:
         without = next(prompt for prompt in clean if not prompt.answers)
         raise TokenizationError(f"prompt {without} has no answer; give at least one")
+    if tokens is not None and tokens.answer_tokens == "first":
+        _check_first(clean, left)
     return PairTask(
         clean=left.ids,
         corrupted=right.ids,
@@ -125,6 +127,24 @@ def pair_task(
     )
 
 
+def _texts(prompts: Sequence[Prompt], tokens: Tokens | None) -> tuple[str, ...]:
+    return tuple(prompt.text if tokens is None else tokens.turn_of(prompt.text)[0] for prompt in prompts)
+
+
+def _check_first(prompts: Sequence[Prompt], encoded: EncodedPrompts) -> None:
+    """Refuse a right and a wrong answer that begin with the same token."""
+    if encoded.answers is None or encoded.wrong is None:
+        return
+    same = (encoded.answers[:, :, None] == encoded.wrong[:, None]) & (encoded.answers[:, :, None] >= 0)
+    if bool(same.any()):
+        row, right, wrong = same.nonzero()[0].tolist()
+        prompt = prompts[row]
+        raise TokenizationError(
+            f"answer {prompt.answers[right]!r} and wrong answer {prompt.wrong[wrong]!r} of the prompt "
+            f"{prompt} begin with the same token, which would score both; use answers that differ in it"
+        )
+
+
 def padded(rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "n width"]:
     """Rows of unequal length as one matrix, filled on the right."""
     width = max(map(len, rows))
@@ -139,6 +159,11 @@ def _tokenize(
         raise TokenizationError(
             f"prompt {prompts[written[0]]} is text, but the tokenizer is missing; pass the model's "
             "tokenizer, or token ids"
+        )
+    if tokens is not None and tokens.chat and len(written) < len(prompts):
+        prompt = next(prompt for prompt in prompts if prompt.ids is not None)
+        raise TokenizationError(
+            f"prompt {prompt} has no text that a chat template could wrap; set chat to False"
         )
     prefix = () if tokens is None else tokens.prefix
     rows = [prefix + (prompt.ids or ()) for prompt in prompts]
@@ -172,12 +197,13 @@ def _one_id(prompt: Prompt, piece: str | int, what: str, tokens: Tokens | None) 
         raise TokenizationError(
             f"{what} {piece!r} is text, but the tokenizer is missing; give it as a token id"
         )
-    token = tokens.one_token(prompt.text, piece)
+    token = tokens.answer_token(prompt.text, piece)
     if token is None:
         count = len(tokens.continuation(prompt.text, piece) or tokens.ids(piece))
         fact = "is unknown to the vocabulary" if count == 1 else f"is {count} tokens"
         raise TokenizationError(
             f"{what} {piece!r} of the prompt {prompt} {fact}; expected exactly one known token, with its "
             "leading space where the text has one"
+            + ("; answer_tokens='first' scores it by its first token" if count > 1 else "")
         )
     return token

@@ -12,7 +12,7 @@ import string
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -65,6 +65,8 @@ class Grammar(ABC):
         corruptions: Kinds of corruption, the default first.
         metadata_fields: Fields every prompt carries (`n_tokens` is added with the ids).
         heatmap_fields: Pairs of fields worth a table of their own in worst-case reports.
+        contrasts: Whether the wrong answer of a pair is the right one of its corrupted prompt. A prompt by
+            itself then has no wrong answer.
     """
 
     key: ClassVar[str]
@@ -72,6 +74,7 @@ class Grammar(ABC):
     corruptions: ClassVar[tuple[str, ...]]
     metadata_fields: ClassVar[tuple[str, ...]]
     heatmap_fields: ClassVar[tuple[tuple[str, str], ...]] = ()
+    contrasts: ClassVar[bool] = False
 
     def __init__(self, tokens: Tokens, *, corruption: str | None = None) -> None:
         self.tokens = tokens
@@ -98,6 +101,16 @@ class Grammar(ABC):
     def corrupt(self, prompts: Iterable[Prompt], rng: np.random.Generator) -> list[Prompt]:
         """The corrupted counterpart of each clean prompt, in order."""
         return [self.render(self.corrupted(dict(prompt.values), rng)) for prompt in prompts]
+
+    def pairs(self, prompts: Iterable[Prompt], rng: np.random.Generator) -> list[tuple[Prompt, Prompt]]:
+        """Each clean prompt, with its wrong answers, and its corrupted counterpart."""
+        prompts = list(prompts)
+        corrupted = self.corrupt(prompts, rng)
+        if self.contrasts:
+            prompts = [
+                replace(one, wrong=other.answers) for one, other in zip(prompts, corrupted, strict=True)
+            ]
+        return list(zip(prompts, corrupted, strict=True))
 
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         """What can be varied about a prompt by itself; none unless the grammar declares it.
@@ -191,6 +204,12 @@ def slot_names(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def before_slot(template: str, slot: str) -> tuple[str, str]:
+    """What is left of a slot: the context, and the white space that joins the token of the filler."""
+    before = template.split(f"{{{slot}}}")[0]
+    return before.rstrip(" "), before[len(before.rstrip(" ")) :]
+
+
 def chosen_templates(
     task: str,
     known: Mapping[int, str],
@@ -260,14 +279,31 @@ def usable(
 
 
 def one_token_words(
-    tokens: Tokens, words: Sequence[str], *, task: str, kind: str, after: str, at_least: int | None = None
+    tokens: Tokens,
+    words: Sequence[str],
+    *,
+    task: str,
+    kind: str,
+    after: str,
+    at_least: int | None = None,
+    answers: bool = False,
 ) -> tuple[str, ...]:
-    """The words that are one token after `after` and a space: 2 at least, or the only one that is given."""
+    """The words that are one token after `after` and a space: 2 at least, or the only one that is given.
+
+    With `answers`, they can also be scored as answers, which begin a turn in a chat.
+    """
     if at_least is None:
         at_least = 1 if len(words) == 1 else 2
     tokens.learn(after, [" " + word for word in words])
     keep = [tokens.one_token(after, " " + word) is not None for word in words]
-    return usable(words, keep, task=task, kind=kind, rule="one token after a space", at_least=at_least)
+    rule = "one token after a space"
+    if answers and tokens.chat:
+        keep = [
+            fits and tokens.answer_token(after, word) is not None
+            for fits, word in zip(keep, words, strict=True)
+        ]
+        rule += " and as an answer"
+    return usable(words, keep, task=task, kind=kind, rule=rule, at_least=at_least)
 
 
 def pick(rng: np.random.Generator, options: Sequence[T]) -> T:

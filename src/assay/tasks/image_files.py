@@ -4,7 +4,6 @@ Every reader samples before it decodes, keeps the place of an image in the full 
 the file that cannot be read; with `skip_bad` such files are left out and counted instead.
 """
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,11 +17,10 @@ from PIL import Image
 from assay.core.errors import (
     FileFormatError,
     InputError,
-    MissingExtraError,
     ShapeError,
     unknown_name,
 )
-from assay.core.untrusted import MALFORMED, check_rows, load_npz, malformed, parquet_table, parse_json
+from assay.core.untrusted import load_npz, malformed, parse_json, read_parquet_file
 from assay.tasks.image_set import ImageSet, draw_rows
 from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
 
@@ -295,18 +293,7 @@ def read_parquet(path: str | Path, *, domain: str | None = None, options: ReadOp
         FileFormatError: If the file is no such table, or an image cannot be decoded and is not skipped.
     """
     path = Path(path)
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("reading parquet needs pyarrow; run: pip install 'assay[vision]'") from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            check_rows(file.metadata.num_rows, len(file.schema_arrow.names), path)
-            table = parquet_table(file, path)
-    except FileFormatError:
-        raise
-    except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
-        raise FileFormatError(f"cannot read {path} as parquet: {error}") from error
+    table = read_parquet_file(path, extra="vision")
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in columns.pop("image", [])]
     files = [cell for cell in cells if isinstance(cell, bytes)]

@@ -94,7 +94,15 @@ class IndirectObject(Grammar):
 
     def _words(self, kind: str, own: Sequence[str] | None, at_least: int | None = None) -> tuple[str, ...]:
         words = task_data(self.key)[kind] if own is None else own
-        return one_token_words(self.tokens, words, task=self.key, kind=kind, after="the", at_least=at_least)
+        return one_token_words(
+            self.tokens,
+            words,
+            task=self.key,
+            kind=kind,
+            after="the",
+            at_least=at_least,
+            answers=kind == "names",
+        )
 
     def choose(self, rng: np.random.Generator) -> Values:
         template_id, order = pick(rng, tuple(self.templates)), pick(rng, self.orders)

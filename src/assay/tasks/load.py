@@ -1,33 +1,22 @@
-"""Tasks by name or from a file: `load_task` and the JSONL reader."""
+"""Tasks by name or from a file: `load_task`, and `load_images`."""
 
 import inspect
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import torch
-
-from assay.core.errors import (
-    AssayError,
-    AssayWarning,
-    FileFormatError,
-    InputError,
-    TokenizationError,
-    unknown_name,
-)
+from assay.core.errors import AssayWarning, InputError, TokenizationError, unknown_name
 from assay.core.random import stream
-from assay.core.untrusted import parse_json
 from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
-from assay.tasks.grammar import TASKS, Grammar, Prompt
+from assay.tasks.files import read_pairs
+from assay.tasks.grammar import TASKS, Grammar
 from assay.tasks.image_files import ReadOptions
-from assay.tasks.image_set import draw_rows
 from assay.tasks.image_source import FIRST_FREE, one_domain, read_source
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
+from assay.tasks.rows import is_task_file
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
 
@@ -60,6 +49,8 @@ def load_task(
     n: int | None = None,
     seed: int = 0,
     bos: bool = False,
+    chat: bool | None = None,
+    answer_tokens: str | None = None,
     allow_unaligned: bool = False,
     **options: Any,
 ) -> PairTask:
@@ -70,12 +61,17 @@ def load_task(
 
     Args:
         name: Key of a registered task (`assay.list("tasks")`; `greater_than` and `greater-than` are the
-            same), or the path of a `.jsonl` file.
+            same), or the path of a `.jsonl` or `.parquet` file of pairs (`read_pairs`) or of questions
+            (`question_of`), each asked once.
         model: A loaded model, or a tokenizer.
         n: Number of pairs. Default: 200, and all lines of a file. Of a file n lines are drawn at random, in
             their order (a file with fewer lines gives those, with a warning); `ids` are their line numbers.
         seed: Root seed of the draws; of no effect, with a warning, where a file is read whole.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
+        chat: Make every prompt the user's turn of the tokenizer's chat template. The answer begins the next
+            turn, without a leading space. Default: as the model has it (`assay.models.prompted`), else False.
+        answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token, which
+            must differ between right and wrong ones. Default: as the model has it, else `one`.
         allow_unaligned: Permit corruptions that move words to other positions.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
             `objects=["ring", "bone"]`.
@@ -104,16 +100,17 @@ def load_task(
             f"load_model({str(model)!r}))"
         )
     tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
-    if isinstance(name, Path) or str(name).endswith(".jsonl"):
-        if options:
-            raise InputError(f"a task file takes no options; got {', '.join(sorted(options))}")
-        task = read_pairs(name, tokenizer, n=n, seed=seed, bos=bos)
+    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
+    usual = getattr(model, "prompt_rules", {})
+    rules = {**usual, **{key: value for key, value in told.items() if value is not None}}
+    if isinstance(name, Path) or is_task_file(name):
+        task = read_pairs(name, tokenizer, n=n, seed=seed, **rules, **options)
         if n is not None and n > task.n:
             _note(f"{name} holds {task.n} pairs, fewer than the requested {n}; all of them are used")
-        if seed and (n is None or n > task.n):
+        if seed and "seed" not in task.config:
             _note(f"all pairs of {name} are used, so seed={seed} has no effect on the choice of pairs")
     else:
-        grammar = _grammar(str(name), tokenizer, bos=bos, options=options)
+        grammar = _grammar(str(name), tokenizer, rules, options)
         if not grammar.aligned and not allow_unaligned:
             raise InputError(
                 f"corruption {grammar.corruption!r} of {grammar.key} moves words, so a position has "
@@ -121,7 +118,7 @@ def load_task(
                 "meaningless. Choose another corruption, or pass allow_unaligned=True and an ablation "
                 "without corrupted prompts (zero, mean)"
             )
-        task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options, bos=bos)
+        task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options)
     if isinstance(model, HasTokenizer):
         task.validate(model.n_vocab, model.n_positions)
     return task
@@ -132,127 +129,21 @@ def _note(text: str) -> None:
 
 
 def draw_task(
-    grammar: Grammar, n: int, *, seed: int = 0, options: Mapping[str, Any] | None = None, bos: bool = False
+    grammar: Grammar, n: int, *, seed: int = 0, options: Mapping[str, Any] | None = None
 ) -> PairTask:
     """`n` pairs of a grammar: clean prompts of the stream `clean`, corrupted with the stream `corrupted`."""
-    clean = grammar.draw(n, stream(seed, "clean"))
-    corrupted = grammar.corrupt(clean, stream(seed, "corrupted"))
+    pairs = grammar.pairs(grammar.draw(n, stream(seed, "clean")), stream(seed, "corrupted"))
+    clean, corrupted = zip(*pairs, strict=True)
     config = {
         "task": grammar.key,
         "generator_version": GENERATOR_VERSION,
         "corruption": grammar.corruption,
         "options": {key: _plain(value) for key, value in sorted((options or {}).items())},
-        "bos": bos,
+        **grammar.tokens.rules,
         "n": n,
         "seed": seed,
     }
     return pair_task(clean, corrupted, grammar.tokens, name=grammar.key, grammar=grammar, config=config)
-
-
-def read_pairs(
-    path: str | Path, tokenizer: Any = None, *, n: int | None = None, seed: int = 0, bos: bool = False
-) -> PairTask:
-    """A task from a file with one JSON object per line.
-
-    Keys: `clean` and `corrupted` (text, or a list of token ids), `answers` and, if wanted, `wrong` (lists of
-    continuations, each one token with its leading space, or of ids); every other key is a field. A key
-    `corrupted.NAME` is a field of the corrupted prompt.
-
-    Args:
-        path: The file, UTF-8; empty lines are skipped.
-        tokenizer: Needed for lines of text.
-        n: Read only so many pairs, drawn at random; they keep their order. Default: all.
-        seed: Root seed of that draw.
-        bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
-
-    Raises:
-        FileFormatError: If the file is missing or empty, or a line is malformed; file and line are named.
-        TokenizationError: If a prompt or answer breaks a token rule; file and line are named.
-    """
-    path = Path(path)
-    tokens = None if tokenizer is None else Tokens(tokenizer, bos=bos)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise FileFormatError(f"cannot read task file {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"task file {path} is not UTF-8 text: {error}") from error
-    clean: list[Prompt] = []
-    corrupted: list[Prompt] = []
-    numbers = np.array([number for number, line in enumerate(lines, start=1) if line.strip()], dtype=np.int64)
-    ids = numbers[draw_rows(len(numbers), n, seed=seed, what="lines")]
-    for number in ids.tolist():
-        pair = _parse_line(lines[number - 1], where := f"{path}, line {number}")
-        try:
-            pair_task(pair[:1], pair[1:], tokens, name=path.stem)
-        except AssayError as error:
-            raise TokenizationError(f"{where}: {error}") from error
-        clean.append(pair[0])
-        corrupted.append(pair[1])
-    if not clean:
-        raise FileFormatError(f"task file {path} has no pairs; expected one JSON object per line: {_LINE}")
-    if any(prompt.wrong for prompt in clean) and not all(prompt.wrong for prompt in clean):
-        raise FileFormatError(
-            f"task file {path}: only some lines have 'wrong' answers; give them on all lines or on none"
-        )
-    config: dict[str, Any] = {"task": path.stem, "file": path.name, "bos": bos, "n": len(clean)}
-    if len(ids) < len(numbers):
-        config["seed"] = seed
-    task = pair_task(clean, corrupted, tokens, name=path.stem, config=config)
-    return replace(task, ids=torch.from_numpy(ids))
-
-
-_LINE = '{"clean": "...", "corrupted": "...", "answers": [" ..."], "wrong": [" ..."]}'
-_LARGEST_ID = 1 << 31
-_KEYS = ("clean", "corrupted", "answers", "wrong")
-
-
-def _parse_line(line: str, where: str) -> list[Prompt]:
-    """Clean and corrupted prompt of one line."""
-    try:
-        record = parse_json(line)
-    except ValueError as error:
-        raise FileFormatError(f"{where}: not JSON ({error}); expected {_LINE}") from error
-    if not isinstance(record, dict):
-        raise FileFormatError(f"{where}: got a {type(record).__name__}; expected a JSON object: {_LINE}")
-    missing = [key for key in _KEYS[:3] if key not in record]
-    if missing:
-        raise FileFormatError(f"{where}: no {' and no '.join(map(repr, missing))}; expected {_LINE}")
-    for key in ("clean", "corrupted"):
-        if not (isinstance(record[key], str) or _all_ids(record[key])) or not record[key]:
-            raise FileFormatError(
-                f"{where}: {key!r} is {record[key]!r}; expected text or a list of token ids"
-            )
-    for key in ("answers", "wrong"):
-        value = record.get(key, [])
-        if not isinstance(value, list) or not all(
-            isinstance(piece, str) or _all_ids([piece]) for piece in value
-        ):
-            raise FileFormatError(
-                f"{where}: {key!r} is {value!r}; expected a list of continuations or token ids"
-            )
-    if not record["answers"]:
-        raise FileFormatError(f"{where}: 'answers' is empty; give at least one correct continuation")
-    fields = {key: value for key, value in record.items() if key not in _KEYS}
-    prefix = "corrupted."
-    other = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
-    own = {key: value for key, value in fields.items() if not key.startswith(prefix)}
-    return [
-        _prompt(record["clean"], own, tuple(record["answers"]), tuple(record.get("wrong", ()))),
-        _prompt(record["corrupted"], other, (), ()),
-    ]
-
-
-def _prompt(
-    content: str | list[int], fields: dict[str, Any], answers: tuple[Any, ...], wrong: tuple[Any, ...]
-) -> Prompt:
-    if isinstance(content, str):
-        return Prompt(text=content, fields=fields, answers=answers, wrong=wrong)
-    return Prompt(ids=tuple(content), fields=fields, answers=answers, wrong=wrong)
-
-
-def _all_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(piece) is int and 0 <= piece < _LARGEST_ID for piece in value)
 
 
 def load_images(
@@ -302,10 +193,10 @@ def load_images(
     return one_domain(sets, source).task(transform)
 
 
-def _grammar(name: str, tokenizer: Any, *, bos: bool, options: Mapping[str, Any]) -> Grammar:
+def _grammar(name: str, tokenizer: Any, rules: Mapping[str, Any], options: Mapping[str, Any]) -> Grammar:
     key = name if name in TASKS else name.replace("_", "-")
     if key not in TASKS:
-        raise unknown_name("task", name, (*TASKS, "FILE.jsonl"))
+        raise unknown_name("task", name, (*TASKS, "FILE.jsonl", "FILE.parquet"))
     if tokenizer is None:
         raise TokenizationError(
             f"task {key!r} needs a tokenizer, but the model has none; pass one: load_model(..., "
@@ -316,11 +207,15 @@ def _grammar(name: str, tokenizer: Any, *, bos: bool, options: Mapping[str, Any]
     for option in options:
         if option not in allowed:
             raise unknown_name(f"option of task {key!r}", option, allowed)
-    return task(Tokens(tokenizer, bos=bos), **options)
+    return task(Tokens(tokenizer, **rules), **options)
 
 
 def _plain(value: Any) -> Any:
     """An option as JSON says it."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         return value
     return [_plain(item) for item in value]

@@ -12,6 +12,7 @@ from assay.tasks.grammar import (
     Grammar,
     Prompt,
     Values,
+    before_slot,
     chosen_templates,
     fill,
     one_token_words,
@@ -322,7 +323,7 @@ class GenderedPronoun(Grammar):
         def stands_alone(name: str) -> bool:
             return all(
                 self.tokens.one_token(context, piece + name) is not None
-                for context, piece in map(_before_name, self.templates.values())
+                for context, piece in (before_slot(text, "name") for text in self.templates.values())
             )
 
         rule = "one token where the template puts it"
@@ -379,9 +380,3 @@ class GenderedPronoun(Grammar):
 
 
 _OTHER_GENDER = {"female": "male", "male": "female"}
-
-
-def _before_name(template: str) -> tuple[str, str]:
-    """What stands before the name: the context, and the white space that joins the name's token."""
-    before = template.split("{name}")[0]
-    return before.rstrip(" "), before[len(before.rstrip(" ")) :]

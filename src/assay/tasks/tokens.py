@@ -2,13 +2,18 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assay.core.errors import TokenizationError
+from assay.core.errors import TokenizationError, unknown_name
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+ANSWER_TOKENS = ("one", "first")
+_CONTENT = "assay"  # stands for a prompt where only what surrounds it counts
 
 
 class Tokens:
@@ -17,14 +22,39 @@ class Tokens:
     Args:
         tokenizer: A Hugging Face tokenizer.
         bos: Put the tokenizer's beginning-of-sequence id before every prompt.
+        chat: Make every prompt the user's turn of the tokenizer's chat template; the answer begins the next
+            turn, so it loses its leading space.
+        answer_tokens: `one`: an answer is one token. `first`: it is scored by its first token.
 
     Raises:
-        TokenizationError: If `bos` is asked of a tokenizer that has no such id.
+        TokenizationError: If the tokenizer has no such id or no such template, or both are asked for.
+        UnknownNameError: For another rule of answers.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, bos: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        bos: bool = False,
+        chat: bool = False,
+        answer_tokens: str = "one",
+    ) -> None:
         self.tokenizer: Any = tokenizer
         self.prefix: tuple[int, ...] = ()
+        self.chat = chat
+        self.answer_tokens = answer_tokens
+        if answer_tokens not in ANSWER_TOKENS:
+            raise unknown_name("answer_tokens", answer_tokens, ANSWER_TOKENS)
+        if chat and getattr(tokenizer, "chat_template", None) is None:
+            raise TokenizationError(
+                "chat=True needs a tokenizer with a chat template, but this one has none; set chat to False, "
+                "or assign one to tokenizer.chat_template"
+            )
+        if chat and bos:
+            raise TokenizationError(
+                "chat=True and bos=True exclude each other: a chat template writes the beginning of a "
+                "sequence itself; set bos to False"
+            )
         if bos:
             if self.tokenizer.bos_token_id is None:
                 raise TokenizationError(
@@ -33,6 +63,16 @@ class Tokens:
                 )
             self.prefix = (int(self.tokenizer.bos_token_id),)
         self._continuations: dict[tuple[str, str], tuple[int, ...] | None] = {}
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """How prompts and answers become ids: arguments that make this object again from its tokenizer."""
+        rules: dict[str, Any] = {"bos": bool(self.prefix)}
+        if self.chat:
+            rules["chat"] = True
+        if self.answer_tokens != "one":
+            rules["answer_tokens"] = self.answer_tokens
+        return rules
 
     @property
     def pad_id(self) -> int:
@@ -64,8 +104,14 @@ class Tokens:
         Raises:
             TokenizationError: If a piece of a prompt is unknown to the vocabulary.
         """
+        turns = [self.turn_of(text) for text in texts]
+        texts = [text for text, _ in turns]
+        slots = [
+            {name: (start + shift, end + shift) for name, (start, end) in spans.items()}
+            for spans, (_, shift) in zip(slots, turns, strict=True)
+        ]
         with_offsets = bool(self.tokenizer.is_fast)
-        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=with_offsets)
+        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=with_offsets)
         unknown = self.tokenizer.unk_token_id
         results = []
         for row, (text, spans) in enumerate(zip(texts, slots, strict=True)):
@@ -80,6 +126,43 @@ class Tokens:
             shift = len(self.prefix)
             results.append((self.prefix + ids, {name: at + shift for name, at in where.items()}))
         return results
+
+    def turn_of(self, text: str) -> tuple[str, int]:
+        """The text as the model reads it, and by how many characters its words move.
+
+        Raises:
+            TokenizationError: If the chat template changes more of it than white space at its ends.
+        """
+        if not self.chat:
+            return text, 0
+        before, after = self._around
+        whole = self._templated(text)
+        for content in (text, text.strip()):
+            if content and whole == before + content + after:
+                return whole, len(before) - text.index(content)
+        raise TokenizationError(
+            f"the chat template changes the text of the prompt {text!r}; write the prompts as the template "
+            "has them, and set chat to False"
+        )
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        """What the chat template puts before and after a prompt."""
+        before, _, after = self._templated(_CONTENT).rpartition(_CONTENT)
+        return before, after
+
+    def _templated(self, text: str) -> str:
+        turn = [{"role": "user", "content": text}]
+        return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+    def answer_token(self, text: str, piece: str) -> int | None:
+        """The id by which an answer after the prompt `text` is scored; None if it breaks the rule."""
+        if self.chat:
+            text, piece = self._around[1], piece.lstrip(" ")
+        if self.answer_tokens == "one":
+            return self.one_token(text, piece)
+        ids = self._added(text, piece)
+        return ids[0] if ids and ids[0] != self.tokenizer.unk_token_id else None
 
     def continuation(self, context: str, piece: str) -> tuple[int, ...] | None:
         """The ids that `piece` adds after `context`; None if it changes the ids before it."""
@@ -107,14 +190,19 @@ class Tokens:
         Where the tokenizer would merge piece and context (" 12" and "80" are one token of GPT-2), the piece
         is still a possible next token: then its own id counts, if that decodes to it.
         """
+        added = self._added(context, piece)
+        if added is None or len(added) != 1 or added[0] == self.tokenizer.unk_token_id:
+            return None
+        return added[0]
+
+    def _added(self, context: str, piece: str) -> tuple[int, ...] | None:
+        """The ids of `piece` after `context`, or its own where they would merge."""
         added = self.continuation(context, piece)
         if added is None:
             added = self.ids(piece)
             if self.tokenizer.decode(added) != piece:
                 return None
-        if len(added) != 1 or added[0] == self.tokenizer.unk_token_id:
-            return None
-        return added[0]
+        return added
 
     @staticmethod
     def tail(text: str) -> str:

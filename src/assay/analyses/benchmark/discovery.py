@@ -192,8 +192,8 @@ def _apart(task: Task, seed: int) -> tuple[Task, Task]:
     """Examples to discover on and others to judge on."""
     if isinstance(task, PairTask) and task.grammar is not None:
         drawn = task.config.get("seed", seed)
-        options, bos = task.config.get("options", {}), bool(task.config.get("bos", False))
-        more = draw_task(task.grammar, MORE * task.n, seed=int(drawn) + 1, options=options, bos=bos)
+        options = task.config.get("options", {})
+        more = draw_task(task.grammar, MORE * task.n, seed=int(drawn) + 1, options=options)
         seen = {tuple(row) for row in task.clean.tolist()}
         rows = [place for place, row in enumerate(more.clean.tolist()) if tuple(row) not in seen][: task.n]
         if len(rows) >= 2:

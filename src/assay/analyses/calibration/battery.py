@@ -23,7 +23,7 @@ from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.table import AnyCircuit
 from assay.models import Model
 from assay.objectives import Loss, Objective
-from assay.tasks import PairTask
+from assay.tasks import PairTask, is_task_file
 from assay.tasks.load import draw_task, load_task
 from assay.tasks.seen import found_on
 
@@ -233,7 +233,7 @@ def calibrate_all(
     }
     model.check_text("calibrate_all")
     if isinstance(task, str | Path):
-        task = load_task(task, model, n=None if Path(task).suffix == ".jsonl" else USUAL_PROMPTS)
+        task = load_task(task, model, n=None if is_task_file(task) else USUAL_PROMPTS)
     return run(prepare(circuit, model, task, **settings), progress)
 
 
@@ -369,7 +369,6 @@ def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
         n,
         seed=number,
         options=task.config.get("options"),
-        bos=bool(task.config.get("bos", False)),
     )
     return replace(drawn, objective=task.objective, ablation=task.ablation)
 

@@ -28,7 +28,7 @@ from assay.circuits.heads import Head, load_head_circuit
 from assay.core.errors import FileFormatError, InputError, UnknownNameError, unknown_name
 from assay.core.untrusted import parse_toml
 from assay.discovery.heads.interventions import INTERVENTIONS
-from assay.tasks import TASKS
+from assay.tasks import TASKS, is_task_file
 
 
 DRAWS = 5  # random sets of a drawn control
@@ -112,7 +112,7 @@ def parse_claim(
     files = {
         name: hashlib.sha256((root / name).read_bytes()).hexdigest()
         for name in claim.tasks
-        if name.endswith(".jsonl")
+        if is_task_file(name)
     }
     return replace(claim, controls=controls, rivals=rivals, files=files, folder=root)
 
@@ -192,7 +192,7 @@ class _Table:
 
 def _task(table: _Table, key: str, name: str, folder: Path) -> str:
     """A registered task by its key, or a file from the claim's folder."""
-    if name.endswith(".jsonl"):
+    if is_task_file(name):
         if not (folder / name).is_file():
             raise table.wrong(key, f"task file {folder / name} does not exist")
         return name

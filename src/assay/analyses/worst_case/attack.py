@@ -23,7 +23,7 @@ from assay.core.errors import InputError
 from assay.core.record import library_version
 from assay.execution.forward import check_circuit
 from assay.models import Model
-from assay.tasks import PairTask, load_task
+from assay.tasks import PairTask, is_task_file, load_task
 
 
 # Streams of what is certified: prompts drawn to discover or repair a circuit come from others.
@@ -112,7 +112,7 @@ def worst_case(
     counted = n_clean is not None or n_corrupted is not None
     n_clean, n_corrupted = (DEFAULT_N if count is None else count for count in (n_clean, n_corrupted))
     if not isinstance(task, PairTask):
-        named = Path(task).suffix != ".jsonl"
+        named = not is_task_file(task)
         # Of a named task only the grammar counts; a size equal to the sample's would be taken for its rows.
         rows = (1 if n_clean != 1 else 2) if named else None
         if not named and protocol is None and (counted or enumerate):

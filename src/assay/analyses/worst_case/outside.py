@@ -234,7 +234,7 @@ def _redrawn(model: Model, task: PairTask, **changed: Any) -> PairTask:
     options = {**task.config.get("options", {}), **changed}
     corruption = options.pop("corruption", task.grammar.corruption)
     return load_task(
-        task.grammar.key, model, n=1, bos=bool(task.config.get("bos")), corruption=corruption, **options
+        task.grammar.key, model, n=1, **task.grammar.tokens.rules, corruption=corruption, **options
     )
 
 

@@ -73,7 +73,9 @@ class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnTask):
     @property
     def of_grammar(self) -> bool:
         """Whether the prompts come from a registered task, not from a file."""
-        return Path(self.task).suffix != ".jsonl"
+        from assay.tasks import is_task_file
+
+        return not is_task_file(self.task)
 
     @property
     def certifies(self) -> bool:

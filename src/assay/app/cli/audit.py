@@ -80,7 +80,8 @@ def _run(settings: AuditSettings) -> "Audit":
     from assay import pipeline
 
     # By its name where nothing else is asked for: then a wrong task costs no loading.
-    by_name = not (settings.torch_dtype or settings.revision or settings.post_norm)
+    asked = settings.torch_dtype or settings.revision or settings.post_norm
+    by_name = not asked and settings.usually_prompted
     model = settings.model if by_name else settings.load_model()
     with progress_on_stderr() as progress:
         return call(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo_result, print_pages, progress_on_stderr
 from assay.app.option_groups import INPUTS, at_least, completing, own_group
-from assay.app.options import Ablating, OfCircuit, OnImages
+from assay.app.options import Ablating, OfCircuit, OnImages, Prompted
 from assay.app.running import Computing, Saving, call, check_outputs, json_file
 
 
@@ -21,7 +21,7 @@ METRICS = own_group("Metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages):
+class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages, Prompted):
     """What is measured of which circuit, on what.
 
     Attributes:

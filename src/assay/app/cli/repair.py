@@ -1,7 +1,6 @@
 """`assay repair`: a circuit of the same size with a lighter tail."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from assay.app.cli.parsing import TRUST, command
@@ -56,7 +55,7 @@ def repair(settings: RepairSettings) -> None:
     """
     from assay import pipeline
     from assay.stats.percentile_bounds import share
-    from assay.tasks import load_task
+    from assay.tasks import is_task_file, load_task
 
     pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
     if settings.by == "swap" and (settings.tail is not None or settings.train_steps is not None):
@@ -68,7 +67,7 @@ def repair(settings: RepairSettings) -> None:
         _show_plan(settings, model, discovers=circuit is None)
         return
     check_outputs(settings)
-    whole = Path(settings.task).suffix == ".jsonl" and settings.n is None
+    whole = is_task_file(settings.task) and settings.n is None
     task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
     result = _run(settings, model, task, circuit)
     files = {"circuit": File(settings.path_of(settings.save, "circuit.safetensors"), result.circuit.save)}

@@ -1,0 +1,173 @@
+"""Sums and differences of two numbers of two digits."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import final
+
+import numpy as np
+
+from assay.core.errors import InputError, TokenizationError, unknown_name
+from assay.tasks.grammar import (
+    TASKS,
+    Grammar,
+    Prompt,
+    Values,
+    before_slot,
+    chosen_templates,
+    fill,
+    pick,
+    task_data,
+    usable,
+)
+from assay.tasks.tokens import Tokens
+
+
+@TASKS.register("arithmetic")
+@final
+class Arithmetic(Grammar):
+    """Addition and subtraction: "Q: How much is 47 plus 25? A: " is continued by "72".
+
+    Operation and pair of operands are uniform; of a difference the first operand is the larger one. Only
+    pairs whose result is one token are drawn. The wrong answer is the result of the corrupted prompt.
+
+    Args:
+        tokens: The model's tokenizer; it decides which results can be used.
+        corruption: `random`: both operands drawn anew, with another result.
+        operations: `plus`, `minus` or both.
+        templates: Own templates with the slots a and b, one for each operation; their text need not name it.
+        operands: Numbers to draw from, each of the same number of tokens.
+
+    Notes:
+        The prompt ends in a space, so the result is a token without one. A tokenizer that cuts numbers into
+        digits leaves few results of one token, or none.
+    """
+
+    key = "arithmetic"
+    corruptions = ("random",)
+    contrasts = True
+    metadata_fields = ("a", "b", "op", "carry", "result", "n_tokens")
+    heatmap_fields = (("a", "b"), ("op", "carry"))
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        corruption: str | None = None,
+        operations: Sequence[str] = ("plus", "minus"),
+        templates: Sequence[str] | None = None,
+        operands: Sequence[int] = range(10, 100),
+    ) -> None:
+        super().__init__(tokens, corruption=corruption)
+        for operation in operations or ("",):
+            if operation not in _OPERATIONS:
+                raise unknown_name(f"operation of {self.key}", operation, _OPERATIONS)
+        published = dict(zip(_OPERATIONS, task_data("other_tasks")[self.key]["templates"], strict=True))
+        own = [published[each] for each in operations] if templates is None else templates
+        if len(own) != len(operations):
+            raise InputError(
+                f"{self.key}: {len(own)} templates for {len(operations)} operations ("
+                f"{', '.join(operations)}); give one for each"
+            )
+        chosen = chosen_templates(self.key, {}, (), own, needs=("a", "b"))
+        self.templates = dict(zip(operations, chosen.values(), strict=True))
+        self.scored: dict[str, dict[int, int | None]] = {}
+        self.operands = self._of_one_length([int(operand) for operand in operands])
+        self.sums = {operation: self._pairs(operation) for operation in self.templates}
+
+    def _of_one_length(self, operands: Sequence[int]) -> tuple[int, ...]:
+        """The operands with the number of tokens that most have, so that all prompts are equally long."""
+        counts = []
+        for operand in operands:
+            pieces = [
+                self.tokens.continuation(context, space + str(operand))
+                for template in self.templates.values()
+                for context, space in (before_slot(template, slot) for slot in ("a", "b"))
+            ]
+            counts.append(tuple(0 if piece is None else len(piece) for piece in pieces))
+        usual = Counter(counts).most_common(1)[0][0] if counts else ()
+        keep = [count == usual and 0 not in count for count in counts]
+        return usable(operands, keep, task=self.key, kind="operands", rule="as many tokens as the others")
+
+    def _pairs(self, operation: str) -> tuple[tuple[int, int], ...]:
+        """The pairs whose result is one token; another result must exist."""
+        context = self.templates[operation].format(a=self.operands[0], b=self.operands[-1])
+        every = [(a, b) for a, b in product(self.operands, repeat=2) if operation == "plus" or a > b]
+        results = {_result(operation, a, b) for a, b in every}
+        self.tokens.learn(context, map(str, sorted(results)))
+        scored = {each: self.tokens.answer_token(context, str(each)) for each in results}
+        self.scored[operation] = scored
+        pairs = tuple(pair for pair in every if scored[_result(operation, *pair)] is not None)
+        if len({scored[_result(operation, *pair)] for pair in pairs}) < 2:
+            raise TokenizationError(
+                f"{self.key}: {len(pairs)} of {len(every)} pairs of operands can be used after {context!r} "
+                f"({operation}; the result must be one token, and there must be two results). Pass other "
+                "operands or another operation, or use a model whose tokenizer keeps numbers whole"
+            )
+        return pairs
+
+    def choose(self, rng: np.random.Generator) -> Values:
+        operation = pick(rng, tuple(self.templates))
+        a, b = pick(rng, self.sums[operation])
+        return {"op": operation, "a": a, "b": b}
+
+    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
+        a, b = pick(rng, self._others(values))
+        return {**values, "a": a, "b": b}
+
+    def _others(self, values: Values) -> list[tuple[int, int]]:
+        """The pairs of the same operation whose result is scored by another token."""
+        operation = values["op"]
+        scored = self.scored[operation]
+        own = scored[_result(operation, values["a"], values["b"])]
+        return [pair for pair in self.sums[operation] if scored[_result(operation, *pair)] != own]
+
+    def render(self, values: Values) -> Prompt:
+        operation, a, b = values["op"], values["a"], values["b"]
+        text, slots = fill(self.templates[operation], values)
+        result = _result(operation, a, b)
+        carry = a % 10 + b % 10 >= 10 if operation == "plus" else a % 10 < b % 10
+        return Prompt(
+            text=text,
+            slots=slots,
+            values=values,
+            answers=(str(result),),
+            fields={**values, "carry": carry, "result": result},
+        )
+
+    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
+        return ("a", "b")
+
+    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+        if slot not in ("a", "b"):
+            yield from super().variants(values, slot, corrupted=corrupted)
+        kept = "b" if slot == "a" else "a"
+        for a, b in self.sums[values["op"]]:
+            other = {**values, "a": a, "b": b}
+            if other[kept] == values[kept] and other[slot] != values[slot]:
+                yield other
+
+    @property
+    def population(self) -> int:
+        return sum(map(len, self.sums.values()))
+
+    @property
+    def corrupted_population(self) -> int:
+        return self.population
+
+    def support(self) -> Iterator[tuple[Values, float]]:
+        for operation, pairs in self.sums.items():
+            for a, b in pairs:
+                yield {"op": operation, "a": a, "b": b}, 1 / (len(self.sums) * len(pairs))
+
+    def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
+        others = self._others(values)
+        for a, b in others:
+            yield {**values, "a": a, "b": b}, 1 / len(others)
+
+
+_OPERATIONS = ("plus", "minus")
+
+
+def _result(operation: str, a: int, b: int) -> int:
+    return a + b if operation == "plus" else a - b
