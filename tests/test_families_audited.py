@@ -56,7 +56,7 @@ def test_norms_behind_branches_are_treated_as_asked(post_norm: str, tmp_path: Pa
         *("--post-norm", post_norm, "--json", "--store", tmp_path / "store"),
     )
     assert result.exit_code == 0, result.stderr
-    record = json.loads(result.stdout)
+    [record] = json.loads(result.stdout)
     assert record["provenance"]["model"]["post_norm"] == post_norm
     assert ("exact_norms" in record["details"]) == (post_norm != "exact")
 
