@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from assay.core.errors import (
     AssayWarning,
@@ -16,7 +18,7 @@ from assay.core.errors import (
     TokenizationError,
     UnknownNameError,
 )
-from assay.tasks import load_task, published_pair
+from assay.tasks import Question, load_task, published_pair, question_of
 
 
 IOI = {
@@ -247,3 +249,36 @@ def test_parquet_without_pyarrow_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingExtraError, match=r"needs pyarrow; run: pip install 'assay\[parquet\]'"):
         load_task(path, gpt2_tokenizer)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 5) | st.floats() | st.sampled_from(["", "A", "1", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["text", "label", "prompt", "choices", "answerKey"]), inner)
+    ),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    ["prompt", "choices", "answerKey", "label", "metadata", "counterfactual", "abc_counterfactual", "id",
+     "question", "answer"]
+)  # fmt: skip
+
+
+@given(base=st.sampled_from([*ROWS.values(), {}]), changes=st.dictionaries(KEYS, JSON))
+@settings(max_examples=300, deadline=None)
+def test_any_row_is_read_or_refused_by_name(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    record = {**base, **changes}
+    for read in (
+        lambda: published_pair(record, "here"),
+        lambda: question_of(record, 1, "here"),
+        lambda: question_of({**QUESTION, **changes}, 1, "here"),
+    ):
+        try:
+            found: object = read()
+        except FileFormatError as error:
+            found = str(error)
+        assert found is None or isinstance(found, tuple | Question) or str(found).startswith("here")
+
+
+QUESTION = {"question": "Which?", "choices": ["a", "b"], "answer": 1}

@@ -105,7 +105,8 @@ def _answer(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]
     if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
         raise FileFormatError(f"{where}: 'choices' is {choices!r}; expected {_ROW}")
     if isinstance(key, str):
-        key = texts.index(key) if key in texts else int(key) if key.isdecimal() else None
+        places = [*texts, *map(str, range(len(texts)))]
+        key = places.index(key) % len(texts) if key in places else None
     if type(key) is not int or not 0 <= key < len(texts):
         raise FileFormatError(
             f"{where}: 'answerKey' is {record.get('answerKey')!r}; expected 0 to {len(texts) - 1} or one of "
