@@ -53,8 +53,7 @@ def _could_hold(condition: Condition) -> Truth:
     name, *keys = condition.path
     if not all(key.isascii() and "\\" not in key for key in keys):
         return sa.true()
-    document = sa.type_coerce(RESULTS.c[name], sa.Text())
-    path = sa.literal("$" + "".join(f'."{key}"' for key in keys), sa.Text())
+    document, path = _place(name, keys)
     found = sa.func.json_extract(document, path)
     sign, wanted = condition.operator, condition.value
     if wanted is None and sign == "=":
@@ -69,11 +68,45 @@ def _could_equal(found: Any, sign: str, wanted: Scalar) -> Truth:
         return found == sa.literal(wanted, sa.Text()) if sign == "=" and wanted.isascii() else sa.true()
     if wanted is None or isinstance(wanted, bool) or sign == "!=":
         return sa.true()
-    room = 1e-9 * abs(float(wanted))
-    least: sa.ColumnElement[float] = sa.literal(float(wanted) - room, sa.Double())
-    most: sa.ColumnElement[float] = sa.literal(float(wanted) + room, sa.Double())
+    least, most = _around(wanted)
     bounds: dict[str, Truth] = {"=": found.between(least, most), "<": found <= most, ">": found >= least}
     return bounds[sign[0]]
+
+
+def surely_hold(conditions: Iterable[Condition]) -> Truth:
+    """What SQLite can say of conditions on documents: true only where all hold, so that none need be read."""
+    return sa.and_(sa.true(), *(_surely_holds(each) for each in conditions))
+
+
+def _surely_holds(condition: Condition) -> Truth:
+    name, *keys = condition.path
+    sign, wanted = condition.operator, condition.value
+    if not all(key.isascii() and "\\" not in key for key in keys) or isinstance(wanted, bool):
+        return sa.false()
+    document, path = _place(name, keys)
+    found, kind = sa.func.json_extract(document, path), sa.func.json_type(document, path)
+    if isinstance(wanted, str) and sign == "=" and wanted.isprintable() and wanted.isascii():
+        holds: Truth = sa.and_(kind == "text", found == sa.literal(wanted, sa.Text()))
+    elif isinstance(wanted, int | float) and sign[0] in "<>":
+        least, most = _around(wanted)
+        holds = sa.and_(kind.in_(("integer", "real")), found < least if sign[0] == "<" else found > most)
+    elif isinstance(wanted, int | float) and sign == "=" and abs(wanted) < 2**53:
+        holds = sa.and_(kind == "integer", found == sa.literal(float(wanted), sa.Double()))
+    else:
+        return sa.false()
+    return sa.case((sa.func.json_valid(document), sa.func.coalesce(holds, sa.false())), else_=sa.false())
+
+
+def _place(name: str, keys: Sequence[str]) -> tuple[Any, Any]:
+    """A column of documents as text, and a place inside them."""
+    path = sa.literal("$" + "".join(f'."{key}"' for key in keys), sa.Text())
+    return sa.type_coerce(RESULTS.c[name], sa.Text()), path
+
+
+def _around(wanted: int | float) -> tuple[Any, Any]:
+    """A number's bounds beyond what SQLite may read otherwise than Python: its last digits."""
+    room = 1e-9 * abs(float(wanted))
+    return tuple(sa.literal(float(wanted) + side, sa.Double()) for side in (-room, room))  # type: ignore[return-value]  # two
 
 
 def parse_order(order: str) -> list[sa.UnaryExpression[Any]]:
