@@ -264,6 +264,6 @@ class _PartCheck:
         raise UnsupportedModelError(
             f"{self.named(module)} does not compute what its weights and the description of family "
             f"{self.model.family.key!r} imply: {how}. Circuits read the weights directly: merge adapters "
-            "(merge_and_unload()) and dequantise the weights first. In your own family, correct the "
-            "description"
+            "(merge_and_unload()) and dequantise the weights first (model.dequantize()). In your own "
+            "family, correct the description"
         )
