@@ -1,4 +1,5 @@
 import json
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -11,6 +12,7 @@ from assay.core.errors import (
     FileFormatError,
     HubError,
     InputError,
+    MissingExtraError,
     NonFiniteError,
     TokenizationError,
     UnsafeFileError,
@@ -135,6 +137,13 @@ def test_weight_hash_knows_the_configuration(gpt2_tiny: nn.Module) -> None:
     other = deepcopy(gpt2_tiny)
     other.config.activation_function = "relu"
     assert load_model(other).weight_hash != load_model(gpt2_tiny).weight_hash
+
+
+def test_an_adapter_without_peft_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "mini"}')
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'assay\[adapters\]'"):
+        load_model(tmp_path)
 
 
 def test_prompts_longer_than_the_positions_are_refused(gpt2_tiny: nn.Module) -> None:

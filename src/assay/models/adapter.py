@@ -48,7 +48,7 @@ class Model:
         id: Hub id, directory name, `mini`, or the class name of a live module.
         preprocessing: For an image classifier, what was stored with it about resizing and normalising
             (`preprocessor_config.json`, or timm's `pretrained_cfg`); None if nothing was.
-        origin: Where the weights come from, beyond their hash: the commit of a hub repository.
+        origin: Where the weights come from, beyond their hash: commit of a hub repository, adapters.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ def check_weights(module: nn.Module, name: str) -> None:
         if parameter.is_floating_point() and parameter.dtype.itemsize == 1:
             raise UnsupportedModelError(
                 f"weight {path!r} of {name} is stored as {parameter.dtype}, which layers cannot compute "
-                "with; dequantise the weights first"
+                "with; dequantise the weights first (model.dequantize())"
             )
         if not bool(torch.isfinite(parameter).all()):
             raise NonFiniteError(

@@ -38,7 +38,7 @@ def check_conformance(model: Model) -> None:
     """
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad(), _in_evaluation(model.module):
-        inputs = _short_input(model)
+        inputs = short_input(model)
         with _watched(model) as seen, model.tracing(streams=True) as trace:
             output = model.module(inputs)
         logits: Tensor = output if isinstance(output, Tensor) else output.logits
@@ -83,7 +83,8 @@ def _in_evaluation(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _short_input(model: Model) -> Tensor:
+def short_input(model: Model) -> Tensor:
+    """Eight tokens, or an image, as a model reads them."""
     if model.vision is not None:
         height, width = model.image_size
         pixels = torch.linspace(-1, 1, 3 * height * width, device=model.device)
@@ -263,6 +264,6 @@ class _PartCheck:
         raise UnsupportedModelError(
             f"{self.named(module)} does not compute what its weights and the description of family "
             f"{self.model.family.key!r} imply: {how}. Circuits read the weights directly: merge adapters "
-            "(merge_and_unload()) and dequantise the weights first. In your own family, correct the "
-            "description"
+            "(merge_and_unload()) and dequantise the weights first (model.dequantize()). In your own "
+            "family, correct the description"
         )

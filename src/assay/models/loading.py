@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from assay.models.conformance import check_conformance
 from assay.models.families import timm_vit
 from assay.models.hub import Repository, check_revision, fetch_description
 from assay.models.hugging_face import check_description, from_pretrained, image_processor, stored_tokenizer
+from assay.models.merging import CONFIG as ADAPTER
+from assay.models.merging import attach, base_of, check_merged, is_adapted, merge_adapters
 from assay.models.placing import Device, NumberType, choose_device, choose_dtype
 from assay.models.recognition import family_of
 from assay.models.timm_loading import from_timm, is_timm_directory, short_name
@@ -45,7 +48,8 @@ def load_model(
             id; a directory written by `save_pretrained`, or by timm's
             `save_for_hf(..., safe_serialization=True)`; `"timm:NAME"`, or
             `"timm:NAME@checkpoint.safetensors"` for weights of your own; or a live module of a known family,
-            which is used as it is.
+            which is used as it is. Adapters of PEFT (LoRA, DoRA), as a directory or hub id with
+            `adapter_config.json` or as a live `PeftModel`, are merged on a copy.
         tokenizer: Tokenizer to use; default: the one stored with the weights, if any.
         dtype: Number type of the weights. `"auto"` or None: float64 if the checkpoint has it, else float32 on
             a CPU and the checkpoint's own on an accelerator. timm's models and planted ones are float32. A
@@ -64,7 +68,7 @@ def load_model(
         InputError: If the device does not exist, or a module is to be converted or moved.
         UnsafeFileError: If the checkpoint is a pickle and `allow_pickle` is false.
         FileFormatError: If the files cannot be read as a checkpoint, or some of its weights are missing.
-        MissingExtraError: If the model is timm's and timm is not installed.
+        MissingExtraError: If the model needs timm or peft, and it is not installed.
         NonFiniteError: If a weight is NaN or infinite.
 
     Example:
@@ -78,10 +82,7 @@ def load_model(
                 "device="
             )
         check_revision(revision, type(source).__name__)
-        stored = timm_vit.timm_preprocessing(source) if timm_vit.is_timm_vit(source) else None
-        return _bound(
-            source, tokenizer=tokenizer, name=type(source).__name__, preprocessing=stored, origin={}
-        )
+        return _live(source, tokenizer=tokenizer)
     place, text = choose_device(device), str(source)
     if text.startswith(_PLANTED):
         check_revision(revision, text)
@@ -96,10 +97,18 @@ def load_model(
     else:
         repository = _fetched(text, revision=revision, token=token, allow_pickle=allow_pickle)
         path, name, origin = repository.folder, text, {"revision": repository.commit}
+    if not named and (path / ADAPTER).is_file():
+        base = base_of(path, text)
+        at = None if Path(base.name).is_dir() else base.revision
+        start = load_model(
+            base.name, dtype=dtype, device=place, revision=at, token=token, allow_pickle=allow_pickle
+        )
+        tokenizer = tokenizer or stored_tokenizer(path) or start.tokenizer
+        adapted, preprocessing = attach(start.module, path), start.preprocessing
+        return _merged(adapted, tokenizer=tokenizer, name=name, preprocessing=preprocessing, origin=origin)
     if not named and not (path / "config.json").is_file():
         raise FileFormatError(f"{path} has no config.json; expected a directory written by save_pretrained")
     location = text if named else str(path)
-    preprocessing: Mapping[str, Any] | None
     if named or is_timm_directory(path):
         number_type = choose_dtype(dtype, place, None)
         module = from_timm(location, allow_pickle=allow_pickle).to(number_type)
@@ -119,9 +128,20 @@ def load_model(
         )
 
 
+def _live(module: nn.Module, *, tokenizer: Any) -> Model:
+    """A live module, used as it is, or the merged copy of an adapted one."""
+    if is_adapted(module):
+        return _merged(module, tokenizer=tokenizer)
+    stored = timm_vit.timm_preprocessing(module) if timm_vit.is_timm_vit(module) else None
+    name = type(module).__name__
+    return _bound(module, tokenizer=tokenizer, name=name, preprocessing=stored, origin={})
+
+
 def _fetched(name: str, *, revision: str | None, token: str | None, allow_pickle: bool) -> Repository:
     """A repository of the hub; what is not served is refused before its weights are fetched."""
     repository = fetch_description(name, revision=revision, token=token)
+    if (repository.folder / ADAPTER).is_file():
+        return repository
     if not (repository.folder / "config.json").is_file():
         raise FileFormatError(f"the repository {name!r} has no config.json; expected one of transformers")
     check_description(repository.folder, name)
@@ -137,6 +157,27 @@ def _planted(source: str, *, tokenizer: Any, dtype: NumberType, device: torch.de
     model.module.to(device)
     if tokenizer is not None:
         model.tokenizer = tokenizer
+    return model
+
+
+def _merged(
+    adapted: nn.Module,
+    *,
+    tokenizer: Any,
+    name: str | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    origin: Mapping[str, Any] = MappingProxyType({}),
+) -> Model:
+    """A model with its adapters merged on a copy."""
+    merged = merge_adapters(adapted)
+    model = _bound(
+        merged.module.eval(),
+        tokenizer=tokenizer,
+        name=name or type(merged.module).__name__,
+        preprocessing=preprocessing,
+        origin={**origin, "adapters": merged.adapters},
+    )
+    check_merged(model, adapted)
     return model
 
 

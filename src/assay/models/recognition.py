@@ -61,7 +61,7 @@ def refuse_config(config: dict[str, Any], location: str) -> None:
         if config.get(field) is not None:
             raise UnsupportedModelError(
                 f"{location}: its configuration has {field}, so the stored weights differ from the numbers "
-                "it computes with; dequantise it and save it again"
+                "it computes with; dequantise it (model.dequantize() of transformers) and save it again"
             )
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in _REFUSED:
