@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from assay.analyses.worst_case import WorstCase, worst_case
 from assay.analyses.worst_case.inputs import task_of
@@ -204,3 +205,17 @@ def test_spans_of_one_task_cannot_be_found_in_drawn_prompts(mini: Model, ioi: Pa
     circuit = half_of(mini).everywhere(Spans.of(ioi, labels, causal=True))
     with pytest.raises(InputError, match="belong to one task"):
         worst_case(circuit, mini, ioi, n_clean=3, n_corrupted=3)
+
+
+def test_norms_by_target_run_pair_by_pair(ids_task: TaskMaker) -> None:
+    """Under `per-target` nothing is shared by pairs; values are those of single runs."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
+    module = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, attn_implementation="eager"))
+    model = load_model(module.eval()).treating("per-target")
+    task, circuit = ids_task(4), half_of(model)
+    for ablation in ("resample", "mean"):
+        found = worst_case(circuit, model, task, ablation=ablation)
+        by_hand = literal(model, task, circuit, ablation=ablation)
+        assert found.divergence == pytest.approx(by_hand, rel=1e-3, abs=1e-6)

@@ -58,7 +58,10 @@ def worst_case_page(document: Document) -> Page:
         sections=[
             Section(title="How far, and how often", blocks=[_tail(document, unit)]),
             Section(title="What is guaranteed", blocks=[_certificates(document, unit)]),
-            Section(title="Which prompts are hard", blocks=field_blocks(document.get("fields") or {}, unit)),
+            Section(
+                title="Which prompts are hard",
+                blocks=field_blocks(document.get("fields") or {}, unit, noun(document)),
+            ),
             Section(title=f"The worst {noun(document)}", blocks=worst_pairs(document, unit)),
             *extra_sections(document, unit),
         ],

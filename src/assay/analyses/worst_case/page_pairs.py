@@ -95,7 +95,7 @@ def _pair(pair: Document, unit: str, other: _ThirdRun) -> Pair:
     ]
     texts = {"clean": str(clean["text"]), "corrupted": str(corrupted["text"])}
     if other.side is None:
-        shown: Block = Facts(facts=[("prompt", texts["clean"])])
+        shown: Block = Note(text=texts["clean"])
     else:
         prompts = Facts(facts=[("clean", texts["clean"]), (other.side, texts["corrupted"])])
         shown = Custom(

@@ -298,25 +298,25 @@ def trend_sentence(trends: Sequence[Mapping[str, Any]]) -> str:
     return f"The divergence {' and '.join(parts[:LISTED])}." if parts else ""
 
 
-def field_sentence(tests: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence on the field values of bad pairs."""
+def field_sentence(tests: Sequence[Mapping[str, Any]], what: str = "pairs") -> str:
+    """A sentence on the field values of bad pairs, or prompts."""
     if not tests:
         return "The prompts of this task have no fields to compare."
     bad, share = [each for each in tests if each["significant"]], percent(tests[0]["pooled"])
     if not bad:
         return (
             f"None of {number(len(tests))} field values lies above the pooled 99th percentile more often "
-            f"than chance explains ({share} of all pairs do)."
+            f"than chance explains ({share} of all {what} do)."
         )
     values = [
-        f"{field_name(str(each['field']))} “{each['value']}” ({percent(each['exceed'])} of its pairs)"
+        f"{field_name(str(each['field']))} “{each['value']}” ({percent(each['exceed'])} of its {what})"
         for each in bad[:LISTED]
     ]
     values += [f"{len(bad) - LISTED} more"] if len(bad) > LISTED else []
     names = listed(values)
     return (
         f"{names[0].upper()}{names[1:]} {'lies' if len(bad) == 1 else 'lie'} above the pooled 99th "
-        f"percentile more often than chance explains; of all pairs {share} do."
+        f"percentile more often than chance explains; of all {what} {share} do."
     )
 
 
