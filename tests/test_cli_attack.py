@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from command_line import invoke
+from counted_passes import counted
 
 from assay.analyses.worst_case import WorstCase
 from assay.circuits import Circuit, load_circuit
@@ -236,3 +237,34 @@ def test_circuits_mean_the_same_in_every_verb(circuit: str, run: Run, tmp_path: 
     assert wrong.exit_code == 2
     assert "belongs to another model" in wrong.stderr
     assert "ioi_gpt2" in invoke("list", "circuits").stdout
+
+
+@pytest.mark.parametrize("ablation", ["resample", "resample-donor", "zero", "mean", "mean-positional"])
+def test_every_ablation_runs_within_its_plan(ablation: str, run: Run, circuit_file: str) -> None:
+    """The plan counts every pass, and not more than twice as many."""
+    few = ("--n-clean", "40") if ablation in ("zero", "mean", "mean-positional") else TINY
+    arguments = ("--circuit", circuit_file, "--ablation", ablation, *few, "--json", "--quiet")
+    plan = json.loads(run(*arguments, "--dry-run").stdout)
+    with counted(4) as passes:
+        outcome = run(*arguments)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert json.loads(outcome.stdout)["ablation"] == ablation
+    planned = sum(stage["passes"] for stage in plan["stages"])
+    assert sum(passes) <= planned <= 2 * sum(passes)
+
+
+def test_ablations_that_need_no_second_input_take_single_prompts(
+    run: Run, circuit_file: str, tmp_path: Path
+) -> None:
+    arguments = ("--circuit", circuit_file, "--ablation", "mean")
+    found = run(*arguments, "--n-clean", "60", "--report", "w.html")
+    assert "over 60 distinct prompts" in found.stdout
+    assert "The worst prompts" in (tmp_path / "w.html").read_text()
+    for extra, message in (
+        (("--protocol", "all"), "use protocol 'inputs' instead of 'all'"),
+        (("--n-pairs", "5"), "it takes --n-clean"),
+        (("--search", "200"), "run pairs under resample ablation only"),
+    ):
+        refused = run(*arguments, *extra)
+        assert refused.exit_code == 2
+        assert message in refused.stderr

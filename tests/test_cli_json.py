@@ -207,6 +207,7 @@ def test_every_command_that_computes_takes_the_same_options(name: str) -> None:
 
 # Those of an audit are in tests/runner/test_audit_plan.py.
 PLANNED = (
+    "attack",
     "repair",
     "claim",
     "truth",

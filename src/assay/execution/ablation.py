@@ -30,12 +30,14 @@ class Ablation(abc.ABC):
         key: Registered name.
         paired: Whether the corrupted input of each example is used.
         draws: Independent draws of heads that are averaged by default; 1 where nothing is random.
+        measured: Whether cut edges carry what is measured over several examples.
         summary: One line for lists.
     """
 
     key: str
     paired: bool = False
     draws: int = 1
+    measured: bool = True
     summary: str = ""
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
@@ -66,6 +68,7 @@ class Zero(Ablation):
     """Zeros: the source writes nothing (output biases of the attention stay)."""
 
     key = "zero"
+    measured = False
     summary = "zeros: the source writes nothing"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
@@ -82,6 +85,7 @@ class Resample(Ablation):
 
     key = "resample"
     paired = True
+    measured = False
     summary = "its output on the corrupted input"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
@@ -209,6 +213,7 @@ class NoiseAdditive(Ablation):
 
     key = "noise-additive"
     draws = 5
+    measured = False
     summary = "its own output plus noise of its own spread"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
@@ -311,6 +316,29 @@ def check_aligned(key: str, reference: Task, task: Task) -> None:
             f"{key} uses the mean of each position, but the prompts have lengths {lengths}; use prompts of "
             "one template, or 'mean'"
         )
+
+
+class MeasuredOn(Ablation):
+    """An ablation of edges whose values are measured on prompts of their own, whatever prompts are run.
+
+    Args:
+        ablation: The ablation.
+        reference: What it is measured on.
+    """
+
+    def __init__(self, ablation: Ablation, reference: Task) -> None:
+        self.key, self.paired, self.summary = ablation.key, ablation.paired, ablation.summary
+        self._ablation, self._reference = ablation, reference
+        self._made: tuple[Model, Prepared] | None = None
+
+    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
+        if isinstance(self._ablation, Mean) and self._ablation.per_position:
+            check_aligned(self.key, self._reference, task)
+        if self._made is None or self._made[0] is not model:
+            reference = model.bind(self._reference)
+            made = self._ablation.prepare(model, reference, batch_size=batch_size, seed=seed)
+            self._made = model, made
+        return self._made[1]
 
 
 for _ablation in (Resample(), Zero(), Mean(), Mean(per_position=True), Noise(), NoiseAdditive()):

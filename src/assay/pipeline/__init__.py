@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         DEFAULT_SIDE,
         PairCounts,
         StoredWorstCase,
+        plan_attack,
         plan_worst_case,
         sizes,
         with_findings,
@@ -57,8 +58,8 @@ _HOMES = {
     "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
     "assay.pipeline.sizing": "find_circuit runs_of",
     "assay.pipeline.stage": "Progress Stage",
-    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase plan_worst_case sizes "
-    "with_findings worst_case_stored",
+    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase plan_attack "
+    "plan_worst_case sizes with_findings worst_case_stored",
     "assay.tasks.load": "DEFAULT_N",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -96,6 +97,7 @@ __all__ = [
     "load_audit",
     "measure_stored",
     "parse_plan",
+    "plan_attack",
     "plan_audit",
     "plan_calibration",
     "plan_discovery",

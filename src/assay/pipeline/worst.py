@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,15 @@ from assay.analyses.worst_case.outside import outside_grammar
 from assay.analyses.worst_case.pair_divergence import get_divergence, table_divergences
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import SHOWN_PAIRS
+from assay.analyses.worst_case.row_by_row import edge_ablation
 from assay.analyses.worst_case.rows import count_pairs
+from assay.analyses.worst_case.sampling import INPUTS, N_BASELINE
+from assay.analyses.worst_case.sanity import N_PAIRS as CHECKED_PAIRS
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.execution import CircuitRuns
 from assay.execution.forward import check_finite
+from assay.execution.soft import mask_cost
 from assay.models import Model
 from assay.pipeline.cost import Workload
 from assay.pipeline.stage import Content, Progress, Stage, silent
@@ -71,6 +76,7 @@ def sizes(
     """
     useless = {
         "all": {"n_pairs": n_pairs},
+        INPUTS: {"n_corrupted": n_corrupted, "n_pairs": n_pairs},
         "file": {"n_clean": n_clean, "n_corrupted": n_corrupted, "n_pairs": n_pairs},
     }.get(protocol, {"n_clean": n_clean, "n_corrupted": n_corrupted})
     if enumerate:
@@ -80,11 +86,14 @@ def sizes(
         what = "an enumeration" if enumerate else f"protocol {protocol!r}"
         own = {
             "all": "--n-clean and --n-corrupted",
+            INPUTS: "--n-clean",
             "file": "no count; --protocol all combines the prompts of a file",
         }.get(protocol, "--n-pairs")
         raise InputError(f"{what} does not use --{given[0]}; it takes {'no count' if enumerate else own}")
     if protocol == "all":
         return PairCounts(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
+    if protocol == INPUTS:
+        n_pairs = n_clean
     return PairCounts(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
 
 
@@ -109,6 +118,33 @@ def plan_worst_case(protocol: str, size: PairCounts) -> Workload:
     n_inputs = size.n_clean + size.n_corrupted
     n_pairs = size.n_clean * size.n_corrupted if protocol == "all" else size.n_clean
     return Workload(stage="attack", runs=1, passes=n_inputs + n_pairs)
+
+
+def plan_row_by_row(
+    model: Model, protocol: str, size: PairCounts, ablation: str, circuit: Circuit | None
+) -> Workload:
+    """Passes where pairs share nothing: of model and ablated values, and one run of the circuit, each."""
+    n_pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
+    run = 1.0 if circuit is None or circuit.spans is None else 1 + mask_cost(model)
+    carried = edge_ablation(ablation)
+    passes = n_pairs * (2 + 1 + run) + (N_BASELINE if carried.measured else 0)
+    return Workload(stage="attack", runs=1, passes=ceil(passes))
+
+
+def plan_attack(
+    model: Model, protocol: str, size: PairCounts, *, ablation: str, circuit: Circuit | None
+) -> list[Workload]:
+    """What is run before pairs and after them to confirm these, and the pairs."""
+    n_pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
+    # Of a checked pair three dense runs and seven plain ones; an input a side and the shared first tokens, to
+    # size passes; of a worst pair the model on both inputs, the ablated values, and the circuit.
+    dense = 3 + min(CHECKED_PAIRS, n_pairs) * (7 + 3 * mask_cost(model))
+    again = 4 if circuit is None or circuit.spans is None else 4 + mask_cost(model)
+    checks = Workload(stage="checks", runs=1, passes=ceil(dense + again * min(SHOWN_PAIRS, n_pairs)))
+    shared = edge_ablation(ablation).key == "resample" and (circuit is None or circuit.spans is None)
+    if shared and model.post_norm not in ("per-target", "eap-ig"):
+        return [checks, plan_worst_case(protocol, size)]
+    return [checks, plan_row_by_row(model, protocol, size, ablation, circuit)]
 
 
 def plan_own_pairs(n: int) -> Workload:
@@ -199,8 +235,8 @@ def worst_case_stored(
 ) -> StoredWorstCase:
     """`assay.worst_case`, its numbers taken from the store where they were computed before.
 
-    Finished blocks are kept in `directory`, if one is given. `reuse_clean`, `independent`, `enumerate` and
-    `max_pairs` are those of `assay.worst_case`.
+    Finished blocks are kept in `directory`, if one is given. `ablation`, `reuse_clean`, `independent`,
+    `enumerate` and `max_pairs` are those of `assay.worst_case`.
     """
     memo = worst_case_stage(
         circuit,
@@ -294,7 +330,7 @@ def with_findings(
             ).to_dict()
             for options in words
         ]
-    return replace(result, **found)
+    return replace(result, **found) if found else result
 
 
 def _explanation(result: WorstCase, circuit: Circuit, model: Model, divergence: str) -> dict[str, Any]:

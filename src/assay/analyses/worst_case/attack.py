@@ -15,7 +15,8 @@ from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import WorstCase
-from assay.analyses.worst_case.sampling import MAX_PAIRS, sample_pairs, usual_protocol
+from assay.analyses.worst_case.row_by_row import edge_ablation
+from assay.analyses.worst_case.sampling import INPUTS, MAX_PAIRS, sample_pairs, usual_protocol
 from assay.analyses.worst_case.sanity import check_known_runs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
@@ -31,7 +32,7 @@ PREFIX = "certificate:"
 DEFAULT_N = 1000  # inputs of either side, or pairs
 
 
-@takes_text(untouched=("task",))
+@takes_text(untouched=("task",), spans=True)
 def worst_case(
     circuit: Circuit,
     model: Model,
@@ -40,6 +41,7 @@ def worst_case(
     n_clean: int | None = None,
     n_corrupted: int | None = None,
     *,
+    ablation: str = "resample",
     seed: int = 0,
     divergence: str | Divergence | Kernel = "kl",
     thresholds: Sequence[float] = (),
@@ -55,19 +57,24 @@ def worst_case(
     """How far a circuit departs from its model in the worst case, on which inputs, and what that proves.
 
     K(x, x~) = KL(M(x) || C(x, x~)) at the read position, for every pair of a sample: M the model, C the
-    circuit with every edge outside it carrying what it carries in the model's run on x~.
+    circuit with every edge outside it carrying what it carries in the model's run on x~. Under an ablation
+    that reads no second input, K belongs to a clean input alone.
 
     Args:
-        circuit: Edges to keep.
+        circuit: Edges to keep, everywhere or at spans of positions.
         model: The model.
         task: What inputs are drawn from: a task, the key of a registered one, or a JSONL file.
         protocol: `all`: `n_clean` x `n_corrupted` inputs, every combination. `matched`: `n_clean` pairs of a
             prompt and its own corruption. `iid`: `n_clean` pairs of independent inputs. `file`: the task's
-            own pairs. Under `all`, both counts equal to the number of rows of the task take all of these in
-            order. Default: `file` for a JSONL file, and for a task without a grammar if no count is given;
-            else `all`.
+            own pairs. `inputs`, under ablations without a second input: `n_clean` prompts, or all rows of a
+            task without a grammar. Under `all`, both counts equal to the number of rows of the task take all
+            of these in order. Default: `file` for a JSONL file, and for a task without a grammar if no count
+            is given; else `all`; `inputs` where that alone applies.
         n_clean: Clean inputs, or pairs; default: 1,000.
         n_corrupted: Corrupted inputs of `all`; default: 1,000.
+        ablation: What cut edges carry: `resample`, `resample-donor` (values of another clean input), `zero`,
+            `mean` or `mean-positional`. Means are taken over 200 prompts drawn for that alone (stream
+            `certificate:baseline`), over the rows that are run where the task has no grammar.
         seed: Root seed of the draws, whose streams are `certificate:clean`, `certificate:corrupted`, ...
         divergence: `kl`, `reverse-kl`, `js`, `tv`, `logit-diff-gap`, or a callable `(model logits, circuit
             logits) -> [pairs]`.
@@ -79,7 +86,8 @@ def worst_case(
         max_pairs: Most pairs an enumeration may have.
         directory: Keep finished blocks here; the same call then goes on where it was interrupted.
         memory: Bytes to spend on prepared inputs and on passes, half each. Default: 60 % of what is free.
-        post_norm: Treatment of norms behind branches: `exact` or `frozen`; see `Model.treating`.
+        post_norm: Treatment of norms behind branches; see `Model.treating`. `per-target` and `eap-ig` run
+            every pair by itself.
         progress: Told of `attack`, pairs done, pairs in all.
 
     Returns:
@@ -123,12 +131,15 @@ def worst_case(
         task = load_task(os.fspath(task), model, n=rows)
     if protocol is None:
         protocol = "all" if counted or enumerate else usual_protocol(task)
+        if not edge_ablation(ablation).paired:
+            protocol = INPUTS
     task.validate(model.n_vocab, model.n_positions)
     sample = sample_pairs(
         task,
         protocol,
         n_clean,
         n_corrupted,
+        ablation=ablation,
         seed=seed,
         reuse_clean=reuse_clean,
         independent=bool(independent),
@@ -234,7 +245,7 @@ def facts_of(
         "sample": sample.describe(),
         "circuit": circuit.hash,
         "graph": circuit.graph.fingerprint,
-        "ablation": "resample",
+        "ablation": sample.ablation,
         "divergence": measured.key,
         "thresholds": [float(threshold) for threshold in thresholds],
         "machine": {
@@ -252,7 +263,7 @@ def facts_of(
             "n_edges": circuit.n_edges,
             "n_graph_edges": circuit.graph.n_edges,
         },
-        "ablation": "resample",
+        "ablation": sample.ablation,
         "divergence": measured.key,
         "unit": measured.unit,
         "provenance": provenance,
@@ -271,7 +282,7 @@ def _name(circuit: Circuit) -> str:
 def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
     """Named warnings about a circuit and a sample."""
     notes = {}
-    if circuit.connected(warn=False).n_edges == 0:
+    if circuit.spans is None and circuit.connected(warn=False).n_edges == 0:
         notes["disconnected_circuit"] = (
             "no kept path leads from the input to the logits: the output of the circuit is that of the "
             "model on the corrupted input, whatever the clean input"
@@ -287,5 +298,11 @@ def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
         notes["own_rows"] = (
             f"the task's own {sample.clean.n:,} rows were used in order, so a certificate has only half as "
             "many independent pairs; other counts draw fresh inputs"
+        )
+    if sample.reference is not None and "baseline" in sample.streams:
+        notes["given_baseline"] = (
+            f"the values of {sample.ablation!r} ablation were measured on {sample.reference.n:,} prompts "
+            "drawn apart from the sample: certificates hold for these values, not for those that other "
+            "prompts give"
         )
     return notes

@@ -20,6 +20,7 @@ from assay.stats.percentile_bounds import order_of, share
 
 CERTIFIED = (0.95, 0.99, 0.999)  # percentiles of the default certificates
 EXACT = "exact"
+NOT_CERTIFIED = "this sample does not support a certificate: "  # before the reason
 _OF_ROWS = ("ustat", "published")  # methods for a task's own rows, crossed
 
 
@@ -35,6 +36,11 @@ def not_certified(sample: PairSample) -> str | None:
             "its inputs are rows of the task that were not declared independent, that were drawn more than "
             "once, or that the circuit was discovered on; run the rows unchanged (protocol 'file') with "
             "independent=True if they are independent and new to the circuit"
+        )
+    if sample.reference is not None and "baseline" not in sample.streams and not sample.enumerated:
+        return (
+            f"the values of {sample.ablation!r} ablation were measured on the inputs that were run, so the "
+            "divergence of each input depends on all others; a task with a grammar draws others for them"
         )
     return None
 
@@ -61,7 +67,7 @@ def sample_certificate(
     """
     reason = not_certified(sample)
     if reason is not None:
-        raise InputError(f"this sample does not support a certificate: {reason}")
+        raise InputError(NOT_CERTIFIED + reason)
     if sample.weights is not None:
         if method not in (None, EXACT):
             raise InputError(

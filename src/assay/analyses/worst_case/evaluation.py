@@ -174,7 +174,7 @@ class PairEvaluator:
                 into[left, right] = value
         full = np.ix_(back_clean, back_corrupted)
         values = PairValues(*(value[full] for value in found))
-        self._check_finite(values, clean_index[:, None], corrupted_index[None])
+        check_finite_pairs(values, clean_index[:, None], corrupted_index[None])
         return values
 
     # ---- preparing inputs -------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class PairEvaluator:
             table_divergences(self.divergence, model, corrupted.logits[right][:, None], **answers)[:, 0],
             (logits.argmax(-1) != model.argmax(-1)).cpu().numpy(),
         )
-        self._check_finite(values, clean_index[chosen], corrupted_index[chosen])
+        check_finite_pairs(values, clean_index[chosen], corrupted_index[chosen])
         return values
 
     def _answers(self, rows: Int64[np.ndarray, " n"]) -> dict[str, Tensor | None]:
@@ -350,29 +350,29 @@ class PairEvaluator:
                 "one length"
             )
 
-    def _check_finite(
-        self,
-        values: PairValues,
-        clean_index: Int64[np.ndarray, "..."],
-        corrupted_index: Int64[np.ndarray, "..."],
-    ) -> None:
-        for name, array in (
-            ("divergence", values.divergence),
-            ("divergence of the empty circuit", values.empty),
-        ):
-            bad = ~np.isfinite(array)
-            if bad.any():
-                i, j = (
-                    int(np.broadcast_to(index, array.shape)[bad][0])
-                    for index in (clean_index, corrupted_index)
-                )
-                raise NonFinitePairError(
-                    f"the {name} of pair (clean {i}, corrupted {j}) is {array[bad][0]}: the logits of the "
-                    "model or of the circuit are NaN or infinite there. Check the model's weights and dtype "
-                    "(float16 overflows)",
-                    i,
-                    j,
-                )
+
+def check_finite_pairs(
+    values: PairValues,
+    clean_index: Int64[np.ndarray, "..."],
+    corrupted_index: Int64[np.ndarray, "..."],
+) -> None:
+    """Refuse NaN and infinite divergences; the first such pair is named by row numbers of both sides."""
+    for name, array in (
+        ("divergence", values.divergence),
+        ("divergence of the empty circuit", values.empty),
+    ):
+        bad = ~np.isfinite(array)
+        if bad.any():
+            i, j = (
+                int(np.broadcast_to(index, array.shape)[bad][0]) for index in (clean_index, corrupted_index)
+            )
+            raise NonFinitePairError(
+                f"the {name} of pair (clean {i}, corrupted {j}) is {array[bad][0]}: the logits of the "
+                "model or of the circuit are NaN or infinite there. Check the model's weights and dtype "
+                "(float16 overflows)",
+                i,
+                j,
+            )
 
 
 def _positions(side: PromptSet) -> Int64[np.ndarray, " n"]:

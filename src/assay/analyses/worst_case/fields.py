@@ -84,6 +84,8 @@ class _Labels:
 
 def known_fields(sample: PairSample) -> tuple[str, ...]:
     """Names of all fields, the corrupted input's with their prefix."""
+    if sample.protocol == "inputs":
+        return tuple(sample.clean.fields)
     return (*sample.clean.fields, *(CORRUPTED + name for name in sample.corrupted.fields))
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from assay.models import Model
 
 
 FORMAT = 1
-_SIDES = ("clean", "corrupted")
+_SIDES = ("clean", "corrupted", "reference")
+_SLOT = ".slot."
 _IDS = ("tokens", "lengths", "positions", "answers", "wrong")
 
 
@@ -41,9 +42,15 @@ def write_result(
     extra = {"pairs": sample.pairs, "weights": sample.weights}
     known = {**values, **{name: each for name, each in extra.items() if each is not None}}
     arrays = {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in known.items()}
-    inputs = {}
+    inputs: dict[str, Any] = {}
     for name in _SIDES:
-        side: PromptSet = getattr(sample, name)
+        side: PromptSet | None = getattr(sample, name)
+        if side is None:
+            continue
+        if name != "clean" and side is sample.clean:
+            inputs[name] = "clean"
+            continue
+        arrays |= {f"{name}{_SLOT}{slot}": where for slot, where in side.slots.items()}
         arrays |= {f"{name}.{key}": value for key in _IDS if (value := getattr(side, key)) is not None}
         # A list, since the text of the record sorts keys and fields have an order.
         inputs[name] = {"texts": side.texts, "fields": list(side.fields.items())}
@@ -123,9 +130,12 @@ def _check_ids(array: Tensor, n: int, axes: int) -> None:
 
 def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
     facts = record["sample"]
-    sides = {}
-    for name in _SIDES:
+    sides: dict[str, PromptSet] = {}
+    for name in filter(record["inputs"].__contains__, _SIDES):
         inputs = record["inputs"][name]
+        if inputs == "clean":
+            sides[name] = sides["clean"]
+            continue
         for key in ("tokens", "lengths", "positions"):
             _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), 2 if key == "tokens" else 1)
         for key in ("answers", "wrong"):
@@ -135,10 +145,16 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
             # An absent array is None, which answers may be; the hash of the file vouches for the others.
             **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]
             texts=None if inputs["texts"] is None else tuple(map(str, inputs["texts"])),
+            slots={
+                key.removeprefix(name + _SLOT): where
+                for key, where in arrays.items()
+                if key.startswith(name + _SLOT)
+            },
             fields={str(field): list(values) for field, values in inputs["fields"]},
         )
         side = sides[name]
-        listed = [*side.fields.values(), *([] if side.texts is None else [side.texts])]
+        listed: list[Sized] = [*side.fields.values(), *side.slots.values()]
+        listed += [] if side.texts is None else [side.texts]
         if any(len(values) != side.n for values in listed):
             raise ValueError(
                 f"texts or fields of the {name} inputs do not match the number of inputs, {side.n}"
@@ -149,6 +165,8 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
         protocol=facts["protocol"],
         clean=sides["clean"],
         corrupted=sides["corrupted"],
+        ablation=facts.get("ablation", "resample"),
+        reference=sides.get("reference"),
         pairs=arrays["pairs"].numpy() if "pairs" in arrays else None,
         weights=arrays["weights"].numpy() if "weights" in arrays else None,
         heatmap_fields=tuple((first, second) for first, second in facts["heatmap_fields"]),

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -45,6 +45,7 @@ class PromptSet:
         answers: Right next tokens `[n, n_answers]`, -1 where a row has fewer; None where there are none.
         wrong: Tokens the answers are compared with, likewise.
         texts: The inputs as text; None where there is none.
+        slots: Slot name to the token position of its filler in each input `[n]`.
         fields: Field name to one value per input; names without the prefix `corrupted.`, on either side.
         prompts: The grammar's prompts behind them; None for inputs that no grammar made, and for more than
             100,000, whose prompts would take gigabytes.
@@ -56,6 +57,7 @@ class PromptSet:
     answers: Int[Tensor, "n n_answers"] | None = None
     wrong: Int[Tensor, "n n_wrong"] | None = None
     texts: tuple[str, ...] | None = None
+    slots: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
     fields: Mapping[str, list[Any]]
     prompts: tuple[Prompt, ...] | None = None
 
@@ -87,6 +89,7 @@ class PromptSet:
             answers=None if self.answers is None else self.answers[rows],
             wrong=None if self.wrong is None else self.wrong[rows],
             texts=None if self.texts is None else tuple(self.texts[i] for i in places),
+            slots={name: where[rows] for name, where in self.slots.items()},
             fields={name: [values[i] for i in places] for name, values in self.fields.items()},
             prompts=None if self.prompts is None else tuple(self.prompts[i] for i in places),
         )
@@ -106,6 +109,11 @@ class PromptSet:
             answers=_stacked([part.answers for part in parts], NO_TOKEN),
             wrong=_stacked([part.wrong for part in parts], NO_TOKEN),
             texts=tuple(itertools.chain(*texts)) if len(texts) == len(parts) else None,
+            slots={
+                name: torch.cat([part.slots[name] for part in parts])
+                for name in parts[0].slots
+                if all(name in part.slots for part in parts)
+            },
             fields={
                 name: [
                     value for part in parts for value in part.fields.get(name, itertools.repeat(None, part.n))
@@ -132,9 +140,10 @@ class PairSample:
     """Clean and corrupted inputs, the pairs to run, and what may be concluded from them.
 
     Attributes:
-        protocol: `all`, `matched`, `iid` or `file`.
+        protocol: `all`, `matched`, `iid`, `file` or `inputs`.
         clean: The clean inputs.
-        corrupted: The corrupted inputs.
+        corrupted: The inputs whose activations cut edges carry; under `inputs`, where no ablated value comes
+            from a second input, the clean ones.
         pairs: `[n_pairs, 2]` (clean index, corrupted index); None: every combination of the two sides.
         independent: Whether the draws behind a certificate are independent: inputs of each side (`all`) or
             pairs. For a task's own rows the user declares it.
@@ -151,6 +160,9 @@ class PairSample:
         tokenizer: Tokenizer of the ids, used to show them.
         task: Identity of the task, JSON-able.
         heatmap_fields: Pairs of fields worth a table of their own.
+        ablation: What cut edges carry; `resample-donor`: values of another clean input.
+        reference: Inputs that ablated values are measured over; None where they need none. They were drawn
+            for this alone if `streams` names `baseline`.
     """
 
     protocol: str
@@ -168,6 +180,8 @@ class PairSample:
     tokenizer: Any = None
     task: Mapping[str, Any]
     heatmap_fields: tuple[tuple[str, str], ...] = ()
+    ablation: str = "resample"
+    reference: PromptSet | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -188,7 +202,7 @@ class PairSample:
     def data_hash(self) -> str:
         """SHA-256 over every number that the divergences depend on, 64 hex digits."""
         digest = hashlib.sha256(self.protocol.encode())
-        for side in (self.clean, self.corrupted):
+        for side in filter(None, (self.clean, self.corrupted, self.reference)):
             for array in (side.tokens, side.lengths, side.positions, side.answers):
                 digest.update(b"none" if array is None else str(tuple(array.shape)).encode())
                 if array is not None:
@@ -201,6 +215,11 @@ class PairSample:
     def describe(self) -> dict[str, Any]:
         """Identity of the sample as it enters records, JSON-able."""
         record: dict[str, Any] = plain(laid_out(self, _IDENTITY))
+        if self.ablation != "resample":
+            record |= {
+                "ablation": self.ablation,
+                "n_reference": None if self.reference is None else self.reference.n,
+            }
         return record
 
     def __repr__(self) -> str:
@@ -246,6 +265,7 @@ def prompt_set(prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True) 
         answers=encoded.answers,
         wrong=encoded.wrong,
         texts=encoded.texts,
+        slots=encoded.slots,
         fields=dict(encoded.fields),
         prompts=tuple(prompts) if keep else None,
     )
@@ -267,6 +287,7 @@ def sides_of(task: PairTask) -> dict[str, PromptSet]:
             answers=task.answers,
             wrong=task.wrong,
             texts=task.texts,
+            slots=dict(task.slots),
             fields=own,
         ),
         "corrupted": PromptSet(
@@ -277,6 +298,20 @@ def sides_of(task: PairTask) -> dict[str, PromptSet]:
             fields=other,
         ),
     }
+
+
+def task_of(clean: PromptSet, corrupted: PromptSet) -> PairTask:
+    """Two sides of as many inputs, row by row, as the engine of one pair reads them."""
+    width = max(clean.tokens.shape[1], corrupted.tokens.shape[1])
+    tokens = [functional.pad(side.tokens, (0, width - side.tokens.shape[1])) for side in (clean, corrupted)]
+    return PairTask(
+        clean=tokens[0],
+        corrupted=tokens[1],
+        answers=torch.zeros(clean.n, 1, dtype=torch.long) if clean.answers is None else clean.answers,
+        lengths=clean.lengths,
+        positions=clean.positions,
+        slots=clean.slots,
+    )
 
 
 def check_least(least: int, **counts: int) -> None:

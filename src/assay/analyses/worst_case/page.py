@@ -10,14 +10,18 @@ from assay.analyses.worst_case.page_words import (
     DIVERGENCES,
     METHODS,
     Percentile,
+    ablation_sentence,
     certificate_note,
     count,
     counted,
     draws,
     no_certificate,
+    noun,
     percentiles,
     protocol_sentence,
+    second,
     significant,
+    single,
     tail_caveats,
     tail_verdict,
     unit_of,
@@ -49,14 +53,16 @@ def worst_case_page(document: Document) -> Page:
         remark=worst_pair(document),
         caveats=tail_caveats(document),
         lede=f"The circuit keeps {number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges. "
-        f"{protocol_sentence(document)} Edges outside the circuit carried their values from the corrupted "
-        f"prompt. The divergence is the {quantity}, at the position that predicts the answer; 0 means no "
-        "difference.",
+        f"{protocol_sentence(document)} {ablation_sentence(document)} The divergence is the {quantity}, at "
+        "the position that predicts the answer; 0 means no difference.",
         sections=[
             Section(title="How far, and how often", blocks=[_tail(document, unit)]),
             Section(title="What is guaranteed", blocks=[_certificates(document, unit)]),
-            Section(title="Which prompts are hard", blocks=field_blocks(document.get("fields") or {}, unit)),
-            Section(title="The worst pairs", blocks=worst_pairs(document, unit)),
+            Section(
+                title="Which prompts are hard",
+                blocks=field_blocks(document.get("fields") or {}, unit, noun(document)),
+            ),
+            Section(title=f"The worst {noun(document)}", blocks=worst_pairs(document, unit)),
             *extra_sections(document, unit),
         ],
         facts=list(_facts(document)),
@@ -71,7 +77,9 @@ def _tail(document: Document, unit: str) -> Figure:
     """The distribution beside its percentiles."""
     counts, summary = document["histogram"]["counts"], document["summary"]
     share = counts[0] / max(sum(counts), 1)
-    first_bin = f"; {percent(share)} of the circuit’s pairs are in the first bin" if share > 0.5 else ""
+    first_bin = (
+        f"; {percent(share)} of the circuit’s {noun(document)} are in the first bin" if share > 0.5 else ""
+    )
     rows: list[list[Cell | Text]] = [_percentile_row(each) for each in percentiles(document)]
     if summary.get("argmax_differs") is not None:
         rows.append(["first token differs", percent(summary["argmax_differs"]), "", "", ""])
@@ -83,8 +91,9 @@ def _tail(document: Document, unit: str) -> Figure:
         draw=partial(plot_tail, document),
         label="Histogram of the divergence of circuit and empty circuit, with percentiles; the numbers are "
         "in the table.",
-        note="Blue: the circuit; grey: the empty circuit on the same pairs; the whole model would be at 0. "
-        f"Pairs per bin are on a logarithmic axis{first_bin}.",
+        note=f"Blue: the circuit; grey: the empty circuit on the same {noun(document)}; the model would be "
+        "at 0. "
+        f"{noun(document).capitalize()} per bin are on a logarithmic axis{first_bin}.",
         blocks=[
             Table(
                 columns=columns(unit) + columns("circuit", "z", "certified", "empty circuit", numeric=True),
@@ -92,9 +101,9 @@ def _tail(document: Document, unit: str) -> Figure:
                 style="percentiles",
             )
         ],
-        caption=f"{count(document, 'pairs')} distinct pairs. Percentiles are those of the sample; a "
-        "certified bound is one on the percentile of the distribution it was drawn from."
-        f"{_anchor_sentences(document.get('anchor') or {})}",
+        caption=f"{count(document, 'pairs')} distinct {noun(document)}. Percentiles are those of the sample; "
+        "a certified bound is one on the percentile of the distribution it was drawn from."
+        f"{_anchor_sentences(document.get('anchor') or {}, noun(document))}",
         beside=True,
         style="tail",
         name="tail",
@@ -114,13 +123,14 @@ def _percentile_row(row: Percentile) -> list[Cell | Text]:
     ]
 
 
-def _anchor_sentences(anchor: Document) -> str:
+def _anchor_sentences(anchor: Document, what: str) -> str:
     """How circuit and empty circuit compare, pair by pair and on the whole."""
     share, ratio, spearman = (anchor.get(name) for name in ("share_above", "ratio_of_means", "spearman"))
     sentences = [
-        f" On {percent(share)} of the pairs the circuit is further from the model than the empty circuit is.",
+        f" On {percent(share)} of the {what} the circuit is further from the model than the empty circuit "
+        "is.",
         f" Ratio of means {significant(ratio)}.",
-        f" Rank correlation of the two over pairs: {number(spearman)}.",
+        f" Rank correlation of the two over {what}: {number(spearman)}.",
     ]
     values = (share, ratio, spearman)
     return "".join(sentence for sentence, value in zip(sentences, values, strict=True) if value is not None)
@@ -131,7 +141,8 @@ def _certificates(document: Document, unit: str) -> Block:
     if not document["certificates"]:
         return Note(text=f"Nothing: {no_certificate(document)}.")
     of, shared = counted(document), document["protocol"] == "all"
-    caption = "Upper bounds on percentiles over all pairs of this kind, not only these pairs. "
+    what = noun(document)
+    caption = f"Upper bounds on percentiles over all {what} of this kind, not only these {what}. "
     if shared:
         caption += "Pairs share prompts, so the smaller number of prompts on a side is what counts. "
     caption += (
@@ -141,8 +152,8 @@ def _certificates(document: Document, unit: str) -> Block:
     exceedance = document.get("maximum_exceedance")
     if exceedance is not None:
         caption += (
-            f" With confidence 0.95, a new {'pair of new prompts' if shared else 'pair'} exceeds the worst "
-            f"one here with probability at most {percent(exceedance)}."
+            f" With confidence 0.95, a new {'pair of new prompts' if shared else what.removesuffix('s')} "
+            f"exceeds the worst one here with probability at most {percent(exceedance)}."
         )
     return Table(
         columns=[
@@ -156,7 +167,7 @@ def _certificates(document: Document, unit: str) -> Block:
                 cells=[
                     f"{100 * each['percentile']:g}",
                     (
-                        METHODS.get(each["method"], each["method"]),
+                        METHODS.get(each["method"], each["method"]).replace("pairs", what),
                         quiet(" theorem") if each["rigorous"] else "",
                     ),
                     DASH if each["bound"] is None else significant(each["bound"]),
@@ -181,18 +192,21 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     edges = f"{number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges"
     yield "circuit", (f"{circuit.get('name') or ''} ", quiet(edges), " ", code(circuit["hash"]))
     yield "model", model_text(model)
-    seed = f"pairs drawn with seed {document['seed']}, " if "seed" in document else ""
+    seed = f"{noun(document)} drawn with seed {document['seed']}, " if "seed" in document else ""
     data = code(task.get("data_hash", "")[:16])
     yield "task", (f"{task.get('name', '')} ", quiet(f"{seed}hash of the data"), " ", data)
-    yield "prompts", (*_prompts(document, "clean"), ", ", *_prompts(document, "corrupted"))
+    prompts: list[Text] = [*_prompts(document, "clean", "clean")]
+    if not single(document):
+        prompts += [", ", *_prompts(document, "corrupted", second(document))]
+    yield "prompts", tuple(prompts)
     ablation = f"{document.get('ablation', 'resample')} ablation, {document['divergence']}"
     yield "protocol", (f"{document['protocol']} ", quiet(ablation))
     if document.get("seconds") is not None:
         yield "took", f"{number(float(document['seconds']), 1)} s"
 
 
-def _prompts(document: Document, side: str) -> Iterator[Text]:
-    yield f"{count(document, side)} distinct {side}"
+def _prompts(document: Document, side: str, name: str) -> Iterator[Text]:
+    yield f"{count(document, side)} distinct {name}"
     if repeated := draws(document, side):
         yield quiet(f" {repeated}")
 

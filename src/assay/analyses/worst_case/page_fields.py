@@ -30,18 +30,18 @@ LEAST_INK, INK_RANGE, DEEP = 6, 84, 55  # per cent of full colour; above `DEEP` 
 PANELS = {"max": "worst", "p99.9": "percentile 99.9", "p99.99": "percentile 99.99"}
 
 
-def field_blocks(fields: Mapping[str, Any], unit: str) -> list[Block]:
+def field_blocks(fields: Mapping[str, Any], unit: str, what: str = "pairs") -> list[Block]:
     """Values whose pairs are worse than others, and a heat map for each pair of fields."""
     tests = list(fields.get("tests") or ())
-    sentences = (field_sentence(tests), trend_sentence(fields.get("trends") or ()))
+    sentences = (field_sentence(tests, what), trend_sentence(fields.get("trends") or ()))
     return [
         Note(text=" ".join(filter(None, sentences))),
-        *([_tests(tests, unit)] if tests else []),
+        *([_tests(tests, unit, what)] if tests else []),
         *(_heat_figure(each, unit) for each in fields.get("heatmaps") or ()),
     ]
 
 
-def _tests(tests: Sequence[Mapping[str, Any]], unit: str) -> Figure:
+def _tests(tests: Sequence[Mapping[str, Any]], unit: str, what: str) -> Figure:
     """What is shown at once, the significant values and then those with enough inputs, and what is folded."""
     worse = [test for test in tests if test["significant"]]
     dense = [test for test in tests if not test["significant"] and test["n_inputs"] >= SPARSE]
@@ -49,24 +49,28 @@ def _tests(tests: Sequence[Mapping[str, Any]], unit: str) -> Figure:
     taken = {id(test) for test in first}
     rest = [test for test in tests if id(test) not in taken]
     filled = max(0, OPEN_TESTS // 2 - len(first))
-    blocks: list[Block] = [_tests_table(first + rest[:filled], unit)]
+    blocks: list[Block] = [_tests_table(first + rest[:filled], unit, what)]
     if folded := rest[filled : LISTED_TESTS - len(first)]:
         summary = f"{len(folded)} more of {len(tests)} values"
-        blocks.append(Details(summary=summary, blocks=[_tests_table(folded, unit)]))
+        blocks.append(Details(summary=summary, blocks=[_tests_table(folded, unit, what)]))
     return Figure(
         blocks=blocks,
-        caption="Field values whose pairs lie above the pooled 99th percentile more often than all pairs "
-        "do. p: values reassigned to prompts at random (not to pairs) reach the same share; q: "
+        caption=f"Field values whose {what} lie above the pooled 99th percentile more often than all "
+        f"{what} do. "
+        f"p: values reassigned to prompts at random{' (not to pairs)' * (what == 'pairs')} reach the same "
+        "share; q: "
         "Benjamini-Hochberg over the values of a field; worse: q at most 0.05.",
         kind="Table",
     )
 
 
-def _tests_table(tests: Sequence[Mapping[str, Any]], unit: str) -> Table:
+def _tests_table(tests: Sequence[Mapping[str, Any]], unit: str, what: str) -> Table:
     return Table(
         columns=[
             *columns("field", "value", sort=True),
-            *columns("inputs", "pairs", f"mean, {unit}", numeric=True, sort=True),
+            *columns(
+                "inputs", "pairs" if what == "pairs" else "draws", f"mean, {unit}", numeric=True, sort=True
+            ),
             *columns("above the pooled 99th percentile", "p", "q", numeric=True, sort=True),
             *columns("finding", sort=True),
         ],

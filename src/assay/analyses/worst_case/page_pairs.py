@@ -2,9 +2,9 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from assay.analyses.worst_case.page_words import following, significant
+from assay.analyses.worst_case.page_words import following, second, significant, single
 from assay.page.blocks import (
     Block,
     Custom,
@@ -23,7 +23,7 @@ from assay.page.text import Span, Text, bold, code, number, percent, quiet
 
 OPEN_PAIRS, LISTED_PAIRS = 8, 40
 LISTED_ITEMS, LISTED_LETTERS, NESTED = 12, 600, 3  # bounds of what is shown of any further part
-RUNS = {"model": "model", "circuit": "circuit", "corrupted": "model, corrupted prompt"}
+RUNS = ("model", "circuit", "corrupted")
 LINE_BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
 EXTRAS = {
     "search": (
@@ -48,14 +48,15 @@ Document = Mapping[str, Any]
 
 def worst_pairs(document: Document, unit: str) -> list[Block]:
     """The worst pairs, and the prompts whose pairs are worst on average."""
-    pairs = [_pair(each, unit) for each in document["worst"][:LISTED_PAIRS]]
+    other = _third_run(document)
+    pairs = [_pair(each, unit, other) for each in document["worst"][:LISTED_PAIRS]]
     if not pairs:
         return [Note(text="None were kept."), *_harmful_prompts(document, unit)]
     blocks: list[Block] = [
         Note(
-            text="Differing tokens are marked. The columns compare the most likely tokens and logits of the "
-            "model on the clean prompt, of the circuit, and of the model on the corrupted prompt; they show "
-            "whether the circuit merely followed the corrupted prompt.",
+            text=f"{'' if single(document) else 'Differing tokens are marked. '}The columns compare the most "
+            f"likely tokens and logits of the model on the clean prompt, of the circuit, and of the "
+            f"{other.run}; they show whether the circuit merely followed {other.followed}.",
             style="reading",
         ),
         *pairs[:OPEN_PAIRS],
@@ -67,7 +68,23 @@ def worst_pairs(document: Document, unit: str) -> list[Block]:
     return [*blocks, *_harmful_prompts(document, unit)]
 
 
-def _pair(pair: Document, unit: str) -> Pair:
+class _ThirdRun(NamedTuple):
+    """The run beside model and circuit, by its names."""
+
+    run: str
+    column: str
+    followed: str
+    side: str | None  # what the second prompt is called
+
+
+def _third_run(document: Document) -> _ThirdRun:
+    if single(document):
+        return _ThirdRun("empty circuit", "empty circuit", "the empty circuit", None)
+    side = second(document)
+    return _ThirdRun(f"model on the {side} prompt", f"model, {side} prompt", f"the {side} prompt", side)
+
+
+def _pair(pair: Document, unit: str, other: _ThirdRun) -> Pair:
     """A pair: its numbers, its prompts aligned token by token, the likeliest tokens of the three runs."""
     clean, corrupted = pair["clean"], pair["corrupted"]
     tokens = [
@@ -76,21 +93,29 @@ def _pair(pair: Document, unit: str) -> Pair:
             clean.get("tokens") or (), corrupted.get("tokens") or (), fillvalue=""
         )
     ]
-    prompts = Facts(facts=[("clean", str(clean["text"])), ("corrupted", str(corrupted["text"]))])
+    texts = {"clean": str(clean["text"]), "corrupted": str(corrupted["text"])}
+    if other.side is None:
+        shown: Block = Note(text=texts["clean"])
+    else:
+        prompts = Facts(facts=[("clean", texts["clean"]), (other.side, texts["corrupted"])])
+        shown = Custom(
+            template="aligned.html", values={**texts, "side": other.side, "tokens": tokens}, blocks=[prompts]
+        )
     return Pair(
         blocks=[
-            Note(text=_pair_line(pair, unit), style="figures"),
-            Custom(
-                template="aligned.html", values={**dict(prompts.facts), "tokens": tokens}, blocks=[prompts]
-            ),
-            *_likeliest(pair.get("top") or {}, pair.get("answer") or {}),
+            Note(text=_pair_line(pair, unit, other), style="figures"),
+            shown,
+            *_likeliest(pair.get("top") or {}, pair.get("answer") or {}, other),
         ],
         style="worst-pair",
     )
 
 
-def _pair_line(pair: Document, unit: str) -> Text:
-    answer, (agreement, follows_corrupted) = pair.get("answer"), following(pair.get("top") or {})
+def _pair_line(pair: Document, unit: str, other: _ThirdRun) -> Text:
+    answer, (agreement, follows_corrupted) = (
+        pair.get("answer"),
+        following(pair.get("top") or {}, other.followed),
+    )
     line: list[Text] = [
         bold(f"{pair['rank']}."),
         " ",
@@ -102,7 +127,8 @@ def _pair_line(pair: Document, unit: str) -> Text:
     if pair.get("multiplicity", 1) > 1:
         line += [" ", quiet(f"drawn {pair['multiplicity']} times")]
     if pair.get("clean_index") is not None:
-        line += [" ", quiet(f"clean {pair['clean_index']}, corrupted {pair['corrupted_index']}")]
+        second_row = "" if other.side is None else f", {other.side} {pair['corrupted_index']}"
+        line += [" ", quiet(f"clean {pair['clean_index']}{second_row}")]
     if answer:
         line += [" ", quiet(("answer ", code(repr(str(answer.get("text", ""))))))]
     if agreement:
@@ -110,7 +136,7 @@ def _pair_line(pair: Document, unit: str) -> Text:
     return line
 
 
-def _likeliest(top: Document, answer: Document) -> list[Table]:
+def _likeliest(top: Document, answer: Document, other: _ThirdRun) -> list[Table]:
     """Likeliest tokens and logits of the runs side by side, then the rank of the right answer."""
     runs = [name for name in RUNS if top.get(name)]
     if not runs:
@@ -136,7 +162,7 @@ def _likeliest(top: Document, answer: Document) -> list[Table]:
         )
     return [
         Table(
-            columns=columns("", *(RUNS[run] for run in runs)),
+            columns=columns("", *(other.column if run == "corrupted" else run for run in runs)),
             rows=rows,
             style="tokens",
         )
@@ -156,10 +182,13 @@ def _harmful_prompts(document: Document, unit: str) -> list[Block]:
                 )
             ]
         )
-        for side in ("clean", "corrupted")
-        if (rows := document.get(f"worst_{side}"))
+        for key, side in (("worst_clean", "clean"), ("worst_corrupted", second(document)))
+        if (rows := document.get(key)) and not single(document)
     ]
     return [Heading(text="Single prompts that do the most harm"), Pair(blocks=tables)] if tables else []
+
+
+SEARCHED = _third_run({"protocol": "file"})  # what searches find are pairs
 
 
 # ------------------------------------------------------------------------------------------- optional parts
@@ -191,7 +220,7 @@ def _extra(name: str, value: Any, note: str, unit: str) -> list[Block]:
     return [
         Note(text=note, style="reading"),
         *first,
-        *(_pair(each, unit) for each in pairs[:OPEN_PAIRS]),
+        *(_pair(each, unit, SEARCHED) for each in pairs[:OPEN_PAIRS]),
         *itertools.chain.from_iterable(others),
     ]
 

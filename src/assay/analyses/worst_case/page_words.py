@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from assay.analyses.worst_case.bounds import NOT_CERTIFIED
 from assay.page.text import MINUS, NARROW, cut_text, listed, number, percent
 
 
@@ -27,6 +28,13 @@ DIVERGENCES = {
     "tv": "total variation between the two next-token distributions",
     "logit-diff-gap": "gap between the two logit differences",
 }
+CARRIED = {
+    "resample": "their values from the corrupted prompt",
+    "resample-donor": "their values from the other prompt",
+    "zero": "zeros",
+    "mean": "the mean of their source over prompts and positions",
+    "mean-positional": "the mean of their source over prompts, position by position",
+}
 STATISTICS = {"mean": "mean", "std": "standard deviation", "min": "least", "p50": "median", "max": "worst"}
 
 
@@ -37,6 +45,28 @@ def significant(value: float | int | None) -> str:
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:#.3g}".removesuffix(".").replace("-", MINUS)
+
+
+def single(document: Document) -> bool:
+    """Whether each value belongs to one prompt, as the ablation reads no second one."""
+    return bool(document["protocol"] == "inputs")
+
+
+def noun(document: Document) -> str:
+    """What a value belongs to, in the plural."""
+    return "prompts" if single(document) else "pairs"
+
+
+def second(document: Document) -> str:
+    """What the second prompt of a pair is called."""
+    return "donor" if document.get("ablation") == "resample-donor" else "corrupted"
+
+
+def ablation_sentence(document: Document) -> str:
+    """What cut edges carried."""
+    key = document.get("ablation", "resample")
+    carried = CARRIED.get(key, f"what {key} ablation gives")
+    return f"Edges outside the circuit carried {carried}."
 
 
 def unit_of(document: Document) -> str:
@@ -120,7 +150,7 @@ def sound_certificate(document: Document, share: float) -> Mapping[str, Any] | N
 
 def counted(document: Document) -> str:
     """What of the sample is independent: inputs where pairs share them, else the pairs."""
-    return "inputs" if document["protocol"] == "all" else "pairs"
+    return "inputs" if document["protocol"] in ("all", "inputs") else "pairs"
 
 
 # --------------------------------------------------------------------------------------------- the heading
@@ -131,7 +161,7 @@ def tail_verdict(document: Document) -> str:
     absolute, unit = document["summary"]["absolute"], unit_of(document)
     worst, mean = absolute["max"], absolute["mean"]
     times = f" ({significant(worst / mean)} times the mean of {significant(mean)})" if mean > 0 else ""
-    pairs = f"{count(document, 'pairs')} distinct pairs{_bracketed(draws(document, 'pairs'))}"
+    pairs = f"{count(document, 'pairs')} distinct {noun(document)}{_bracketed(draws(document, 'pairs'))}"
     sentences = [f"Worst divergence over {pairs}: {significant(worst)} {unit}{times}."]
     anchor = (document.get("anchor") or {}).get("absolute")
     if anchor:
@@ -144,9 +174,11 @@ def worst_pair(document: Document) -> str:
     """The prompts of the worst pair; nothing where no pair was kept."""
     if not document["worst"]:
         return ""
+    if single(document):
+        return f"Worst prompt: “{cut_text(str(document['worst'][0]['clean']['text']), PROMPT_LIMIT)}”."
     texts = (str(document["worst"][0][side]["text"]) for side in ("clean", "corrupted"))
     clean, corrupted = (f"“{cut_text(text, PROMPT_LIMIT)}”" for text in texts)
-    return f"Worst pair: {clean} with the corrupted prompt {corrupted}."
+    return f"Worst pair: {clean} with the {second(document)} prompt {corrupted}."
 
 
 def _bracketed(text: str) -> str:
@@ -168,7 +200,7 @@ def guarantee(document: Document) -> str:
         best = bounded[-1]
         sentences.append(
             f"With confidence {_confidence(best['confidence'])}, at least "
-            f"{100 * best['percentile']:.10g}{NARROW}% of all pairs of this kind stay "
+            f"{100 * best['percentile']:.10g}{NARROW}% of all {noun(document)} of this kind stay "
             f"at or below {significant(best['bound'])} {unit_of(document)}."
         )
     if missing:
@@ -194,6 +226,9 @@ def no_certificate(document: Document) -> str:
         if document["protocol"] == "file":
             return "the pairs were not declared independent draws"
         return "the inputs are not independent draws"
+    for warning in document.get("warnings") or ():
+        if warning["name"] == "not_certified":
+            return str(warning["message"]).removeprefix(NOT_CERTIFIED)
     return "no percentile was requested"
 
 
@@ -204,7 +239,8 @@ def tail_caveats(document: Document) -> list[str]:
     if ratio is not None and ratio >= 0.9:
         notes.append(
             "On average the circuit is hardly closer to the model than the empty circuit (ratio of means "
-            f"{number(ratio)}): its numbers mainly show how sensitive the model is to the corrupted prompt."
+            f"{number(ratio)}): its numbers mainly show how sensitive the model is to the "
+            f"{'ablation' if single(document) else f'{second(document)} prompt'}."
         )
     return notes
 
@@ -218,12 +254,15 @@ def protocol_sentence(document: Document) -> str:
             return f"All {pairs} distinct pairs of the given rows were run, each weighted by its frequency."
         return f"All {pairs} pairs that the task’s grammar allows were run, each weighted by its probability."
     return {
+        "inputs": f"{clean} distinct prompts{drawn['clean']} were run, each by itself: the ablation reads no "
+        "second prompt.",
         "all": f"Each of {clean} distinct clean prompts{drawn['clean']} was run with each of {corrupted} "
-        f"distinct corrupted ones{drawn['corrupted']}, drawn independently: the pairs share prompts.",
+        f"distinct {second(document)} ones{drawn['corrupted']}, drawn independently: the pairs share "
+        "prompts.",
         "matched": f"{pairs} distinct pairs{drawn['pairs']} were run, each a clean prompt with a corrupted "
         "version of itself.",
-        "iid": f"{pairs} distinct pairs{drawn['pairs']} were run, with clean and corrupted prompts drawn "
-        "independently for each.",
+        "iid": f"{pairs} distinct pairs{drawn['pairs']} were run, with clean and {second(document)} prompts "
+        "drawn independently for each.",
         "file": f"The {pairs} distinct pairs{drawn['pairs'].replace('draws', 'rows')} of the task were run "
         "unchanged.",
     }.get(document["protocol"], f"{pairs} pairs were run (protocol {document['protocol']}).")
@@ -259,30 +298,30 @@ def trend_sentence(trends: Sequence[Mapping[str, Any]]) -> str:
     return f"The divergence {' and '.join(parts[:LISTED])}." if parts else ""
 
 
-def field_sentence(tests: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence on the field values of bad pairs."""
+def field_sentence(tests: Sequence[Mapping[str, Any]], what: str = "pairs") -> str:
+    """A sentence on the field values of bad pairs, or prompts."""
     if not tests:
         return "The prompts of this task have no fields to compare."
     bad, share = [each for each in tests if each["significant"]], percent(tests[0]["pooled"])
     if not bad:
         return (
             f"None of {number(len(tests))} field values lies above the pooled 99th percentile more often "
-            f"than chance explains ({share} of all pairs do)."
+            f"than chance explains ({share} of all {what} do)."
         )
     values = [
-        f"{field_name(str(each['field']))} “{each['value']}” ({percent(each['exceed'])} of its pairs)"
+        f"{field_name(str(each['field']))} “{each['value']}” ({percent(each['exceed'])} of its {what})"
         for each in bad[:LISTED]
     ]
     values += [f"{len(bad) - LISTED} more"] if len(bad) > LISTED else []
     names = listed(values)
     return (
         f"{names[0].upper()}{names[1:]} {'lies' if len(bad) == 1 else 'lie'} above the pooled 99th "
-        f"percentile more often than chance explains; of all pairs {share} do."
+        f"percentile more often than chance explains; of all {what} {share} do."
     )
 
 
-def following(top: Mapping[str, Any]) -> tuple[str, bool]:
-    """Whom the circuit's first token agrees with, and whether that is the corrupted prompt alone."""
+def following(top: Mapping[str, Any], other: str = "the corrupted prompt") -> tuple[str, bool]:
+    """Whom the circuit's first token agrees with, and whether that is the other run alone."""
     first = {
         name: tokens[0].get("id", tokens[0].get("token")) if tokens else None for name, tokens in top.items()
     }
@@ -291,5 +330,5 @@ def following(top: Mapping[str, Any]) -> tuple[str, bool]:
     if first["circuit"] == first.get("model"):
         return "First token as the model’s.", False
     if first["circuit"] == first.get("corrupted"):
-        return "The circuit follows the corrupted prompt.", True
-    return "First token neither the model’s nor the corrupted prompt’s.", False
+        return f"The circuit follows {other}.", True
+    return f"First token neither the model’s nor {other}’s.", False

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from assay.analyses.worst_case.page_words import Percentile, counted, percentiles, unit_of
+from assay.analyses.worst_case.page_words import Percentile, counted, noun, percentiles, unit_of
 from assay.core.errors import InputError, OutputError
 from assay.page.draw import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 
@@ -112,7 +112,8 @@ def plot_histogram(document: Document, ax: Axes | None = None) -> Axes:
     )
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel(f"divergence from the model, {unit_of(document)}")
-    ax.set_ylabel("pairs per bin, by probability" if document.get("enumerated") else "pairs per bin")
+    what = noun(document)
+    ax.set_ylabel(f"{what} per bin, by probability" if document.get("enumerated") else f"{what} per bin")
     return ax
 
 

@@ -8,16 +8,15 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
-from torch.nn import functional
 
-from assay.analyses.worst_case.inputs import PairSample, PromptSet
+from assay.analyses.worst_case.inputs import PairSample, PromptSet, task_of
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence, table_divergences
+from assay.analyses.worst_case.row_by_row import ablation_of
 from assay.analyses.worst_case.rows import RankedPairs
 from assay.circuits import Circuit
 from assay.core.errors import InconsistentRunError
-from assay.execution import run_circuit, run_model
+from assay.execution import Ablation, get_ablation, run_circuit, run_model
 from assay.models import Model
-from assay.tasks import PairTask
 
 
 RERUN_ABSOLUTE, RERUN_RELATIVE = 1e-3, 1e-3  # by how much a second run may differ
@@ -29,7 +28,7 @@ class Logits(NamedTuple):
 
     model: Float[Tensor, "k d_vocab"]
     circuit: Float[Tensor, "k d_vocab"]
-    corrupted: Float[Tensor, "k d_vocab"]
+    corrupted: Float[Tensor, "k d_vocab"]  # of the empty circuit, where no second input is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,9 @@ class Rerun:
             self.sample.clean.subset(clean_index),
             self.sample.corrupted.subset(corrupted_index),
         )
-        return rerun(self.model, self.circuit, clean, corrupted, exact=exact)
+        return rerun(
+            self.model, self.circuit, clean, corrupted, ablation=ablation_of(self.sample), exact=exact
+        )
 
     def confirmed(self, ranking: RankedPairs, stored: Float64[np.ndarray, " k"], *, exact: bool) -> Logits:
         """The logits of ranked pairs, if their divergences are the stored ones.
@@ -85,33 +86,39 @@ class Rerun:
 
 
 def rerun(
-    model: Model, circuit: Circuit, clean: PromptSet, corrupted: PromptSet, *, exact: bool = False
+    model: Model,
+    circuit: Circuit,
+    clean: PromptSet,
+    corrupted: PromptSet,
+    *,
+    ablation: str | Ablation = "resample",
+    exact: bool = False,
 ) -> Logits:
     """Logits of model, circuit and model on the corrupted input, row by row, by the one-pair engine.
+
+    Where the ablation reads no second input, the third run is that of the empty circuit.
 
     Args:
         model: The model.
         circuit: The circuit; its edges alone count.
         clean: Clean inputs.
         corrupted: As many corrupted ones.
+        ablation: What cut edges carry.
         exact: Run a float64 copy of the model.
     """
     if exact:
-        model = Model(deepcopy(model.module).double(), model.family, name=model.id)
-    width = max(clean.tokens.shape[1], corrupted.tokens.shape[1])
-    tokens = [functional.pad(side.tokens, (0, width - side.tokens.shape[1])) for side in (clean, corrupted)]
-    task = PairTask(
-        clean=tokens[0],
-        corrupted=tokens[1],
-        answers=torch.zeros(clean.n, 1, dtype=torch.long) if clean.answers is None else clean.answers,
-        lengths=clean.lengths,
-        positions=clean.positions,
-    )
+        treatment = model.post_norm
+        model = Model(deepcopy(model.module).double(), model.family, name=model.id).treating(treatment)
+    task = task_of(clean, corrupted)
     # Of the edges alone: where a circuit was found is not a matter of a float64 copy of the model.
-    edges = Circuit(graph=circuit.graph, mask=circuit.mask)
+    edges = Circuit(graph=circuit.graph, mask=circuit.mask, spans=circuit.spans)
+    carried = get_ablation(ablation)
+    empty = Circuit.empty(circuit.graph)
     runs = (
         run_model(model, task),
-        run_circuit(model, task, edges, ablation="resample"),
-        run_model(model, task, corrupted=True),
+        run_circuit(model, task, edges, ablation=carried),
+        run_model(model, task, corrupted=True)
+        if carried.paired
+        else run_circuit(model, task, empty, ablation=carried),
     )
     return Logits(*(each.detach().cpu() for each in runs))

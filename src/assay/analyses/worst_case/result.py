@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Float, Float64
 
-from assay.analyses.worst_case.bounds import CERTIFIED, not_certified
+from assay.analyses.worst_case.bounds import CERTIFIED, NOT_CERTIFIED, not_certified
 from assay.analyses.worst_case.files import check_origin, read_result, write_result
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.rows import WorstPair, describe_pairs, rank_pairs
@@ -104,7 +104,7 @@ class WorstCase(display.Shown, PairStatistics, Record):
 
     @property
     def protocol(self) -> str:
-        """`all`, `matched`, `iid` or `file`."""
+        """`all`, `matched`, `iid`, `file` or `inputs`."""
         return self.sample.protocol
 
     @property
@@ -138,8 +138,10 @@ class WorstCase(display.Shown, PairStatistics, Record):
 
     def _summary(self) -> str:
         numbers = self.summary()["absolute"]
+        what = "inputs" if self.protocol == "inputs" else "pairs"
         return display.card(
-            f"divergence of a circuit on {self.n_distinct_pairs:,} pairs of inputs",
+            f"divergence of a circuit on {self.n_distinct_pairs:,} "
+            + ("inputs" if what == "inputs" else "pairs of inputs"),
             (
                 ("protocol", self.protocol),
                 *(
@@ -148,7 +150,10 @@ class WorstCase(display.Shown, PairStatistics, Record):
                     if numbers[name] is not None
                 ),
                 ("standard error of the mean", self.mean_standard_error),
-                ("another likeliest token", f"{self.share_argmax_differs:.2%} of the pairs"),
+                (
+                    "another likeliest token",
+                    f"{self.share_argmax_differs:.2%} of the {what}",
+                ),
                 ("notes", ", ".join(self.notes) or None),
             ),
             id=self.id,
@@ -203,11 +208,12 @@ class WorstCase(display.Shown, PairStatistics, Record):
             named = [each for each in (", ".join(few[:-1]), few[-1]) if each]
             messages["few_tail_points"] = (
                 f"{' and '.join(named)} {'are' if len(few) > 1 else 'is'} left out: less than one of "
-                f"{self.n_distinct_pairs:,} distinct pairs lies beyond"
+                f"{self.n_distinct_pairs:,} distinct {'inputs' if self.protocol == 'inputs' else 'pairs'} "
+                "lies beyond"
             )
         reason = not_certified(self.sample)
         if reason is not None:
-            messages["not_certified"] = f"this sample does not support a certificate: {reason}"
+            messages["not_certified"] = NOT_CERTIFIED + reason
         return messages
 
     def distribution(self) -> dict[str, Any]:
@@ -246,6 +252,7 @@ class WorstCase(display.Shown, PairStatistics, Record):
         methods = (None, "published") if crossed else (None,)
         return [self.certificate(share, method=method).to_dict() for share in CERTIFIED for method in methods]
 
+    @cached_property
     def _shown_pairs(self) -> list[Any]:
         """The worst pairs; of a result without its model those it was saved with."""
         if self.rerun is None:
@@ -316,9 +323,11 @@ class WorstCase(display.Shown, PairStatistics, Record):
 
     def __repr__(self) -> str:
         absolute = self.statistics.absolute
-        circuit = self.facts["circuit"]
+        circuit, resampled = self.facts["circuit"], self.facts["ablation"] == "resample"
         lines = [
-            f"WorstCase({self.protocol!r}, {' x '.join(f'{n:,}' for n in self.divergence.shape)} pairs, "
+            f"WorstCase({self.protocol!r}, {' x '.join(f'{n:,}' for n in self.divergence.shape)} "
+            f"{'inputs' if self.protocol == 'inputs' else 'pairs'}, "
+            f"{'' if resampled else self.facts['ablation'] + ' ablation, '}"
             f"circuit of {circuit['n_edges']:,} edges, {self.facts['divergence']} in {self.unit})"
         ]
         for name, values in (("circuit", absolute), ("empty circuit", self.anchor.absolute)):

@@ -69,7 +69,8 @@ class WorstPair(Record):
         corrupted_fields: Fields of the corrupted input.
         model: Top tokens of the model on the clean input.
         circuit: Top tokens of the circuit on the pair.
-        corrupted_model: Top tokens of the model on the corrupted input.
+        corrupted_model: Top tokens of the model on the corrupted input; where the ablation reads none, of
+            the empty circuit.
         answer: The right answer; None for inputs without answers.
     """
 
@@ -202,6 +203,8 @@ def rank_inputs(
     """The k distinct inputs of one side with the largest mean over their pairs, ties by row."""
     inputs: PromptSet = getattr(sample, side)
     axis = 0 if side == "clean" else 1
+    if axis == 1 and sample.protocol == "inputs":
+        return ()  # there is no second input
     distinct = inputs.distinct
     n = len(distinct.first_index)
     if sample.pairs is None:

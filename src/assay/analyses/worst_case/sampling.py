@@ -1,4 +1,4 @@
-"""Which clean and corrupted inputs are run, and in which pairs: the four protocols.
+"""Which clean and corrupted inputs are run, and in which pairs: the protocols.
 
 Draws come from named streams under one root seed, a prompt at a time, so the first k inputs of a longer
 sample are the sample of k, and samples under different prefixes are independent.
@@ -20,13 +20,16 @@ from assay.analyses.worst_case.inputs import (
     shown,
     sides_of,
 )
+from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
 from assay.analyses.worst_case.support import distinct_matched, distinct_product
 from assay.core.errors import InputError, TokenizationError, unknown_name
 from assay.core.random import stream
 from assay.tasks import PairTask, Prompt
 
 
-PROTOCOLS = ("all", "matched", "iid", "file")
+INPUTS = "inputs"  # of ablations that read no second input
+PROTOCOLS = ("all", "matched", "iid", "file", INPUTS)
+N_BASELINE = 200  # prompts that ablated values are measured over
 MAX_PAIRS = 1_000_000  # pairs that an enumeration runs unless told otherwise
 KEPT_PROMPTS = 100_000  # of larger samples only ids, texts and fields are kept
 PIECE = 10_000  # prompts drawn and encoded at a time
@@ -38,6 +41,7 @@ def sample_pairs(
     n_clean: int = 1000,
     n_corrupted: int = 1000,
     *,
+    ablation: str = "resample",
     seed: int = 0,
     reuse_clean: bool = False,
     independent: bool = True,
@@ -52,9 +56,11 @@ def sample_pairs(
         protocol: `all`: every combination of `n_clean` clean and `n_corrupted` corrupted inputs, the latter
             made from clean prompts drawn for them alone. `matched`: `n_clean` pairs of a clean prompt and its
             own corruption. `iid`: `n_clean` pairs with both inputs drawn anew and independently. `file`: the
-            task's own pairs in order.
+            task's own pairs in order. `inputs`, for ablations that read no second input: `n_clean` prompts,
+            all rows of a task without a grammar.
         n_clean: Clean inputs, or pairs under `matched` and `iid`.
         n_corrupted: Corrupted inputs of `all`; the other protocols have as many as pairs.
+        ablation: What cut edges carry. `resample-donor`: the second inputs are clean ones too.
         seed: Root seed of all random draws.
         reuse_clean: `all` only: corrupt the clean prompts of the sample instead of fresh ones, as the
             published runs did. Such a sample supports no certificate.
@@ -82,10 +88,11 @@ def sample_pairs(
     if reuse_clean and (protocol != "all" or enumerate):
         other = "an enumeration" if enumerate else f"protocol {protocol!r}"
         raise InputError(f"reuse_clean belongs to protocol 'all'; {other} does not use it")
-    draw = _PairDraw(task, protocol, n_clean, n_corrupted, seed, prefix)
+    check_ablation(ablation, protocol, enumerate=enumerate)
+    draw = _PairDraw(task, protocol, n_clean, n_corrupted, seed, prefix, ablation)
     if enumerate:
         sample = draw.enumerated(max_pairs)
-    elif protocol == "file":
+    elif protocol == "file" or (protocol == INPUTS and task.grammar is None):
         sample = draw.rows(independent=independent)
     elif protocol == "all" and n_clean == n_corrupted == task.n and not reuse_clean:
         sample = draw.rows(independent=independent, paired=True)
@@ -112,6 +119,23 @@ class _PairDraw:
     n_corrupted: int
     seed: int
     prefix: str
+    ablation: str
+
+    @property
+    def sides(self) -> dict[str, PromptSet]:
+        """The two sides of the task's rows; donors are clean inputs."""
+        sides = sides_of(self.task)
+        if self.protocol == INPUTS or self.ablation == DONOR:
+            sides["corrupted"] = sides["clean"]
+        return sides
+
+    def reference(self) -> PromptSet | None:
+        """What ablated values are measured over: fresh prompts where there is a grammar, else the rows."""
+        if not edge_ablation(self.ablation).measured:
+            return None
+        if self.task.grammar is None:
+            return sides_of(self.task)["clean"]
+        return self.encoded(self.task.grammar.draw(N_BASELINE, self.stream("baseline")), keep=False)
 
     def stream(self, name: str) -> np.random.Generator:
         return stream(self.seed, self.prefix + name)
@@ -122,10 +146,15 @@ class _PairDraw:
         grammar, task = self.task.grammar, self.task
         if grammar is None:
             counts: dict[str, int | None] = {
-                name: len(side.distinct.first_index) for name, side in sides_of(task).items()
+                name: len(side.distinct.first_index) for name, side in self.sides.items()
             }
         else:
             counts = {"clean": grammar.population, "corrupted": grammar.corrupted_population}
+            if self.protocol == INPUTS or self.ablation == DONOR:
+                counts["corrupted"] = grammar.population
+        reference = self.reference()
+        if reference is not None and grammar is not None:
+            streams = [*streams, "baseline"]
         if self.protocol != "all" and "pairs" not in facts:
             facts["pairs"] = np.stack([np.arange(clean.n)] * 2, axis=1)
         return PairSample(
@@ -137,20 +166,22 @@ class _PairDraw:
             streams={name: self.prefix + name for name in streams},
             tokenizer=task.tokenizer,
             task=task.describe() if grammar is None or facts.get("own_rows") else _drawn_from(task),
-            heatmap_fields=() if grammar is None else grammar.heatmap_fields,
+            heatmap_fields=() if grammar is None or self.protocol == INPUTS else grammar.heatmap_fields,
+            ablation=self.ablation,
+            reference=reference,
             **facts,
         )
 
     def rows(self, *, independent: bool, paired: bool = False) -> PairSample:
         """The task as it is."""
-        sides = sides_of(self.task)
+        sides = self.sides
         return self.sample(
             sides["clean"], sides["corrupted"], own_rows=True, independent=independent, paired=paired
         )
 
     def resampled(self, *, reuse_clean: bool) -> PairSample:
         """Rows of a task without a grammar, drawn with replacement."""
-        sides = sides_of(self.task)
+        sides = self.sides
         clean_rows = self.stream("clean").integers(self.task.n, size=self.n_clean)
         self._check_reuse(reuse_clean)
         if self.protocol == "matched" or reuse_clean:
@@ -175,6 +206,11 @@ class _PairDraw:
         assert grammar is not None
         self._check_reuse(reuse_clean)
         counterparts = self.protocol == "matched" or reuse_clean
+        if self.protocol == INPUTS:
+            prompts = grammar.draw(self.n_clean, self.stream("clean"))
+            side = self.encoded(prompts, keep=self.n_clean <= KEPT_PROMPTS)
+            return self.sample(side, side, ["clean"])
+        corrupt = grammar.corrupt if self.ablation != DONOR else _unchanged
         # Piece by piece: prompts are large, and of a million of them only the ids and fields are kept.
         sides: tuple[list[PromptSet], list[PromptSet]] = ([], [])
         rng, changes = self.stream("clean"), self.stream("corrupted")
@@ -182,13 +218,13 @@ class _PairDraw:
             prompts = grammar.draw(count, rng)
             sides[0].append(self.encoded(prompts, keep=self.n_clean <= KEPT_PROMPTS))
             if counterparts:
-                changed = grammar.corrupt(prompts, changes)
+                changed = corrupt(prompts, changes)
                 sides[1].append(self.encoded(changed, keep=self.n_clean <= KEPT_PROMPTS))
         if not counterparts:
             rng = self.stream("corrupted:clean")
             total = self.n_clean if self.protocol == "iid" else self.n_corrupted
             for count in _pieces(total):
-                changed = grammar.corrupt(grammar.draw(count, rng), changes)
+                changed = corrupt(grammar.draw(count, rng), changes)
                 sides[1].append(self.encoded(changed, keep=total <= KEPT_PROMPTS))
         clean, corrupted = (PromptSet.concatenate(parts, pad_id=grammar.tokens.pad_id) for parts in sides)
         return self.sample(
@@ -266,6 +302,33 @@ def _drawn_from(task: PairTask) -> dict[str, Any]:
     """What a fresh draw depends on: how the task draws, not which prompts it holds."""
     config = {name: value for name, value in task.config.items() if name not in ("n", "seed")}
     return {"name": task.name, "config": config}
+
+
+def _unchanged(prompts: Sequence[Prompt], rng: np.random.Generator) -> Sequence[Prompt]:
+    """Donors are clean prompts."""
+    return prompts
+
+
+def check_ablation(ablation: str, protocol: str, *, enumerate: bool) -> None:  # noqa: A002
+    """Refuse a protocol whose second inputs an ablation has no use for, and the other way about."""
+    paired = edge_ablation(ablation).paired
+    if not paired and protocol != INPUTS:
+        raise InputError(
+            f"{ablation!r} ablation reads no second input, so there are no pairs; use protocol {INPUTS!r} "
+            f"instead of {protocol!r}"
+        )
+    if paired and protocol == INPUTS:
+        raise InputError(
+            f"protocol {INPUTS!r} runs single inputs, but {ablation!r} ablation takes values from a second "
+            "one; use 'all', 'matched', 'iid' or 'file'"
+        )
+    if ablation == DONOR and protocol not in ("all", "iid"):
+        raise InputError(
+            f"{DONOR!r} ablation takes values from another clean input, but protocol {protocol!r} pairs a "
+            "prompt with its own corruption; use 'all' or 'iid'"
+        )
+    if enumerate and ablation != "resample":
+        raise InputError(f"enumerate counts pairs under resample ablation; {ablation!r} takes a sample")
 
 
 def _pieces(total: int) -> Iterator[int]:

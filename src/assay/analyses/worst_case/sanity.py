@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from assay.analyses.worst_case.inputs import PairSample, PromptSet, shown
+from assay.analyses.worst_case.inputs import PairSample, PromptSet, shown, task_of
+from assay.analyses.worst_case.row_by_row import ablation_of, shares_inputs
 from assay.circuits import Circuit
 from assay.core.errors import InconsistentRunError
-from assay.execution import PairRunner
+from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 
@@ -43,6 +44,9 @@ def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None
     if not len(pairs):
         return
     clean, corrupted = sample.clean.subset(pairs[:, 0]), sample.corrupted.subset(pairs[:, 1])
+    if not shares_inputs(model, circuit, sample):
+        _check_rows(model, circuit, sample, clean, corrupted)
+        return
     engine, dense = PairRunner(model, circuit), SoftRunner(model)
     full, empty = Circuit.full(circuit.graph).mask, Circuit.empty(circuit.graph).mask
     one = torch.zeros(1, dtype=torch.long)
@@ -63,6 +67,39 @@ def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None
         prompt = shown(clean, row, sample.tokenizer)
         for name, (got, expected, tolerance, of) in runs.items():
             _compare(name, got, expected, tolerance, f"{of}, clean input {prompt}")
+
+
+def _check_rows(
+    model: Model, circuit: Circuit, sample: PairSample, clean: PromptSet, corrupted: PromptSet
+) -> None:
+    """The same of runs row by row. A circuit at spans, run by the dense engine itself, is not compared.
+
+    The empty circuit is compared with M(x~), or, where no second input is read, with the run of its plan.
+    """
+    ablation, dense, task = ablation_of(sample), SoftRunner(model), task_of(clean, corrupted)
+    batch = next(iter(task.batches(task.n))).to(model.device)
+    prepared = dense.prepare_batch(batch, ablation.prepare(model, task, batch_size=task.n, seed=0))
+    empty = Circuit.empty(circuit.graph)
+    full = Circuit.full(circuit.graph).mask.to(model.device)
+    rounding = _rounding(model, _read_tokens(clean, 0))
+    engines, known = (max(TOLERANCE, times * rounding) for times in (ROUNDINGS, ROUNDINGS_OF_MODEL))
+
+    def planned(kept: Circuit) -> Tensor:
+        return run_circuit(model, task, kept, ablation=ablation, check=False)
+
+    runs = {
+        "full circuit": (_dense_logits(dense, prepared, full), run_model(model, task, check=False), known),
+        "empty circuit": (
+            _dense_logits(dense, prepared, empty.mask.to(model.device)),
+            run_model(model, task, corrupted=True, check=False) if ablation.paired else planned(empty),
+            known if ablation.paired else engines,
+        ),
+    }
+    if circuit.spans is None:
+        kept = _dense_logits(dense, prepared, circuit.mask.to(model.device))
+        runs["circuit"] = (planned(circuit), kept, engines)
+    for name, (got, expected, tolerance) in runs.items():
+        _compare(name, got, expected, tolerance, "another run whose result is known")
 
 
 def _compare(name: str, got: Tensor, expected: Tensor, tolerance: float, what: str) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from assay.pipeline import PairCounts
     from assay.tasks import PairTask
 
+ABLATIONS = ("resample", "resample-donor", "zero", "mean", "mean-positional")
 EXPLAINABLE = ("kl", "js")
 PAIRS, BOUNDS, SEARCH = own_group("Pairs"), own_group("Certificates", 41), own_group("Search", 42)
 
@@ -33,9 +34,12 @@ class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnTask):
         n: Prompts in each half to discover a circuit on; the pairs are counted by --n-clean, --n-corrupted
             and --n-pairs. Default: 200; all rows of a file.
         protocol: Pairs to run. all: every combination of clean and corrupted inputs; matched: prompts and
-            their own corruptions; iid: independent pairs; file: the task's own pairs. Default: all, file for
-            a JSONL file.
-        n_clean: Clean inputs of protocol all. Default: 300, about a minute on mini.
+            their own corruptions; iid: independent pairs; file: the task's own pairs; inputs: single prompts,
+            for zero and mean ablations. Default: all, file for a JSONL file, inputs where it applies.
+        ablation: Value that replaces a removed edge: resample, resample-donor (of another clean prompt),
+            zero, mean or mean-positional.
+        n_clean: Clean inputs of protocols all and inputs. Default: 300, about a minute on mini; 3000 for
+            inputs.
         n_corrupted: Corrupted inputs of protocol all. Default: 300.
         n_pairs: Pairs of protocols matched and iid. Default: 3000.
         enumerate: Run every distinct input once, weighted by its probability, instead of a sample.
@@ -54,7 +58,8 @@ class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnTask):
     """
 
     n: Annotated[Count | None, INPUTS] = None
-    protocol: Annotated[str | None, PAIRS, one_of("all", "matched", "iid", "file")] = None
+    protocol: Annotated[str | None, PAIRS, one_of("all", "matched", "iid", "file", "inputs")] = None
+    ablation: Annotated[str, PAIRS, one_of(*ABLATIONS)] = "resample"
     n_clean: Annotated[Count | None, PAIRS] = None
     n_corrupted: Annotated[Count | None, PAIRS] = None
     n_pairs: Annotated[Count | None, PAIRS] = None
@@ -101,11 +106,12 @@ def attack(settings: AttackSettings) -> None:
     # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
     drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
     task = load_task(settings.task, model, n=drawn)
-    if protocol == "file":
+    if protocol == "file" or (protocol == "inputs" and not settings.of_grammar):
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
     if settings.dry_run:
         n = settings.n or pipeline.DEFAULT_N
-        stages = [pipeline.plan_worst_case(protocol, size)]
+        carried = settings.ablation
+        stages = pipeline.plan_attack(model, protocol, size, ablation=carried, circuit=circuit)
         if circuit is None:
             stages.insert(0, call(settings, pipeline.plan_discovery, model, n=n))
         settings.show_cost(model, n, stages, few_inputs(settings.task, None, model))
@@ -125,14 +131,26 @@ def _check(settings: AttackSettings) -> str:
     """Refuse settings that do not go together; returns the protocol."""
     from assay import pipeline
     from assay.analyses.worst_case.pair_divergence import get_divergence
-    from assay.analyses.worst_case.sampling import PROTOCOLS
+    from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
+    from assay.analyses.worst_case.sampling import INPUTS, PROTOCOLS, check_ablation
     from assay.core.errors import unknown_name
 
     pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
     get_divergence(settings.divergence)
-    protocol = settings.protocol or ("all" if settings.of_grammar else "file")
+    usual = "all" if settings.of_grammar or settings.ablation == DONOR else "file"
+    protocol = settings.protocol or (usual if edge_ablation(settings.ablation).paired else INPUTS)
     if protocol not in PROTOCOLS:
         raise unknown_name("protocol", protocol, PROTOCOLS)
+    check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
+    if protocol == INPUTS and not settings.of_grammar and settings.n_clean is not None:
+        raise InputError("--n-clean counts prompts of a grammar, but a file is run whole; remove it")
+    if settings.ablation != "resample" and (
+        settings.search is not None or settings.explain or settings.words
+    ):
+        raise InputError(
+            "--search, --explain and --words run pairs under resample ablation only; got --ablation "
+            f"{settings.ablation}"
+        )
     _check_certificates(settings.percentile, settings.delta, settings.epsilon)
     if settings.reuse_clean and (settings.percentile or settings.epsilon is not None):
         raise InputError("--reuse-clean gives no certificate; remove --percentile and --epsilon")
@@ -172,14 +190,16 @@ def _run(
     with progress_on_stderr() as progress:
         if circuit is None:
             prompts = settings.task if settings.of_grammar else task
+            found_under = "resample" if settings.ablation == "resample-donor" else settings.ablation
             circuit = settings.runs(
-                model, prompts, ablation="resample", store=store, progress=progress
+                model, prompts, ablation=found_under, store=store, progress=progress
             ).circuit
         stored = call(
             settings,
             pipeline.worst_case_stored,
             *(circuit, model, task, protocol, size),
             thresholds=settings.threshold,
+            ablation=settings.ablation,
             reuse_clean=settings.reuse_clean,
             independent=settings.independent,
             enumerate=settings.enumerate,

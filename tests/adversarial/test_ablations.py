@@ -1,0 +1,221 @@
+"""Worst cases under other ablations than resampling, and of circuits at spans of positions."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from assay.analyses.worst_case import WorstCase, worst_case
+from assay.analyses.worst_case.inputs import task_of
+from assay.analyses.worst_case.page import worst_case_page
+from assay.circuits import Circuit, Spans
+from assay.core.errors import InputError
+from assay.execution import run_circuit, run_model
+from assay.models import Model, load_model
+from assay.tasks import PairTask, load_task
+
+
+TaskMaker = Callable[..., PairTask]
+SINGLE = ("zero", "mean", "mean-positional")
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
+    return load_model(tiny_module("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def circuit(tiny: Model) -> Circuit:
+    return half_of(tiny)
+
+
+@pytest.fixture(scope="module")
+def mini() -> Model:
+    return load_model("mini")
+
+
+@pytest.fixture(scope="module")
+def ioi(mini: Model) -> PairTask:
+    return load_task("ioi", mini, n=20)
+
+
+def half_of(model: Model) -> Circuit:
+    draw = torch.rand(model.graph.valid.shape, generator=torch.Generator().manual_seed(0))
+    return Circuit(graph=model.graph, mask=model.graph.valid & (draw < 0.6))
+
+
+def literal(model: Model, task: PairTask, circuit: Circuit, **options: Any) -> np.ndarray:
+    """KL of single runs of the circuit."""
+    runs = run_model(model, task), run_circuit(model, task, circuit, **options)
+    full, kept = (logits.double().log_softmax(1) for logits in runs)
+    return (full.exp() * (full - kept)).sum(1).numpy()
+
+
+# -------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("ablation", SINGLE)
+def test_rows_of_a_file_are_runs_of_the_circuit(
+    ablation: str, tiny: Model, circuit: Circuit, ids_task: TaskMaker
+) -> None:
+    task = ids_task()
+    found = worst_case(circuit, tiny, task, ablation=ablation)
+    assert (found.protocol, found.divergence.shape) == ("inputs", (8,))
+    assert found.divergence == pytest.approx(literal(tiny, task, circuit, ablation=ablation), rel=1e-4)
+    nothing = literal(tiny, task, Circuit.empty(tiny.graph), ablation=ablation)
+    assert found.empty == pytest.approx(nothing, rel=1e-4)
+    assert found.divergence[0] == found.divergence[1]  # row 1 repeats row 0, and is run once
+    assert found.n_distinct_pairs == 7
+    assert worst_case(Circuit.full(tiny.graph), tiny, task, ablation=ablation).divergence.max() < 1e-6
+
+
+@pytest.mark.parametrize("ablation", SINGLE)
+def test_drawn_prompts_do_not_change_what_the_others_are_ablated_by(
+    ablation: str, mini: Model, ioi: PairTask
+) -> None:
+    """The means are over other prompts, so each value is a function of its own input alone."""
+    circuit = half_of(mini)
+    few, more = (worst_case(circuit, mini, ioi, n_clean=n, ablation=ablation) for n in (4, 9))
+    assert few.divergence == pytest.approx(more.divergence[:4], rel=1e-4)
+    assert few.facts["ablation"] == ablation
+    assert ("given_baseline" in few.warnings) is (ablation != "zero")
+    if few.sample.reference is not None:
+        apart = task_of(few.sample.reference, few.sample.reference)
+        assert apart.n == 200
+        # On the prompts that the means are over, the same values come out of a plain run.
+        own = worst_case(circuit, mini, apart, ablation=ablation)
+        assert own.divergence == pytest.approx(literal(mini, apart, circuit, ablation=ablation), rel=1e-3)
+
+
+def test_donors_are_clean_prompts_and_make_pairs(mini: Model, ioi: PairTask) -> None:
+    circuit = half_of(mini)
+    found = worst_case(circuit, mini, ioi, n_clean=3, n_corrupted=4, ablation="resample-donor")
+    assert found.divergence.shape == (3, 4)
+    resampled = worst_case(circuit, mini, ioi, n_clean=3, n_corrupted=4)
+    assert torch.equal(found.sample.clean.tokens, resampled.sample.clean.tokens)
+    assert not torch.equal(found.sample.corrupted.tokens, resampled.sample.corrupted.tokens)
+    for i, j in np.ndindex(3, 4):
+        pair = task_of(found.sample.clean.subset([i]), found.sample.corrupted.subset([j]))
+        by_hand = literal(mini, pair, circuit, ablation="resample")
+        assert found.divergence[i, j] == pytest.approx(by_hand[0], rel=1e-3, abs=1e-5)
+
+
+def test_a_circuit_at_spans_is_run_pair_by_pair(mini: Model, ioi: PairTask) -> None:
+    spans = Spans.of(ioi, "slots", causal=True)
+    everywhere = half_of(mini)
+    options: dict[str, Any] = {"n_clean": 3, "n_corrupted": 4}
+    same = worst_case(everywhere.everywhere(spans), mini, ioi, **options)
+    assert same.divergence == pytest.approx(
+        worst_case(everywhere, mini, ioi, **options).divergence, rel=1e-3, abs=1e-5
+    )
+    mask = everywhere.everywhere(spans).mask.clone()
+    mask[spans.index("place")] = False  # ablated at one slot
+    positional = Circuit(graph=mini.graph, spans=spans, mask=mask)
+    found = worst_case(positional, mini, ioi, **options)
+    assert np.abs(found.divergence - same.divergence).max() > 1e-3
+    for i, j in np.ndindex(3, 4):
+        pair = task_of(found.sample.clean.subset([i]), found.sample.corrupted.subset([j]))
+        by_hand = literal(mini, pair, positional, ablation="resample")
+        assert found.divergence[i, j] == pytest.approx(by_hand[0], rel=1e-3, abs=1e-5)
+
+
+# ---------------------------------------------------------------------------- certificates, files and pages
+
+
+def test_a_positional_circuit_under_positional_means_is_certified_and_kept(
+    mini: Model, ioi: PairTask, tmp_path: Path
+) -> None:
+    spans = Spans.of(ioi, "slots", causal=True)
+    circuit = half_of(mini).everywhere(spans)
+    found = worst_case(circuit, mini, ioi, n_clean=60, ablation="mean-positional")
+    certificate = found.certificate(0.95)
+    assert (certificate.n, certificate.order, certificate.rigorous) == (60, 60, True)
+    assert certificate.bound == found.divergence.max()
+    found.save(tmp_path / "w.safetensors")
+    loaded = WorstCase.load(tmp_path / "w.safetensors", model=mini, circuit=circuit)
+    assert loaded.worst(2) == found.worst(2)
+    assert loaded.warnings == found.warnings
+    assert loaded.certificate(0.95) == certificate
+    assert found.fields == tuple(found.sample.clean.fields)
+
+
+def test_means_over_the_rows_that_are_run_certify_nothing(
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker
+) -> None:
+    task = ids_task(70)
+    means = worst_case(circuit, tiny, task, ablation="mean", independent=True)
+    with pytest.raises(InputError, match="measured on the inputs that were run"):
+        means.certificate(0.95)
+    assert means.to_dict()["certificates"] == []
+    zeros = worst_case(circuit, tiny, task, ablation="zero", independent=True)
+    assert zeros.certificate(0.95).bound is not None
+    assert worst_case(circuit, tiny, task, ablation="zero").to_dict()["certificates"] == []
+
+
+@pytest.mark.parametrize(
+    ("ablation", "said", "never"),
+    [
+        (
+            "mean",
+            ("Worst prompt:", "circuit carried the mean of their source over"),
+            "corrupted",
+        ),
+        ("resample-donor", ("with the donor prompt", "their values from the other prompt"), "corrupted"),
+        ("resample", ("with the corrupted prompt", "their values from the corrupted prompt"), "donor"),
+    ],
+)
+def test_the_page_says_what_was_run(
+    ablation: str, said: tuple[str, ...], never: str, mini: Model, ioi: PairTask
+) -> None:
+    found = worst_case(half_of(mini), mini, ioi, n_clean=5, n_corrupted=5, ablation=ablation)
+    page = worst_case_page(found.to_dict())
+    heading = f"{page.verdict} {page.remark} {page.lede}"
+    for text in said:
+        assert text in heading
+    assert never not in heading
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ablation": "zero", "protocol": "all"}, "reads no second input, so there are no pairs"),
+        ({"ablation": "resample", "protocol": "inputs"}, "takes values from a second one"),
+        ({"ablation": "resample-donor", "protocol": "matched"}, "pairs a prompt with its own corruption"),
+        ({"ablation": "noise"}, "draws other values in every run"),
+        ({"ablation": "mean", "enumerate": True}, "takes a sample"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    options: dict[str, Any], message: str, mini: Model, ioi: PairTask
+) -> None:
+    with pytest.raises(InputError, match=message):
+        worst_case(half_of(mini), mini, ioi, n_clean=3, n_corrupted=3, **options)
+
+
+def test_spans_of_one_task_cannot_be_found_in_drawn_prompts(mini: Model, ioi: PairTask) -> None:
+    labels = torch.zeros(ioi.clean.shape, dtype=torch.long)
+    circuit = half_of(mini).everywhere(Spans.of(ioi, labels, causal=True))
+    with pytest.raises(InputError, match="belong to one task"):
+        worst_case(circuit, mini, ioi, n_clean=3, n_corrupted=3)
+
+
+def test_norms_by_target_run_pair_by_pair(ids_task: TaskMaker) -> None:
+    """Under `per-target` nothing is shared by pairs; values are those of single runs."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
+    module = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, attn_implementation="eager"))
+    model = load_model(module.eval()).treating("per-target")
+    task, circuit = ids_task(4), half_of(model)
+    for ablation in ("resample", "mean"):
+        found = worst_case(circuit, model, task, ablation=ablation)
+        by_hand = literal(model, task, circuit, ablation=ablation)
+        assert found.divergence == pytest.approx(by_hand, rel=1e-3, abs=1e-6)
