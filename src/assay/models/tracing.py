@@ -106,7 +106,7 @@ class ProjectionOutput:
         return output.clone() if self.copies else None
 
 
-class HeadOutputs:
+class KeptHeads:
     """Forward pre-hook of an output projection: keep the heads' outputs."""
 
     def __init__(self, trace: Trace) -> None:
@@ -213,7 +213,7 @@ class _Hooks:
         """Keep what a block's sources write, and the arguments of its call."""
         trace = self.trace
         self.on_input(block.module, BlockCall(trace, layer, leaf=self.gradients and layer == 0))
-        self.on_input(block.out, HeadOutputs(trace))
+        self.on_input(block.out, KeptHeads(trace))
         if block.branch_norm is not None and block.branch_norm.module is not None:
             self.on_input(block.branch_norm.module, BranchInput(trace, block.branch_norm))
         self.on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))

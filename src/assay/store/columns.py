@@ -73,12 +73,17 @@ def _could_equal(found: Any, sign: str, wanted: Scalar) -> Truth:
     return bounds[sign[0]]
 
 
-def surely_hold(conditions: Iterable[Condition]) -> Truth:
-    """What SQLite can say of conditions on documents: true only where all hold, so that none need be read."""
-    return sa.and_(sa.true(), *(_surely_holds(each) for each in conditions))
+def documents_to_read(conditions: Sequence[Condition], sqlite: bool) -> list[Any]:
+    """Columns that conditions look into, and `sure`: SQLite knows that all hold, and gives no document."""
+    if not conditions:
+        return []
+    sure = sa.and_(*(_surely_holds(each) for each in conditions)) if sqlite else sa.false()
+    names = sorted({condition.path[0] for condition in conditions})
+    return [*(sa.case((sure, None), else_=RESULTS.c[name]).label(name) for name in names), sure.label("sure")]
 
 
 def _surely_holds(condition: Condition) -> Truth:
+    """True only where the condition is; the counterpart of `_could_hold`."""
     name, *keys = condition.path
     sign, wanted = condition.operator, condition.value
     if not all(key.isascii() and "\\" not in key for key in keys) or isinstance(wanted, bool):

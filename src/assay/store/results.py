@@ -18,7 +18,7 @@ from assay.store.about import COLUMNS, About, ResultSummary
 from assay.store.arrays import array_path, write_array
 from assay.store.changing import check_identity, copy_array, listed, remove_files, remove_rows
 from assay.store.claims import ClaimBook
-from assay.store.columns import narrowed, parse_order, surely_hold
+from assay.store.columns import documents_to_read, narrowed, parse_order
 from assay.store.creation import open_schema
 from assay.store.database import Database, insert_new
 from assay.store.frame import Spread
@@ -319,13 +319,8 @@ class Store:
         """Rows of `summaries` in order: SQL narrows by columns, documents are looked into here."""
         inside = [condition for condition in conditions if condition.in_document]
         sqlite = connection.dialect.name == "sqlite"
-        sure = surely_hold(inside) if sqlite else sa.false()
-        documents = [
-            sa.case((sure, None), else_=RESULTS.c[name]).label(name)
-            for name in sorted({condition.path[0] for condition in inside})
-        ]
-        documents += [sure.label("sure")] if inside else []
-        statement = narrowed([SUMMARIES, *documents], kind, conditions, sqlite).order_by(*parse_order(order))
+        columns = [SUMMARIES, *documents_to_read(inside, sqlite)]
+        statement = narrowed(columns, kind, conditions, sqlite).order_by(*parse_order(order))
         if inside:
             end = None if limit is None else offset + limit
             with closing(connection.execute(statement, execution_options={"yield_per": CHUNK})) as read:
