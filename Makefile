@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-timm: export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-timm lint format bench gate-rates docs lock clean
+.PHONY: help setup setup-tests demo test test-timm lint format bench bench-gpu gate-rates docs lock clean
 
 help:
 	@echo "make setup      virtual environment $(VENV) with the locked requirements"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make bench      every benchmark, one JSON document each"
+	@echo "make bench-gpu  attribution and ablated runs on a GPU: GPT-2 and Llama shapes, with peak memory"
 	@echo "make gate-rates how often each gate is wrong, counted again; docs/theory/gate-rates.md (minutes)"
 	@echo "make docs       the documentation, warnings are errors; docs/_build/html/index.html"
 	@echo "make lock       pin what $(VENV) holds now in requirements.lock"
@@ -92,6 +93,12 @@ format: setup
 
 bench: setup
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python "$$bench" || exit 1; done
+
+# Twelve shapes, number types and lengths on the first GPU; results in benchmarks/results.
+bench-gpu: setup
+	@for shape in gpt2 llama-1b llama-8b; do for dtype in float32 bfloat16; do for length in 16 512; do \
+		$(BIN)/python benchmarks/bench_engine.py --device cuda --shape $$shape --dtype $$dtype \
+			--batch 32 --length $$length --save || exit 1; done; done; done
 
 # One thread for each of the two processes.
 gate-rates: setup

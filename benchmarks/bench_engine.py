@@ -1,8 +1,10 @@
 """Cost of attribution and of ablated runs, as ratios to the model's own passes in the same run.
 
-GPT-2-small shape, random weights. Prints one JSON document; `--save` writes it to benchmarks/results.
+GPT-2-small shape or another of `SHAPES`, random weights. Prints one JSON document; `--save` writes it to
+benchmarks/results. On a GPU also peak memory, and how far scores are from those of float32.
 
-    python benchmarks/bench_engine.py [--threads 2] [--repeats 5] [--device cpu] [--dtype float32] [--save]
+    python benchmarks/bench_engine.py [--shape gpt2] [--threads 2] [--repeats 5] [--device cpu]
+        [--dtype float32] [--save]
 """
 
 import argparse
@@ -11,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -20,10 +23,39 @@ from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CircuitRunner
 from assay.execution.forward import clean_pass
 from assay.models import Model, load_model
+from assay.pipeline.cost import run_bytes
 from assay.tasks import PairTask
 
 
 STEPS = 5
+
+LLAMA_1B = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128256,
+}
+LLAMA_8B = {**LLAMA_1B, "hidden_size": 4096, "intermediate_size": 14336, "head_dim": 128}
+GEMMA2_2B = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 256000,
+}
+# Name -> model type and configuration. Where blocks are cut off, so is the vocabulary: the unembedding would
+# outweigh them, and passes that compute it at every position are what attribution is compared with.
+SHAPES: dict[str, tuple[str, dict[str, int]]] = {
+    "gpt2": ("gpt2", {}),
+    "llama-6": ("llama", {**LLAMA_1B, "num_hidden_layers": 6, "vocab_size": 32000}),
+    "gemma2-6": ("gemma2", {**GEMMA2_2B, "num_hidden_layers": 6, "vocab_size": 32000}),
+    "llama-1b": ("llama", {**LLAMA_1B, "num_hidden_layers": 16}),
+    "llama-8b": ("llama", {**LLAMA_8B, "num_hidden_layers": 32}),
+}
+GOALS = {"gemma2-6": 1.45}  # times bare passes, with norms behind branches treated as `exact`; else 1.35
 
 
 def interleaved(jobs: dict[str, Callable[[], object]], repeats: int, device: str) -> dict[str, float]:
@@ -43,13 +75,14 @@ def interleaved(jobs: dict[str, Callable[[], object]], repeats: int, device: str
 def bare_passes(model: Model, task: PairTask, *, every_position: bool) -> None:
     """STEPS forward and backward passes with gradients of activations only."""
     module, tokens = model.module, task.clean.to(model.device)
+    backbone = module.get_submodule(model.family.backbone)
     with model.frozen():
         for _ in range(STEPS):
-            start = module.transformer.wte(tokens).detach().requires_grad_()
+            start = module.get_input_embeddings()(tokens).detach().requires_grad_()
             if every_position:
                 logits = module(inputs_embeds=start, use_cache=False).logits[:, -1]
             else:
-                hidden = module.transformer(inputs_embeds=start, use_cache=False).last_hidden_state
+                hidden = backbone(inputs_embeds=start, use_cache=False).last_hidden_state
                 logits = module.lm_head(hidden[:, -1])
             torch.autograd.grad((logits[:, 0] - logits[:, 1]).float().sum(), start)
 
@@ -76,8 +109,56 @@ def circuit_job(model: Model, task: PairTask, circuit: Circuit) -> Callable[[], 
     return job
 
 
+def random_model(shape: str, device: str, dtype: str) -> Model:
+    """A model of a shape, its weights drawn on the device."""
+    model_type, entries = SHAPES[shape]
+    config = transformers.AutoConfig.for_model(model_type, **entries)
+    torch.manual_seed(0)
+    with torch.device(device):
+        module = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    return load_model(module.eval())
+
+
+def random_task(model: Model, batch: int, length: int) -> PairTask:
+    """Random tokens, and an answer against a wrong one."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, min(model.n_vocab, 50000), (2, batch, length), generator=generator)
+    answers = torch.zeros(batch, 1).long()
+    return PairTask(clean=tokens[0], corrupted=tokens[1], answers=answers, wrong=answers + 1)
+
+
+def circuits_of(model: Model, task: PairTask, shape: str) -> dict[str, Circuit]:
+    """Circuits to run: published ones where the graph is GPT-2's, else of their size."""
+    scores = discover(model, task, steps=2)
+    circuits = {"full mask": Circuit.full(model.graph)}
+    if shape == "gpt2":
+        circuits["published IOI circuit, 963 edges"] = published_circuit("ioi_gpt2")
+        circuits["published greater-than circuit, 235 edges"] = published_circuit("greater_than_gpt2")
+    else:
+        circuits["963 edges grown from the logits"] = scores.greedy(963)
+    circuits["200 strongest edges"] = scores.top(200)
+    circuits["200 edges grown from the logits"] = scores.greedy(200)
+    circuits["all but 200 edges"] = ~scores.top(200)
+    return circuits
+
+
+def on_gpu(model: Model, task: PairTask, batch: int) -> dict[str, float]:
+    """Peak memory of attribution in bytes, and that of the weights; in half precision the drift of scores."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    scores = discover(model, task, steps=STEPS, batch_size=batch)
+    found = {
+        "peak bytes": torch.cuda.max_memory_allocated(),
+        "bytes of the weights": sum(weight.nbytes for weight in model.module.parameters()),
+        "bytes planned": run_bytes(model, task, batch_size=batch),
+    }
+    drift = scores.details.get("drift")
+    return {**found, **({} if drift is None else {"drift of the scores": drift})}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch", type=int, default=10)
@@ -87,26 +168,9 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    module = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
-    model = load_model(module.to(options.device, getattr(torch, options.dtype)))
-    shape = (options.batch, options.length)
-    task = PairTask(
-        clean=torch.randint(50000, shape),
-        corrupted=torch.randint(50000, shape),
-        answers=torch.zeros(options.batch, 1).long(),
-        wrong=torch.ones(options.batch, 1).long(),
-    )
-    scores = discover(model, task, steps=2)
-    top = scores.top(200)
-    circuits = {
-        "full mask": Circuit.full(model.graph),
-        "published IOI circuit, 963 edges": published_circuit("ioi_gpt2"),
-        "published greater-than circuit, 235 edges": published_circuit("greater_than_gpt2"),
-        "200 strongest edges": top,
-        "200 edges grown from the logits": scores.greedy(200),
-        "all but 200 edges": ~top,
-    }
+    model = random_model(options.shape, options.device, options.dtype)
+    task = random_task(model, options.batch, options.length)
+    circuits = circuits_of(model, task, options.shape)
     jobs: dict[str, Callable[[], object]] = {
         "forward": lambda: forward(model, task),
         "bare": lambda: bare_passes(model, task, every_position=True),
@@ -126,10 +190,12 @@ def main() -> None:
         2 * options.repeats,
         options.device,
     )
-    result = {
+    result: dict[str, Any] = {
         "benchmark": "engine",
         "shape": {
-            "model": "GPT-2 small, random weights",
+            "model": f"{options.shape}, random weights",
+            "blocks": model.n_layers,
+            "vocabulary": model.n_vocab,
             "batch": options.batch,
             "length": options.length,
             "steps": STEPS,
@@ -143,7 +209,7 @@ def main() -> None:
         },
         "seconds": {name: round(value, 4) for name, value in attribution.items()},
         "attribution": {
-            "goal": {"times bare passes": 1.35, "forward-equivalents": 11.5},
+            "goal": {"times bare passes": GOALS.get(options.shape, 1.35), "forward-equivalents": 11.5},
             "times bare passes": round(attribution["eap-ig-inputs"] / attribution["bare"], 3),
             "times bare passes that read one position": round(
                 attribution["eap-ig-inputs"] / attribution["bare, logits where read"], 3
@@ -155,7 +221,7 @@ def main() -> None:
             "forward-equivalents of eap": round(attribution["eap"] / attribution["forward"], 2),
         },
         "ablated run in forward passes": {
-            "goal": {"full mask": 1.15, "published IOI circuit, 963 edges": 0.9, "200 strongest edges": 0.8},
+            "goal": {"full mask": 1.15, "963 edges": 0.9, "200 strongest edges": 0.8},
             **{
                 name: {
                     "forwards": round(runs[name] / runs["forward"], 3),
@@ -166,10 +232,14 @@ def main() -> None:
             },
         },
     }
+    if options.device != "cpu":
+        result["memory and drift"] = on_gpu(model, task, options.batch)
     text = json.dumps(result, indent=2)
     print(text)
     if options.save:
-        name = f"engine_{'cpu' if options.device == 'cpu' else 'gpu'}_{options.dtype}.json"
+        device = "cpu" if options.device == "cpu" else f"gpu_t{options.length}"
+        shape = "" if options.shape == "gpt2" else f"_{options.shape}"
+        name = f"engine{shape}_{device}_{options.dtype}.json"
         (Path(__file__).parent / "results" / name).write_text(text + "\n")
 
 
