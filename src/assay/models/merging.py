@@ -226,12 +226,12 @@ def attach(module: nn.Module, directory: Path) -> nn.Module:
         settings = {name: value for name, value in config.items() if name in _READ and value is not None}
         adapted: nn.Module = get_peft_model(module, LoraConfig(**settings))
         weights = load_file(file)
-        missing, unexpected = set_peft_model_state_dict(adapted, weights)
+        result: Any = set_peft_model_state_dict(adapted, weights)
     except (OSError, SafetensorError, *MALFORMED) as error:
         raise FileFormatError(
             f"{directory} does not fit the model it names: {printable(str(error))[:300]}"
         ) from error
-    problems = [*unexpected, *(key for key in missing if "lora_" in key)]
+    problems = [*result.unexpected_keys, *(key for key in result.missing_keys if "lora_" in key)]
     if problems:
         raise FileFormatError(
             f"{file} does not fit the model it names: {len(problems)} weights are missing or unknown, e.g. "
