@@ -1,6 +1,6 @@
 """Memory of a process that discovers and measures again and again, each time with another task and circuit.
 
-    python benchmarks/bench_soak.py [--rounds 500] [--save]
+python benchmarks/bench_soak.py [--rounds 500] [--save]
 """
 
 import argparse
