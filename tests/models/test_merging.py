@@ -15,7 +15,6 @@ from assay.models import load_model
 
 
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT
 IDS = torch.arange(12)[None]
 
 
