@@ -1,0 +1,109 @@
+"""The engine on an accelerator against float64 on the CPU: `pytest -m gpu tests/evidence`.
+
+Without an accelerator the CPU takes its place, which rehearses the tests.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import assay
+from assay.circuits import Circuit
+from assay.execution import PairRunner, run_circuit, run_model
+from assay.models import Model, load_model
+from assay.tasks import PairTask
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("unchecked"),
+    # Weights in another number type have another hash.
+    pytest.mark.filterwarnings("ignore:the circuit was discovered on:assay.core.errors.AssayWarning"),
+]
+SMALL = {"vocab_size": 199, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 96, "head_dim": 16}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "vocab_size": 199,
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "gpt_neox": {**SMALL, "intermediate_size": 96},
+    "llama": GROUPED,
+    "gemma2": GROUPED,
+}
+NEAR = {torch.float32: 2e-4, torch.bfloat16: 0.15}  # of the largest value
+DEVICES = [f"{kind}:0" for kind in [getattr(torch.accelerator.current_accelerator(), "type", "cpu")]]
+
+
+@pytest.fixture(params=CONFIGS)
+def module(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(request.param, **CONFIGS[request.param])
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def task_of(n: int = 12, length: int = 11) -> PairTask:
+    tokens = torch.randint(1, 199, (2, n, length), generator=torch.Generator().manual_seed(0))
+    answers = tokens[0][:, :1]
+    return PairTask(clean=tokens[0], corrupted=tokens[1], answers=answers, wrong=(answers + 1) % 199)
+
+
+def on(module: nn.Module, device: str, dtype: torch.dtype) -> Model:
+    return load_model(deepcopy(module).to(device, dtype))
+
+
+def all_pairs(model: Model, task: PairTask, circuit: Circuit) -> torch.Tensor:
+    """Logits of every pair of three clean and four corrupted prompts."""
+    runner = PairRunner(model, circuit)
+    clean = runner.prepare_clean(task.clean[:3].to(model.device))
+    return runner.product(clean, runner.prepare_corrupted(task.corrupted[:4].to(model.device)))
+
+
+# A path of the engine -> what it gives for a model, a task and a circuit.
+PATHS: dict[str, Callable[[Model, PairTask, Circuit], torch.Tensor]] = {
+    "forward": lambda model, task, circuit: run_model(model, task),
+    "circuit": lambda model, task, circuit: run_circuit(model, task, circuit),
+    "mean ablation": lambda model, task, circuit: run_circuit(model, task, circuit, ablation="mean"),
+    "pairs": all_pairs,
+    "eap": lambda model, task, circuit: assay.discover(model, task, "eap").values,
+    "eap-ig-inputs": lambda model, task, circuit: assay.discover(model, task, "eap-ig-inputs").values,
+    "ifr": lambda model, task, circuit: assay.discover(model, task, "ifr").values,
+}
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_of_the_engine_gives_what_float64_gives(
+    module: nn.Module, path: str, dtype: torch.dtype
+) -> None:
+    task = task_of()
+    exact = on(module, "cpu", torch.float64)
+    circuit = assay.discover(exact, task, "eap").top(60)
+    expected = PATHS[path](exact, task, circuit).double()
+    found = PATHS[path](on(module, DEVICES[0], dtype), task, circuit).double().cpu()
+    assert float((found - expected).abs().max()) <= NEAR[dtype] * float(expected.abs().max())
+
+
+def test_the_batch_size_changes_nothing_but_rounding(module: nn.Module) -> None:
+    model, task = on(module, DEVICES[0], torch.float32), task_of()
+    whole, parts = (assay.discover(model, task, "eap-ig-inputs", batch_size=n).values for n in (12, 5))
+    assert float((whole - parts).abs().max()) <= 1e-4 * float(whole.abs().max())
+
+
+@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two accelerators")
+def test_two_devices_give_the_same(module: nn.Module) -> None:
+    task, kind = task_of(), DEVICES[0].partition(":")[0]
+    first, second = (
+        assay.discover(on(module, f"{kind}:{number}", torch.float32), task, "eap-ig-inputs").values.cpu()
+        for number in (0, 1)
+    )
+    torch.testing.assert_close(first, second)
