@@ -145,6 +145,24 @@ def test_a_wrong_plan_ends_with_2(tmp_path: Path, text: str, message: str) -> No
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "cpu,cuda:0"], "--devices has 'cpu'; expected CUDA devices, e.g. cuda:0,cuda:1"),
+        (["--devices", "cuda:77"], "device 'cuda:77' does not exist"),
+        (["--devices", "cuda:0", "--device", "cpu"], "--devices does not go together with --device"),
+        (["--devices", "cuda:0", "--ray", "local"], "--ray, which deals out GPUs itself"),
+    ],
+)
+def test_devices_that_cannot_be_dealt_to_are_refused(
+    plan: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = run(plan, "--store", tmp_path / "store", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not (tmp_path / "store").exists()
+
+
 def test_kills_interrupts_and_two_sweeps_at_once_leave_what_a_calm_one_leaves(
     calm: tuple[Path, Outcome], plan: Path, tmp_path: Path
 ) -> None:

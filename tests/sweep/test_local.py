@@ -20,7 +20,7 @@ from assay.pipeline import schedule
 from assay.pipeline.failures import FailureLog
 from assay.pipeline.jobs import Job
 from assay.pipeline.limits import Limits
-from assay.pipeline.local import LocalWorkers
+from assay.pipeline.local import LocalWorkers, visible_index
 from assay.pipeline.schedule import SweepOutcome, run_jobs
 from assay.pipeline.worker import _THREAD_VARIABLES, load_work
 from assay.store import Store
@@ -164,3 +164,30 @@ def test_a_worker_warms_up_before_it_is_ready(tmp_path: Path, monkeypatch: pytes
     assert function(None, "") == ()
     assert sys.modules["warmed_work"].done == [str(threads)]
     monkeypatch.delitem(sys.modules, "warmed_work")
+
+
+def test_each_worker_sees_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,7")
+    jobs = [job(f"job {number}", "see") for number in range(6)]
+    run_jobs(
+        jobs,
+        tmp_path,
+        executor=LocalWorkers(devices=["cuda:0", "cuda:2"]),
+        limits=Limits(workers=2),
+        work=behave,
+        log="plan",
+    )
+    seen = {(process, what) for what, _, process in journal(str(tmp_path)) if what.startswith("see ")}
+    assert {what for _, what in seen} == {"see 4", "see 7"}
+    assert len({process for process, _ in seen}) == len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "index"),
+    [("cuda:1", "", "1"), ("cuda", "", "0"), ("cuda:1", "3,5", "5"), ("cuda:0", "GPU-a1,GPU-b2", "GPU-a1")],
+)
+def test_a_device_is_named_as_cuda_sees_it(
+    device: str, visible: str, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_index(device) == index

@@ -44,13 +44,14 @@ class RayWorkers(Executor):
         address: `local` starts Ray on this machine, for this sweep alone; `auto` and `HOST:PORT` join a
             cluster that runs. Where Ray is in use in this process already, that is used.
         n: How many workers; default: what the limits say, and on a cluster as many as it has room for.
+        gpus: How many GPUs each asks Ray for; it then sees those alone.
 
     Raises:
         MissingExtraError: If Ray is not installed.
     """
 
-    def __init__(self, address: str = "auto", n: int | None = None) -> None:
-        self._address, self._n = address, n
+    def __init__(self, address: str = "auto", n: int | None = None, gpus: int = 0) -> None:
+        self._address, self._n, self._gpus = address, n, gpus
         self._ray = _ray(alone=address == LOCAL)
         self._workers: list[_Actor] = []
         self._own = False
@@ -138,6 +139,8 @@ class RayWorkers(Executor):
 
     def _actor(self) -> "_Actor":
         needs: dict[str, Any] = {"num_cpus": self._limits.threads, "max_restarts": 0, "max_task_retries": 0}
+        if self._gpus:
+            needs["num_gpus"] = self._gpus
         if self._limits.memory is not None:
             needs["memory"] = self._limits.memory
         return _Actor(self._ray.remote(_Worker).options(**needs).remote(self._work, self._limits.threads))
@@ -146,7 +149,9 @@ class RayWorkers(Executor):
         """Workers for a sweep that names no number."""
         if self._address == LOCAL or limits.workers is not None:
             return limits.n_workers
-        return max(1, int(self._ray.cluster_resources().get("CPU", 1) // limits.threads))
+        there = self._ray.cluster_resources()
+        room = there.get("CPU", 1) // limits.threads
+        return max(1, int(min(room, there.get("GPU", 0) // self._gpus) if self._gpus else room))
 
     def _connect(self, limits: Limits) -> None:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}

@@ -1,9 +1,10 @@
 """Worker processes on this machine: warmed once, used for many jobs, replaced when they end or are ended."""
 
 import multiprocessing
+import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,11 @@ class LocalWorkers(Executor):
 
     Args:
         n: How many; default: what the limits say.
+        devices: CUDA devices dealt to the workers in turn. A worker sees its own alone, as `cuda:0`.
     """
 
-    def __init__(self, n: int | None = None) -> None:
-        self._n = n
+    def __init__(self, n: int | None = None, devices: Sequence[str] = ()) -> None:
+        self._n, self._devices = n, devices
         self._workers: list[_Process] = []
         self._ended: list[Ended] = []
         self._stillborn = 0
@@ -44,7 +46,7 @@ class LocalWorkers(Executor):
         self._arguments = (reference(work), location, limits.threads)
         self._memory = limits.memory
         many = min(self._n or limits.n_workers, most)
-        self._workers = [_Process(self._arguments) for _ in range(many)]
+        self._workers = [self._process(place) for place in range(many)]
 
     @property
     def free(self) -> int:
@@ -68,7 +70,7 @@ class LocalWorkers(Executor):
                 worker.kill()
             if worker.gone:
                 self._check_births(worker)
-                self._workers[place] = _Process(self._arguments)
+                self._workers[place] = self._process(place)
             elif worker.ready:
                 self._stillborn = 0
         found, self._ended = self._ended, []
@@ -78,7 +80,7 @@ class LocalWorkers(Executor):
         for place, worker in enumerate(self._workers):
             if worker.job is not None and worker.job.id == job:
                 worker.kill()
-                self._workers[place] = _Process(self._arguments)
+                self._workers[place] = self._process(place)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -88,6 +90,10 @@ class LocalWorkers(Executor):
             worker.process.join(max(0.0, until - time.monotonic()))
             worker.kill()
         self._workers = []
+
+    def _process(self, place: int) -> "_Process":
+        device = self._devices[place % len(self._devices)] if self._devices else None
+        return _Process((*self._arguments, None if device is None else visible_index(device)))
 
     def _check_births(self, worker: "_Process") -> None:
         """Replacing workers that cannot come up would go on for ever."""
@@ -101,10 +107,17 @@ class LocalWorkers(Executor):
             )
 
 
+def visible_index(device: str) -> str:
+    """A device such as `cuda:1` for `CUDA_VISIBLE_DEVICES`, which may be set for this process already."""
+    index = int(device.partition(":")[2] or 0)
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return visible[index] if index < len(visible) else str(index)
+
+
 class _Process:
     """One process with the connection to it and the job it runs."""
 
-    def __init__(self, arguments: tuple[str, str, int]) -> None:
+    def __init__(self, arguments: tuple[str, str, int, str | None]) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(

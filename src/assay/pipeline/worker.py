@@ -110,8 +110,18 @@ def _fault(error: Exception) -> Fault:
     )
 
 
-def serve(connection: Connection, work: str, location: str, threads: int) -> None:
-    """The life of a local worker: ready, then a job in and its end out, until the connection closes."""
+def serve(connection: Connection, work: str, location: str, threads: int, gpu: str | None = None) -> None:
+    """The life of a local worker: ready, then a job in and its end out, until the connection closes.
+
+    Args:
+        connection: To the sweep.
+        work: What it loads (`reference`).
+        location: Of the results.
+        threads: Of each job.
+        gpu: The only one it sees, as `CUDA_VISIBLE_DEVICES` names it; None: all.
+    """
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # a terminal sends it to all; what it means the sweep decides

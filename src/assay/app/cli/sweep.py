@@ -44,12 +44,36 @@ class SweepSettings(Computing, Placed, Typed):
     """How a plan is run.
 
     Attributes:
-        workers: Parallel jobs. Default: as in the plan, else one per core.
+        workers: Parallel jobs. Default: as in the plan, else one per accelerator, or one per core on a CPU.
+        devices: Accelerators to deal the jobs to, e.g. cuda:0,cuda:1. Default: that of --device.
         ray: Run on Ray: local (this machine), auto or HOST:PORT (a cluster). Default: processes.
     """
 
     workers: Annotated[Count | None, RUNNING] = None
+    devices: Annotated[str | None, RUNNING] = None
     ray: Annotated[str | None, RUNNING, Parameter(metavar="ADDRESS")] = None
+
+    def dealt(self) -> list[str]:
+        """The CUDA devices that jobs are dealt to; none on a CPU.
+
+        Raises:
+            InputError: For --devices that are not there, are no CUDA devices, or come with --device or --ray.
+        """
+        from assay.core.errors import InputError
+        from assay.pipeline import check_options
+
+        if self.devices is None:
+            placed = self.place(lambda text: None)
+            return [placed] if placed is not None and placed.startswith("cuda") else []
+        if self.device != "auto" or self.ray is not None:
+            other = "--device" if self.ray is None else "--ray, which deals out GPUs itself"
+            raise InputError(f"--devices does not go together with {other}; leave one out")
+        found = [name.strip() for name in self.devices.split(",")]
+        for name in found:
+            if not name.startswith("cuda"):
+                raise InputError(f"--devices has {name!r}; expected CUDA devices, e.g. cuda:0,cuda:1")
+            check_options(device=name)
+        return found
 
 
 @command(CIRCUITS, example="assay sweep plan.toml --workers 4 --dry-run")
@@ -68,10 +92,14 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     from assay.pipeline.schedule import run_jobs
 
     read = read_plan(plan)
-    if settings.workers is not None:
-        limits = read.limits.model_copy(update={"workers": settings.workers})
+    devices = settings.dealt()
+    # Two jobs share a GPU only where their number is asked for.
+    workers = settings.workers or read.limits.workers or (len(devices) if settings.ray is None else None)
+    if workers:
+        limits = read.limits.model_copy(update={"workers": workers})
         read = read.model_copy(update={"limits": limits})
-    device, executor = settings.place(), _executor(settings.ray)
+    device = "cuda:0" if devices else settings.place()  # a worker sees its own alone
+    executor = _executor(settings.ray, devices)
     if not settings.dry_run:
         check_outputs(settings)
     note(f"{read.name}: loading models and tasks ...")
@@ -94,14 +122,14 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     return 0 if outcome.ok else 1
 
 
-def _executor(ray: str | None) -> "Executor":
+def _executor(ray: str | None, devices: Sequence[str]) -> "Executor":
     from assay.pipeline.local import LocalWorkers
 
     if ray is None:
-        return LocalWorkers()
+        return LocalWorkers(devices=devices)
     from assay.pipeline.cluster import RayWorkers
 
-    return RayWorkers(ray)
+    return RayWorkers(ray, gpus=1 if devices else 0)
 
 
 # ---- before -------------------------------------------------------------------------------------
