@@ -59,6 +59,7 @@ def _heads(model: Model, layer: int, streams: dict[str, Tensor], call: Call) -> 
     # What the norm makes of their sum, shared out: 1/rms of the sum times the gain, on each.
     norm = block.branch_norm
     scale = (sum(written).square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    scale = scale.detach() if model.post_norm == "frozen" else scale
     return [scale * each * norm.gain for each in written]
 
 

@@ -97,9 +97,8 @@ class Baseline:
         stream = self.input
         for layer, block in enumerate(self.model.blocks):
             streams.append(stream)
-            attention = torch.nn.functional.linear(
-                self.z[layer], block.out_weight().flatten(0, 1).T, block.out_bias()
-            )
+            weight, bias = block.out_weight().flatten(0, 1), block.out_bias()
+            attention = torch.nn.functional.linear(self.z[layer].to(weight), weight.T, bias).to(stream)
             if block.target_norm is not None:
                 attention = block.target_norm(attention)
             if not self.model.graph.parallel:

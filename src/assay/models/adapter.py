@@ -65,7 +65,7 @@ class Model:
         self.family = family = replace(family, **family.variant(module))
         self.tokenizer = tokenizer
         self.id = name
-        self.post_norm: PostNorm = "exact"
+        self.post_norm: PostNorm | None = "exact"  # None: see `uncut`
         self.preprocessing = preprocessing
         self.origin = dict(origin)
         self.prompt_rules: Mapping[str, Any] = {}  # see `prompted`
@@ -204,7 +204,11 @@ class Model:
             "weight_hash": self.weight_hash,
             "dtype": str(self.dtype)[6:],
             **self.origin,
-            **({} if self.family.branch_norm is None else {"post_norm": self.post_norm}),
+            **(
+                {}
+                if self.family.branch_norm is None or self.post_norm is None
+                else {"post_norm": self.post_norm}
+            ),
         }
 
     def machine(self) -> dict[str, Any]:
@@ -239,6 +243,18 @@ class Model:
         sizes = self.family.sizes(self.module)
         per_target = post_norm in ("per-target", "eap-ig")
         other.blocks = bind_blocks(self.module, self.family, sizes, per_target=per_target)
+        return other
+
+    @property
+    def uncut(self) -> "Model":
+        """This model for numbers that no edge is cut for: heads write what they add to the stream.
+
+        No treatment of norms behind branches changes such numbers, so its description names none.
+        """
+        if self.family.branch_norm is None or self.post_norm is None:
+            return self
+        other = copy.copy(self.treating("exact"))
+        other.post_norm = None
         return other
 
     # ---- running ------------------------------------------------------------------------------
@@ -384,7 +400,7 @@ class Model:
 
         `queries`: through a norm over all queries or keys; `heads`: through a norm of what they write.
         """
-        if self.family.branch_norm is not None and self.post_norm == "exact":
+        if self.family.branch_norm is not None and self.post_norm in ("exact", None):
             return "heads"
         return "queries" if any(rule.couples for rule in self.rules) else "none"
 

@@ -20,6 +20,11 @@ def _matrix(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
     return weight.T if isinstance(projection, nn.Linear) else weight
 
 
+def _wide(value: Tensor) -> Tensor:
+    """A tensor in at least float32."""
+    return value if value.dtype == torch.float64 else value.float()
+
+
 def _gamma(scale: nn.Module) -> Float[Tensor, " d_model"]:
     """The factors of a LayerScale module, its only parameter."""
     (gamma,) = scale.parameters()
@@ -51,11 +56,12 @@ class Norm:
 
     @property
     def gain(self) -> Float[Tensor, " d_model"] | None:
-        """Factors behind the scale; None where all are 1."""
+        """Factors behind the scale, in at least float32; None where all are 1."""
         weight = getattr(self.module, "weight", None)
         if not isinstance(weight, Tensor):
             return None
-        return weight.detach() + 1 if self.kind == "rms1" else weight.detach()
+        wide = _wide(weight.detach())
+        return wide + 1 if self.kind == "rms1" else wide  # in a half type 1 + weight loses most of the weight
 
     @property
     def shift(self) -> Float[Tensor, " d_model"] | None:
@@ -72,15 +78,15 @@ class Norm:
         raise UnsupportedModelError(f"norm {type(self.module).__name__} has neither eps nor variance_epsilon")
 
     def scaled_by_gain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """`x` times the gain."""
+        """`x` times the gain, rounded once to the type of `x`."""
         gain = self.gain
-        return x if gain is None else x * gain.to(x)
+        return x if gain is None else (x * gain.to(x.device)).to(x.dtype)
 
     def standardise(
         self, x: Float[Tensor, "*batch d_model"]
     ) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch 1"]]:
         """Input without gain and shift, and the scale it was divided by, in at least float32."""
-        x = x if x.dtype == torch.float64 else x.float()
+        x = _wide(x)
         if self.kind is None:
             return x, x.new_ones(*x.shape[:-1], 1)
         if self.kind == "layer":
@@ -174,11 +180,12 @@ class Block:
     def out_weight(self) -> Float[Tensor, "n_heads d_head d_model"]:
         """Output projection per head, the scale of the branch included.
 
-        Of a branch norm all but its 1/rms, which runs keep with the heads' outputs: see `rescaled`.
+        Of a branch norm, in at least float32, all but its 1/rms, which runs keep with the heads' outputs: see
+        `rescaled`.
         """
         weight: Tensor = _matrix(self.out).detach().unflatten(0, (self.n_heads, self.d_head))
         if self.branch_norm is not None:
-            return self.branch_norm.scaled_by_gain(self.branch_norm.centre(weight))
+            return self.branch_norm.scaled_by_gain(self.branch_norm.centre(_wide(weight)))
         return weight if self.attention_scale is None else weight * _gamma(self.attention_scale)
 
     def write(self, z: Float[Tensor, "*n width"]) -> Float[Tensor, "*n d_model"]:
@@ -213,7 +220,7 @@ class Block:
         if scale is None:
             written = z.movedim(-3, -2).flatten(-2) @ _matrix(self.out).detach().to(z.dtype)
             scale = self.branch_norm.standardise(written)[1]
-        return z * scale.unsqueeze(-3).to(z.dtype)
+        return (z * scale.unsqueeze(-3)).to(z.dtype)
 
     @property
     def shares_norm(self) -> bool:

@@ -126,7 +126,7 @@ class BranchInput:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         z, scale = self.trace.head_z[-1], self.norm.standardise(self.trace.kept(args[0]))[1]
-        self.trace.z[-1] = z * scale.to(z.dtype)
+        self.trace.z[-1] = (z * scale).to(z.dtype)
         self.trace.scale.append(scale)
 
 

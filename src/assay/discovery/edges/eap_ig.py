@@ -315,26 +315,48 @@ class EapIgActivations(BatchMethod):
         reads_own_heads = kind == "heads" and not model.graph.parallel
         first_attention = layer if kind == "input" else layer + 1
         first_mlp = layer if kind == "input" or reads_own_heads else layer + 1
-        sums = GradientSums(model, first_attention=first_attention, first_mlp=first_mlp)
-        for node in nodes:
-            if kind == "input":
-                trace = passes.between(node.alpha)
-            else:
-                trace = self._from_site(passes, kind, layer, node.alpha)
-            sums.add(trace, batch.positions, node.weight)
-            trace.release()
-        return sums.contract(differences, batch.positions, rows=rows, per_example=passes.settings.per_example)
+        # A norm that targets apply to the heads is differentiated at each node's own heads.
+        apart = kind == "heads" and bool(differences.normed_z)
+        scores = []
+        for some in [[node] for node in nodes] if apart else [nodes]:
+            sums = GradientSums(model, first_attention=first_attention, first_mlp=first_mlp)
+            for node in some:
+                if kind == "input":
+                    trace = passes.between(node.alpha)
+                else:
+                    trace = self._from_site(passes, kind, layer, node.alpha)
+                sums.add(trace, batch.positions, node.weight)
+                trace.release()
+            moved = differences
+            if apart:
+                moved = differences.around(layer, self._value(passes, kind, layer, some[0].alpha))
+            scores.append(
+                sums.contract(moved, batch.positions, rows=rows, per_example=passes.settings.per_example)
+            )
+        return torch.stack(scores).sum(0)
 
     @staticmethod
-    def _from_site(passes: Passes, kind: str, layer: int, alpha: float) -> Trace:
-        """The run in which one group of block `layer` is at a~ + alpha (a - a~)."""
-        model = passes.model
+    def _value(passes: Passes, kind: str, layer: int, alpha: float) -> Tensor:
+        """Outputs of one group of block `layer` at a~ + alpha (a - a~)."""
         clean = passes.clean.z[layer] if kind == "heads" else passes.clean.mlp[layer]
         ablated = (passes.baseline.z if kind == "heads" else passes.baseline.mlp)[layer].expand_as(clean)
-        leaf = (ablated + alpha * (clean - ablated)).requires_grad_()
-        block = model.blocks[layer]
+        return ablated + alpha * (clean - ablated)
+
+    @classmethod
+    def _from_site(cls, passes: Passes, kind: str, layer: int, alpha: float) -> Trace:
+        """The run in which one group of block `layer` is at a~ + alpha (a - a~)."""
+        model, block = passes.model, passes.model.blocks[layer]
+        leaf = cls._value(passes, kind, layer, alpha).requires_grad_()
         with torch.enable_grad(), model.tracing(sources=False, gradients=True) as trace:
-            if kind == "heads":
+            if kind == "heads" and block.branch_norm is not None:
+                # What the heads add to the stream moves, not what the norm behind them reads.
+                assert block.branch_norm.module is not None
+                weight = block.out_weight().flatten(0, 1)
+                added = ((leaf - passes.clean.z[layer]).to(weight.dtype) @ weight).to(leaf.dtype)
+                handle = block.branch_norm.module.register_forward_hook(
+                    lambda module, args, output: output.detach() + added
+                )
+            elif kind == "heads":
                 handle = block.out.register_forward_pre_hook(lambda module, args: (leaf, *args[1:]))
             else:
                 handle = block.mlp_out.register_forward_hook(lambda module, args, output: leaf)

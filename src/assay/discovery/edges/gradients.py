@@ -12,7 +12,7 @@ counts as a constant, the term in x^ falls away.
 (Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806.)
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -33,7 +33,8 @@ class ActivationDifferences:
     Attributes:
         input: `[batch, pos, d_model]`.
         z: Per block `[batch, pos, n_heads, d_head]`.
-        clean_z: Per block, clean outputs of the heads, where a norm behind them is applied per target.
+        normed_z: Per block, outputs of the heads at which the norm behind them is differentiated, where
+            targets apply it: those of the clean run.
         mlp: Per block `[batch, pos, d_model]`.
     """
 
@@ -41,7 +42,7 @@ class ActivationDifferences:
     input: Tensor
     z: list[Tensor]
     mlp: list[Tensor]
-    clean_z: list[Tensor] = field(default_factory=list)
+    normed_z: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def between(
@@ -60,8 +61,12 @@ class ActivationDifferences:
             input=difference(baseline.input, clean.input),
             z=[difference(b, a).unflatten(-1, heads) for a, b in zip(clean.z, baseline.z, strict=True)],
             mlp=[difference(b, a) for a, b in zip(clean.mlp, baseline.mlp, strict=True)],
-            clean_z=clean.z if model.post_norm == "per-target" else [],
+            normed_z=clean.z if model.post_norm == "per-target" else [],
         )
+
+    def around(self, layer: int, z: Tensor) -> "ActivationDifferences":
+        """The same with the norm behind the heads of one block differentiated at these outputs of theirs."""
+        return replace(self, normed_z=[*self.normed_z[:layer], z, *self.normed_z[layer + 1 :]])
 
     def expand(self, rows: slice) -> Float[Tensor, "n_sources batch pos d_model"]:
         """Differences as the stream sees them, for some examples."""
@@ -75,8 +80,8 @@ class ActivationDifferences:
             weight = block.out_weight().to(first.dtype)
             heads = expanded[row : row + model.n_heads]
             torch.bmm(z, weight, out=heads.flatten(1, 2))
-            if self.clean_z and block.target_norm is not None:
-                written = self.clean_z[layer][rows].to(first.dtype) @ weight.flatten(0, 1)
+            if self.normed_z and block.target_norm is not None:
+                written = self.normed_z[layer][rows].to(first.dtype) @ weight.flatten(0, 1)
                 direction, inverse = block.target_norm.standardise(written)
                 heads.copy_(
                     block.target_norm.scaled_by_gain(
@@ -137,7 +142,7 @@ class GradientSums:
                 norm = self.model.blocks[layer].mlp_norm
                 x = trace.mlp_in[layer - offset_mlp]
                 above = gradient.view(x.shape).to(wide) * weight
-                change = _norm_backward(norm, x, above, constant_scale=self.constant_scale)
+                change = norm_backward(norm, x, above, constant_scale=self.constant_scale)
                 before = self.mlp[layer]
                 self.mlp[layer] = change if before is None else before + change
         gradient = trace.gradients.get(("logits", 0, 0))
@@ -250,7 +255,7 @@ def _tangent(change: Tensor, direction: Tensor) -> Tensor:
     return change - direction * (change * direction).mean(-1, keepdim=True)
 
 
-def _norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bool) -> Tensor:
+def norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bool) -> Tensor:
     """Gradient at a norm's input from the gradient at its output."""
     direction, inverse = norm.standardise(x)
     scaled = norm.scaled_by_gain(gradient) * inverse

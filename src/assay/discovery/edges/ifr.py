@@ -56,6 +56,7 @@ class Ifr(BatchMethod):
 
     key = "ifr"
     needs_gradients = False
+    cuts = False
     source = "Ferrando and Voita 2024, arXiv:2403.00824"
 
     def most_passes(self, model: Model, nodes: int) -> int:
@@ -72,7 +73,7 @@ class Ifr(BatchMethod):
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         # No edge is cut, so nothing has to be measured for it: zeros cost no pass.
-        sweep = super().sweep(model, task, replace(settings, ablation=ABLATIONS["zero"]), size)
+        sweep = super().sweep(model.uncut, task, replace(settings, ablation=ABLATIONS["zero"]), size)
         sweep.details["ignores"] = ["objective", "ablation"]
         return sweep
 

@@ -119,6 +119,8 @@ class EdgeMethod(abc.ABC):
         source: Author, year, arXiv id.
         objective: What it attributes unless told otherwise; None: the task's own.
         keeps_examples: Whether the scores of each example can be kept.
+        cuts: Whether its scores speak of runs with edges cut, so that treatments of norms behind branches
+            change them.
     """
 
     key: ClassVar[str]
@@ -127,6 +129,7 @@ class EdgeMethod(abc.ABC):
     source: ClassVar[str]
     objective: ClassVar[str | None] = None
     keeps_examples: ClassVar[bool] = True
+    cuts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -340,7 +343,7 @@ def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Choice
     """How scores come to be, JSON-able; equal records mean equal numbers."""
     record = {
         "library": library_version(),
-        "model": model.describe(),
+        "model": (model if method.cuts else model.uncut).describe(),
         "task": describe_discovery(task),
         "graph": model.graph.fingerprint,
         "method": method.key,

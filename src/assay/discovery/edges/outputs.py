@@ -17,6 +17,7 @@ from torch import Tensor
 from assay.circuits.given import takes_text
 from assay.core.errors import InputError, NonFiniteError
 from assay.discovery.edges.eap_ig import EapIgInputs
+from assay.discovery.edges.gradients import norm_backward
 from assay.discovery.edges.method import Choices, provenance_of
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.execution import Ablation, Baseline, get_ablation
@@ -169,18 +170,23 @@ def _contract(
     """Difference of each source times the gradient, summed over the positions that the logits read."""
     wide, n = model.result_dtype, len(batch.indices)
 
-    def difference(ablated: Tensor, value: Tensor) -> Tensor:
+    def at(value: Tensor) -> Tensor:
         """`[batch, read positions, width]`."""
-        if model.pools:
-            return ablated.to(wide) - value.to(wide)
-        return (_read(ablated, batch.positions).to(wide) - _read(value, batch.positions).to(wide))[:, None]
+        return value.to(wide) if model.pools else _read(value, batch.positions).to(wide)[:, None]
+
+    def difference(ablated: Tensor, value: Tensor) -> Tensor:
+        return at(ablated) - at(value)
 
     gradient = gradient.reshape(n, -1, model.d_model)
     columns = [(difference(baseline.input, clean.input) * gradient).sum((1, 2))[:, None]]
     for layer, block in enumerate(model.blocks):
         # A head writes z W_O, so its product with the gradient is that of z with W_O g: d_head numbers.
         heads = difference(baseline.z[layer], clean.z[layer]).unflatten(2, (model.n_heads, model.d_head))
-        through = torch.einsum("bpd,hcd->bphc", gradient, block.out_weight().to(wide))
+        weight, reaching = block.out_weight().to(wide), gradient
+        if model.post_norm == "per-target" and block.target_norm is not None:
+            written = at(clean.z[layer]) @ weight.flatten(0, 1)
+            reaching = norm_backward(block.target_norm, written, gradient, constant_scale=False)
+        through = torch.einsum("bpd,hcd->bphc", reaching, weight)
         columns.append((heads * through).sum((1, 3)))
         if model.graph.mlps:
             mlp = difference(baseline.mlp[layer], clean.mlp[layer])

@@ -23,13 +23,14 @@ from assay.discovery.edges.method import (
     provenance_of,
 )
 from assay.execution import Ablation
-from assay.execution.forward import choose_batch_size
+from assay.execution.forward import choose_batch_size, free_memory
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import Task
 
 
 TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
+WIDE_BYTES = 8 * 2**30  # a float32 copy for `drift` takes no more, so that a pass decides the peak of memory
 
 
 @takes_text()
@@ -75,7 +76,9 @@ def discover(
     Returns:
         Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
         `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision
-        model `drift`, the relative L2 distance of the scores of some examples from float32 scores.
+        model `drift`, the relative L2 distance of the scores of at most 8 examples from those of a float32
+        copy under the same treatment: a fraction, >= 0. It is NaN, and `drift_reason` says why, where the
+        copy would take more than 8 GiB (2.1 billion weights) or than `memory`.
 
     Raises:
         UnknownNameError: For an unknown method, option, objective or ablation; near matches are named.
@@ -109,6 +112,7 @@ class Asked:
         method: The method with its options.
         settings: What else was chosen.
         size: Examples per pass.
+        memory: Bytes that a pass may take; None: 60 % of what is free.
     """
 
     model: Model
@@ -116,6 +120,7 @@ class Asked:
     method: EdgeMethod
     settings: Choices
     size: int
+    memory: int | None = None
 
     def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
         """Mean scores, provenance and details of a sweep over all examples."""
@@ -126,7 +131,7 @@ class Asked:
             details["completeness_gap"] = completeness_gap(values, sweep.input_effect / self.task.n)
         half = self.model.dtype in (torch.bfloat16, torch.float16)
         if half and self.method.needs_gradients and isinstance(self.method, BatchMethod):
-            details["drift"] = _drift(self.method, self.model, self.task, self.settings, self.size)
+            details |= _drift(self)
         return EdgeScores(
             self.model.graph,
             values,
@@ -156,15 +161,24 @@ def resolve(
     task = model.bind(task)
     extra = method.bytes_per_example(model, task.length, settings)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
-    return Asked(model=model, task=task, method=method, settings=settings, size=size)
+    return Asked(model=model, task=task, method=method, settings=settings, size=size, memory=memory)
 
 
-def _drift(method: EdgeMethod, model: Model, task: Task, settings: Choices, size: int) -> float:
-    """Relative L2 distance of half-precision scores from those of a float32 copy, on a few examples."""
-    few = task.subset(torch.arange(min(task.n, size, 8)))
-    wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
-    low, high = (method.sweep(each, few, settings, few.n).total for each in (model, wide))
-    return float((low - high).norm() / high.norm())
+def _drift(asked: Asked) -> dict[str, Any]:
+    """`drift`: relative L2 distance of half-precision scores from those of a float32 copy; or why not."""
+    model = asked.model
+    free = free_memory(model.device) * 6 // 10 if asked.memory is None else asked.memory
+    takes, most = 4 * model.n_parameters, min(free, WIDE_BYTES)
+    if takes > most:
+        reason = (
+            f"no drift: a float32 copy of {model.id} takes {takes / 2**30:.3g} GiB, where {most / 2**30:.3g} "
+            "GiB may be used; run some examples with dtype=torch.float32 to compare"
+        )
+        return {"drift": float("nan"), "drift_reason": reason}
+    few = asked.task.subset(torch.arange(min(asked.task.n, asked.size, 8)))
+    wide = Model(deepcopy(model.module).float(), model.family, name=model.id).treating(model.post_norm)
+    low, high = (asked.method.sweep(each, few, asked.settings, few.n).total for each in (model, wide))
+    return {"drift": float((low - high).norm() / high.norm())}
 
 
 def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect: float) -> float:

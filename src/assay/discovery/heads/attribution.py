@@ -47,7 +47,7 @@ def attribution_patching(
         Nanda (2023), Attribution Patching; Syed et al. (2023), arXiv:2310.10348.
     """
     chosen = get_objective(objective)
-    task = model.bind(task)
+    model, task = model.uncut, model.bind(task)
     extra = 30 * model.n_layers * model.d_model * task.length * 4
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     rows = []

@@ -73,7 +73,7 @@ def head_outputs(
         InputError: If a position lies outside its example.
     """
     where = _read_positions(task, positions)
-    task = model.bind(task)
+    model, task = model.uncut, model.bind(task)
     extra = 12 * model.n_layers * model.d_model * task.length * 4
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     parts: dict[str, list[Tensor]] = {name: [] for name in ("z", "input", "mlp", "final", "normed")}
@@ -191,6 +191,7 @@ def direct_attribution(
             f"directions has shape {tuple(directions.shape)}; expected [{n}, {model.d_model}], "
             "one per example"
         )
+    model = model.uncut
     u = directions.cpu()
     read = u
     if norm == "frozen":

@@ -150,7 +150,7 @@ def discover_heads(
     for name in options:
         if name not in spec.options:
             raise unknown_name(f"option of head method {spec.key!r}", name, spec.options)
-    found = spec.compute(model, model.bind(task), **options)
+    found = spec.compute(model.uncut, model.bind(task), **options)
     how = {"key": spec.key, "id": spec.id, "version": spec.version}
     return replace(found, provenance={**found.provenance, "method": how})
 

@@ -217,9 +217,12 @@ def load_head_scores(path: str | Path) -> HeadScores:
 
 
 def provenance_of(model: Model, task: Task | None = None, **facts: Any) -> dict[str, Any]:
-    """How scores came to be: the library, the model, the examples where there are any, and further facts."""
+    """How scores came to be: the library, the model, the examples where there are any, and further facts.
+
+    Scores of single heads cut no edge, so no treatment of norms behind branches is among them.
+    """
     examples = {} if task is None else {"task": task.describe()}
-    return {"library": library_version(), "model": model.describe(), **examples, **facts}
+    return {"library": library_version(), "model": model.uncut.describe(), **examples, **facts}
 
 
 def ranking(values: Float64[np.ndarray, " H"]) -> Int64[np.ndarray, " H"]:

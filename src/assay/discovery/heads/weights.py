@@ -142,7 +142,7 @@ class LayerWeights:
 
 def layer_weights(model: Model, layer: int) -> LayerWeights:
     """The heads of one layer; biases, norms and the scale of the attention are left out."""
-    block = model.blocks[layer]
+    block = model.uncut.blocks[layer]
     channels = block.qkv_weight().double().transpose(0, 1)
     group = torch.tensor([block.kv_head(head) for head in range(block.n_heads)], device=channels.device)
     keys = block.n_heads + group

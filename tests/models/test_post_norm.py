@@ -1,0 +1,249 @@
+"""Norms behind branches (Gemma 2, OLMo 2): what each treatment changes, and what none of them does."""
+
+import copy
+import math
+from typing import Any
+
+import literal
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from assay.circuits import Circuit
+from assay.discovery.edges import discover, quadrature_nodes
+from assay.discovery.edges.outputs import output_scores
+from assay.discovery.heads import (
+    attribution_patching,
+    direct_attribution,
+    discover_heads,
+    head_outputs,
+    margin_directions,
+    weight_scores,
+)
+from assay.execution import CircuitRuns
+from assay.models import Model, load_model
+from assay.tasks import PairTask
+
+
+TREATMENTS = ("exact", "frozen", "per-target", "eap-ig")
+STEPS = 3
+VOCABULARY = 61
+
+
+def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
+    """A random model of two blocks with norms behind its branches, gains off their defaults."""
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        intermediate_size=40,
+        initializer_range=0.3,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(0.3 * torch.randn_like(parameter))
+    return load_model(module.to(dtype).eval())
+
+
+@pytest.fixture(params=["gemma2", "olmo2"], scope="module")
+def model(request: pytest.FixtureRequest) -> Model:
+    return tiny(request.param)
+
+
+@pytest.fixture(scope="module")
+def task() -> PairTask:
+    generator = torch.Generator().manual_seed(1)
+    clean, corrupted = torch.randint(1, VOCABULARY, (2, 4, 6), generator=generator)
+    answers = torch.arange(1, 5)[:, None]
+    return PairTask(clean=clean, corrupted=corrupted, answers=answers, wrong=answers + 7)
+
+
+def near(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
+    """Relative to the largest: transformers computes these norms in float32."""
+    torch.testing.assert_close(
+        found.double(), expected.double(), rtol=0, atol=tolerance * float(expected.abs().max())
+    )
+
+
+# ------------------------------------------------------------------------- eap-ig-activations, by a twin
+
+
+class Twin:
+    """`eap-ig-activations` node by node: every group moves by itself, every target has its own stream."""
+
+    def __init__(self, model: Model, task: PairTask) -> None:
+        self.model, self.task = model, task
+        batch = next(iter(task.batches(task.n)))
+        logits, self.clean = literal.run_plain(model, task.clean)
+        _, self.corrupted = literal.run_plain(model, task.corrupted)
+        read = logits[torch.arange(task.n), task.positions].detach()
+        self.loss = literal.loss_of(model, "logit_diff", batch, task.positions, read)
+
+    def gradients(self, override: dict[str, Tensor]) -> dict[str, Tensor]:
+        override = {name: value.detach() for name, value in override.items()}
+        return literal.edge_gradients(self.model, self.task.clean, self.loss, override=override)
+
+    def scores(self, groups: list[list[str]]) -> Tensor:
+        """Groups move along straight lines of what they add to the stream."""
+        differences = {name: (self.corrupted[name] - self.clean[name]).detach() for name in self.clean}
+        found = torch.zeros(self.task.n, *self.model.graph.valid.shape, dtype=torch.float64)
+        for group in groups:
+            rows = [self.model.graph.source_index(name) for name in group]
+            for node in quadrature_nodes(STEPS):
+                at = {name: self.clean[name] + (1 - node.alpha) * differences[name] for name in group}
+                part = literal.scores(self.model, differences, self.gradients(at), self.task.lengths)
+                found[:, rows] += node.weight * part[:, rows]
+        return found
+
+    def scores_before_norms(self, layer: int, *, tangent: bool) -> Tensor:
+        """Heads of a block move along straight lines of what they give to the norm behind them.
+
+        With `tangent` a head's change of it goes through the norm's derivative, by autograd.
+        """
+        block, names = self.model.blocks[layer], [f"a{layer}.h{head}" for head in range(self.model.n_heads)]
+        norm = block.branch_norm
+        assert norm is not None
+        weight = block.out.weight.detach().T.unflatten(0, (self.model.n_heads, -1))  # type: ignore[union-attr, operator]
+
+        def written(tokens: Tensor) -> Tensor:
+            with torch.no_grad(), self.model.tracing() as trace:
+                self.model.forward(tokens)
+            z = trace.head_z[layer].unflatten(-1, (self.model.n_heads, -1))
+            return torch.einsum("bphc,hcd->hbpd", z, weight)
+
+        clean, corrupted = written(self.task.clean), written(self.task.corrupted)
+        found = torch.zeros(self.task.n, *self.model.graph.valid.shape, dtype=torch.float64)
+        for node in quadrature_nodes(STEPS):
+            y = (corrupted + node.alpha * (clean - corrupted)).sum(0)
+            at = {name: torch.zeros_like(y) for name in names} | {names[0]: norm(y)}
+            gradients = self.gradients(at)
+            moved = dict.fromkeys(self.clean, torch.zeros_like(y))
+            for head, name in enumerate(names):
+                change = corrupted[head] - clean[head]
+                moved[name] = torch.autograd.functional.jvp(norm, y, change)[1] if tangent else change
+            found += node.weight * literal.scores(self.model, moved, gradients, self.task.lengths)
+        return found
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+def test_integrals_over_activations_equal_their_twin(model: Model, task: PairTask, treatment: str) -> None:
+    found = discover(
+        model, task, "eap-ig-activations", steps=STEPS, per_example=True, post_norm=treatment
+    ).per_example
+    assert found is not None
+    twin = Twin(model.treating("frozen") if treatment == "frozen" else model, task)
+    heads = [[f"a{layer}.h{head}" for head in range(model.n_heads)] for layer in range(model.n_layers)]
+    others = [["input"], *([f"m{layer}"] for layer in range(model.n_layers))]
+    expected = twin.scores(others)
+    if treatment in ("exact", "frozen"):
+        expected += twin.scores(heads)
+    else:
+        for layer in range(model.n_layers):
+            expected += twin.scores_before_norms(layer, tangent=treatment == "per-target")
+    near(found, expected)
+
+
+@pytest.mark.parametrize("treatment", ["exact", "per-target"])
+def test_integrals_over_the_heads_of_a_block_are_complete(
+    model: Model, task: PairTask, treatment: str
+) -> None:
+    """All scores out of a block's heads add up to the damage of ablating these heads together."""
+    scores = discover(model, task, "eap-ig-activations", steps=60, post_norm=treatment).values
+    rows = slice(model.graph.head_source(1), model.graph.head_source(1) + model.n_heads)
+    mask = model.graph.valid.clone()
+    mask[rows] = False
+    runs = CircuitRuns(model.treating(treatment), task, Circuit(graph=model.graph, mask=mask))
+    damage = float((runs.margins("full") - runs.margins("keep")).mean())
+    assert float(scores[rows].double().sum()) == pytest.approx(damage, rel=2e-3)
+
+
+# --------------------------------------------------------------------------- the column of the logits
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+@pytest.mark.parametrize("ablation", ["resample", "mean"])
+def test_output_scores_are_a_column_under_each_treatment(
+    model: Model, task: PairTask, treatment: str, ablation: str
+) -> None:
+    treated = model.treating(treatment)
+    whole = discover(treated, task, "eap-ig-inputs", ablation=ablation, steps=STEPS).values
+    near(output_scores(treated, task, ablation=ablation, steps=STEPS).values, whole[:, -1])
+
+
+# ---------------------------------------------------------------- what cuts nothing knows no treatment
+
+
+def scores_without_cuts(model: Model, task: PairTask) -> dict[str, Any]:
+    """Values and provenance of everything that reads a model without cutting edges."""
+    outputs = head_outputs(model, task)
+    routes = discover(model, task, "ifr")
+    found: dict[str, Any] = {"ifr": (routes.values, routes.provenance)}
+    heads = {
+        "direct": direct_attribution(model, outputs, margin_directions(model, task)),
+        "attribution": attribution_patching(model, task),
+        "ov-norm": weight_scores(model)["ov-spectral-norm"],
+    } | {
+        name: discover_heads(model, task, name)
+        for name in ("dla", "attribution-patching", "activation-magnitude", "drop-effect", "spectral-norm")
+    }
+    return found | {name: (torch.from_numpy(each.values), each.provenance) for name, each in heads.items()}
+
+
+def test_scores_that_cut_nothing_do_not_depend_on_the_treatment(model: Model, task: PairTask) -> None:
+    expected = scores_without_cuts(model, task)
+    for treatment in TREATMENTS:
+        for name, (values, provenance) in scores_without_cuts(model.treating(treatment), task).items():
+            torch.testing.assert_close(values, expected[name][0], rtol=0, atol=0, msg=f"{name}, {treatment}")
+            assert provenance == expected[name][1], (name, treatment)
+            assert "post_norm" not in provenance["model"], name
+
+
+def test_direct_attribution_adds_up_to_the_margin(model: Model, task: PairTask) -> None:
+    """`additivity_gap` is checked inside; heads before the norm would miss the margin by far."""
+    found = discover_heads(model.treating("per-target"), task, "dla")
+    assert found.details["additivity_gap"] < 1e-5
+
+
+# ------------------------------------------------------------------------------- number types below float32
+
+
+def test_gains_of_one_plus_weight_keep_their_digits_in_bfloat16() -> None:
+    block = tiny("gemma2", torch.bfloat16).blocks[0]
+    assert block.branch_norm is not None
+    for norm in (block.attention_norm, block.branch_norm):
+        weight: Tensor = norm.module.weight  # type: ignore[union-attr, assignment]
+        assert norm.gain is not None
+        torch.testing.assert_close(norm.gain, 1 + weight.detach().float(), rtol=0, atol=0)
+    plain = block.out.weight.detach().float().T.unflatten(0, (4, 6))  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(block.out_weight(), plain * block.branch_norm.gain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+def test_drift_compares_one_treatment(task: PairTask, treatment: str) -> None:
+    half = tiny("gemma2", torch.bfloat16)
+    wide = load_model(copy.deepcopy(half.module).float())
+    low, high = (discover(each, task, "eap", post_norm=treatment) for each in (half, wide))
+    drift = float((low.values - high.values).norm() / high.values.norm())
+    assert 0 < drift < 0.1
+    assert low.details["drift"] == pytest.approx(drift, rel=1e-4)
+
+
+def test_drift_is_left_out_by_name_where_the_copy_does_not_fit(task: PairTask) -> None:
+    model = tiny("gemma2", torch.bfloat16)
+    details = discover(model, task, "eap", memory=4 * model.n_parameters - 1).details
+    assert math.isnan(details["drift"])
+    assert "a float32 copy of" in details["drift_reason"]
+    assert "drift_reason" not in discover(model, task, "eap", memory=4 * model.n_parameters).details
