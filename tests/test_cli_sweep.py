@@ -152,6 +152,7 @@ def test_a_wrong_plan_ends_with_2(tmp_path: Path, text: str, message: str) -> No
         (["--devices", "cuda:77"], "device 'cuda:77' does not exist"),
         (["--devices", "cuda:0", "--device", "cpu"], "--devices does not go together with --device"),
         (["--devices", "cuda:0", "--ray", "local"], "--ray, which deals out GPUs itself"),
+        (["--device", "cuda:1", "--ray", "local"], "--device is 'cuda:1', but Ray deals out GPUs itself"),
     ],
 )
 def test_devices_that_cannot_be_dealt_to_are_refused(

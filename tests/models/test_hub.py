@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from assay.models import load_model
@@ -103,6 +104,17 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, content, ETag=etag, X_Repo_Commit=commit)
 
 
+def draw_adapter(folder: Path, **entries: str) -> None:
+    """An adapter of `mini` as PEFT saves it, without a tokenizer."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+    peft.get_peft_model(load_model("mini", device="cpu").module, config).save_pretrained(folder)
+    file, base = folder / "adapter_config.json", entries["base"]
+    named = {"base_model_name_or_path": base, "revision": entries["revision"]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | named))
+
+
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     folder = tmp_path_factory.mktemp("hub")
@@ -120,6 +132,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         file = f"model-{number:05}-of-00002.safetensors"
         save_file({each: weights[each] for each in half}, folder / "acme/sharded" / file, {"format": "pt"})
         places |= dict.fromkeys(half, file)
+    draw_adapter(folder / "acme/adapter", base="acme/tiny", revision="step3000")
     index = {"metadata": {}, "weight_map": places}
     (folder / "acme/sharded/model.safetensors.index.json").write_text(json.dumps(index))
     served = Hub(folder)
@@ -183,6 +196,7 @@ def answers(hub: Hub, cache: Path) -> dict[str, dict[str, Any]]:
         "sharded": {"source": "acme/sharded"},
         "token": {"source": "acme/gated", "token": "let-me-in"},
         "gated": {"source": "acme/gated", "revision": "step3000"},
+        "adapter": {"source": "acme/adapter"},
         "missing": {"source": "acme/missing"},
         "wrong revision": {"source": "acme/tiny", "revision": "step4000"},
         "pickled": {"source": "acme/pickled"},
@@ -200,6 +214,14 @@ def test_a_repository_loads_like_its_directory(answers: dict[str, dict[str, Any]
     assert answers["token"] == expected | {"id": "acme/gated", "revision": COMMIT}
 
 
+def test_an_adapter_is_fetched_with_the_base_it_names(answers: dict[str, dict[str, Any]]) -> None:
+    found, mini = answers["adapter"], load_model("mini")
+    assert (found["id"], found["revision"], found["tokens"]) == ("acme/adapter", COMMIT, len(mini.tokenizer))
+    assert found["base"] == {"id": "acme/tiny", "revision": STEP, "weight_hash": mini.weight_hash}
+    assert found["adapters"]["default"]["type"] == "LORA"
+    assert found["weight_hash"] != mini.weight_hash
+
+
 def test_only_what_is_read_is_fetched(hub: Hub, answers: dict[str, dict[str, Any]]) -> None:
     assert "model.safetensors" in hub.paths("acme/tiny")
     for repository in ("tiny", "pickled"):
@@ -213,6 +235,7 @@ def test_only_what_is_read_is_fetched(hub: Hub, answers: dict[str, dict[str, Any
 def test_tokens_are_sent_and_not_kept(hub: Hub, cache: Path, answers: dict[str, dict[str, Any]]) -> None:
     sent = {authorisation for _, path, authorisation in hub.asked if "/acme/tiny/" in path}
     assert sent == {"Bearer of-the-environment"}
+    assert "adapter_model.safetensors" in hub.paths("acme/adapter")
     assert "Bearer let-me-in" in {authorisation for _, path, authorisation in hub.asked if "gated" in path}
     assert "let-me-in" not in json.dumps(answers)
 

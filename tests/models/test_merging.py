@@ -61,6 +61,7 @@ def test_the_merged_model_computes_what_the_adapted_one_does(
     assert float((wanted - before).abs().max()) > 1e-2
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
     assert model.weight_hash != hash_before
+    assert model.describe()["base"] == {"id": type(base).__name__, "weight_hash": hash_before}
     assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
     mine, theirs = model.module.get_input_embeddings().weight, module.get_input_embeddings().weight
     assert mine.data_ptr() == theirs.data_ptr(), "what no adapter changes is shared"
@@ -109,6 +110,32 @@ def test_an_adapter_on_disk_is_merged_into_the_model_it_names(folders: Path) -> 
         model.module(IDS).logits.detach(), torch.load(folders / "logits"), rtol=1e-6, atol=1e-6
     )
     assert model.describe()["adapters"]["default"]["scaling"] == [pytest.approx(7 / 3)]
+    base = load_model(folders / "base", device="cpu")
+    assert model.describe()["base"] == {"id": "base", "weight_hash": base.weight_hash}
+
+
+@pytest.mark.filterwarnings("ignore:Adapter 'default'.* invalid shape")  # PEFT, of the biases
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"use_rslora": True}),
+        ("llama", {"use_dora": True}),
+        ("llama", {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"up_proj": 11}}),
+        ("llama", {"layers_to_transform": [1], "layers_pattern": "layers"}),
+        ("llama", {"target_modules": "all-linear", "exclude_modules": ["k_proj", "gate_proj"]}),
+        ("gpt2", LORA_BIAS),
+    ],
+)
+def test_settings_on_disk_that_change_the_function_are_honoured(
+    family: str, settings: dict[str, Any], tiny_module: Callable[..., nn.Module], tmp_path: Path
+) -> None:
+    base = deepcopy(tiny_module(family, torch.float64))
+    base.save_pretrained(tmp_path / "base")
+    module = adapted(base, **settings)
+    module.save_pretrained(tmp_path / "adapter")
+    change(tmp_path, base_model_name_or_path="../base")
+    found = load_model(tmp_path / "adapter", device="cpu").module(IDS).logits
+    torch.testing.assert_close(found.detach(), module(IDS).logits.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_other_adapters_are_refused_by_name(folders: Path, tiny_module: Callable[..., nn.Module]) -> None:
@@ -117,6 +144,12 @@ def test_other_adapters_are_refused_by_name(folders: Path, tiny_module: Callable
         ({"modules_to_save": ["lm_head"]}, "LORA with modules_to_save"),
         ({"megatron_config": {"a": 1}}, "LORA with megatron_config"),
         ({"init_lora_weights": "pissa"}, "LORA with init_lora_weights"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "LORA with layer_replication"),
+        ({"bias": "all"}, "LORA with bias"),
+        (
+            {"use_newest": True, "warped": {"by": 2}},
+            r"LORA with use_newest, warped \(a setting this version does not know\)",
+        ),
     ):
         file = folders / "adapter" / "adapter_config.json"
         original = file.read_text()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -125,6 +126,46 @@ def test_work_that_ray_workers_cannot_load_ends_the_sweep(tmp_path: Path) -> Non
     absent.__module__ = "work_functions"
     with pytest.raises(AssayError, match=r"workers cannot load their work:(.|\n)*absent"):
         run_jobs([job("j")], tmp_path, executor=RayWorkers("local", 1), work=absent)
+
+
+GPUS_OF_A_CLUSTER = """
+import sys
+import ray
+from assay.core.errors import AssayError
+from assay.pipeline.cluster import RayWorkers
+from assay.pipeline.limits import Limits
+
+ray.init(num_cpus=4, num_gpus=int(sys.argv[1]), include_dashboard=False, log_to_driver=False)
+for asked in (None, 0, 1):
+    workers = RayWorkers("auto", gpus=asked)
+    try:
+        each = workers.connect(Limits())
+    except AssayError as error:
+        print(asked, error)
+        continue
+    workers.start(len, "", Limits(), 8)
+    print(asked, each, len(workers._workers))
+    workers.close()
+ray.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "lines"),
+    [
+        ("2", ["None 1 2", "0 0 4", "1 1 2"]),
+        ("0", ["None 0 4", "0 0 4", "1 each worker is to have 1 GPU, but the Ray cluster has 0"]),
+    ],
+)
+def test_the_gpus_of_a_cluster_decide_not_those_of_this_machine(there: str, lines: list[str]) -> None:
+    """PyTorch here sees none; Ray counts what its nodes say they have."""
+    found = subprocess.run(
+        [sys.executable, "-c", GPUS_OF_A_CLUSTER, there], capture_output=True, text=True, timeout=240
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    said = [line for line in found.stdout.splitlines() if line[:1] in "N01"]
+    assert len(said) == 3
+    assert all(line.startswith(wanted) for line, wanted in zip(said, lines, strict=True)), said
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

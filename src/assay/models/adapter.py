@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -37,6 +37,15 @@ T = TypeVar("T")  # a task, whose types live beside this package
 FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)
 
 
+def hash_weights(facts: Mapping[str, Any], parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 over facts and parameters, in order: names, shapes, types, bytes (16 hex digits)."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    for name, parameter in parameters:
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
 class Model:
     """A supported transformer with its graph. Make one with `load_model`.
 
@@ -48,7 +57,8 @@ class Model:
         id: Hub id, directory name, `mini`, or the class name of a live module.
         preprocessing: For an image classifier, what was stored with it about resizing and normalising
             (`preprocessor_config.json`, or timm's `pretrained_cfg`); None if nothing was.
-        origin: Where the weights come from, beyond their hash: commit of a hub repository, adapters.
+        origin: Where the weights come from, beyond their hash: commit of a hub repository, adapters and their
+            base.
     """
 
     def __init__(
@@ -181,12 +191,7 @@ class Model:
         parameters = sorted(self.module.named_parameters())
         state = tuple((parameter.data_ptr(), parameter._version) for _, parameter in parameters)
         if self._hashed is None or self._hashed[0] != state:
-            facts = self.family.facts(self.module)
-            digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-            for name, parameter in parameters:
-                digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-            self._hashed = (state, digest.hexdigest()[:16])
+            self._hashed = (state, hash_weights(self.family.facts(self.module), parameters))
         return self._hashed[1]
 
     def __repr__(self) -> str:

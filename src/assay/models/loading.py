@@ -10,7 +10,7 @@ from torch import nn
 
 from assay.core.errors import FileFormatError, InputError
 from assay.core.untrusted import malformed
-from assay.models.adapter import Model
+from assay.models.adapter import Model, hash_weights
 from assay.models.conformance import check_conformance
 from assay.models.families import timm_vit
 from assay.models.hub import Repository, check_revision, fetch_description
@@ -105,7 +105,14 @@ def load_model(
         )
         tokenizer = tokenizer or stored_tokenizer(path) or start.tokenizer
         adapted, preprocessing = attach(start.module, path), start.preprocessing
-        return _merged(adapted, tokenizer=tokenizer, name=name, preprocessing=preprocessing, origin=origin)
+        return _merged(
+            adapted,
+            tokenizer=tokenizer,
+            name=name,
+            preprocessing=preprocessing,
+            origin=origin,
+            base={"id": start.id, **start.origin},
+        )
     if not named and not (path / "config.json").is_file():
         raise FileFormatError(f"{path} has no config.json; expected a directory written by save_pretrained")
     location = text if named else str(path)
@@ -167,15 +174,19 @@ def _merged(
     name: str | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     origin: Mapping[str, Any] = MappingProxyType({}),
+    base: Mapping[str, Any] | None = None,
 ) -> Model:
-    """A model with its adapters merged on a copy."""
+    """A model with its adapters merged on a copy; `base` says where the model without them comes from."""
     merged = merge_adapters(adapted)
+    kind = type(merged.module).__name__
+    facts = family_of(merged.module).facts(merged.module)
+    based_on = {**(base or {"id": kind}), "weight_hash": hash_weights(facts, sorted(merged.base.items()))}
     model = _bound(
         merged.module.eval(),
         tokenizer=tokenizer,
-        name=name or type(merged.module).__name__,
+        name=name or kind,
         preprocessing=preprocessing,
-        origin={**origin, "adapters": merged.adapters},
+        origin={**origin, "adapters": merged.adapters, "base": based_on},
     )
     check_merged(model, adapted)
     return model

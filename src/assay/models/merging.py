@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from assay.core.errors import FileFormatError, MissingExtraError, UnsafeFileError, UnsupportedModelError
 from assay.core.untrusted import MALFORMED, printable, refuse_pickle
@@ -55,6 +55,26 @@ _REFUSED = frozenset(
         "lora_ga_config",
         "loftq_config",
         "corda_config",
+        "ensure_weight_tying",
+    ]
+)
+# Settings of training, or of where an adapter comes from; `bias` and `init_lora_weights` are looked at apart.
+_WITHOUT_EFFECT = frozenset(
+    [
+        "task_type",
+        "peft_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "lora_dropout",
+        "bias",
+        "init_lora_weights",
+        "megatron_core",
+        "eva_config",
+        "qalora_group_size",
+        "runtime_config",
     ]
 )
 # Starts that leave the base model as it is.
@@ -69,10 +89,12 @@ class Merged:
     Attributes:
         module: The merged module; what no adapter changes is shared with the adapted one.
         adapters: Facts by name of adapter: its kind, scalings and a hash of its weights.
+        base: Parameters of the model without its adapters, by the names they have there.
     """
 
     module: nn.Module
     adapters: Mapping[str, Any]
+    base: Mapping[str, Tensor]
 
 
 def is_adapted(module: nn.Module) -> bool:
@@ -111,8 +133,13 @@ def merge_adapters(adapted: Any) -> Merged:
     changed = {id(each) for layer in layers for each in (*layer.parameters(), *layer.buffers())}
     shared = [each for each in (*adapted.parameters(), *adapted.buffers()) if id(each) not in changed]
     own = copy.deepcopy(adapted, {id(each): each for each in shared})
+    base = {
+        name.replace(".base_layer.", "."): parameter
+        for name, parameter in adapted.get_base_model().named_parameters()
+        if "lora_" not in name
+    }
     try:
-        return Merged(module=own.merge_and_unload(progressbar=False), adapters=facts)
+        return Merged(module=own.merge_and_unload(progressbar=False), adapters=facts, base=base)
     except MALFORMED as error:
         raise UnsupportedModelError(
             f"PEFT cannot merge the adapters of {type(adapted).__name__}: {printable(str(error))[:300]}"
@@ -210,11 +237,14 @@ def attach(module: nn.Module, directory: Path) -> nn.Module:
             "pip install 'assay[adapters]'"
         ) from error
     config, file = read_json(directory / CONFIG), directory / WEIGHTS
-    kind, more = config.get("peft_type"), sorted(name for name in _REFUSED if config.get(name))
+    served = _READ | _WITHOUT_EFFECT
+    kind, more = config.get("peft_type"), sorted(name for name in config.keys() - served if config[name])
     if config.get("init_lora_weights") not in _STARTS:
         more.append("init_lora_weights")
     if kind != "LORA" or more or config.get("bias", "none") != "none":
-        what = f"{printable(str(kind))[:40]} with {', '.join(more or ['bias'])}" if kind == "LORA" else kind
+        settings = ", ".join(printable(name)[:60] for name in more or ["bias"])
+        unknown = " (a setting this version does not know)" if set(more) - _REFUSED - served else ""
+        what = f"LORA with {settings}{unknown}" if kind == "LORA" else printable(str(kind))[:40]
         raise UnsupportedModelError(
             f"{directory} is an adapter of the kind {what}; only LoRA and DoRA are merged. Merge it with "
             "PEFT (merge_and_unload()) and save the model"

@@ -44,13 +44,13 @@ class RayWorkers(Executor):
         address: `local` starts Ray on this machine, for this sweep alone; `auto` and `HOST:PORT` join a
             cluster that runs. Where Ray is in use in this process already, that is used.
         n: How many workers; default: what the limits say, and on a cluster as many as it has room for.
-        gpus: How many GPUs each asks Ray for; it then sees those alone.
+        gpus: How many GPUs each asks Ray for; it then sees those alone. None: one if the cluster has any.
 
     Raises:
         MissingExtraError: If Ray is not installed.
     """
 
-    def __init__(self, address: str = "auto", n: int | None = None, gpus: int = 0) -> None:
+    def __init__(self, address: str = "auto", n: int | None = None, gpus: int | None = None) -> None:
         self._address, self._n, self._gpus = address, n, gpus
         self._ray = _ray(alone=address == LOCAL)
         self._workers: list[_Actor] = []
@@ -58,11 +58,30 @@ class RayWorkers(Executor):
 
     def start(self, work: Work, location: str, limits: Limits, most: int) -> None:
         self._work, self._location, self._limits = reference(work), location, limits
-        if not self._ray.is_initialized():
-            self._connect(limits)
+        self.connect(limits)
         self._workers = [self._actor() for _ in range(min(self._n or self._room(limits), most))]
         self._none_since = time.monotonic()
         self._stillborn = 0
+
+    def connect(self, limits: Limits) -> int:
+        """Join the cluster, or start Ray here, unless that is done.
+
+        Returns:
+            GPUs that each worker asks for. This process may have none of those that the cluster has.
+
+        Raises:
+            AssayError: If the cluster cannot be reached, or has fewer than each worker was to have.
+        """
+        if not self._ray.is_initialized():
+            self._connect(limits)
+        there = int(self._ray.cluster_resources().get("GPU", 0))
+        self._gpus = min(1, there) if self._gpus is None else self._gpus
+        if self._gpus > there:
+            raise AssayError(
+                f"each worker is to have {self._gpus} GPU, but the Ray cluster has {there}; use --device "
+                "cpu, or add a node with a GPU"
+            )
+        return self._gpus
 
     @property
     def free(self) -> int:
@@ -147,10 +166,10 @@ class RayWorkers(Executor):
 
     def _room(self, limits: Limits) -> int:
         """Workers for a sweep that names no number."""
-        if self._address == LOCAL or limits.workers is not None:
+        if limits.workers is not None:
             return limits.n_workers
         there = self._ray.cluster_resources()
-        room = there.get("CPU", 1) // limits.threads
+        room = limits.n_workers if self._address == LOCAL else there.get("CPU", 1) // limits.threads
         return max(1, int(min(room, there.get("GPU", 0) // self._gpus) if self._gpus else room))
 
     def _connect(self, limits: Limits) -> None:

@@ -13,13 +13,13 @@ from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
 from assay.discovery.edges import EdgeMethod, get_method
 from assay.execution.forward import assumed_memory
-from assay.models import Model, load_model
-from assay.models.placing import number_type
+from assay.models import Model
 from assay.pipeline.cost import run_bytes, weight_bytes
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
+from assay.pipeline.models import model_at
 from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
 from assay.pipeline.prompts import Division
 from assay.pipeline.ranking import lineup
@@ -57,7 +57,7 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
     for name in plan.models:
         location = plan.locate(name)
         source = {"model": location, **placed}
-        model = load_model(location, device=device, dtype=number_type(dtype))
+        model = model_at(location, device, dtype)
         _check_sizes(plan, model, name)
         for task in plan.tasks:
             for seed in plan.seeds:
@@ -308,7 +308,7 @@ def _check_sizes(plan: Plan, model: Model, name: str) -> None:
 
 def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[str, ...]) -> Iterator[Job]:
     """A circuit from a file, and its measurements."""
-    model = load_model(source["model"], device=source["device"], dtype=number_type(source["dtype"]))
+    model = model_at(source["model"], source["device"], source["dtype"])
     path = plan.locate(job.circuit)
     if not Path(path).is_file():
         raise InputError(f"[[job]] {job.name!r}: circuit file {path} does not exist")

@@ -23,11 +23,11 @@ from assay.discovery.edges.method import Choices, join_parts
 from assay.discovery.edges.running import Asked, resolve
 from assay.execution.forward import assumed_memory
 from assay.models import Model, load_model
-from assay.models.placing import number_type
 from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.discovery import discovery_stage
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.inputs import draw_inputs
+from assay.pipeline.models import model_at
 from assay.pipeline.prompts import Division
 from assay.pipeline.ranking import Lineup, keep_ranking, lineup
 from assay.pipeline.runs import RunSettings, measurement_stage
@@ -128,7 +128,7 @@ def warm_up() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _model(source: str, device: str | None, dtype: str | None) -> Model:
-    return load_model(source, device=device, dtype=number_type(dtype))
+    return model_at(source, device, dtype)
 
 
 @functools.lru_cache(maxsize=4)

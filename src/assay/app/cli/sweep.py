@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +31,7 @@ from assay.app.running import Computing, Placed, check_outputs
 
 if TYPE_CHECKING:
     from assay.pipeline.jobs import Job
+    from assay.pipeline.limits import Limits
     from assay.pipeline.plan import Plan
     from assay.pipeline.progress import Report, SweepProgress
     from assay.pipeline.schedule import Executor, SweepOutcome
@@ -54,14 +55,21 @@ class SweepSettings(Computing, Placed, Typed):
     ray: Annotated[str | None, RUNNING, Parameter(metavar="ADDRESS")] = None
 
     def dealt(self) -> list[str]:
-        """The CUDA devices that jobs are dealt to; none on a CPU.
+        """The CUDA devices of this machine that jobs are dealt to; none on a CPU or on Ray.
 
         Raises:
-            InputError: For --devices that are not there, are no CUDA devices, or come with --device or --ray.
+            InputError: For --devices that are not there, are no CUDA devices, or come with --device or --ray;
+                for a --device of one GPU with --ray.
         """
         from assay.core.errors import InputError
         from assay.pipeline import check_options
 
+        if self.devices is None and self.ray is not None:
+            if self.device not in ("auto", "cpu", "cuda"):
+                raise InputError(
+                    f"--device is {self.device!r}, but Ray deals out GPUs itself; give auto, cpu or cuda"
+                )
+            return []
         if self.devices is None:
             placed = self.place(lambda text: None)
             return [placed] if placed is not None and placed.startswith("cuda") else []
@@ -87,9 +95,8 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
         settings: The options.
     """
     from assay.pipeline.expand import expand
-    from assay.pipeline.outcome import keep_sweep
+    from assay.pipeline.models import models_run_on
     from assay.pipeline.plan_file import read_plan
-    from assay.pipeline.schedule import run_jobs
 
     read = read_plan(plan)
     devices = settings.dealt()
@@ -98,15 +105,24 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     if workers:
         limits = read.limits.model_copy(update={"workers": workers})
         read = read.model_copy(update={"limits": limits})
-    device = "cuda:0" if devices else settings.place()  # a worker sees its own alone
-    executor = _executor(settings.ray, devices)
     if not settings.dry_run:
         check_outputs(settings)
-    note(f"{read.name}: loading models and tasks ...")
-    jobs = expand(read, device=device, dtype=settings.dtype_name)
-    if settings.dry_run:
-        _show_cost(settings, read, jobs)
-        return 0
+    with closing(_executor(settings.ray, settings.device, devices)) as executor:
+        place = _placed(settings, executor, devices, read.limits)
+        note(f"{read.name}: loading models and tasks ...")
+        with models_run_on(place.here):
+            jobs = expand(read, device=place.jobs, dtype=settings.dtype_name)
+            if settings.dry_run:
+                _show_cost(settings, read, jobs)
+                return 0
+        return _run(settings, read, jobs, executor)
+
+
+def _run(settings: SweepSettings, read: "Plan", jobs: "Sequence[Job]", executor: "Executor") -> int:
+    """Run the jobs that are left, and show what became of them."""
+    from assay.pipeline.outcome import keep_sweep
+    from assay.pipeline.schedule import run_jobs
+
     store = settings.open_store()
     with _progress() as progress, _interrupted_by_sigterm():
         outcome = run_jobs(
@@ -122,14 +138,49 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     return 0 if outcome.ok else 1
 
 
-def _executor(ray: str | None, devices: Sequence[str]) -> "Executor":
+def _executor(ray: str | None, device: str, devices: Sequence[str]) -> "Executor":
     from assay.pipeline.local import LocalWorkers
 
     if ray is None:
         return LocalWorkers(devices=devices)
     from assay.pipeline.cluster import RayWorkers
 
-    return RayWorkers(ray, gpus=1 if devices else 0)
+    return RayWorkers(ray, gpus={"cpu": 0, "cuda": 1}.get(device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where models run: `jobs` as their workers see it, `here` in this process where that differs."""
+
+    jobs: str | None
+    here: str | None = None
+
+
+def _placed(
+    settings: SweepSettings, executor: "Executor", devices: Sequence[str], limits: "Limits"
+) -> _Place:
+    """Where jobs and this process run models. Ray is asked what it has: it may have GPUs that are not here.
+
+    Raises:
+        InputError: If the number type would be another one here than in the workers.
+    """
+    if settings.ray is None:
+        # A worker sees the one it was dealt alone.
+        return _Place(jobs="cuda:0", here=devices[0]) if devices else _Place(jobs=settings.place())
+    from assay.core.errors import InputError
+    from assay.models.placing import accelerator
+    from assay.pipeline.cluster import RayWorkers
+
+    assert isinstance(executor, RayWorkers)
+    if not executor.connect(limits):
+        return _Place(jobs="cpu")
+    here = accelerator()
+    if here is None and settings.dtype_name is None:
+        raise InputError(
+            "workers on Ray get a GPU each, where models keep the number type of their checkpoint, but this "
+            "machine has none and would read them in float32; give --dtype, or --device cpu"
+        )
+    return _Place(jobs="cuda:0", here=str(here or "cpu"))
 
 
 # ---- before -------------------------------------------------------------------------------------
