@@ -8,9 +8,10 @@ import literal
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.circuits import Circuit
+from assay.core.errors import InputError
 from assay.discovery.edges import discover, quadrature_nodes
 from assay.discovery.edges.outputs import output_scores
 from assay.discovery.heads import (
@@ -22,6 +23,7 @@ from assay.discovery.heads import (
     weight_scores,
 )
 from assay.execution import CircuitRuns
+from assay.metrics import measure
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -247,3 +249,95 @@ def test_drift_is_left_out_by_name_where_the_copy_does_not_fit(task: PairTask) -
     assert math.isnan(details["drift"])
     assert "a float32 copy of" in details["drift_reason"]
     assert "drift_reason" not in discover(model, task, "eap", memory=4 * model.n_parameters).details
+
+
+# ------------------------------------------------------------------------------------- runs made earlier
+
+
+def test_runs_of_one_treatment_are_not_measured_under_another(model: Model, task: PairTask) -> None:
+    circuit = Circuit.random(model.graph, 20, seed=0)
+    frozen = CircuitRuns(model.treating("frozen"), task, circuit)
+    shared = measure(circuit, model, task, "kl", runs=frozen, post_norm="frozen")
+    assert shared.value == measure(circuit, model, task, "kl", post_norm="frozen").value
+    message = r"made with post_norm='frozen', but post_norm='per-target' .* model\.treating\('per-target'\)"
+    with pytest.raises(InputError, match=message):
+        measure(circuit, model, task, "kl", runs=frozen, post_norm="per-target")
+    with pytest.raises(InputError, match="made for another circuit, model or task"):
+        measure(circuit, model, task, "kl", runs=frozen)
+
+
+# ------------------------------------------------------------------------------------------ relp, by a twin
+
+
+class RuledNorm(nn.Module):
+    """LN rule: divided by a constant."""
+
+    def __init__(self, native: Any, *, plus_one: bool) -> None:
+        super().__init__()
+        self.weight, self.plus_one = native.weight, plus_one
+        self.eps = native.eps if hasattr(native, "eps") else native.variance_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt().detach()
+        return x * scale * (self.weight + 1 if self.plus_one else self.weight)
+
+
+class RuledActivation(nn.Module):
+    """Identity rule: multiplied by a constant."""
+
+    def __init__(self, native: nn.Module) -> None:
+        super().__init__()
+        self.native = native
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.native(x) / x).detach()
+
+
+class Halved(nn.Module):
+    """Half rule: one half of the product that is read counts, the other is a constant."""
+
+    def __init__(self, native: nn.Module) -> None:
+        super().__init__()
+        self.native = native
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.native(x / 2 + (x / 2).detach())
+
+
+def ruled(model: Model) -> Model:
+    """A copy whose modules are the linear parts that the rules make of them, under a constant 1/rms."""
+    module = copy.deepcopy(model.module)
+    for path, part in list(module.named_modules()):
+        name = type(part).__name__
+        if name.endswith("RMSNorm"):
+            module.set_submodule(path, RuledNorm(part, plus_one=name.startswith("Gemma")))
+        elif path.endswith("act_fn"):
+            module.set_submodule(path, RuledActivation(part))
+        elif path.endswith("down_proj"):
+            module.set_submodule(path, Halved(part))
+    return load_model(module.eval()).treating("frozen")
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+def test_relevance_equals_its_twin(model: Model, task: PairTask, treatment: str) -> None:
+    twin = Twin(ruled(model), task)
+    gradients = twin.gradients({})
+    moved = {name: twin.corrupted[name] - twin.clean[name] for name in twin.clean}
+    if treatment in ("per-target", "eap-ig"):
+        for layer, block in enumerate(model.blocks):
+            with torch.no_grad():
+                traces = []
+                for tokens in (task.clean, task.corrupted):
+                    with model.tracing() as trace:
+                        model.forward(tokens)
+                    traces.append(trace)
+            z = (traces[1].head_z[layer] - traces[0].head_z[layer]).unflatten(-1, (model.n_heads, -1))
+            factor: Tensor | float = 1.0
+            if treatment == "per-target":
+                factor = traces[0].scale[layer] * block.branch_norm.gain  # type: ignore[union-attr]
+            weight = block.out.weight.detach().T.unflatten(0, (model.n_heads, -1))  # type: ignore[union-attr, operator]
+            for head in range(model.n_heads):
+                moved[f"a{layer}.h{head}"] = z[..., head, :] @ weight[head] * factor
+    found = discover(model, task, "relp", per_example=True, post_norm=treatment).per_example
+    assert found is not None
+    near(found, literal.scores(twin.model, moved, gradients, task.lengths).detach())

@@ -55,7 +55,7 @@ def measure(
         batch_size: Examples per pass; None fits it to free memory. Never changes a result.
         seed: Root of resampling, random circuits and noise.
         runs: Runs of this circuit on this task made earlier, to share their forward passes; ablation,
-            objective, batch size and seed are then theirs.
+            objective, batch size, seed and treatment of norms are then theirs.
         random_circuits: Also measure this many random circuits of equal size (as many random edges, or
             heads for a head circuit) and the empty one: `baseline`. Each costs one run, 20 are customary.
         post_norm: Treatment of norms behind branches; see `Model.treating`. With another than `exact`,
@@ -94,9 +94,21 @@ def measure(
         runs = CircuitRuns(
             model, task, circuit, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
         )
-    elif runs.circuit != circuit or runs.model is not model or runs.task is not task:
-        raise InputError("runs= was made for another circuit, model or task; remove it")
+    else:
+        _check_runs(runs, circuit, model, task, post_norm)
     return measure_runs(runs, metric, random_circuits=random_circuits, **options)
+
+
+def _check_runs(runs: CircuitRuns, circuit: Circuit, model: Model, task: Task, post_norm: str | None) -> None:
+    """Refuse runs of something else; under another treatment of norms a model is another one."""
+    if post_norm is not None and runs.model.module is model.module and runs.model.post_norm != post_norm:
+        raise InputError(
+            f"runs= were made with post_norm={runs.model.post_norm!r}, but post_norm={post_norm!r} is asked "
+            f"for; make them of model.treating({post_norm!r}), or remove one of the two"
+        )
+    same = runs.model is model or (post_norm is not None and runs.model.module is model.module)
+    if runs.circuit != circuit or not same or runs.task is not task:
+        raise InputError("runs= was made for another circuit, model or task; remove it")
 
 
 def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **options: Any) -> Measurement:

@@ -36,6 +36,7 @@ class ActivationDifferences:
         normed_z: Per block, outputs of the heads at which the norm behind them is differentiated, where
             targets apply it: those of the clean run.
         mlp: Per block `[batch, pos, d_model]`.
+        constant_scale: Whether the scale of such a norm counts as a constant.
     """
 
     model: Model
@@ -43,10 +44,17 @@ class ActivationDifferences:
     z: list[Tensor]
     mlp: list[Tensor]
     normed_z: list[Tensor] = field(default_factory=list)
+    constant_scale: bool = False
 
     @classmethod
     def between(
-        cls, model: Model, clean: Trace, baseline: Baseline, lengths: Int[Tensor, " batch"]
+        cls,
+        model: Model,
+        clean: Trace,
+        baseline: Baseline,
+        lengths: Int[Tensor, " batch"],
+        *,
+        constant_scale: bool = False,
     ) -> "ActivationDifferences":
         """Differences of a batch, zero at padded positions."""
         real = (torch.arange(clean.input.shape[1], device=lengths.device) < lengths[:, None])[..., None]
@@ -62,6 +70,7 @@ class ActivationDifferences:
             z=[difference(b, a).unflatten(-1, heads) for a, b in zip(clean.z, baseline.z, strict=True)],
             mlp=[difference(b, a) for a, b in zip(clean.mlp, baseline.mlp, strict=True)],
             normed_z=clean.z if model.post_norm == "per-target" else [],
+            constant_scale=constant_scale,
         )
 
     def around(self, layer: int, z: Tensor) -> "ActivationDifferences":
@@ -83,11 +92,9 @@ class ActivationDifferences:
             if self.normed_z and block.target_norm is not None:
                 written = self.normed_z[layer][rows].to(first.dtype) @ weight.flatten(0, 1)
                 direction, inverse = block.target_norm.standardise(written)
-                heads.copy_(
-                    block.target_norm.scaled_by_gain(
-                        _tangent(block.target_norm.centre(heads), direction) * inverse
-                    )
-                )
+                change = block.target_norm.centre(heads)
+                change = change if self.constant_scale else _tangent(change, direction)
+                heads.copy_(block.target_norm.scaled_by_gain(change * inverse))
             if graph.mlps:
                 expanded[graph.mlp_source(layer)] = self.mlp[layer][rows]
         return expanded

@@ -22,7 +22,6 @@ from assay.execution import Prepared
 from assay.execution.forward import check_finite
 from assay.models import Block, Model, Norm, Trace
 from assay.models.block import constant_scale, replace_gradient
-from assay.models.conformance import check_heads_apart
 from assay.models.family import submodule
 from assay.tasks import Batch
 
@@ -39,7 +38,7 @@ class Relp(BatchMethod):
 
     | part | rule | coefficient |
     |---|---|---|
-    | LayerNorm, RMSNorm (those of queries and keys too) | LN | the scale 1 / sigma is a constant |
+    | LayerNorm, RMSNorm (of queries, keys, branches too) | LN | the scale 1 / sigma is a constant |
     | activation function f | identity | f(x) / x in the place of f'(x) |
     | linear maps | 0 | the weights, as in the gradient; biases take their share with them |
     | gated MLP, f(gate) * up | half | half of the gradient to either factor |
@@ -95,7 +94,9 @@ class Relp(BatchMethod):
         sums = GradientSums(model, constant_scale=True)
         sums.add(trace, batch.positions, 1.0)
         baseline = prepared.baseline(batch)
-        differences = ActivationDifferences.between(model, trace, baseline, batch.lengths)
+        differences = ActivationDifferences.between(
+            model, trace, baseline, batch.lengths, constant_scale=True
+        )
         return BatchScores(
             scores=sums.contract(differences, batch.positions, per_example=settings.per_example),
             forward=1 + int(settings.ablation.paired),
@@ -135,7 +136,6 @@ def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[
         UnsupportedModelError: If a norm or an MLP is of a kind without a rule; it is named.
     """
     _check_attention(attention)
-    check_heads_apart(model, "relp")
     with ExitStack() as hooks:
 
         def add(module: nn.Module, hook: Callable[..., Tensor | None]) -> None:
@@ -227,19 +227,21 @@ def _norms(model: Model) -> list[Norm]:
     described = [model.final_norm]
     for block in model.blocks:
         described += (block.attention_norm, block.mlp_norm)[: 1 + model.graph.mlps]
+        described += [norm for norm in (block.branch_norm, block.target_norm) if norm is not None]
     norms = {norm.module: norm for norm in described if norm.kind is not None}
     for part in model.module.modules():
-        kind = _norm_kind(part)
+        kind = _norm_kind(part, model)
         if kind is not None and part not in norms:
             norms[part] = Norm(module=part, kind=kind)
     return list(norms.values())
 
 
-def _norm_kind(part: nn.Module) -> Literal["layer", "rms"] | None:
+def _norm_kind(part: nn.Module, model: Model) -> Literal["layer", "rms", "rms1"] | None:
     if isinstance(part, nn.LayerNorm):
         return "layer"
-    # Each architecture of transformers has an RMSNorm class of its own.
-    return "rms" if type(part).__name__.lower().endswith("rmsnorm") else None
+    # Each architecture of transformers has an RMSNorm class of its own, with the same gain in all places.
+    own: Literal["rms", "rms1"] = "rms1" if model.family.norm == "rms1" else "rms"
+    return own if type(part).__name__.lower().endswith("rmsnorm") else None
 
 
 def _mlp_parts(block: Block) -> tuple[nn.Module, nn.Module | None]:
