@@ -193,6 +193,8 @@ def answers(hub: Hub, cache: Path) -> dict[str, dict[str, Any]]:
     calls = {
         "tiny": {"source": "acme/tiny"},
         "tagged": {"source": "acme/tiny", "revision": "step3000"},
+        "named with it": {"source": "acme/tiny@step3000"},
+        "named twice": {"source": "acme/tiny@step3000", "revision": "main"},
         "sharded": {"source": "acme/sharded"},
         "token": {"source": "acme/gated", "token": "let-me-in"},
         "gated": {"source": "acme/gated", "revision": "step3000"},
@@ -210,6 +212,7 @@ def test_a_repository_loads_like_its_directory(answers: dict[str, dict[str, Any]
     expected = {**mini.describe(), "tokens": len(mini.tokenizer)}
     assert answers["tiny"] == expected | {"id": "acme/tiny", "revision": COMMIT}
     assert answers["tagged"] == expected | {"id": "acme/tiny", "revision": STEP}
+    assert answers["named with it"] == answers["tagged"]
     assert answers["sharded"] == expected | {"id": "acme/sharded", "revision": COMMIT}
     assert answers["token"] == expected | {"id": "acme/gated", "revision": COMMIT}
 
@@ -257,6 +260,11 @@ def test_tokens_are_sent_and_not_kept(hub: Hub, cache: Path, answers: dict[str, 
             "wrong revision",
             "HubError",
             r"'acme/tiny' has no revision 'step4000'; give a branch, a tag or a c",
+        ),
+        (
+            "named twice",
+            "InputError",
+            r"'acme/tiny@step3000' names a revision, and revision='main' is another",
         ),
         ("pickled", "UnsafeFileError", r"'acme/pickled' has no model\.safetensors.*allow_pickle=True"),
         ("unknown", "UnsupportedModelError", r"'gpt2s'\) is not supported.*Nearest: 'gpt2' by name"),

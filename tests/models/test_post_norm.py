@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.core.errors import InputError
+from assay.core.errors import InputError, UnsupportedModelError
 from assay.discovery.edges import discover, quadrature_nodes
 from assay.discovery.edges.outputs import output_scores
 from assay.discovery.heads import (
@@ -249,6 +249,12 @@ def test_drift_is_left_out_by_name_where_the_copy_does_not_fit(task: PairTask) -
     assert math.isnan(details["drift"])
     assert "a float32 copy of" in details["drift_reason"]
     assert "drift_reason" not in discover(model, task, "eap", memory=4 * model.n_parameters).details
+
+
+def test_acdc_is_refused_by_name(model: Model, task: PairTask) -> None:
+    message = "acdc changes the heads of .* one by one, .* a norm of what they write together"
+    with pytest.raises(UnsupportedModelError, match=message):
+        discover(model, task, "acdc", threshold=0.1)
 
 
 # ------------------------------------------------------------------------------------- runs made earlier

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.core.errors import InputError
+from assay.core.errors import FileFormatError, InputError
 from assay.pipeline.expand import expand
 from assay.pipeline.jobs import model_of
 from assay.pipeline.models import model_at, models_run_on
@@ -33,6 +33,6 @@ def test_a_revision_belongs_to_a_hub_id_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="revision applies only to ids of the Hugging Face Hub"):
         model_at("mini@main", "cpu", None)
     (tmp_path / "my@model").mkdir()
-    with pytest.raises(Exception, match="my@model has no config.json"):
+    with pytest.raises(FileFormatError, match=r"my@model has no config\.json"):
         model_at(str(tmp_path / "my@model"), "cpu", None)
     assert model_at("planted:induction/gpt2/bare", "cpu", None).id.startswith("planted")

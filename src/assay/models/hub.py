@@ -159,6 +159,22 @@ def _unreachable(name: str, revision: str | None, error: Any) -> str:
     )
 
 
+def split_revision(name: str, revision: str | None) -> tuple[str, str | None]:
+    """An id and its revision, which may stand behind an `@` where only a name can be given (plans, claims).
+
+    Raises:
+        InputError: If there are two.
+    """
+    plain, found, behind = name.partition("@")
+    if not found:
+        return name, revision
+    if revision is not None:
+        raise InputError(
+            f"the model {name!r} names a revision, and revision={revision!r} is another; give one"
+        )
+    return plain, behind
+
+
 def check_revision(revision: str | None, source: str) -> None:
     """Refuse a revision of what is not a repository of the hub."""
     if revision is not None:

@@ -13,7 +13,7 @@ from assay.core.untrusted import malformed
 from assay.models.adapter import Model, hash_weights
 from assay.models.conformance import check_conformance
 from assay.models.families import timm_vit
-from assay.models.hub import Repository, check_revision, fetch_description
+from assay.models.hub import Repository, check_revision, fetch_description, split_revision
 from assay.models.hugging_face import check_description, from_pretrained, image_processor, stored_tokenizer
 from assay.models.merging import CONFIG as ADAPTER
 from assay.models.merging import attach, base_of, check_merged, is_adapted, merge_adapters
@@ -45,7 +45,7 @@ def load_model(
     Args:
         source: `"mini"` or `"colour-digits"` (the embedded language model and image classifier, no network);
             `"planted:NAME"`, a model whose circuit is known (`assay.models.planted.planted_names()`); a hub
-            id; a directory written by `save_pretrained`, or by timm's
+            id, also as `"OWNER/NAME@REVISION"`; a directory written by `save_pretrained`, or by timm's
             `save_for_hf(..., safe_serialization=True)`; `"timm:NAME"`, or
             `"timm:NAME@checkpoint.safetensors"` for weights of your own; or a live module of a known family,
             which is used as it is. Adapters of PEFT (LoRA, DoRA), as a directory or hub id with
@@ -95,6 +95,9 @@ def load_model(
     elif text.startswith(_TIMM_DIRECTORY):
         raise FileFormatError(f"directory {path} does not exist; expected one with timm's config.json")
     else:
+        text, revision = split_revision(text, revision)
+        if text in EMBEDDED:
+            check_revision(revision, text)
         repository = _fetched(text, revision=revision, token=token, allow_pickle=allow_pickle)
         path, name, origin = repository.folder, text, {"revision": repository.commit}
     if not named and (path / ADAPTER).is_file():
