@@ -380,11 +380,9 @@ class Model:
 
     @property
     def coupling(self) -> Literal["none", "queries", "heads"]:
-        """How heads of one block depend on each other.
-
-        `queries`: through a norm over all queries or keys; `heads`: through a norm of what they write.
-        """
-        if self.family.branch_norm is not None and self.post_norm == "exact":
+        """What norms couple the heads of a block by: their queries or keys, or all that the heads write."""
+        behind = self.family.branch_norm is not None and self.post_norm == "exact"
+        if behind or any(block.heads_norm is not None for block in self.blocks):
             return "heads"
         return "queries" if any(rule.couples for rule in self.rules) else "none"
 
