@@ -138,6 +138,8 @@ class Family:
         mlp_out: The module whose output the MLP adds to the stream, where it is not `mlp`.
         run_mlp: From a block and what its MLP reads, `[1, tokens, d_model]`, to what `mlp_out` gives, where
             that is not calling `mlp`.
+        router: The module that chooses the experts of a mixture of them; the last of what it gives are the
+            numbers of those chosen, `[tokens, chosen]`. None without one.
         activation: The module that is the MLP's activation function; None where no description says it.
         gated: From a block to the path of the module that reads the product of a gated MLP's two branches;
             None for an MLP without a gate. Raises UnsupportedModelError for an MLP it does not know.
@@ -189,6 +191,7 @@ class Family:
     mlps: bool = True
     mlp_out: str | None = None
     run_mlp: Callable[[nn.Module, Tensor], Tensor] | None = None
+    router: str | None = None
     activation: str | None = None
     gated: Callable[[nn.Module], str | None] = lambda block: None
     overwrites: bool = False
