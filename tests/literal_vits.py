@@ -5,7 +5,7 @@ the order of node names.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -155,9 +155,8 @@ def _timm_layer(module: Any, block: Any) -> Layer:
     heads, kv_heads = attention.num_heads, getattr(attention, "num_kv_heads", attention.num_heads)
     width = attention.proj.in_features // heads
     behind = type(block).__name__ in ("ResPostBlock", "EvaBlockPostNorm", "ResPostRelPosBlock")
-    gamma = torch.ones_like(attention.proj.weight[:, 0].detach())
-    gamma, mlp_gamma = (_factors(block, f"ls{branch}", f"gamma_{branch}", gamma) for branch in (1, 2))
-    out, constant = _out(attention.proj, gamma, heads)
+    mlp_gamma = branch_factors(block, 2)
+    out, constant = _out(attention.proj, branch_factors(block, 1), heads)
     normed = not isinstance(attention.q_norm, nn.Identity) if hasattr(attention, "q_norm") else False
     inner = getattr(attention, "norm", None)
     return Layer(
@@ -177,10 +176,11 @@ def _timm_layer(module: Any, block: Any) -> Layer:
     )
 
 
-def _factors(block: Any, module: str, parameter: str, ones: Tensor) -> Tensor:
-    """The scale of a branch: a module's, a parameter of the block, or none."""
-    scale = getattr(getattr(block, module, None), "gamma", getattr(block, parameter, None))
-    return ones if scale is None else scale.detach()
+def branch_factors(block: Any, branch: int) -> Tensor:
+    """The scale of the attention (1) or the MLP (2): of a module, a parameter of the block, or ones."""
+    module = getattr(block, f"ls{branch}", None)
+    scale = getattr(module, "gamma", getattr(block, f"gamma_{branch}", None))
+    return torch.ones_like(block.attn.proj.weight[:, 0].detach()) if scale is None else scale.detach()
 
 
 def _timm_project(attention: Any, heads: int, kv_heads: int, width: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -250,6 +250,8 @@ def _hugging_face(module: Any) -> LiteralVit:
         return _clip(module)
     if hasattr(module.config, "layerscale_value"):
         return _dino(module)
+    if hasattr(module, "beit"):
+        return _beit(module)
     backbone = module.vit if hasattr(module, "vit") else module.deit
     heads = module.config.num_attention_heads
     layers = [
@@ -292,6 +294,37 @@ def _layer(
         constant=constant.detach(),
         mlp=mlp,
     )
+
+
+def _beit(module: Any) -> LiteralVit:
+    """Scales of the branches; biases looked up entry by entry; patches are pooled before the last norm."""
+    backbone, config = module.beit, module.config
+    window = (config.image_size // config.patch_size,) * 2
+    layers = []
+    for block in backbone.layers:
+        ones = torch.ones_like(block.mlp.fc2.bias)
+        tables = [
+            each for each in (block.relative_position_bias, backbone.shared_position_bias) if each is not None
+        ]
+        biases = [
+            _looked_up(each.relative_position_bias_table, each.generate_relative_position_index(window))
+            for each in tables
+        ]
+        plain = _layer(
+            block.attention,
+            config.num_attention_heads,
+            block.layernorm_before,
+            lambda x, block=block: block.mlp(block.layernorm_after(x)) * block.lambda_2,
+            ones * block.lambda_1,
+        )
+        layers.append(replace(plain, bias=sum(biases[1:], biases[0]) if biases else None))
+
+    def read(stream: Tensor) -> Tensor:
+        if config.use_mean_pooling:
+            return module.classifier(backbone.pooler.layernorm(stream[:, 1:].mean(1)))
+        return module.classifier(backbone.layernorm(stream)[:, 0])
+
+    return LiteralVit(embed=backbone.embeddings, layers=tuple(layers), read=read)
 
 
 def _dino(module: Any) -> LiteralVit:
