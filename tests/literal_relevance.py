@@ -149,9 +149,9 @@ def coefficients(
 class ConstantPattern(Layer):
     """A block whose attention pattern is a constant (AH rule)."""
 
-    def head(self, number: int, streams: dict[str, Tensor]) -> Tensor:
+    def mixed(self, number: int, streams: dict[str, Tensor]) -> Tensor:
         detached = {**streams, "q": streams["q"].detach(), "k": streams["k"].detach()}
-        return super().head(number, detached)
+        return super().mixed(number, detached)
 
 
 def vit_with_rules(module: nn.Module, attention: str) -> LiteralVit:
@@ -160,7 +160,7 @@ def vit_with_rules(module: nn.Module, attention: str) -> LiteralVit:
     plain = literal_vits.literal(module)
     if hasattr(native, "patch_embed"):
         blocks, read = native.blocks, _timm_read(native)
-        parts = [(block.norm1, block.attn.q_norm, block.attn.k_norm, _timm_mlp(block)) for block in blocks]
+        parts = [(block.norm1, *_query_key_norms(block.attn), _timm_mlp(block)) for block in blocks]
     else:
         backbone = native.vit if hasattr(native, "vit") else native.deit
         blocks, read = backbone.layers, _hugging_face_read(native, backbone)
@@ -172,6 +172,10 @@ def vit_with_rules(module: nn.Module, attention: str) -> LiteralVit:
         fields = {**vars(layer), "norm": ruled_norm(norm), "adjust": adjust, "mlp": mlp}
         layers.append(kind(**fields))
     return replace(plain, layers=tuple(layers), read=read)
+
+
+def _query_key_norms(attention: Any) -> tuple[nn.Module | None, ...]:
+    return getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
 
 
 def _hugging_face_mlp(block: Any) -> Callable[[Tensor], Tensor]:
@@ -204,7 +208,7 @@ def _timm_mlp(block: Any) -> Callable[[Tensor], Tensor]:
             hidden = halved(first * act(second) if mlp.gate_last else act(first) * second)
         else:
             hidden = act(mlp.fc1(x))
-        return block.ls2(mlp.fc2(inner(hidden)))
+        return mlp.fc2(inner(hidden)) * literal_vits.branch_factors(block, 2)
 
     return run
 
@@ -216,7 +220,7 @@ def _timm_read(module: Any) -> Callable[[Tensor], Tensor]:
         x = norm(stream)
         if hasattr(module, "head_dist"):
             return (module.head(x[:, 0]) + module.head_dist(x[:, 1])) / 2
-        patches = x if module.pool_include_prefix else x[:, module.num_prefix_tokens :]
+        patches = x if getattr(module, "pool_include_prefix", False) else x[:, module.num_prefix_tokens :]
         pooled = {
             "token": lambda: x[:, 0],
             "avg": lambda: patches.mean(1),

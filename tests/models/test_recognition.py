@@ -35,9 +35,27 @@ def test_an_unknown_architecture_names_the_nearest_by_name_and_by_settings(tmp_p
 
 
 def test_a_configuration_like_none_is_near_none(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="timm's VisionTransformer. docs/howto") as caught:
+    with pytest.raises(
+        UnsupportedModelError,
+        match="timm's Beit, Eva, VisionTransformer, VisionTransformerRelPos. docs/howto",
+    ) as caught:
         load_model(described(tmp_path, model_type="zzz", nothing_known=1, here_either=2))
     assert "Nearest" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "swinv2"}, "its stages merge patches"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder"),
+        ({"model_type": "mamba2"}, "its layers carry a state"),
+    ],
+)
+def test_what_is_no_sum_is_refused_with_the_reason(
+    config: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{reason}.*not a sum of node outputs"):
+        check_description(described(tmp_path, **config))
 
 
 def test_the_page_that_the_error_names_is_there() -> None:

@@ -126,3 +126,5 @@ def test_caveats_name_what_weakens_the_verdict(document: Document) -> None:
     same, gap = caveats(document)[1:]
     assert "the same prompts" in same
     assert "completeness gap of the attribution is 20" in gap
+    document["method"]["routing"] = {"choices": 1200, "changed": 34}
+    assert caveats(document)[2].startswith("34 of 1,200 choices of experts")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from timm.layers import Attention, RmsNorm
 from timm.models import vision_transformer
 from timm.models._hub import save_for_hf
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -27,6 +28,7 @@ from assay.core.errors import (
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import load_model
+from assay.models.folding import check_unfolded
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
 
 
@@ -257,13 +259,11 @@ Gated.__name__ = "Attention"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "attention pooling": ({"global_pool": "map"}, r"pools with attention \(attn_pool\)"),
     "no pooling": ({"global_pool": ""}, r"global_pool is ''; served are 'token', 'avg', 'max' and 'avgmax'"),
-    "post-norm": ({"block_fn": vision_transformer.ResPostBlock}, r"blocks\.0 is a ResPostBlock"),
     "parallel": (
         {"block_fn": vision_transformer.ParallelScalingBlock},
         r"blocks\.0 is a ParallelScalingBlock; supported are blocks that normalise before attention and MLP",
     ),
     "parallel things": ({"block_fn": vision_transformer.ParallelThingsBlock}, "is a ParallelThingsBlock"),
-    "norm of all heads": ({"scale_attn_norm": True}, r"normalises all heads together .* \(attn\.norm\)"),
     "gate": ({"attn_layer": Gated}, r"gates its attention output \(attn\.gate\)"),
     "differential attention": ({"attn_layer": "diff"}, "has a DiffAttention"),
     "RMS norm": ({"norm_layer": RmsNorm}, r"has norm RmsNorm; supported is LayerNorm"),
@@ -290,8 +290,68 @@ def test_recomputed_blocks_are_refused() -> None:
 
 
 def test_other_architectures_of_timm_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"^ResNet .*supported.*, and timm's VisionTransformer"):
+    with pytest.raises(UnsupportedModelError, match=r"^ResNet .*supported.*, and timm's Beit, Eva, Vis"):
         load_model(timm.create_model("resnet10t", pretrained=False).eval())
+
+
+def test_merged_patches_are_refused_with_the_reason() -> None:
+    module = timm.create_model("swin_tiny_patch4_window7_224", pretrained=False, depths=(1, 1, 1, 1))
+    with pytest.raises(UnsupportedModelError, match="^SwinTransformer: its stages merge patches"):
+        load_model(module.eval())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"use_post_norm": True, "global_pool": "token"},
+            r"blocks\.0 normalises what its heads .*attn\.proj\.bias",
+        ),
+        ({"use_rot_pos_emb": True, "rope_type": "mixed"}, "each head turns by a table of its own"),
+        (
+            {"attn_type": "rope", "qkv_fused": False, "num_heads": 4, "num_kv_heads": (1, 2)},
+            "its blocks differ in their numbers of key/value heads",
+        ),
+    ],
+)
+def test_what_cannot_be_served_of_eva(options: dict[str, Any], message: str) -> None:
+    module = Eva(**{**SMALL, **options})
+    for number, block in enumerate(module.blocks):
+        nn.init.constant_(block.attn.proj.bias, number + 1)
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(module.eval())
+
+
+def test_bare_parameters_are_folded_on_a_copy() -> None:
+    """The module stays as it is, and what is not folded is shared."""
+    module = Eva(**{**SMALL, "init_values": 0.1}).eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    model = load_model(module)
+    assert module.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    block, own = model.module.blocks[0], module.blocks[0]
+    assert block.mlp.fc1.weight is own.mlp.fc1.weight
+    torch.testing.assert_close(block.mlp.fc2.weight, own.gamma_2[:, None] * own.mlp.fc2.weight)
+    assert block.gamma_1 is None
+    assert model.describe()["folded"] is True
+    with pytest.raises(UnsupportedModelError, match="^Eva was loaded as a copy .* cannot be trained"):
+        check_unfolded(model)
+
+
+class Shifted(Eva):
+    """Reads a scale of a branch once more, where the classifier reads the stream."""
+
+    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        scale = self.blocks[0].gamma_1
+        return super().forward_head(x if scale is None else x + scale, pre_logits)
+
+
+def test_a_fold_that_changes_the_logits_is_refused() -> None:
+    module = Shifted(**{**SMALL, "init_values": 0.1}).eval()
+    nn.init.normal_(module.blocks[0].gamma_1)
+    message = "bare parameters, folded into projections, of Shifted give logits off"
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(module)
 
 
 def test_training_mode_is_refused() -> None:

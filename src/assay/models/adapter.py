@@ -405,7 +405,8 @@ class Model:
 
         `queries`: through a norm over all queries or keys; `heads`: through a norm of what they write.
         """
-        if self.family.branch_norm is not None and self.post_norm in ("exact", None):
+        behind = self.family.branch_norm is not None and self.post_norm in ("exact", None)
+        if behind or any(block.heads_norm is not None for block in self.blocks):
             return "heads"
         return "queries" if any(rule.couples for rule in self.rules) else "none"
 

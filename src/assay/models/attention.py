@@ -86,8 +86,8 @@ class AttentionRule:
         table: Which rotary tables the block takes; None: it does not rotate.
         adjacent: Order of the rotated entries, see `rotate`.
         q_norm, k_norm: Norms behind the projections, if any.
-        alibi: From a number of positions to what is added to scaled products, `[n_heads, pos]`, by the
-            position of the key; None: nothing.
+        bias: From a number of positions to what is added to scaled products, `[n_heads, 1 or pos, pos]`: by
+            the position of the key alone, or of query and key; None: nothing.
     """
 
     scaling: float
@@ -98,7 +98,7 @@ class AttentionRule:
     adjacent: bool = False
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
-    alibi: Callable[[int], Tensor] | None = None
+    bias: Callable[[int], Tensor] | None = None
 
     @property
     def leaves(self) -> bool:
@@ -222,7 +222,8 @@ class PlacedAttention:
         rule = self.rules[layer]
         if kv_of_head is not None:
             keys, values = shared_by_heads(keys, kv_of_head), shared_by_heads(values, kv_of_head)
-        allowed, bias = self._allowed(rule, queries, everywhere=everywhere), self._bias(rule, queries, heads)
+        allowed = self._allowed(rule, queries, everywhere=everywhere)
+        bias = self._bias(rule, queries, heads, everywhere=everywhere)
         if rule.softcap is not None:
             weights = rule.weights(queries @ keys.transpose(-2, -1), allowed, bias)
             return weights.to(values.dtype) @ values
@@ -233,12 +234,16 @@ class PlacedAttention:
         )
 
     def _bias(
-        self, rule: AttentionRule, queries: Tensor, heads: Sequence[int]
+        self, rule: AttentionRule, queries: Tensor, heads: Sequence[int], *, everywhere: bool
     ) -> Float[Tensor, "..."] | None:
-        if rule.alibi is None:
+        if rule.bias is None:
             return None
-        bias = rule.alibi(self.length).to(queries)[list(heads)]
-        return bias[:, None, None] if self.heads_first else bias[None, :, None]
+        bias = rule.bias(self.length).detach().to(queries)[list(heads)]
+        if bias.shape[1] > 1 and self.read is not None and not everywhere:  # a row for each example
+            rows = bias[:, self.read][:, :, None]
+            return rows if self.heads_first else rows.transpose(0, 1)
+        bias = bias[:, -queries.shape[-2] :]
+        return bias[:, None] if self.heads_first else bias[None]
 
     def _allowed(
         self, rule: AttentionRule, queries: Tensor, *, everywhere: bool

@@ -79,6 +79,7 @@ def _block(
         attention_scale=_optional(block, family.attention_scale),
         branch_norm=None if per_target else behind,
         target_norm=behind if per_target else None,
+        heads_norm=_optional(block, family.heads_norm),
         mlp_scale=mlp_scale,
         rule=_rule(module, family, layer, block),
     )
@@ -100,7 +101,7 @@ def _rule(module: nn.Module, family: Family, layer: int, block: nn.Module) -> At
         adjacent=family.adjacent,
         q_norm=norm(family.q_norm),
         k_norm=norm(family.k_norm),
-        alibi=family.alibi(module),
+        bias=family.position_bias(module, layer),
     )
 
 

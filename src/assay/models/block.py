@@ -125,6 +125,8 @@ class Block:
 
     A norm behind the heads of the block is `branch_norm` where a head writes what it adds behind that norm,
     and `target_norm` where a head writes what it gives to the norm, which targets apply to what they read.
+    `heads_norm` is a norm of all heads' outputs together; a head writes what the output projection makes of
+    its part behind that norm.
 
     Channels are ordered q heads, k heads, v heads; `n_channels = n_heads + 2 n_kv_heads`.
     """
@@ -143,6 +145,7 @@ class Block:
     attention_scale: nn.Module | None
     branch_norm: Norm | None
     target_norm: Norm | None
+    heads_norm: nn.Module | None
     mlp_scale: nn.Module | None
     rule: AttentionRule
 
@@ -197,7 +200,12 @@ class Block:
         return written if self.attention_scale is None else self.attention_scale(written)
 
     def out_bias(self) -> Float[Tensor, " d_model"] | None:
-        """Output projection bias (scaled as the branch is): part of the stream, of no source."""
+        """Output projection bias (scaled as the branch is): part of the stream, of no source.
+
+        Behind a branch norm its shift; the projection has no bias there, see `conformance`.
+        """
+        if self.branch_norm is not None:
+            return self.branch_norm.shift
         bias = _bias(self.out)
         if bias is None:
             return None
@@ -206,7 +214,10 @@ class Block:
     def rescaled(
         self, z: Float[Tensor, "*n heads pos d_head"], scale: Float[Tensor, "*n pos 1"] | None = None
     ) -> Float[Tensor, "*n heads pos d_head"]:
-        """Outputs of heads before their output projection, times the 1/rms of what they write together.
+        """Outputs of heads as their output projection reads them, from those of the attention.
+
+        They differ behind a norm of all of them (`heads_norm`), and are times the 1/rms of what they write
+        together before a branch norm.
 
         Args:
             z: The outputs: of all heads of the block, or of some with `scale`.
@@ -215,6 +226,10 @@ class Block:
         With a branch norm a head writes o_h = r G p_h, p_h = z_h W_O^h, r one number per position that all
         heads of the block share. So z is kept as r z, and everything else is as without such a norm.
         """
+        if self.heads_norm is not None:
+            together = z.movedim(-3, -2)
+            normed: Tensor = self.heads_norm(together.flatten(-2).to(_matrix(self.out).dtype)).to(z.dtype)
+            return normed.view(together.shape).movedim(-2, -3)
         if self.branch_norm is None:
             return z
         if scale is None:

@@ -41,10 +41,32 @@ def check_conformance(model: Model) -> None:
         inputs = short_input(model)
         with _watched(model) as seen, model.tracing(streams=True) as trace:
             output = model.module(inputs)
-        logits: Tensor = output if isinstance(output, Tensor) else output.logits
+        logits = _logits(output)
         with model.tracing(until=0) as entering:
             model.forward(inputs)
         _PartCheck(model, trace, seen).run(entering.input, logits)
+
+
+def check_same(model: Model, original: nn.Module, what: str) -> None:
+    """Compare the logits of a rewritten module with those of the one it was made of, on a short input.
+
+    Raises:
+        UnsupportedModelError: If they differ; `what` names what was rewritten.
+    """
+    inputs = short_input(model)
+    with torch.no_grad(), _in_evaluation(original):
+        wanted, found = (_logits(each(inputs)).double() for each in (original, model.module))
+    largest, off = float(wanted.abs().max()), float((wanted - found).abs().max())
+    if not off <= _TOLERANCE.get(model.dtype, 16 * torch.finfo(model.dtype).eps) * largest:
+        raise UnsupportedModelError(
+            f"the {what} of {type(original).__name__} give logits off by {off:.3g}, of at most "
+            f"{largest:.3g}: they are more than a change of weights, e.g. of tied ones"
+        )
+
+
+def _logits(output: Any) -> Tensor:
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    return logits
 
 
 def check_heads_apart(model: Model, what: str, *, projected: bool = False) -> None:
@@ -61,6 +83,8 @@ def check_heads_apart(model: Model, what: str, *, projected: bool = False) -> No
     family = model.family
     if family.branch_norm is not None:
         between = f"a norm of what they write together ({family.branch_norm})"
+    elif model.coupling == "heads":
+        between = f"a norm of all their outputs ({family.heads_norm})"
     elif projected and model.coupling != "none":
         between = f"norms of all their queries and keys ({family.q_norm}, {family.k_norm})"
     else:
@@ -171,7 +195,8 @@ class _PartCheck:
             block.out, "what it reads, its heads", self.heads(layer, block), z, self.tolerance_of_pattern
         )
         if block.branch_norm is not None:
-            if block.out_bias() is not None:
+            bias = getattr(block.out, "bias", None)
+            if isinstance(bias, Tensor) and bool(bias.any()):
                 self.refuse(block.out, "its bias goes through the norm of the branch, which is not supported")
             self.norm(block.branch_norm, self.seen[block.out][1])
         self.linear(block.out)

@@ -120,6 +120,7 @@ class Family:
         key: Name of the description.
         serves: Names of published models of this layout.
         model_types: `config.model_type` values it serves.
+        classes: Names of the classes of timm it serves, which have no configuration.
         backbone: The module whose call runs embeddings, blocks and the final norm (text).
         blocks: The list of blocks.
         attention_norm, mlp_norm: Norms before attention and MLP; None where the stream itself is read. The
@@ -137,6 +138,8 @@ class Family:
         mlp_out: The module whose output the MLP adds to the stream, where it is not `mlp`.
         run_mlp: From a block and what its MLP reads, `[1, tokens, d_model]`, to what `mlp_out` gives, where
             that is not calling `mlp`.
+        router: The module that chooses the experts of a mixture of them; the last of what it gives are the
+            numbers of those chosen, `[tokens, chosen]`. None without one.
         activation: The module that is the MLP's activation function; None where no description says it.
         gated: From a block to the path of the module that reads the product of a gated MLP's two branches;
             None for an MLP without a gate. Raises UnsupportedModelError for an MLP it does not know.
@@ -147,6 +150,7 @@ class Family:
         norms_over: What these see as one vector; see `HeadNorm`.
         attention_scale: Module that scales the attention before it is added (LayerScale), if any.
         branch_norm: Norm of what the heads of a block write together, before it is added; if any.
+        heads_norm: Norm of the outputs of all heads together, before their output projection, if any.
         mlp_scale: Module that scales or normalises what the MLP writes before it is added, if any.
         scaling: From the attention module to the factor of query-key products.
         window: From a module and the number of a block to how many positions a query sees; None: all.
@@ -156,13 +160,17 @@ class Family:
             rotate.
         tables: From a block and the arguments of its call to its rotary tables, if it was given any.
         adjacent: Whether rotated entries stand side by side; see `rotate`.
-        alibi: From a module to a function like `AttentionRule.alibi`, or None.
+        position_bias: From a module and the number of a block to a function like `AttentionRule.bias`, or
+            None.
         parallel: Whether attention and MLP read the same stream.
         variant: Entries of this description that depend on a module's configuration.
         refuse: Reason why a module of this family is not served, or None.
         sizes: Heads and widths of a module.
         facts: What, besides the weights, decides a module's numbers; JSON values.
         vision: How to run and read an image classifier; None for language models.
+        fold: Rewrites a module in which bare parameters stand between its projections (biases added behind
+            them, scales of a branch): each goes into a new weight or bias of a projection, and the module
+            computes what it did. Whether there were any. None where a family has none. See `folded`.
     """
 
     key: str
@@ -183,6 +191,7 @@ class Family:
     mlps: bool = True
     mlp_out: str | None = None
     run_mlp: Callable[[nn.Module, Tensor], Tensor] | None = None
+    router: str | None = None
     activation: str | None = None
     gated: Callable[[nn.Module], str | None] = lambda block: None
     overwrites: bool = False
@@ -193,6 +202,7 @@ class Family:
     norms_over: Literal["head", "own", "block"] = "head"
     attention_scale: str | None = None
     branch_norm: str | None = None
+    heads_norm: str | None = None
     mlp_scale: str | None = None
     scaling: Callable[[Any], float] = lambda attention: attention.scaling
     window: Callable[[Any, int], int | None] = lambda module, layer: None
@@ -203,13 +213,15 @@ class Family:
         "position_embeddings"
     )
     adjacent: bool = False
-    alibi: Callable[[Any], Callable[[int], Tensor] | None] = lambda module: None
+    position_bias: Callable[[Any, int], Callable[[int], Tensor] | None] = lambda module, layer: None
     parallel: Callable[[Any], bool] = lambda module: False
     variant: Callable[[Any], Mapping[str, Any]] = lambda module: {}
     refuse: Callable[[nn.Module], str | None] = lambda module: None
     sizes: Callable[[Any], Sizes] = lambda module: config_sizes(module.config)
     facts: Callable[[nn.Module], dict[str, Any]] = config_facts
     vision: Vision | None = None
+    classes: tuple[str, ...] = ()
+    fold: Callable[[nn.Module], bool] | None = None
 
     @property
     def summary(self) -> str:

@@ -11,15 +11,16 @@ from torch import nn
 from assay.core.errors import FileFormatError, InputError
 from assay.core.untrusted import malformed
 from assay.models.adapter import Model, hash_weights
-from assay.models.conformance import check_conformance
-from assay.models.families import timm_vit
+from assay.models.conformance import check_conformance, check_same
+from assay.models.folding import folded
 from assay.models.hub import Repository, check_revision, fetch_description, split_revision
 from assay.models.hugging_face import check_description, from_pretrained, image_processor, stored_tokenizer
 from assay.models.merging import CONFIG as ADAPTER
-from assay.models.merging import attach, base_of, check_merged, is_adapted, merge_adapters
+from assay.models.merging import attach, base_of, is_adapted, merge_adapters
 from assay.models.placing import Device, NumberType, choose_device, choose_dtype
 from assay.models.recognition import family_of
-from assay.models.timm_loading import from_timm, is_timm_directory, short_name
+from assay.models.timm_loading import check_channels, from_timm, is_timm_directory, short_name
+from assay.models.timm_reading import preprocessing as timm_preprocessing
 
 
 MINI = Path(__file__).parent / "mini"
@@ -48,7 +49,8 @@ def load_model(
             id, also as `"OWNER/NAME@REVISION"`; a directory written by `save_pretrained`, or by timm's
             `save_for_hf(..., safe_serialization=True)`; `"timm:NAME"`, or
             `"timm:NAME@checkpoint.safetensors"` for weights of your own; or a live module of a known family,
-            which is used as it is. Adapters of PEFT (LoRA, DoRA), as a directory or hub id with
+            which is used as it is, or as a copy that shares most weights (EVA, BEiT: bare parameters go into
+            projections). Adapters of PEFT (LoRA, DoRA), as a directory or hub id with
             `adapter_config.json` or as a live `PeftModel`, are merged on a copy.
         tokenizer: Tokenizer to use; default: the one stored with the weights, if any.
         dtype: Number type of the weights. `"auto"` or None: float64 if the checkpoint has it, else float32 on
@@ -122,7 +124,7 @@ def load_model(
     if named or is_timm_directory(path):
         number_type = choose_dtype(dtype, place, None)
         module = from_timm(location, allow_pickle=allow_pickle).to(number_type)
-        preprocessing = timm_vit.timm_preprocessing(module)
+        preprocessing = timm_preprocessing(module)
     else:
         module = from_pretrained(path, dtype=dtype, device=place, allow_pickle=allow_pickle)
         sees = family_of(module).vision is not None
@@ -142,7 +144,7 @@ def _live(module: nn.Module, *, tokenizer: Any) -> Model:
     """A live module, used as it is, or the merged copy of an adapted one."""
     if is_adapted(module):
         return _merged(module, tokenizer=tokenizer)
-    stored = timm_vit.timm_preprocessing(module) if timm_vit.is_timm_vit(module) else None
+    stored = timm_preprocessing(module) if family_of(module).classes else None
     name = type(module).__name__
     return _bound(module, tokenizer=tokenizer, name=name, preprocessing=stored, origin={})
 
@@ -191,7 +193,7 @@ def _merged(
         preprocessing=preprocessing,
         origin={**origin, "adapters": merged.adapters, "base": based_on},
     )
-    check_merged(model, adapted)
+    check_same(model, adapted, "merged adapters")
     return model
 
 
@@ -205,7 +207,11 @@ def _bound(
 ) -> Model:
     family = family_of(module)
     if family.vision is not None:
-        timm_vit.check_vision_weights(module, name)
-    model = Model(module, family, tokenizer=tokenizer, name=name, preprocessing=preprocessing, origin=origin)
+        check_channels(module, name)
+    own = folded(module, family)
+    origin = origin if own is module else {**origin, "folded": True}
+    model = Model(own, family, tokenizer=tokenizer, name=name, preprocessing=preprocessing, origin=origin)
     check_conformance(model)
+    if own is not module:
+        check_same(model, module, "bare parameters, folded into projections,")
     return model

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from assay.core.errors import FileFormatError, MissingExtraError, UnsafeFileError, UnsupportedModelError
 from assay.core.untrusted import MALFORMED, printable, refuse_pickle
-from assay.models.adapter import Model
-from assay.models.conformance import short_input
 from assay.models.weight_files import read_json
 
 
@@ -79,7 +77,6 @@ _WITHOUT_EFFECT = frozenset(
 )
 # Starts that leave the base model as it is.
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,28 +157,6 @@ def _facts(name: str, layers: list[Any]) -> dict[str, Any]:
         "scaling": sorted({float(layer.scaling[name]) for layer in own}),
         "hash": digest.hexdigest()[:16],
     }
-
-
-def check_merged(model: Model, adapted: nn.Module) -> None:
-    """Compare the logits of a merged model with those of the adapted one on a short input.
-
-    Raises:
-        UnsupportedModelError: If they differ, so that the adapter is more than a change of weights.
-    """
-    inputs = short_input(model)
-    mode = adapted.training
-    adapted.eval()
-    try:
-        with torch.no_grad():
-            wanted, found = adapted(inputs).logits.double(), model.module(inputs).logits.double()
-    finally:
-        adapted.train(mode)
-    largest, off = float(wanted.abs().max()), float((wanted - found).abs().max())
-    if not off <= _TOLERANCE.get(model.dtype, 16 * torch.finfo(model.dtype).eps) * largest:
-        raise UnsupportedModelError(
-            f"the merged adapters of {type(adapted).__name__} give logits off by {off:.3g}, of at most "
-            f"{largest:.3g}: they are more than a change of weights, e.g. of tied ones"
-        )
 
 
 # --------------------------------------------------------------------------------------------------- files

@@ -1,16 +1,20 @@
 """Vision models of timm: by name, with a checkpoint of your own, or from a directory that timm wrote."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
-from assay.core.errors import AssayError, FileFormatError, UnsafeFileError
+from assay.core.errors import AssayError, FileFormatError, UnsafeFileError, UnsupportedModelError
 from assay.core.untrusted import refuse_pickle
-from assay.models.families import timm_vit
+from assay.models.adapter import FAMILIES
+from assay.models.family import pair
 from assay.models.timm_import import timm_create_model
+from assay.models.timm_reading import is_timm
 from assay.models.weight_files import check_shapes, check_sizes, read_json, weight_files
 
 
@@ -91,9 +95,45 @@ def _timm_checkpoint(name: str, path: Path) -> nn.Module:
         except Exception as error:  # a damaged pickle fails with whatever its first wrong byte brings about
             raise FileFormatError(f"cannot read {path} as a PyTorch checkpoint: {error}") from error
         weights = weights.get("state_dict", weights)
-    arguments = timm_vit.head_shape(weights)
+    arguments = _head_shape(weights)
     module = create_model(name, pretrained=False, **arguments)
-    if timm_vit.is_timm_vit(module) and (side := timm_vit.image_side(weights, module)) is not None:
+    served = any(is_timm(module, family.classes) for family in FAMILIES.values())
+    if served and (side := _image_side(weights, module)) is not None:
         module = create_model(name, pretrained=False, img_size=side, **arguments)
     module.load_state_dict(weights)
     return module
+
+
+def _head_shape(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of `timm.create_model` that the weights of a classifier decide."""
+    arguments: dict[str, Any] = {}
+    if "head.weight" in weights:
+        arguments["num_classes"] = int(weights["head.weight"].shape[0])
+    if "fc_norm.weight" in weights and "norm.weight" not in weights:
+        arguments["global_pool"] = "avg"
+    return arguments
+
+
+def _image_side(weights: Mapping[str, Tensor], template: nn.Module) -> int | None:
+    """Side of square images that the position table in `weights` is for; None where it fits the template."""
+    mine: Any = template
+    table, own = weights.get("pos_embed"), getattr(mine, "pos_embed", None)
+    if table is None or own is None or table.shape == own.shape:
+        return None
+    prefix = 0 if getattr(mine, "no_embed_class", False) else int(mine.num_prefix_tokens)
+    side = round((table.shape[1] - prefix) ** 0.5)
+    if side * side + prefix != table.shape[1]:
+        return None
+    down, _ = pair(mine.patch_embed.patch_size)
+    pixels: int = side * down
+    return pixels
+
+
+def check_channels(module: nn.Module, name: str) -> None:
+    """Refuse images of another number of channels than three."""
+    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    channels = convolutions[0].in_channels if convolutions else 3
+    if channels != 3:
+        raise UnsupportedModelError(
+            f"{name} reads images of {channels} channels, but image tasks are RGB, 3 channels"
+        )

@@ -266,6 +266,7 @@ class AuditRun:
             "steps": details.get("steps", self.plan.steps) if integrates else None,
             "quadrature": "midpoint",
             **{key: details.get(key) for key in ("completeness_gap", "seconds", "passes")},
+            **{key: details[key] for key in ("routing",) if key in details},
         }
 
     def provenance(self, scores: EdgeScores, seconds: float) -> dict[str, Any]:

@@ -89,7 +89,14 @@ def caveats(document: Document) -> list[str]:
             "out" + (", or other prompts with --measure-on FILE." if kind == "prompts" else ".")
         )
     gap = document["method"].get("completeness_gap")
-    if gap is not None and gap > 0.05:
+    routing = document["method"].get("routing")
+    if routing is not None:
+        notes.append(
+            f"{routing['changed']:,} of {routing['choices']:,} choices of experts (one for each token and "
+            "block) differ between clean and corrupted input. Gradients do not see a choice change, so more "
+            "integration steps do not close the completeness gap."
+        )
+    elif gap is not None and gap > 0.05:
         notes.append(
             f"The completeness gap of the attribution is {percent(gap)}: "
             "more integration steps would change the scores."

@@ -11,6 +11,7 @@ from torch import nn
 from assay.core.errors import InputError, UnsupportedModelError, unknown_name
 from assay.core.random import stream
 from assay.models import load_model
+from assay.models.folding import check_unfolded
 from assay.models.timm_import import timm_create_model
 from assay.tasks import EvalTransform
 from assay.zoo.scoring import head_names
@@ -74,6 +75,7 @@ def initial_module(
             module = _timm(source.removeprefix("timm:"), len(classes), pretrained=True)
             return Initial(module=module, transform=EvalTransform.for_model(load_model(module)))
         model = load_model(source, device=None)
+        check_unfolded(model)
         if not model.vision:
             raise UnsupportedModelError(
                 f"{source} reads text, but a zoo of image classifiers starts from images"

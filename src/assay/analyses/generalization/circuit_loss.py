@@ -15,6 +15,7 @@ from assay.core.errors import InputError, unknown_name
 from assay.core.record import Record
 from assay.graph import Graph
 from assay.models import Model, load_model
+from assay.models.folding import check_unfolded
 from assay.zoo import LossTerm
 
 
@@ -244,6 +245,7 @@ class CircuitLoss(LossTerm):
     def _seen(self, module: nn.Module) -> Model:
         if self._model is None or self._model.module is not module:
             self._model = load_model(module)
+            check_unfolded(self._model)
         return self._model
 
     def describe(self) -> dict[str, Any]:

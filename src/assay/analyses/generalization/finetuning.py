@@ -15,6 +15,7 @@ from assay.circuits import write_atomically
 from assay.core.errors import InputError
 from assay.core.record import Record, same
 from assay.models import Model, load_model
+from assay.models.folding import check_unfolded
 from assay.tasks import EvalTransform, ImageSet
 from assay.zoo import Augmentation, Recipe, TrainingRun, train
 from assay.zoo.training import Progress
@@ -159,6 +160,7 @@ def finetune(
     circuit = circuit or CircuitSettings()
     recipe = recipe or DEFAULT_RECIPE
     start = model if isinstance(model, Model) else load_model(model, device=None)
+    check_unfolded(start)
     _check(start, train_set, validation_set, recipe, circuit, n_images)
     rule = transform or EvalTransform.for_model(start)
     probe = validation_set.sample(n_images, seed=recipe.seed)

@@ -165,6 +165,11 @@ def _print_circuit(scores: "EdgeScores", circuit: "Circuit") -> None:
         f"({circuit.n_edges / scores.graph.n_edges:.1%})"
         + ("" if gap is None else f", completeness gap {gap:.2%}")
     )
+    if (routing := scores.details.get("routing")) is not None:
+        echo(
+            f"{routing['changed']:,} of {routing['choices']:,} choices of experts (token and block) differ "
+            "between clean and corrupted input"
+        )
     small = max((abs(edge["score"]) for edge in edges), default=1.0) < 0.01  # four decimals would hide them
     style = "+.2e" if small else "+.4f"
     rows = [[edge["source"], edge["target"], f"{edge['score']:{style}}"] for edge in edges[:20]]

@@ -22,6 +22,7 @@ from assay.discovery.edges.method import (
     get_method,
     provenance_of,
 )
+from assay.discovery.edges.routing import routing_change
 from assay.execution import Ablation
 from assay.execution.forward import choose_batch_size, free_memory
 from assay.models import Model
@@ -75,8 +76,9 @@ def discover(
 
     Returns:
         Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
-        `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision
-        model `drift`, the relative L2 distance of the scores of at most 8 examples from those of a float32
+        `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a mixture of experts
+        `routing`, how many choices of experts the corrupted input changes; for a half-precision model
+        `drift`, the relative L2 distance of the scores of at most 8 examples from those of a float32
         copy under the same treatment: a fraction, >= 0. It is NaN, and `drift_reason` says why, where the
         copy would take more than 8 GiB (2.1 billion weights) or than `memory`.
 
@@ -129,6 +131,9 @@ class Asked:
         values = (sweep.total / self.task.n).to(self.model.result_dtype)
         if sweep.input_effect is not None:
             details["completeness_gap"] = completeness_gap(values, sweep.input_effect / self.task.n)
+        if self.model.family.router is not None:
+            details["routing"] = routing_change(self.model, self.task, self.size)
+            passes["forward"] += 2
         half = self.model.dtype in (torch.bfloat16, torch.float16)
         if half and self.method.needs_gradients and isinstance(self.method, BatchMethod):
             details |= _drift(self)
@@ -203,11 +208,12 @@ def _sweeps(
     sweep = method.sweep(model, task, settings, size)
     assert sweep.coarse is not None
     moved = _moved(model, sweep.coarse, sweep.total)
-    if _gap(sweep) <= TOLERANCE and moved <= TOLERANCE:
+    jumps = model.family.router is not None  # where experts change, which no number of steps resolves
+    if moved <= TOLERANCE and (jumps or _gap(sweep) <= TOLERANCE):
         return sweep, {"steps": 3, "top_moved": moved}
     finer = _merge(sweep, method.sweep(model, task, replace(settings, steps="auto, refined"), size))
     moved = _moved(model, sweep.total, finer.total)
-    if _gap(finer) > TOLERANCE:
+    if not jumps and _gap(finer) > TOLERANCE:
         warnings.warn(
             f"9 steps leave a completeness gap of {_gap(finer):.1%}; give more steps, e.g. steps=27",
             AssayWarning,

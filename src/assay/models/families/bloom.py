@@ -10,13 +10,13 @@ from assay.models.adapter import FAMILIES
 from assay.models.family import Family, Fused
 
 
-def _alibi(module: Any) -> Callable[[int], Tensor]:
+def _alibi(module: Any, layer: int) -> Callable[[int], Tensor]:
     def table(length: int) -> Tensor:
         from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
         config, weight = module.config, module.lm_head.weight
         mask = torch.ones(1, length, device=weight.device)
-        return build_alibi_tensor(mask, config.n_head, weight.dtype)[:, 0]
+        return build_alibi_tensor(mask, config.n_head, weight.dtype)
 
     return table
 
@@ -59,7 +59,7 @@ FAMILIES.add(
         activation="mlp.gelu_impl",
         norm="layer",
         scaling=lambda attention: attention.inv_norm_factor,
-        alibi=_alibi,
+        position_bias=_alibi,
         refuse=_refuse,
     ),
 )

@@ -34,7 +34,7 @@ def _variant(module: Any) -> dict[str, Any]:
     return entries
 
 
-def _alibi(module: Any) -> Callable[[int], Tensor] | None:
+def _alibi(module: Any, layer: int) -> Callable[[int], Tensor] | None:
     """Slopes, rounded to bfloat16 as the checkpoints were made with; scaled as the products are."""
 
     def table(length: int) -> Tensor:
@@ -42,7 +42,7 @@ def _alibi(module: Any) -> Callable[[int], Tensor] | None:
 
         config, weight = module.config, module.lm_head.weight
         mask = torch.ones(1, length, device=weight.device)
-        slopes: Tensor = build_alibi_tensor(mask, config.num_attention_heads, weight.dtype)[:, 0]
+        slopes: Tensor = build_alibi_tensor(mask, config.num_attention_heads, weight.dtype)
         scaled: Tensor = slopes * module.transformer.h[0].self_attention.inv_norm_factor
         return scaled
 
@@ -79,7 +79,7 @@ FAMILIES.add(
         overwrites=True,
         scaling=lambda attention: attention.inv_norm_factor,
         table=lambda module, layer: None if module.config.alibi else "rotary",
-        alibi=_alibi,
+        position_bias=_alibi,
         parallel=lambda module: module.config.parallel_attn,
         variant=_variant,
         refuse=_refuse,

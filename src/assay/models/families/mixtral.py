@@ -13,6 +13,7 @@ MIXTRAL = FAMILIES.add(
         key="mixtral",
         serves="Mixtral",
         model_types=("mixtral",),
+        router="mlp.gate",
         activation=None,
         gated=lambda block: None,
     ),

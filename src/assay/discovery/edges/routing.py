@@ -1,0 +1,54 @@
+"""How often a mixture of experts sends the corrupted input to other experts than the clean one."""
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from assay.models import Model
+from assay.models.family import submodule
+from assay.tasks import Task
+
+
+def routing_change(model: Model, task: Task, batch_size: int) -> dict[str, int]:
+    """Choices of experts, and how many of them differ between the clean and the corrupted input.
+
+    A choice is the set of experts of one token in one block. Gradients are taken with the choices fixed, so
+    what their change does is missing from a path integral, however many steps it has.
+
+    Args:
+        model: A model whose family names a router.
+        task: The examples, with corrupted counterparts.
+        batch_size: Examples per pass.
+
+    Returns:
+        `choices`, tokens (padding left out) times blocks, and `changed`, how many of them differ.
+
+    Notes:
+        Costs two forward passes.
+    """
+    changed = choices = 0
+    for batch in task.batches(batch_size):
+        batch = batch.to(model.device)
+        assert batch.corrupted is not None
+        clean, corrupted = (_chosen(model, inputs) for inputs in (batch.clean, batch.corrupted))
+        real = torch.arange(clean.shape[2], device=clean.device) < batch.lengths[:, None]
+        changed += int(((clean != corrupted).any(-1) & real).sum())
+        choices += int(real.sum()) * len(clean)
+    return {"choices": choices, "changed": changed}
+
+
+def _chosen(model: Model, inputs: Tensor) -> Tensor:
+    """Experts of each token in each block, in ascending order: `[blocks, batch, pos, chosen]`."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        found.append(output[-1].view(*inputs.shape, -1).sort(-1).values)
+
+    router = model.family.router
+    assert router is not None
+    with torch.no_grad(), ExitStack() as hooks:
+        for block in model.blocks:
+            hooks.callback(submodule(block.module, router).register_forward_hook(keep).remove)
+        model.forward(inputs)
+    return torch.stack(found)
