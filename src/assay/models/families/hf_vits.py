@@ -96,7 +96,7 @@ def _features(module: nn.Module, hidden: Tensor) -> Tensor:
 def _logits(module: nn.Module, hidden: Tensor) -> Tensor:
     reading = _reading(module)
     read = zip(reading.heads, reading.features(_config(module), hidden), strict=True)
-    parts: list[Tensor] = [module.get_submodule(head)(part) for head, part in read]
+    parts: list[Tensor] = [module.get_submodule(head)(part).to(hidden.device) for head, part in read]
     return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
 
 
