@@ -22,7 +22,8 @@ def check_weights(module: nn.Module, name: str) -> None:
     if empty:
         raise UnsupportedModelError(
             f"weight {empty[0]!r} of {name} has no values (device 'meta'), like {len(empty)} of "
-            f"{len(parameters)} weights; load them first, e.g. with from_pretrained"
+            f"{len(parameters)} weights; load them first, e.g. with from_pretrained. Parts that accelerate "
+            "keeps on the CPU or the disk have none either: give load_model the folder and device_map="
         )
     for path, parameter in parameters:
         if parameter.is_floating_point() and parameter.dtype.itemsize == 1:

@@ -113,6 +113,8 @@ def from_pretrained(
             dtype, choose_device(device) if placement is None else placement.main, stored
         )
         if placement is not None and placement.streams:
+            # Some modules compute constants in the number type that they are built with.
+            empty = _empty(lambda: build(config, dtype=number_type, trust_remote_code=False))
             return streamed(empty, files, placement, number_type)
         with without_progress_bars():
             loaded: Any = auto.from_pretrained(

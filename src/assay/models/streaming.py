@@ -199,14 +199,12 @@ def streamed(module: nn.Module, files: Sequence[Path], placement: Placement, dty
             "be read alone; save the model with save_pretrained, which writes safetensors, or leave "
             "device_map out"
         )
-    where = _contents(files)
-    base = getattr(module, "base_model_prefix", "")
+    where = _contents(module, files)
     filled: dict[str, nn.Parameter] = {}
     for name, parameter in module.named_parameters():
-        names = (name, name.removeprefix(f"{base}."), f"{base}.{name}")
-        stored = next((where[each] for each in names if each in where), None)
-        if stored is None:
+        if name not in where:
             continue  # perhaps tied to one that is there
+        stored = where[name]
         mapped = stored.mapped()
         if mapped.shape != parameter.shape or not mapped.is_floating_point() or mapped.dtype.itemsize == 1:
             raise FileFormatError(
@@ -238,14 +236,24 @@ def streamed(module: nn.Module, files: Sequence[Path], placement: Placement, dty
     return dispatch(module, placement)
 
 
-def _contents(files: Sequence[Path]) -> dict[str, StoredWeight]:
-    """Name of each stored weight -> where it is."""
+def _contents(module: nn.Module, files: Sequence[Path]) -> dict[str, StoredWeight]:
+    """Name of each parameter that is stored as it is -> where; older names as transformers reads them."""
     from safetensors import safe_open
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+    known: Any = module
+    changes = get_model_conversion_mapping(known)
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    converters = [change for change in changes if isinstance(change, WeightConverter)]
+    wanted = module.state_dict()
     found = {}
     for file in files:
         state = file_state(file)
         with safe_open(file, framework="pt") as opened:
             names = list(opened.keys())
-        found |= {name: StoredWeight(file, name, state) for name in names}
+        for stored in names:
+            name, made_of = rename_source_key(stored, renamings, converters, known.base_model_prefix, wanted)
+            if made_of is None:
+                found[name] = StoredWeight(file, stored, state)
     return found
