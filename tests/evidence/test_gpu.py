@@ -5,6 +5,7 @@ Without an accelerator the CPU takes its place, which rehearses the tests.
 
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,29 @@ def test_the_batch_size_changes_nothing_but_rounding(module: nn.Module) -> None:
     model, task = on(module, DEVICES[0], torch.float32), task_of()
     whole, parts = (assay.discover(model, task, "eap-ig-inputs", batch_size=n).values for n in (12, 5))
     assert float((whole - parts).abs().max()) <= 1e-4 * float(whole.abs().max())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("device_map", ["balanced", "stream"])
+def test_a_spread_or_streamed_model_gives_the_same(
+    module: Any, path: str, device_map: str, tmp_path: Path
+) -> None:
+    """`balanced` uses all accelerators there are: two or more test the hooks between them."""
+    module.save_pretrained(tmp_path)
+    task, whole = task_of(), load_model(tmp_path, device=DEVICES[0])
+    circuit = assay.discover(whole, task, "eap").top(60)
+    expected, found = (
+        PATHS[path](model, task, circuit).cpu()
+        for model in (whole, load_model(tmp_path, device_map=device_map))
+    )
+    assert float((found - expected).abs().max()) <= NEAR[torch.float32] * float(expected.abs().max())
+
+
+@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two accelerators")
+def test_blocks_lie_on_two_devices(module: Any, tmp_path: Path) -> None:
+    module.save_pretrained(tmp_path)
+    model = load_model(tmp_path, device_map="balanced")
+    assert len({weight.device for weight in model.module.parameters()}) > 1
 
 
 @pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two accelerators")

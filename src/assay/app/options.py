@@ -1,8 +1,10 @@
 """Settings of models, inputs and circuits that mean the same in every command, declared once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from assay.app.console import note
 from assay.app.option_groups import (
     CIRCUIT,
     DEFAULT_STORE,
@@ -76,16 +78,28 @@ class OnModel(Typed, Revised, Placed):
     Attributes:
         model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
         post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact, frozen or per-target.
+        device_map: Spread the model over devices (auto, balanced, sequential), or stream its weights.
     """
 
     model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
+    device_map: Annotated[str | None, RUNNING, one_of("auto", "balanced", "sequential", "stream")] = None
     post_norm: Annotated[str | None, CIRCUIT, one_of("exact", "frozen", "per-target", "eap-ig")] = None
+
+    def place(self, tell: Callable[[str], None] = note) -> str | None:
+        """The device to use; with a device map as it was given, since the map may say it all."""
+        return self.device if self.device_map else super().place(tell)
 
     def load_model(self) -> "Model":
         """The model on its device, with numbers of the type and norms of the treatment asked for."""
         from assay.models import load_model
 
-        loaded = load_model(self.model, device=self.place(), dtype=self.torch_dtype, revision=self.revision)
+        loaded = load_model(
+            self.model,
+            device=self.place(),
+            device_map=self.device_map,
+            dtype=self.torch_dtype,
+            revision=self.revision,
+        )
         return loaded.treating(self.post_norm)
 
 

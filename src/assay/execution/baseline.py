@@ -83,7 +83,7 @@ class Baseline:
             return block.channels(self.trace.qkv[layer])
         if layer not in self._channel_cache:
             normed = block.attention_norm(self.attention_in(layer))
-            self._channel_cache[layer] = block.channels([projection(normed) for projection in block.qkv])
+            self._channel_cache[layer] = block.project(normed)
         return self._channel_cache[layer]
 
     @cached_property

@@ -106,7 +106,7 @@ class CutExamples:
         if not heads:
             return []
         z = self.at(self.z[layer], everywhere=everywhere)[:, :, heads].permute(2, 0, 1, 3)
-        return [torch.bmm(z.flatten(1, 2), self.live.out[layer][heads]).unflatten(1, z.shape[1:3])]
+        return [torch.bmm(z.flatten(1, 2), self.live.out(layer)[heads]).unflatten(1, z.shape[1:3])]
 
     # ---- the current run at one stage -----------------------------------------------------------
 

@@ -178,6 +178,6 @@ def _folded(
     """A projection that takes gain and shift of the norm before it along."""
     norm = block.attention_norm
     if norm.shift is not None:
-        through = norm.shift.to(dtype) @ weight.to(dtype)
+        through = norm.shift.to(weight.device, dtype) @ weight.to(dtype)
         bias = through if bias is None else bias.to(dtype) + through
     return norm.scaled_by_gain(weight.to(dtype).T).T, bias

@@ -30,12 +30,13 @@ from torch import Tensor
 from assay.circuits import Circuit
 from assay.core.errors import InputError, UnsupportedModelError
 from assay.execution.attend import channel_column, live_heads
-from assay.execution.feeds import Feed, Projection, bind, gathered, lay_out
+from assay.execution.feeds import AttentionFeeds, Feed, Projection, bind, gathered, lay_out
 from assay.execution.plan import CompiledMask, compile_plan
 from assay.execution.prepared import PreparedInputs
 from assay.execution.written import Wanted, Written, written_by
 from assay.models import Model, Trace
 from assay.models.attention import PlacedAttention, Tables
+from assay.models.streaming import per_block
 
 
 class PairRunner:
@@ -68,10 +69,14 @@ class PairRunner:
         )
         self.prefix = torch.zeros(0, dtype=torch.long) if prefix is None else prefix
         self._layout = lay_out(self.plan)
-        self._attention = [
-            None if step is None else bind(model, step, feeds, self.dtype)
-            for step, feeds in zip(self.plan.attention, self._layout.attention, strict=True)
-        ]
+        steps, feeds, dtype = self.plan.attention, self._layout.attention, self.dtype
+
+        def bound(layer: int) -> AttentionFeeds | None:
+            """The mixed heads of a block with their weights."""
+            step = steps[layer]
+            return None if step is None else bind(model, step, feeds[layer], dtype)
+
+        self._attention = per_block(model.module, bound)
         self._wanted = Wanted.by(self._layout.feeds)
         self._prefix_channels = self._read_prefix()
 
@@ -107,7 +112,7 @@ class PairRunner:
                 key = ("A", feed.everywhere, feed.clean)
                 if key not in parts:
                     parts[key] = gathered(writes, rows, [feed])[0]
-        for layer, bound in enumerate(self._attention):
+        for layer, bound in enumerate(map(self._attention, range(self.model.n_layers))):
             if bound is not None and self.model.post_norm == "frozen":
                 parts["scale", layer] = trace.scale[layer][:, len(self.prefix) :].to(self.dtype)
             for projection in bound.projections if bound else ():
@@ -131,7 +136,7 @@ class PairRunner:
             for feed, kept in zip(chosen, sums, strict=True):
                 ablated[feed.key] = torch.sub(self._stream(trace, feed), kept)
         parts: dict[Hashable, Tensor] = {}
-        for layer, bound in enumerate(self._attention):
+        for layer, bound in enumerate(map(self._attention, range(self.model.n_layers))):
             for projection in bound.projections if bound else ():
                 feed = projection.feed
                 if not feed.kept:
@@ -316,7 +321,7 @@ class _Tile:
 
     def attention(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """Mixed heads before the output projection: `[heads, pairs, pos or 1, d_head]` of both kinds."""
-        bound = self.runner._attention[layer]
+        bound = self.runner._attention(layer)
         if bound is None:
             return None, None
         block, step = self.model.blocks[layer], bound.step
@@ -404,7 +409,7 @@ class _Tile:
 
     def put_heads(self, layer: int, full: Tensor | None, last: Tensor | None) -> None:
         """Project heads into the stream: singly where a target asks for them, else all at once."""
-        bound = self.runner._attention[layer]
+        bound = self.runner._attention(layer)
         if bound is None:
             return
         first, n_full, out = self.model.graph.head_source(layer), bound.step.n_everywhere, bound.out

@@ -15,6 +15,7 @@ from assay.execution.plan import AttentionStep, CompiledMask, Inlet, compile_pla
 from assay.execution.written import Wanted, Written
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention
+from assay.models.streaming import per_block
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,12 +49,10 @@ class CircuitRunner:
         )
         self.dtype = model.result_dtype
         self._wanted = Wanted.by(self.plan.inlets)
-        self._projections = [_bind(model, step) for step in self.plan.attention]
-        self._live_heads = [self._live(layer) for layer in range(model.n_layers)]
-        self._out_weights = [
-            block.out_weight()[[*full, *last]].to(self.dtype) if full or last else None
-            for block, (full, last) in zip(model.blocks, self._live_heads, strict=True)
-        ]
+        plan, live = self.plan, [self._live(layer) for layer in range(model.n_layers)]
+        self._live_heads = live
+        self._projections = per_block(model.module, lambda layer: _bind(model, plan.attention[layer]))
+        self._out_weight = per_block(model.module, lambda layer: _out_weight(model, layer, *live[layer]))
 
     def _live(self, layer: int) -> tuple[list[int], list[int]]:
         """Heads of a block that are needed at all positions, and those needed at the read position only."""
@@ -105,6 +104,12 @@ def _bind(model: Model, step: AttentionStep | None) -> list[_InletProjection]:
             weight, bias = projection_weights(block, columns)
         projections.append(_InletProjection(inlet=inlet, channels=channels, weight=weight, bias=bias))
     return projections
+
+
+def _out_weight(model: Model, layer: int, full: Sequence[int], last: Sequence[int]) -> Tensor | None:
+    """Output projections of the heads of a block that are needed."""
+    heads = [*full, *last]
+    return model.blocks[layer].out_weight()[heads].to(model.result_dtype) if heads else None
 
 
 class _CircuitRun:
@@ -228,7 +233,7 @@ class _CircuitRun:
 
     def project(self, layer: int, block: Block) -> dict[tuple[str, int], Tensor]:
         """q, k and v of the live heads: (channel, head) -> `[pairs, pos or 1, d_head]`."""
-        projections = self.runner._projections[layer]
+        projections = self.runner._projections(layer)
         channels: dict[tuple[str, int], Tensor] = {}
         start = self.wide(self.baseline.attention_in(layer))
         for everywhere in (True, False):
@@ -285,7 +290,7 @@ class _CircuitRun:
 
     def put_heads(self, layer: int, full: Tensor | None, last: Tensor | None) -> None:
         """Project the differences of the heads of a block into the stream and keep them."""
-        weight = self.runner._out_weights[layer]
+        weight = self.runner._out_weight(layer)
         if weight is None:
             return
         first = self.model.graph.head_source(layer)

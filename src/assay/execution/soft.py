@@ -24,6 +24,7 @@ from assay.execution.attend import project
 from assay.execution.baseline import Baseline, Prepared
 from assay.models import Block, Model
 from assay.models.attention import PlacedAttention, Tables
+from assay.models.streaming import per_block
 from assay.tasks import Batch
 
 
@@ -102,8 +103,9 @@ class SoftRunner:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.dtype = model.result_dtype
-        self._qkv = [_projection(block, self.dtype) for block in model.blocks]
-        self._out = [block.out_weight().to(self.dtype).contiguous() for block in model.blocks]
+        blocks, dtype = model.blocks, model.result_dtype
+        self._qkv = per_block(model.module, lambda layer: _projection(blocks[layer], dtype))
+        self._out = per_block(model.module, lambda layer: blocks[layer].out_weight().to(dtype).contiguous())
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough memory of one pair when gradients are wanted."""
@@ -299,14 +301,14 @@ class _Walk:
         """What the ablated heads of a block write together."""
         block = self.model.blocks[layer]
         z = self.pairs.baseline.z[layer].to(self.runner.dtype)
-        written = z @ self.runner._out[layer].flatten(0, 1)
+        written = z @ self.runner._out(layer).flatten(0, 1)
         bias = block.out_bias()
         written = written if bias is None else written + bias
         return self._read(written[None])[0] if last else written
 
     def project(self, layer: int, streams: Tensor, channels: slice) -> Tensor:
         """Some q/k/v channels of their own streams: `[batch, channels, pos, d_head]`."""
-        weight, bias = self.runner._qkv[layer]
+        weight, bias = self.runner._qkv(layer)
         bias = None if bias is None else bias[channels]
         block = self.model.blocks[layer]
         return project(block, streams, weight[channels], bias, self.model.dtype).transpose(0, 1)
@@ -341,7 +343,7 @@ class _Walk:
             baseline.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
         )
         difference = z - (self._read(ablated) if last else ablated)
-        outputs = torch.bmm(difference.flatten(1, 2), self.runner._out[layer])
+        outputs = torch.bmm(difference.flatten(1, 2), self.runner._out(layer))
         result: Tensor = outputs.unflatten(1, difference.shape[1:3])
         return result
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from assay.models import Model
+from assay.models.streaming import per_block
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,14 +72,16 @@ class LiveStages:
         stage_of: Stage of each target.
         somewhere: Live targets of open stages.
         everywhere: Those that are read at all positions, not at the read position only.
-        out: Output projections per block `[heads, d_head, d_model]`.
+        out: From a block to its output projections `[heads, d_head, d_model]`.
     """
 
     def __init__(self, model: Model) -> None:
         graph = model.graph
         self.model = model
         self.kept: Bool[Tensor, "n_sources n_targets"] = graph.valid.clone()
-        self.out = [block.out_weight().to(model.result_dtype) for block in model.blocks]
+        self.out = per_block(
+            model.module, lambda layer: model.blocks[layer].out_weight().to(model.result_dtype)
+        )
         self.everywhere = torch.zeros(graph.n_targets, dtype=torch.bool)
         self.somewhere = torch.zeros(graph.n_targets, dtype=torch.bool)
         self.last = 2 * model.n_layers
@@ -162,7 +165,7 @@ class LiveStages:
                         everywhere=where,
                         heads=heads,
                         reads=tuple(reads for _, reads in members),
-                        weight=self.out[layer][list(heads)],
+                        weight=self.out(layer)[list(heads)],
                     )
                 )
         return stage

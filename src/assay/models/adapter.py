@@ -27,7 +27,8 @@ from assay.graph import Graph, build_graph
 from assay.models.attention import Tables
 from assay.models.binding import bind_blocks, bind_norm, check_weights
 from assay.models.block import constant_scale
-from assay.models.family import Config, Family, PostNorm, Vision, submodule
+from assay.models.family import Config, Family, PostNorm, Vision, home_of, submodule
+from assay.models.streaming import pieces
 from assay.models.tracing import StopForward, Trace, hooks_of
 
 
@@ -42,7 +43,8 @@ def hash_weights(facts: Mapping[str, Any], parameters: Iterable[tuple[str, Tenso
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     for name, parameter in parameters:
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        for piece in pieces(parameter):
+            digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -112,8 +114,8 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.module.parameters()).device
+        """Where the weights are; of a model on several devices, see `home_of`."""
+        return home_of(self.module)
 
     @cached_property
     def unembed_module(self) -> nn.Module:
@@ -318,17 +320,17 @@ class Model:
             if self.pools:
                 raise InputError(f"{self.id} pools positions, so its logits cannot be read at one position")
             single = self.vision.logits(self.module, hidden.reshape(-1, 1, self.d_model))
-            return single.reshape(*hidden.shape[:-1], -1)
+            return single.reshape(*hidden.shape[:-1], -1).to(hidden.device)
         head = self.family.head
         logits: Tensor = self.unembed_module(hidden) if head is None else head(self.module, hidden)
-        return logits
+        return logits.to(hidden.device)
 
     def read(
         self, hidden: Float[Tensor, "batch pos d_model"], positions: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch d_vocab"]:
         """Logits from final-norm outputs: at one position per example, or pooled."""
         if self.vision is not None and self.pools:
-            return self.vision.logits(self.module, hidden)
+            return self.vision.logits(self.module, hidden).to(hidden.device)
         return self.unembed(hidden[torch.arange(len(hidden), device=hidden.device), positions])
 
     def finish(
@@ -337,7 +339,7 @@ class Model:
         """Logits of the stream leaving the last block: at the read position, all of it where pooled."""
         normed = self.final_norm(stream.to(self.dtype))
         if self.vision is not None and self.pools:
-            return self.vision.logits(self.module, normed)
+            return self.vision.logits(self.module, normed).to(normed.device)
         return self.unembed(normed)
 
     def features(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch d_features"]:
@@ -363,11 +365,12 @@ class Model:
                 "changes its outputs; call module.eval() first"
             )
         if self.vision is not None:
-            return self.vision.hidden(self.module, inputs.to(self.dtype))
+            return self.vision.hidden(self.module, inputs.to(self.dtype)).to(inputs.device)
         # Both ignores: a plain nn.Module to the type checker; every pre-trained model class has these.
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]
         backbone = submodule(self.module, self.family.backbone)
-        return backbone(inputs_embeds=embedding(inputs), use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+        run = backbone(inputs_embeds=embedding(inputs), use_cache=False)
+        return run.last_hidden_state.to(inputs.device)  # type: ignore[no-any-return]
 
     def resume(
         self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0
@@ -379,10 +382,11 @@ class Model:
         self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0
     ) -> Float[Tensor, "batch pos d_model"]:
         """Run the native blocks from `layer` on, with the arguments a traced pass gave them."""
+        home = hidden.device
         for block, (args, kwargs) in zip(self.blocks[layer:], trace.calls[layer:], strict=True):
             output = block.module(hidden, *args, **kwargs)
             hidden = output[0] if isinstance(output, tuple) else output
-        return hidden
+        return hidden.to(home)
 
     def tables(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> dict[Hashable, Tables]:
         """Rotary tables by kind, from the arguments that a traced pass gave its blocks."""
@@ -396,7 +400,8 @@ class Model:
                         f"the blocks of {self.id} are not given rotary tables, where the description of "
                         f"family {self.family.key!r} says so; correct its `table` or `tables`"
                     )
-                found[kind] = tables
+                cos, sin = tables
+                found[kind] = cos.to(self.device), sin.to(self.device)
         return found
 
     @property
@@ -454,7 +459,7 @@ class Model:
             attached: Leave what is kept in the graph of the pass.
             until: End the pass before this block; what lies behind it is not computed.
         """
-        trace = Trace(attached=attached)
+        trace = Trace(attached=attached, home=self.device)
         hooks = hooks_of(
             self.blocks,
             self.final_norm,

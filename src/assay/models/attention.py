@@ -62,14 +62,15 @@ class HeadNorm:
         normed: Tensor
         if self.over == "head":
             normed = self.module(x)
-            return normed
+            return normed.to(x.device)
         if self.over == "block":
             last = x.movedim(axis, -2)
             normed = self.module(last.flatten(-2)).view(last.shape)
-            return normed.movedim(-2, axis)
+            return normed.to(x.device).movedim(-2, axis)
         norms = self.module.get_submodule("norms")
         parts = [
-            norms.get_submodule(str(head))(part) for head, part in zip(heads, x.unbind(axis), strict=True)
+            norms.get_submodule(str(head))(part).to(x.device)
+            for head, part in zip(heads, x.unbind(axis), strict=True)
         ]
         return torch.stack(parts, axis)
 

@@ -7,6 +7,7 @@ from assay.core.errors import NonFiniteError, UnsupportedModelError
 from assay.models.attention import AttentionRule, HeadNorm
 from assay.models.block import Block, Norm
 from assay.models.family import Family, Sizes, submodule
+from assay.models.streaming import pieces
 
 
 def check_weights(module: nn.Module, name: str) -> None:
@@ -21,7 +22,8 @@ def check_weights(module: nn.Module, name: str) -> None:
     if empty:
         raise UnsupportedModelError(
             f"weight {empty[0]!r} of {name} has no values (device 'meta'), like {len(empty)} of "
-            f"{len(parameters)} weights; load them first, e.g. with from_pretrained"
+            f"{len(parameters)} weights; load them first, e.g. with from_pretrained. Parts that accelerate "
+            "keeps on the CPU or the disk have none either: give load_model the folder and device_map="
         )
     for path, parameter in parameters:
         if parameter.is_floating_point() and parameter.dtype.itemsize == 1:
@@ -29,7 +31,7 @@ def check_weights(module: nn.Module, name: str) -> None:
                 f"weight {path!r} of {name} is stored as {parameter.dtype}, which layers cannot compute "
                 "with; dequantise the weights first (model.dequantize())"
             )
-        if not bool(torch.isfinite(parameter).all()):
+        if not all(bool(torch.isfinite(piece).all()) for piece in pieces(parameter)):
             raise NonFiniteError(
                 f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
             )
@@ -65,6 +67,7 @@ def _block(
     mlp, mlp_scale = submodule(block, family.mlp), _optional(block, family.mlp_scale)
     behind = None if family.branch_norm is None else bind_norm(block, family, family.branch_norm)
     return Block(
+        root=module,
         module=block,
         family=family,
         n_heads=sizes.n_heads,

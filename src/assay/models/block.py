@@ -10,30 +10,12 @@ from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
 from assay.models.attention import AttentionRule
-from assay.models.family import Family, Fused
-
-
-def _matrix(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
-    """Weight of a linear map as `[d_in, d_out]`, whichever way the module stores it."""
-    weight = projection.weight
-    assert isinstance(weight, Tensor)
-    return weight.T if isinstance(projection, nn.Linear) else weight
+from assay.models.family import Family, Fused, home_of
 
 
 def _wide(value: Tensor) -> Tensor:
     """A tensor in at least float32."""
     return value if value.dtype == torch.float64 else value.float()
-
-
-def _gamma(scale: nn.Module) -> Float[Tensor, " d_model"]:
-    """The factors of a LayerScale module, its only parameter."""
-    (gamma,) = scale.parameters()
-    return gamma.detach()
-
-
-def _bias(projection: nn.Module) -> Tensor | None:
-    bias = getattr(projection, "bias", None)
-    return bias if isinstance(bias, Tensor) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,8 +33,11 @@ class Norm:
     default_eps: float | None = None
 
     def __call__(self, stream: Tensor) -> Tensor:
-        """The native output."""
-        return stream if self.module is None else self.module(stream)
+        """The native output, on the device of the stream."""
+        if self.module is None:
+            return stream
+        normed: Tensor = self.module(stream)
+        return normed.to(stream.device)
 
     @property
     def gain(self) -> Float[Tensor, " d_model"] | None:
@@ -105,7 +90,7 @@ def constant_scale(norm: Norm) -> Callable[..., Tensor | None]:
     """A forward hook for a norm's module: its gradient is that of a norm whose scale is a constant."""
 
     def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        x = args[0]
+        x = args[0].to(output.device)
         if not x.requires_grad:
             return None
         inverse = norm.standardise(x.detach())[1].to(x.dtype)
@@ -129,8 +114,12 @@ class Block:
     its part behind that norm.
 
     Channels are ordered q heads, k heads, v heads; `n_channels = n_heads + 2 n_kv_heads`.
+
+    Weights are given on the device of the whole model (`home`), wherever those of this block lie. What is run
+    natively comes back on the device of what it was given.
     """
 
+    root: nn.Module
     module: nn.Module
     family: Family
     n_heads: int
@@ -150,6 +139,11 @@ class Block:
     rule: AttentionRule
 
     @property
+    def home(self) -> torch.device:
+        """The device of the whole model `root`; see `home_of`."""
+        return home_of(self.root)
+
+    @property
     def n_channels(self) -> int:
         return self.n_heads + 2 * self.n_kv_heads
 
@@ -167,15 +161,35 @@ class Block:
 
     def qkv_weight(self) -> Float[Tensor, "d_model n_channels d_head"]:
         """Projection weights in the common channel layout."""
-        return self.channels([_matrix(part).detach() for part in self.qkv])
+        return self.channels([self._matrix(part) for part in self.qkv])
+
+    def project(self, normed: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n n_channels d_head"]:
+        """q/k/v of what the projections read, by the native modules."""
+        return self.channels([projection(normed).to(normed.device) for projection in self.qkv])
+
+    def _matrix(self, projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
+        """Weight of a linear map as `[d_in, d_out]`, whichever way the module stores it."""
+        weight = projection.weight
+        assert isinstance(weight, Tensor)
+        weight = weight.detach().to(self.home)
+        return weight.T if isinstance(projection, nn.Linear) else weight
+
+    def _bias(self, projection: nn.Module) -> Tensor | None:
+        bias = getattr(projection, "bias", None)
+        return bias.detach().to(self.home) if isinstance(bias, Tensor) else None
+
+    def _gamma(self, scale: nn.Module) -> Float[Tensor, " d_model"]:
+        """The factors of a LayerScale module, its only parameter."""
+        (gamma,) = scale.parameters()
+        return gamma.detach().to(self.home)
 
     def qkv_bias(self) -> Float[Tensor, "n_channels d_head"] | None:
         """Projection biases in the common channel layout."""
-        biases = [_bias(part) for part in self.qkv]
+        biases = [self._bias(part) for part in self.qkv]
         if all(bias is None for bias in biases):
             return None
         filled = [
-            _matrix(part).new_zeros(_matrix(part).shape[1]) if bias is None else bias.detach()
+            self._matrix(part).new_zeros(self._matrix(part).shape[1]) if bias is None else bias
             for part, bias in zip(self.qkv, biases, strict=True)
         ]
         return self.channels(filled)
@@ -186,18 +200,20 @@ class Block:
         Of a branch norm, in at least float32, all but its 1/rms, which runs keep with the heads' outputs: see
         `rescaled`.
         """
-        weight: Tensor = _matrix(self.out).detach().unflatten(0, (self.n_heads, self.d_head))
+        weight: Tensor = self._matrix(self.out).unflatten(0, (self.n_heads, self.d_head))
         if self.branch_norm is not None:
             return self.branch_norm.scaled_by_gain(self.branch_norm.centre(_wide(weight)))
-        return weight if self.attention_scale is None else weight * _gamma(self.attention_scale)
+        return weight if self.attention_scale is None else weight * self._gamma(self.attention_scale)
 
     def write(self, z: Float[Tensor, "*n width"]) -> Float[Tensor, "*n d_model"]:
         """What the attention adds to the stream for these outputs of its heads, by the native modules."""
-        written: Tensor = self.out(z)
+        written: Tensor = self.out(z).to(z.device)
         norm = self.branch_norm or self.target_norm
         if norm is not None:
             return norm(written)
-        return written if self.attention_scale is None else self.attention_scale(written)
+        if self.attention_scale is not None:
+            written = self.attention_scale(written).to(z.device)
+        return written
 
     def out_bias(self) -> Float[Tensor, " d_model"] | None:
         """Output projection bias (scaled as the branch is): part of the stream, of no source.
@@ -205,11 +221,12 @@ class Block:
         Behind a branch norm its shift; the projection has no bias there, see `conformance`.
         """
         if self.branch_norm is not None:
-            return self.branch_norm.shift
-        bias = _bias(self.out)
-        if bias is None:
-            return None
-        return bias.detach() if self.attention_scale is None else bias.detach() * _gamma(self.attention_scale)
+            shift = self.branch_norm.shift
+            return None if shift is None else shift.to(self.home)
+        bias = self._bias(self.out)
+        if bias is None or self.attention_scale is None:
+            return bias
+        return bias * self._gamma(self.attention_scale)
 
     def rescaled(
         self, z: Float[Tensor, "*n heads pos d_head"], scale: Float[Tensor, "*n pos 1"] | None = None
@@ -228,12 +245,12 @@ class Block:
         """
         if self.heads_norm is not None:
             together = z.movedim(-3, -2)
-            normed: Tensor = self.heads_norm(together.flatten(-2).to(_matrix(self.out).dtype)).to(z.dtype)
+            normed: Tensor = self.heads_norm(together.flatten(-2).to(self._matrix(self.out).dtype)).to(z)
             return normed.view(together.shape).movedim(-2, -3)
         if self.branch_norm is None:
             return z
         if scale is None:
-            written = z.movedim(-3, -2).flatten(-2) @ _matrix(self.out).detach().to(z.dtype)
+            written = z.movedim(-3, -2).flatten(-2) @ self._matrix(self.out).to(z.dtype)
             scale = self.branch_norm.standardise(written)[1]
         return (z * scale.unsqueeze(-3)).to(z.dtype)
 
@@ -247,7 +264,8 @@ class Block:
         normed = self.mlp_norm(stream).reshape(1, -1, stream.shape[-1])  # some read no other number of axes
         run = self.family.run_mlp
         output: Tensor = self.mlp(normed) if run is None else run(self.module, normed)
-        return (output if self.mlp_scale is None else self.mlp_scale(output)).view(stream.shape)
+        output = output if self.mlp_scale is None else self.mlp_scale(output)
+        return output.to(stream.device).view(stream.shape)
 
     def kv_head(self, head: int) -> int:
         """The key/value head that serves a query head."""

@@ -40,7 +40,7 @@ class Reading:
     def logits(self, module: nn.Module, hidden: Tensor) -> Tensor:
         """The final stream to logits."""
         read = zip(self.heads, self.features(module, hidden), strict=True)
-        return _mean([module.get_submodule(head)(part) for head, part in read])
+        return _mean([module.get_submodule(head)(part).to(hidden.device) for head, part in read])
 
     def n_tokens(self, module: nn.Module) -> int:
         """Positions of the stream."""

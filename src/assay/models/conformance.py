@@ -126,8 +126,10 @@ def _watched(model: Model) -> Iterator[Seen]:
     """What the described parts read and write in the pass made inside."""
     seen: Seen = {}
 
+    home = model.device
+
     def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen[module] = (args[0].detach(), output.detach().clone())
+        seen[module] = (args[0].detach().to(home), output.detach().to(home, copy=True))
 
     with ExitStack() as hooks:
         for part in _parts(model):
@@ -234,7 +236,8 @@ class _PartCheck:
         if isinstance(norm.module, nn.Identity):  # a classifier that pools first may normalise behind it
             return output
         closed, shift = norm.scaled_by_gain(norm.standardise(entering)[0]), norm.shift
-        self.same(norm.module, "its output", closed if shift is None else closed + shift, output)
+        closed = closed if shift is None else closed + shift.to(closed.device)
+        self.same(norm.module, "its output", closed, output)
         return output
 
     def linear(self, module: nn.Module) -> None:
@@ -248,9 +251,9 @@ class _PartCheck:
         if weight.shape != (entering.shape[-1], output.shape[-1]):
             wanted = (entering.shape[-1], output.shape[-1])
             self.refuse(module, f"its weight has shape {tuple(weight.shape)}, where it maps {wanted}")
-        closed = entering.to(self.wide) @ weight.to(self.wide)
+        closed = entering.to(self.wide) @ weight.to(entering.device, self.wide)
         bias = getattr(module, "bias", None)
-        self.same(module, "its output", closed if bias is None else closed + bias.to(self.wide), output)
+        self.same(module, "its output", closed if bias is None else closed + bias.to(closed), output)
 
     def heads(self, layer: int, block: Block) -> Tensor:
         """What the heads give to the output projection, from the native q, k and v."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
@@ -238,6 +239,15 @@ class Family:
     def treatments(self) -> tuple[str, ...]:
         """What `post_norm` can be; nothing without norms behind the branches."""
         return () if self.branch_norm is None else get_args(PostNorm)
+
+
+def home_of(root: nn.Module) -> torch.device:
+    """The device of a model whose parts may lie on several: that of its first weight, the embedding.
+
+    Inputs, what passes leave behind, sums of gradients and weights in closed forms are there. Native modules
+    are given tensors from there (accelerate's hooks take them to the modules) and their outputs come back.
+    """
+    return next(root.parameters()).device
 
 
 def submodule(root: nn.Module, path: str) -> nn.Module:

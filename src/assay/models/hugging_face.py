@@ -13,8 +13,9 @@ from torch import nn
 
 from assay.core.errors import AssayError, FileFormatError, UnsafeFileError
 from assay.core.untrusted import MALFORMED, printable
-from assay.models.placing import NumberType, choose_dtype
+from assay.models.placing import Device, DeviceMap, NumberType, choose_device, choose_dtype, place_parts
 from assay.models.recognition import family_of_type, refuse_config
+from assay.models.streaming import streamed
 from assay.models.weight_files import (
     INDEX,
     WEIGHTS,
@@ -63,15 +64,21 @@ def check_description(directory: Path, name: str | None = None) -> None:
 
 
 def from_pretrained(
-    directory: Path, *, dtype: NumberType, device: torch.device, allow_pickle: bool
+    directory: Path,
+    *,
+    dtype: NumberType,
+    device: Device,
+    allow_pickle: bool,
+    device_map: DeviceMap = None,
 ) -> nn.Module:
-    """The model of a directory, with all of its weights, on the CPU.
+    """The model of a directory, with all of its weights, in its place.
 
     Args:
         directory: As `save_pretrained` writes it.
         dtype: Number type of the weights; `auto` or None: see `choose_dtype`.
-        device: Where the model will go.
+        device: Where the model goes.
         allow_pickle: Accept checkpoints that are pickles.
+        device_map: Where its parts go instead; see `load_model`.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
@@ -94,18 +101,30 @@ def from_pretrained(
         what = "an image classifier" if sees else "a causal language model"
         auto = AutoModelForImageClassification if sees else AutoModelForCausalLM
         stored = config.dtype
+        build: Callable[..., nn.Module] = auto.from_config
         if shapes is not None:
-            build: Callable[..., nn.Module] = auto.from_config
             check_shapes(lambda: build(config, trust_remote_code=False), shapes, described)
             stored = stored_dtype(files)
+        placement = None
+        if device_map is not None:
+            empty = _empty(lambda: build(config, trust_remote_code=False))
+            placement = place_parts(empty, device_map, device, stored or torch.float32)
+        number_type = choose_dtype(
+            dtype, choose_device(device) if placement is None else placement.main, stored
+        )
+        if placement is not None and placement.streams:
+            # Some modules compute constants in the number type that they are built with.
+            empty = _empty(lambda: build(config, dtype=number_type, trust_remote_code=False))
+            return streamed(empty, files, placement, number_type)
         with without_progress_bars():
             loaded: Any = auto.from_pretrained(
                 location,
                 config=config,
-                dtype=choose_dtype(dtype, device, stored),
+                dtype=number_type,
                 use_safetensors=None if allow_pickle else True,
                 output_loading_info=True,
                 trust_remote_code=False,  # code of a checkpoint is never run
+                device_map=None if placement is None else dict(placement.parts),
             )
     except AssayError:
         raise
@@ -123,7 +142,15 @@ def from_pretrained(
     module: nn.Module
     module, info = loaded
     _refuse_missing(location, info, len(list(module.parameters())))
-    return module
+    return module if placement is not None else module.to(choose_device(device))
+
+
+def _empty(build: Callable[[], nn.Module]) -> nn.Module:
+    """A module whose parameters have no memory; what it computes for itself it has."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        return build()
 
 
 def _refuse_missing(location: str, info: dict[str, Any], n_weights: int) -> None:

@@ -17,7 +17,7 @@ from assay.models.hub import Repository, check_revision, fetch_description, spli
 from assay.models.hugging_face import check_description, from_pretrained, image_processor, stored_tokenizer
 from assay.models.merging import CONFIG as ADAPTER
 from assay.models.merging import attach, base_of, is_adapted, merge_adapters
-from assay.models.placing import Device, NumberType, choose_device, choose_dtype
+from assay.models.placing import Device, DeviceMap, NumberType, check_device_map, choose_device, choose_dtype
 from assay.models.recognition import family_of
 from assay.models.timm_loading import check_channels, from_timm, is_timm_directory, short_name
 from assay.models.timm_reading import preprocessing as timm_preprocessing
@@ -37,6 +37,7 @@ def load_model(
     tokenizer: Any = None,
     dtype: NumberType = "auto",
     device: Device = "auto",
+    device_map: DeviceMap = None,
     revision: str | None = None,
     token: str | None = None,
     allow_pickle: bool = False,
@@ -57,7 +58,13 @@ def load_model(
             a CPU and the checkpoint's own on an accelerator. timm's models and planted ones are float32. A
             module is left unchanged.
         device: Where to put the weights. `"auto"`: the first accelerator that knows float64, else the CPU.
-            None: the CPU. A module is left where it is.
+            None: the CPU. A module is left where it is, also where accelerate spread it over several devices.
+        device_map: Where the parts of a checkpoint of transformers go, if not all to one device. `"auto"`,
+            `"balanced"` or `"sequential"`: over the accelerators of this machine, as accelerate deals them;
+            what does not fit (on a machine without: what does not fit its memory) is streamed. `"stream"`:
+            all blocks are streamed, and run on `device`. Or a dict from paths of parts to devices, `"disk"`
+            for those that are streamed. A streamed matrix stays in its file of safetensors; it is read when
+            something is computed with it, and let go.
         revision: Branch, tag or commit of a hub id. Default: its main branch.
         token: Access token for gated and private hub ids. Default: `HF_TOKEN`, or the login of
             `hf auth login`. It is not stored anywhere.
@@ -67,10 +74,12 @@ def load_model(
         UnsupportedModelError: If the layout is not a pre-norm residual stream of a known family.
         UnknownNameError: If there is no planted model of that name.
         HubError: If a repository is missing, gated or out of reach, or has no such revision.
-        InputError: If the device does not exist, or a module is to be converted or moved.
+        InputError: If a device does not exist, a module is to be converted or moved, or a device map does not
+            apply.
         UnsafeFileError: If the checkpoint is a pickle and `allow_pickle` is false.
         FileFormatError: If the files cannot be read as a checkpoint, or some of its weights are missing.
-        MissingExtraError: If the model needs timm or peft, and it is not installed.
+        MissingExtraError: If the model needs timm or peft, or a device map accelerate, and it is not
+            installed.
         NonFiniteError: If a weight is NaN or infinite.
 
     Example:
@@ -78,16 +87,19 @@ def load_model(
         4
     """
     if isinstance(source, nn.Module):
-        if dtype not in ("auto", None) or device not in ("auto", None):
+        if dtype not in ("auto", None) or device not in ("auto", None) or device_map is not None:
             raise InputError(
-                "a live module is used unchanged; convert or move it yourself instead of passing dtype= or "
-                "device="
+                "a live module is used unchanged; convert or move it yourself instead of passing dtype=, "
+                "device= or device_map="
             )
         check_revision(revision, type(source).__name__)
         return _live(source, tokenizer=tokenizer)
     place, text = choose_device(device), str(source)
+    if device_map is not None:
+        check_device_map(device_map, device)
     if text.startswith(_PLANTED):
         check_revision(revision, text)
+        _refuse_device_map(device_map, text, "a planted model is small")
         return _planted(text, tokenizer=tokenizer, dtype=dtype, device=place)
     named = text.startswith(_TIMM) and not text.startswith(_TIMM_DIRECTORY)
     path, origin = EMBEDDED.get(text, Path(text.removeprefix(_TIMM_DIRECTORY))), {}
@@ -103,6 +115,7 @@ def load_model(
         repository = _fetched(text, revision=revision, token=token, allow_pickle=allow_pickle)
         path, name, origin = repository.folder, text, {"revision": repository.commit}
     if not named and (path / ADAPTER).is_file():
+        _refuse_device_map(device_map, text, "adapters are merged in memory: merge them and save the model")
         base = base_of(path, text)
         at = None if Path(base.name).is_dir() else base.revision
         start = load_model(
@@ -122,22 +135,30 @@ def load_model(
         raise FileFormatError(f"{path} has no config.json; expected a directory written by save_pretrained")
     location = text if named else str(path)
     if named or is_timm_directory(path):
+        _refuse_device_map(device_map, text, "only checkpoints of transformers can be spread or streamed")
         number_type = choose_dtype(dtype, place, None)
-        module = from_timm(location, allow_pickle=allow_pickle).to(number_type)
+        module = from_timm(location, allow_pickle=allow_pickle).to(place, number_type)
         preprocessing = timm_preprocessing(module)
     else:
-        module = from_pretrained(path, dtype=dtype, device=place, allow_pickle=allow_pickle)
+        module = from_pretrained(
+            path, dtype=dtype, device=device, allow_pickle=allow_pickle, device_map=device_map
+        )
         sees = family_of(module).vision is not None
         preprocessing = image_processor(path) if sees else None
         tokenizer = stored_tokenizer(path) if tokenizer is None and not sees else tokenizer
     with malformed(location, "a model with a consistent configuration"):
         return _bound(
-            module.to(place).eval(),
+            module.eval(),
             tokenizer=tokenizer,
             name=name,
             preprocessing=preprocessing,
             origin=origin,
         )
+
+
+def _refuse_device_map(device_map: DeviceMap, source: str, why: str) -> None:
+    if device_map is not None:
+        raise InputError(f"device_map does not apply to {source!r}: {why}; leave it out")
 
 
 def _live(module: nn.Module, *, tokenizer: Any) -> Model:

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from assay.models.block import Block, Norm
@@ -27,6 +28,7 @@ class Trace:
         calls: Per block, its positional (after the first) and keyword arguments.
         gradients: Filled during a backward pass: name of a site -> gradient.
         attached: Whether tensors stay in the autograd graph of the pass.
+        home: Device of all that is kept; None: each tensor where it was.
     """
 
     block_in: list[Tensor] = field(default_factory=list)
@@ -42,10 +44,12 @@ class Trace:
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     gradients: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
     attached: bool = False
+    home: torch.device | None = None
 
     def kept(self, value: Tensor) -> Tensor:
         """A tensor of the pass as the trace holds it."""
-        return value if self.attached else value.detach()
+        value = value if self.attached else value.detach()
+        return value if self.home is None else value.to(self.home)
 
     @property
     def input(self) -> Tensor:
@@ -200,8 +204,10 @@ class _Hooks:
         By a tensor hook, not a module backward hook: it sees exactly this tensor's gradient.
         """
         if self.gradients and tensor.requires_grad:
-            kept = self.trace.gradients
-            tensor.register_hook(lambda gradient: kept.__setitem__((site, layer, part), gradient))
+            trace = self.trace
+            tensor.register_hook(
+                lambda gradient: trace.gradients.__setitem__((site, layer, part), trace.kept(gradient))
+            )
 
     def on_input(self, module: nn.Module, function: Callable[..., object]) -> None:
         self.placed.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)

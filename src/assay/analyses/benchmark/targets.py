@@ -46,6 +46,7 @@ def find_target(
     device: str | None = None,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
+    device_map: str | None = None,
 ) -> Target:
     """The model, its examples and, for a planted model, its truth.
 
@@ -59,6 +60,7 @@ def find_target(
         device: Where the model runs.
         dtype: Number type of the weights. Default: as of `load_model`.
         revision: Branch, tag or commit of a hub id.
+        device_map: As of `load_model`.
 
     Raises:
         UnknownNameError: For an unknown planted model, task or swap.
@@ -70,6 +72,8 @@ def find_target(
             raise InputError(
                 f"{model} has its own examples, for which its circuit is known; remove --task and --images"
             )
+        if device_map is not None:
+            raise InputError(f"{model} is small: a device map does not apply to it; leave it out")
         planted = planted_model(model.removeprefix(PLANTED), dtype=dtype or torch.float32)
         if device is not None:
             planted.model.module.to(device)
@@ -79,7 +83,7 @@ def find_target(
             held_out=planted_task(planted, n=n, seed=seed + 1),
             truth=planted.edges,
         )
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision)
+    loaded = load_model(model, device=device, device_map=device_map, dtype=dtype, revision=revision)
     if images is not None:
         if task is not None:
             raise InputError("--task and --images exclude each other; give one of them")

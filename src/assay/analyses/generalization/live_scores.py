@@ -187,12 +187,12 @@ def _live_out_weight(block: Block) -> Float[Tensor, "n_heads d_head d_model"]:
             f"the output projection of a block is {type(block.out).__name__}, but the circuit loss "
             "needs a Linear"
         )
-    weight = block.out.weight
+    weight = block.out.weight.to(block.home)
     per_head: Tensor = weight.T.unflatten(0, (block.n_heads, block.d_head))
     if block.attention_scale is None:
         return per_head
     (gamma,) = block.attention_scale.parameters()
-    return per_head * gamma
+    return per_head * gamma.to(block.home)
 
 
 def _contract(model: Model, run: Trace, gradient: Tensor, *, second: bool) -> Float[Tensor, " n_sources"]:

@@ -130,7 +130,7 @@ def _rounding(model: Model, tokens: Tensor) -> float:
     for block, (args, kwargs) in zip(model.blocks, trace.calls, strict=True):
         output = _in_float32(block.module, wide, *args, **kwargs)
         wide = output[0] if isinstance(output, tuple) else output
-    exact = _in_float32(_Readout(model), wide[:, -1])
+    exact = _in_float32(_Readout(model), wide[:, -1].to(model.device))
     largest = max(1.0, float(exact.abs().max()))
     error = float((model.unembed(hidden[:, -1]).float() - exact).abs().max()) / largest
     return error if math.isfinite(error) else 0.0

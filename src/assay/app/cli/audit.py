@@ -80,7 +80,7 @@ def _run(settings: AuditSettings) -> "Audit":
     from assay import pipeline
 
     # By its name where nothing else is asked for: then a wrong task costs no loading.
-    asked = settings.torch_dtype or settings.revision or settings.post_norm
+    asked = settings.torch_dtype or settings.revision or settings.post_norm or settings.device_map
     by_name = not asked and settings.usually_prompted
     model = settings.model if by_name else settings.load_model()
     with progress_on_stderr() as progress:
@@ -89,7 +89,7 @@ def _run(settings: AuditSettings) -> "Audit":
             pipeline.audit,
             *(model, settings.task),
             skip=_skipped(settings),
-            device=settings.place(),
+            device=settings.place() if by_name else None,
             store=settings.store or settings.out,
             out=settings.out,
             progress=progress,

@@ -359,7 +359,9 @@ class EapIgActivations(BatchMethod):
             elif kind == "heads":
                 handle = block.out.register_forward_pre_hook(lambda module, args: (leaf, *args[1:]))
             else:
-                handle = block.mlp_out.register_forward_hook(lambda module, args, output: leaf)
+                handle = block.mlp_out.register_forward_hook(
+                    lambda module, args, output: leaf.to(output.device)
+                )
             try:
                 hidden = model.resume(passes.clean.block_in[layer], passes.clean, layer=layer)
                 passes._finish(trace, hidden, alpha, leaf)

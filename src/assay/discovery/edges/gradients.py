@@ -20,6 +20,7 @@ from torch import Tensor
 
 from assay.execution import Baseline
 from assay.models import Model, Norm, Trace
+from assay.models.streaming import per_block
 
 
 # Bytes of expanded differences and gradients held at once; more gains nothing on any device tried.
@@ -134,7 +135,7 @@ class GradientSums:
         self.channels = [_ChannelSums() for _ in model.blocks]
         self.mlp: list[Tensor | None] = [None] * model.n_layers
         self.logits: Tensor | None = None
-        self._weights: dict[int, Tensor] = {}  # gain and centring of the norm in the projections, per block
+        self._weight = per_block(model.module, lambda layer: _projections(model, layer))
 
     def add(self, trace: Trace, positions: Int[Tensor, " batch"], weight: float) -> None:
         """Take one finished backward pass into the sums."""
@@ -181,15 +182,12 @@ class GradientSums:
 
     def _attention_gradient(self, layer: int, rows: slice) -> Tensor | None:
         """`[n_channels, batch, pos, d_model]` of some examples."""
-        sums, block = self.channels[layer], self.model.blocks[layer]
+        sums = self.channels[layer]
         if sums.scaled is None:
             return None
         scaled = sums.scaled[rows]
         n, length = scaled.shape[:2]
-        if layer not in self._weights:
-            weight = block.attention_norm.scaled_by_gain(block.qkv_weight().to(scaled.dtype).permute(1, 2, 0))
-            self._weights[layer] = block.attention_norm.centre(weight).contiguous()
-        gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), self._weights[layer])
+        gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), self._weight(layer))
         if sums.along:
             along = torch.stack([part[rows] for part in sums.along], -1).flatten(0, 1)
             direction = torch.stack([part[rows] for part in sums.direction], 2).flatten(0, 1)
@@ -274,12 +272,19 @@ def norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bo
     )
 
 
+def _projections(model: Model, layer: int) -> Float[Tensor, "n_channels d_head d_model"]:
+    """q/k/v projections with gain and centring of the norm before them."""
+    block = model.blocks[layer]
+    weight = block.qkv_weight().to(model.result_dtype).permute(1, 2, 0)
+    return block.attention_norm.centre(block.attention_norm.scaled_by_gain(weight)).contiguous()
+
+
 def _constant(model: Model, layer: int) -> Tensor | None:
     """What the projections give at x^ = 0: shift of the norm through the weights, plus biases."""
     block = model.blocks[layer]
     constant = block.qkv_bias()
     shift = block.attention_norm.shift
     if shift is not None:
-        through = torch.einsum("d,dkc->kc", shift, block.qkv_weight())
+        through = torch.einsum("d,dkc->kc", shift.to(block.home), block.qkv_weight())
         constant = through if constant is None else constant + through
     return constant

@@ -175,7 +175,7 @@ def _identity(activation: nn.Module, model: Model) -> Callable[..., Tensor | Non
         if not x.requires_grad:
             return None
         zero = x.detach() == 0
-        ratio = torch.where(zero, slope, output.detach() / x.detach().masked_fill(zero, 1))
+        ratio = torch.where(zero, slope.to(x.device), output.detach() / x.detach().masked_fill(zero, 1))
         return replace_gradient(output, x * ratio)
 
     return hook

@@ -61,7 +61,7 @@ def attribution_patching(
             gradients = torch.autograd.grad(margin.sum(), clean.z)
         real = torch.arange(batch.width, device=model.device) < batch.lengths[:, None]
         layers = [
-            _effect(model, after - before.detach(), gradient, real)
+            _effect(model, after - before.detach().to(model.device), gradient, real)
             for before, after, gradient in zip(clean.z, corrupted.head_z, gradients, strict=True)
         ]
         rows.append(torch.cat(layers, 1).cpu())
@@ -78,6 +78,6 @@ def attribution_patching(
 
 def _effect(model: Model, difference: Tensor, gradient: Tensor, real: Tensor) -> Tensor:
     """Inner product per example and head over real positions, in float64."""
-    product = difference.double() * gradient.double() * real[..., None]
+    product = difference.double() * gradient.to(model.device).double() * real[..., None]
     by_head: Tensor = product.unflatten(2, (model.n_heads, model.d_head))
     return by_head.sum((1, 3))

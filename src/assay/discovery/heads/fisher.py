@@ -121,13 +121,15 @@ def _gradient_sites(model: Model, task: Task, loss: Objective, asked: int | None
                 parts[value_columns(block)[0]] for parts, block in zip(record.qkv, model.blocks, strict=True)
             ]
             gradients = torch.autograd.grad(each.sum(), [*values, *record.out])
+            gradients = [gradient.to(model.device) for gradient in gradients]
+        heads = (model.n_heads, model.d_head)
         for layer, block in enumerate(model.blocks):
             columns = value_columns(block)[1].to(model.device)
             found[layer].append(
                 _Site(
-                    stream=record.stream[layer].detach(),
+                    stream=record.stream[layer].detach().to(model.device),
                     value_gradient=gradients[layer][..., columns],
-                    z=record.z[layer].detach().unflatten(-1, (model.n_heads, model.d_head)),
+                    z=record.z[layer].detach().to(model.device).unflatten(-1, heads),
                     output_gradient=gradients[model.n_layers + layer],
                 )
             )

@@ -314,17 +314,19 @@ def _displaced(block: Block, head: int, value: Tensor, output: Tensor) -> Iterat
     """The block with W_V and W_O of a head displaced, by another amount for each chain of the batch."""
     module, columns = value_columns(block)
     chains = len(value)
-    mine = columns[block.kv_head(head)].to(value.device)
+    mine = columns[block.kv_head(head)]
     slot = slice(head * block.d_head, (head + 1) * block.d_head)
 
     def through(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.einsum("cbti,cio->cbto", x.unflatten(0, (chains, -1)), weight).flatten(0, 1)
+        apart = x.unflatten(0, (chains, -1))
+        return torch.einsum("cbti,cio->cbto", apart, weight.to(x.device)).flatten(0, 1)
 
     def project(layer: nn.Module, args: tuple[Any, ...], projected: Tensor) -> Tensor:
-        return projected.index_add(-1, mine, through(args[0], value))
+        change = through(args[0], value).to(projected.device)
+        return projected.index_add(-1, mine.to(projected.device), change)
 
     def write(layer: nn.Module, args: tuple[Any, ...], written: Tensor) -> Tensor:
-        return written + through(args[0][..., slot], output)
+        return written + through(args[0][..., slot], output).to(written.device)
 
     handles = [
         block.qkv[module].register_forward_hook(project),

@@ -109,15 +109,15 @@ def _hook(
         projected.append(output)
 
     def change(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        z = args[0].unflatten(-1, (block.n_heads, block.d_head))
-        channels = block.channels(projected)
+        z = args[0].to(model.device).unflatten(-1, (block.n_heads, block.d_head))
+        channels = block.channels([each.to(model.device) for each in projected])
         projected.clear()
         values = channels[:, :, block.n_heads + block.n_kv_heads :]
         passing = _copies(batch, len(z) // len(batch.indices))
         new = replacement(Site(layer=layer, block=block, z=z, values=values, batch=passing))
         changed = z.clone()
         changed[:, :, heads] = new.to(z.dtype).expand_as(z)[:, :, heads]
-        return (changed.flatten(2), *args[1:])
+        return (changed.flatten(2).to(args[0].device), *args[1:])
 
     for projection in block.qkv:
         yield projection.register_forward_hook(keep)

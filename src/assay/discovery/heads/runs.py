@@ -297,7 +297,7 @@ class _Past:
         model, block = self.model, self.model.blocks[layer]
         keys, values = self._keys_values(layer)
         normed = block.attention_norm(stream)
-        channels = block.channels([projection(normed) for projection in block.qkv]).to(model.result_dtype)
+        channels = block.project(normed).to(model.result_dtype)
         query, key, value = channels[:, :, None].split([block.n_heads, block.n_kv_heads, block.n_kv_heads], 1)
         attention, index = self._at(rows), torch.arange(len(rows), device=rows.device)
         query = attention.queries(layer, query, range(block.n_heads), everywhere=False)

@@ -231,8 +231,8 @@ def unembedding_rows(model: Model, ids: Int[Tensor, "*batch"]) -> Float64[Tensor
             f"output ids run from {int(ids.min())} to {int(ids.max())}, but the model has outputs 0 to "
             f"{module.out_features - 1}"
         )
-    weight = module.weight.detach().double()
-    return weight[ids.to(weight.device)]
+    weight = module.weight.detach()
+    return weight[ids.to(weight.device)].to(model.device).double()
 
 
 def answer_directions(

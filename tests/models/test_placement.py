@@ -1,0 +1,177 @@
+"""Models whose blocks lie on several devices give the numbers of those on one.
+
+The devices are pretended ones: an operation that mixes two of them raises (`pretend_devices`).
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import test_families
+import test_vits
+import torch
+from pretend_devices import FIRST, SECOND, place, pretending
+from torch import Tensor, nn
+from vit_conformance import randomise
+
+import assay
+from assay.circuits import Circuit
+from assay.execution import PairRunner, run_circuit, run_model
+from assay.execution.soft import SoftRunner
+from assay.models import Model, load_model
+from assay.tasks import ImageTask, PairTask
+
+
+def apart(model: Model) -> nn.Module:
+    """A copy of a module, its first half on the first pretend device, all the rest on the second."""
+    module, family = copy.deepcopy(model.module), model.family
+    device_of = {"": FIRST}
+    names = [name for name, _ in module.named_modules() if name]
+    blocks = [name for name in names if name.rpartition(".")[0] == family.blocks]
+    behind = {family.final_norm, family.unembed} & set(names)
+    device_of |= dict.fromkeys([*blocks[len(blocks) // 2 :], *behind], SECOND)
+    place(module, device_of)
+    return module
+
+
+def numbers(value: Any) -> Any:
+    """A result as plain arrays on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().double().numpy()
+    if isinstance(value, dict):
+        return {name: numbers(each) for name, each in value.items()}
+    return np.asarray(value, dtype=float)
+
+
+def compare(found: Any, expected: Any, near: float = 1e-6) -> None:
+    found, expected = numbers(found), numbers(expected)
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=near, atol=near, err_msg=name)
+    else:
+        np.testing.assert_allclose(found, expected, rtol=near, atol=near)
+
+
+def test_pretend_devices_refuse_what_accelerators_refuse() -> None:
+    with pretending():
+        here, there = torch.ones(3, device=FIRST), torch.ones(3, device=SECOND)
+        assert (here.device, (here + 1).device) == (torch.device(FIRST), torch.device(FIRST))
+        compare(here + there.to(FIRST), torch.full((3,), 2.0))
+        for mixed in (lambda: here + there, lambda: here @ torch.ones(3), lambda: torch.stack([here, there])):
+            with pytest.raises(RuntimeError, match="several devices"):
+                mixed()
+
+
+# ---- every family -----------------------------------------------------------------------------------
+
+
+def text_task(model: Model) -> PairTask:
+    clean = test_families.tokens(model)
+    return PairTask(clean=clean, corrupted=clean.flip(0), answers=clean[:, :1], objective="ce")
+
+
+def image_task(model: Model) -> ImageTask:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, 3, 3, *model.image_size, generator=generator, dtype=torch.float64)
+    return ImageTask(images=images[0], corrupted=images[1], labels=torch.tensor([0, 1, 2]))
+
+
+def a_circuit(model: Model) -> Circuit:
+    kept = torch.rand(model.graph.valid.shape, generator=torch.Generator().manual_seed(4)) < 0.6
+    return Circuit(graph=model.graph, mask=model.graph.valid & kept)
+
+
+def everything(model: Model) -> dict[str, Tensor]:
+    """Numbers of every path of the engine that serves all families."""
+    task: Any = text_task(model) if model.vision is None else image_task(model)
+    circuit = a_circuit(model)
+    found = {
+        "model": run_model(model, task),
+        "circuit": run_circuit(model, task, circuit),
+        "means": run_circuit(model, task, circuit, ablation="mean"),
+        "scores": assay.discover(model, task, "eap-ig-inputs", objective="ce", steps=2).values,
+        "positions": run_circuit(model, task, circuit, ablation="zero"),
+    }
+    if model.vision is None:
+        clean, corrupted = task.clean.to(model.device), task.corrupted.to(model.device)
+        runner, soft = PairRunner(model, circuit), SoftRunner(model)
+        found["pairs"] = runner.product(runner.prepare_clean(clean), runner.prepare_corrupted(corrupted))
+        mask = circuit.mask.double().to(model.device).requires_grad_()
+        logits = soft.logits(soft.prepare(clean, corrupted), mask)
+        found["weights"] = logits.detach()
+        [found["slope"]] = torch.autograd.grad(logits.logsumexp(1).sum(), mask)
+    return found
+
+
+BUILDS: dict[str, Callable[[], nn.Module]] = {
+    **{name: lambda name=name: test_families.build(name) for name in test_families.CONFIGS},  # type: ignore[misc]
+    **{name: lambda name=name: randomise(test_vits.build(name)) for name in test_vits.CONFIGS},  # type: ignore[misc]
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_path_of_the_engine_on_two_devices(name: str) -> None:
+    plain = load_model(BUILDS[name]())
+    expected = everything(plain)
+    with pretending():
+        model = load_model(apart(plain))
+        weights = {weight.device for weight in model.module.parameters()}
+        assert weights == {torch.device(FIRST), torch.device(SECOND)}
+        found = {path: value.cpu() for path, value in everything(model).items()}
+    compare(found, expected)
+
+
+# ---- every method -----------------------------------------------------------------------------------
+
+
+# What it is -> its numbers, for a model.
+Reading = Callable[[Model, PairTask, Circuit], Any]
+OF_EDGES: dict[str, dict[str, Any]] = {
+    "acdc": {"threshold": 0.3},
+    "exact": {},
+    "eap": {},
+    "eap-ig-activations": {"steps": 1},
+    "clean-corrupted": {},
+    "ifr": {},
+    "relp": {},
+    "ugs": {"steps": 2},
+}
+OF_HEADS = (
+    "activation-patching",
+    "mediation",
+    "drop-effect",
+    "attribution-patching",
+    "dla",
+    "ov-norm",
+    "llc",
+)
+
+
+def of_edges(name: str, options: dict[str, Any]) -> Reading:
+    return lambda model, task, circuit: assay.discover(model, task, name, **options).values
+
+
+def of_heads(name: str) -> Reading:
+    return lambda model, task, circuit: assay.discover_heads(model, task, name).values
+
+
+READINGS: dict[str, Reading] = {
+    **{name: of_edges(name, options) for name, options in OF_EDGES.items()},
+    **{f"heads: {name}": of_heads(name) for name in OF_HEADS},
+    "measure": lambda model, task, circuit: assay.measure(circuit, model, task, "kl").value,
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_every_method_on_two_devices(name: str) -> None:
+    plain = load_model(test_families.build("llama").float())
+    clean = test_families.tokens(plain)
+    task = PairTask(clean=clean, corrupted=clean.flip(0), answers=clean[:, :1], wrong=clean[:, 1:2])
+    circuit = a_circuit(plain)
+    expected = READINGS[name](plain, task, circuit)
+    with pretending():
+        found = numbers(READINGS[name](load_model(apart(plain)), task, circuit))
+    compare(found, expected, near=2e-4)
