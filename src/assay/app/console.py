@@ -198,7 +198,9 @@ def show_cost(cost: "Forecast", *, as_json: bool, **facts: object) -> None:
         echo(f"{took}, at {1000 * cost.pass_seconds:.3g} ms a pass; {rest}")
     if cost.bytes is not None:
         stored = "" if cost.stored_bytes is None else f", {size_words(cost.stored_bytes)} stored"
-        echo(f"about {size_words(cost.bytes)} of memory{stored}")
+        batch = "" if cost.batch_size is None else f" in batches of {cost.batch_size:,}"
+        free = "" if cost.free_bytes is None else f"; {size_words(cost.free_bytes)} free now"
+        echo(f"about {size_words(cost.bytes)} of memory with the weights{batch}{free}{stored}")
     for left_out in cost.left_out:
         costs = f", at most {left_out.passes:,} passes" if left_out.passes else ""
         how = f"; to run it: {left_out.option}" if left_out.option else ""

@@ -14,12 +14,13 @@ from assay.circuits.given import takes_text
 from assay.core import machine
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
 from assay.execution.ablation import Ablation, get_ablation
-from assay.execution.baseline import BaselineShelf
+from assay.execution.baseline import BaselineShelf, Prepared
+from assay.execution.memory import Fit, Run, largest_batch, peak_bytes
 from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
 from assay.execution.soft import SoftRunner
 from assay.models import Model, Trace
-from assay.tasks import PairTask, Task
+from assay.tasks import Batch, PairTask, Task
 
 
 # Tokens per pass on a CPU: large enough for full matrix products, small enough for the cache.
@@ -34,19 +35,24 @@ def choose_batch_size(
     asked: int | None = None,
     bytes_per_example: int = 0,
     memory: int | None = None,
+    run: Run | None = None,
 ) -> int:
     """Examples per pass: what was asked for or suits the device, but never more than memory holds.
+
+    Where the batch clearly fits it is taken as it is, and no time is spent on its peak. Else `run` says what
+    it would take (see `peak_bytes`), and the largest batch that fits is taken.
 
     Args:
         model: The model.
         task: The length of its prompts counts.
         n: How many examples or pairs there are; default: those of the task.
         asked: Batch size the caller wants; a larger one than fits is split, not failed.
-        bytes_per_example: Extra memory of one example beyond a plain pass.
+        bytes_per_example: Extra memory of one example beyond a plain pass, rather too much than too little.
         memory: Bytes to spend; default: 60 % of what is free on the model's device.
+        run: What is done with the model and a batch of its task; without it the rough figure decides.
 
     Raises:
-        InputError: If `asked` or `memory` is below 1.
+        InputError: If `asked` or `memory` is below 1, or if not even one example fits.
     """
     limits: tuple[tuple[str, object], ...] = (("batch_size", asked), ("memory", memory))
     for name, value in limits:
@@ -55,12 +61,40 @@ def choose_batch_size(
                 f"{name} is {value}; give a whole number of at least 1, or None to choose by free memory"
             )
     memory = free_memory(model.device) * 6 // 10 if memory is None else memory
-    width = model.d_model * 4 * task.length
-    plain = width * (12 * model.n_layers if bytes_per_example else 24) + model.n_vocab * 16
-    fits = max(1, memory // (plain + bytes_per_example))
-    if asked is None:
-        asked = max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
-    return max(1, min(fits, asked, task.n if n is None else n))
+    asked = usual_batch(model, task) if asked is None else asked
+    most = max(1, min(asked, task.n if n is None else n))
+    each = bytes_per_example + _rough_pass(model, task.length, kept=bytes_per_example > 0)
+    if run is not None and most * each > memory:
+        fit = largest_batch(lambda size: peak_bytes(model, task.subset(range(size)), run), most, memory)
+        if fit is not None:
+            _check_fits(model, task, fit)
+            return fit.size
+    return max(1, min(memory // each, most))
+
+
+def usual_batch(model: Model, task: Task) -> int:
+    """Examples per pass that suit the device, where memory does not matter."""
+    return max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
+
+
+def _rough_pass(model: Model, length: int, *, kept: bool) -> int:
+    """Memory of a plain pass over one example, rather too much; `kept`: activations stay for later."""
+    attention = 4 * model.n_heads * length**2 * (model.n_layers if kept else 1)  # as kernels that keep it do
+    return 4 * (
+        model.d_model * length * (12 * model.n_layers if kept else 24) + attention + model.n_vocab * 4
+    )
+
+
+def _check_fits(model: Model, task: Task, fit: Fit) -> None:
+    """Refuse a run that does not even fit for a single example, before it starts."""
+    free = measured_free(model.device)
+    if fit.size == 1 and fit.bytes > free:
+        raise InputError(
+            f"one example of {task.length} positions needs about {fit.bytes / 2**30:.2f} GiB beyond the "
+            f"weights of {model.id}, but {free / 2**30:.2f} GiB are free on {model.device}. Use shorter "
+            "prompts, fewer steps, dtype='bfloat16', a device with more memory, or device_map='stream' where "
+            "the weights take the rest"
+        )
 
 
 _ASSUMED: ContextVar[int | None] = ContextVar("assumed_memory", default=None)
@@ -81,8 +115,12 @@ def assumed_memory(n_bytes: int) -> Iterator[None]:
 
 def free_memory(device: torch.device) -> int:
     """Bytes free on a device, or those that are assumed to be."""
-    if (assumed := _ASSUMED.get()) is not None:
-        return assumed
+    assumed = _ASSUMED.get()
+    return measured_free(device) if assumed is None else assumed
+
+
+def measured_free(device: torch.device) -> int:
+    """Bytes free on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return machine.free_memory()
@@ -149,17 +187,28 @@ def run_model(
     """
     task = model.bind(task)
     results = []
-    for batch in task.batches(choose_batch_size(model, task, asked=batch_size, memory=memory)):
+    size = choose_batch_size(model, task, asked=batch_size, memory=memory, run=plain_run)
+    for batch in task.batches(size):
         batch = batch.to(model.device)
-        with torch.no_grad():
-            hidden = model.forward(batch.corrupted if corrupted else batch.clean)
-            logits = model.read(hidden, batch.positions).to(model.result_dtype).cpu()
+        logits = _plain_logits(model, batch, corrupted=corrupted).cpu()
         if check:
             check_finite(
                 logits, f"{model.id} on the {'corrupted' if corrupted else 'clean'} input", batch.indices
             )
         results.append(logits)
     return torch.cat(results)
+
+
+@torch.no_grad()
+def _plain_logits(model: Model, batch: Batch, *, corrupted: bool = False) -> Tensor:
+    hidden = model.forward(batch.corrupted if corrupted else batch.clean)
+    return model.read(hidden, batch.positions).to(model.result_dtype)
+
+
+def plain_run(model: Model, task: Task) -> None:
+    """`run_model` in one batch."""
+    for batch in task.batches(task.n):
+        _plain_logits(model, batch.to(model.device))
 
 
 @takes_text(spans=True)
@@ -238,8 +287,7 @@ def run_circuit(
             model, task, circuit, None, replacement, asked=batch_size, memory=memory, seed=seed, check=check
         )
     runner = CircuitRunner(model, circuit, resample=replacement.paired)
-    extra = runner.bytes_per_pair(task.length)
-    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
+    size = circuit_batch(runner, circuit, task, replacement, asked=batch_size, memory=memory)
     if runner.plan.everything:
         return run_model(model, task, batch_size=size, check=check)
     shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
@@ -247,13 +295,50 @@ def run_circuit(
     results = []
     for batch in task.batches(size):
         batch = batch.to(model.device)
-        baseline = shelf.baseline(prepared, batch)
-        logits = runner.logits(clean_pass(model, runner, batch.clean), baseline, batch.positions)
-        logits = logits.to(model.result_dtype).cpu()
+        logits = _circuit_logits(runner, prepared, shelf, batch).cpu()
         if check:
             check_finite(logits, "the circuit run", batch.indices)
         results.append(logits)
     return torch.cat(results)
+
+
+def _circuit_logits(runner: CircuitRunner, prepared: Prepared, shelf: BaselineShelf, batch: Batch) -> Tensor:
+    baseline = shelf.baseline(prepared, batch)
+    trace = clean_pass(runner.model, runner, batch.clean)
+    return runner.logits(trace, baseline, batch.positions).to(runner.dtype)
+
+
+def circuit_batch(
+    runner: CircuitRunner,
+    circuit: Circuit,
+    task: Task,
+    ablation: Ablation,
+    *,
+    asked: int | None,
+    memory: int | None = None,
+) -> int:
+    """Examples per pass of `run_circuit`; raises what `choose_batch_size` raises."""
+    return choose_batch_size(
+        runner.model,
+        task,
+        asked=asked,
+        bytes_per_example=runner.bytes_per_pair(task.length),
+        memory=memory,
+        run=circuit_run(runner, circuit, ablation),
+    )
+
+
+def circuit_run(runner: CircuitRunner, circuit: Circuit, ablation: Ablation) -> Run:
+    """`run_circuit` in one batch, for the prediction of its memory; the plan is compiled already."""
+
+    def run(model: Model, task: Task) -> None:
+        same = CircuitRunner(model, circuit, resample=ablation.paired, plan=runner.plan)
+        shelf = BaselineShelf(max_bytes=0)
+        prepared = ablation.prepare(model, task, batch_size=task.n, seed=0)
+        for batch in task.batches(task.n):
+            _circuit_logits(same, prepared, shelf, batch.to(model.device))
+
+    return plain_run if runner.plan.everything else run
 
 
 def _run_soft(

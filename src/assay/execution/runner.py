@@ -35,11 +35,14 @@ class CircuitRunner:
         model: The model.
         circuit: The edges to keep.
         resample: Whether ablated values come from one consistent run (see `compile_plan`).
+        plan: The plan of such a circuit of an equal model; default: it is compiled here.
     """
 
-    def __init__(self, model: Model, circuit: Circuit, *, resample: bool) -> None:
+    def __init__(
+        self, model: Model, circuit: Circuit, *, resample: bool, plan: CompiledMask | None = None
+    ) -> None:
         self.model = model
-        self.plan: CompiledMask = compile_plan(
+        self.plan: CompiledMask = plan or compile_plan(
             model.graph,
             circuit.mask,
             resample=resample,

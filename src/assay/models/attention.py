@@ -6,13 +6,18 @@ projection is the model's own attention, written here once for all families and 
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+
+# Beyond so many queries no mask or weights of all queries by all keys are made, but of so many at once.
+LONG, QUERIES = 512, 256
 
 Tables = tuple[Tensor, Tensor]  # cosines and sines, [n or 1, pos, turned width]
 
@@ -136,6 +141,24 @@ class AttentionRule:
             scores = scores.masked_fill(~allowed, -torch.inf)
         return scores.softmax(-1)
 
+    def mixed(
+        self,
+        queries: Float[Tensor, "*axes queries d_head"],
+        keys: Float[Tensor, "*axes keys d_head"],
+        values: Float[Tensor, "*axes keys d_head"],
+        allowed: Bool[Tensor, "..."] | None,
+        bias: Float[Tensor, "..."] | None,
+    ) -> Float[Tensor, "*axes queries d_head"]:
+        """Values mixed by the attention weights; a cap needs the weights, else a kernel does without them."""
+        if self.softcap is not None:
+            weights = self.weights(queries @ keys.transpose(-2, -1), allowed, bias)
+            return weights.to(values.dtype) @ values
+        if bias is not None:
+            allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=allowed, scale=self.scaling
+        )
+
 
 class PlacedAttention:
     """The attention of some examples: channels are `[n, heads, pos, d_head]`.
@@ -223,16 +246,38 @@ class PlacedAttention:
         rule = self.rules[layer]
         if kv_of_head is not None:
             keys, values = shared_by_heads(keys, kv_of_head), shared_by_heads(values, kv_of_head)
-        allowed = self._allowed(rule, queries, everywhere=everywhere)
         bias = self._bias(rule, queries, heads, everywhere=everywhere)
-        if rule.softcap is not None:
-            weights = rule.weights(queries @ keys.transpose(-2, -1), allowed, bias)
-            return weights.to(values.dtype) @ values
-        if bias is not None:
-            allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
-        return functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=allowed, scale=rule.scaling
-        )
+        if self.causal and everywhere and queries.shape[-2] > LONG:
+            return self._mix_long(rule, queries, keys, values, bias)
+        return rule.mixed(queries, keys, values, self._allowed(rule, queries, everywhere=everywhere), bias)
+
+    def _mix_long(
+        self, rule: AttentionRule, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """`mix` of causal queries at all positions; memory grows with the length, not with its square."""
+        before = self.length - queries.shape[-2]
+        if not before and bias is None and rule.softcap is None and rule.window is None:
+            return functional.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, scale=rule.scaling
+            )
+        graded = torch.is_grad_enabled() and any(each.requires_grad for each in (queries, keys, values))
+        places = torch.arange(self.length, device=queries.device)
+        parts = []
+        for start in range(before, self.length, QUERIES):
+            stop = min(start + QUERIES, self.length)
+            seen = slice(0 if rule.window is None else max(0, start - rule.window + 1), stop)
+            # A causal bias is that of BLOOM: one row for all queries.
+            block = (
+                queries[..., start - before : stop - before, :],
+                keys[..., seen, :],
+                values[..., seen, :],
+                rule.allowed(places[start:stop, None] - places[seen]),
+                None if bias is None else bias[..., seen],
+            )
+            # A backward pass works the weights of a block out again; kept, they would be the square.
+            run = partial(checkpoint, rule.mixed, use_reentrant=False) if graded else rule.mixed
+            parts.append(run(*block))
+        return torch.cat(parts, -2)
 
     def _bias(
         self, rule: AttentionRule, queries: Tensor, heads: Sequence[int], *, everywhere: bool

@@ -5,10 +5,8 @@ import re
 from dataclasses import dataclass, replace
 
 from assay.core.errors import InputError
-from assay.discovery.edges import get_method
-from assay.execution.forward import choose_batch_size
 from assay.pipeline.audit_plan import BUDGET, DEFAULT, N_FULL, STAGES, AuditPlan, N, Scope
-from assay.pipeline.cost import Forecast, cost_of, weight_bytes
+from assay.pipeline.cost import Forecast, cost_of
 from assay.pipeline.sizing import COARSE, FINE
 from assay.tasks import Task
 
@@ -116,16 +114,15 @@ def audit_cost(plan: AuditPlan, task: Task, *, batch_size: int | None = None) ->
     model = plan.model
     table = model.graph.n_sources * model.graph.n_targets
     return replace(
-        cost_of(model, plan.n, plan.stages, task, batch_size=batch_size),
-        bytes=_memory(plan, model.bind(task), batch_size),
+        cost_of(
+            model,
+            plan.n,
+            plan.stages,
+            task,
+            batch_size=batch_size,
+            method=plan.method,
+            steps=plan.steps,
+        ),
         stored_bytes=2 * (4 * table) + table + 64 * plan.n * len(plan.metric_keys),
         left_out=tuple(plan.left_out),
     )
-
-
-def _memory(plan: AuditPlan, task: Task, batch_size: int | None) -> int:
-    """Weights, and the activations of a batch of discovery."""
-    model, method = plan.model, get_method(plan.method)
-    extra = method.bytes_per_example(model, task.length, method.choices(task, steps=plan.steps))
-    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
-    return weight_bytes(model) + size * extra

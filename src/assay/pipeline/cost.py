@@ -2,12 +2,16 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.circuits import Circuit
 from assay.core.record import Record
-from assay.execution import run_circuit, run_model
+from assay.discovery.edges import EdgeMethod, get_method
+from assay.discovery.edges.running import resolve
+from assay.execution import CircuitRunner, get_ablation, run_circuit, run_model
+from assay.execution.forward import circuit_batch, circuit_run, measured_free, usual_batch
+from assay.execution.memory import peak_bytes, weight_bytes
 from assay.models import Model
 from assay.tasks import Task
 
@@ -61,7 +65,10 @@ class Forecast(Record):
         unit: What `passes` counts; work without a model has a unit of its own.
         pass_seconds: Seconds of a pass over one example, timed here, the mean where several models run; None
             where no example was at hand.
-        bytes: Memory of the weights and of the activations of a batch, roughly.
+        bytes: Most memory held at once: weights, and what a batch of `batch_size` takes beyond them. To a few
+            per cent (see `execution/memory.py`) where the batch is known, else roughly.
+        batch_size: Examples per pass of the stage that takes most; None where it was not worked out.
+        free_bytes: What is free on the device now, the weights being loaded; None likewise.
         stored_bytes: Arrays of the result, roughly; None where they were not counted.
         workers: Processes that share the work.
         left_out: What is not run.
@@ -75,6 +82,8 @@ class Forecast(Record):
     unit: str = PASSES
     pass_seconds: float | None = None
     bytes: int | None = None
+    batch_size: int | None = None
+    free_bytes: int | None = None
     stored_bytes: int | None = None
     workers: int = 1
     left_out: tuple[LeftOut, ...] = ()
@@ -97,6 +106,8 @@ def cost_of(
     task: Task | None = None,
     *,
     batch_size: int | None = None,
+    method: str | EdgeMethod | None = None,
+    steps: int | str = 5,
 ) -> Forecast:
     """The cost of some stages.
 
@@ -105,16 +116,61 @@ def cost_of(
         n: Prompts or images.
         stages: What is done with them.
         task: Some inputs to time a pass on; without any, time and memory stay unknown.
-        batch_size: Inputs of a pass; None: 16.
+        batch_size: Inputs of a pass; None: by free memory.
+        method: Method of discovery, where the command discovers; it takes more memory than anything else.
+        steps: Its steps.
+
+    Raises:
+        InputError: If not even one example fits.
     """
-    size = batch_size or TIMED_EXAMPLES
-    return Forecast(
-        model=model.describe(),
-        n=n,
-        stages=tuple(stages),
-        pass_seconds=None if task is None else pass_seconds(model, task, batch_size=size),
-        bytes=None if task is None else run_bytes(model, task, batch_size=size),
+    forecast = Forecast(model=model.describe(), n=n, stages=tuple(stages))
+    if task is None:
+        return forecast
+    size, peak = batch_memory(model, task, n, batch_size=batch_size, method=method, steps=steps)
+    return replace(
+        forecast,
+        pass_seconds=pass_seconds(model, task, batch_size=min(size, TIMED_EXAMPLES)),
+        bytes=weight_bytes(model) + peak,
+        batch_size=size,
+        free_bytes=measured_free(model.device),
     )
+
+
+def batch_memory(
+    model: Model,
+    task: Task,
+    n: int,
+    *,
+    batch_size: int | None = None,
+    method: str | EdgeMethod | None = None,
+    steps: int | str = 5,
+) -> tuple[int, int]:
+    """The batch that a command takes, and the most memory that it holds beyond the weights.
+
+    Args:
+        model: What runs.
+        task: Some of its inputs; they are repeated where a batch is larger.
+        n: Inputs of the command.
+        batch_size: What the user asks for.
+        method: Method of discovery; None: runs of circuits, of which one of a tenth of the edges is taken.
+        steps: Its steps.
+    """
+    task = model.bind(task)
+    most = max(1, min(n or task.n, batch_size or usual_batch(model, task)))
+    whole = task.subset([row % task.n for row in range(most)])
+    if method is not None:
+        chosen = get_method(method)
+        settings = chosen.choices(whole, steps=steps)
+        asked = resolve(model, whole, chosen, settings, batch_size=batch_size)
+        peak = asked.peak_bytes()
+        rough = chosen.bytes_per_example(model, whole.length, settings)
+        return asked.size, asked.size * rough if peak is None else peak
+    circuit = Circuit.random(model.graph, max(1, model.graph.n_edges // 10), seed=0)
+    ablation = get_ablation(whole.ablation)
+    runner = CircuitRunner(model, circuit, resample=ablation.paired)
+    size = circuit_batch(runner, circuit, whole, ablation, asked=batch_size)
+    peak = peak_bytes(model, whole.subset(range(size)), circuit_run(runner, circuit, ablation))
+    return size, size * runner.bytes_per_pair(whole.length) if peak is None else peak
 
 
 def cost_of_several(title: str, n: int, parts: Sequence[Forecast]) -> Forecast:
@@ -130,6 +186,7 @@ def cost_of_several(title: str, n: int, parts: Sequence[Forecast]) -> Forecast:
         added(name, [stage for part in parts for stage in part.stages if stage.stage == name])
         for name in names
     )
+    largest = max(parts, key=lambda part: part.bytes or 0)
     passes, seconds = sum(part.passes for part in parts), [part.seconds for part in parts]
     known = [each for each in seconds if each is not None]
     return Forecast(
@@ -137,7 +194,9 @@ def cost_of_several(title: str, n: int, parts: Sequence[Forecast]) -> Forecast:
         n=n,
         stages=stages,
         pass_seconds=sum(known) / max(passes, 1) if len(known) == len(parts) else None,
-        bytes=max((part.bytes for part in parts if part.bytes is not None), default=None),
+        bytes=largest.bytes,
+        batch_size=largest.batch_size,
+        free_bytes=largest.free_bytes,
     )
 
 
@@ -171,12 +230,7 @@ def _seconds(run: Callable[[], object]) -> float:
     return min(times[1:])
 
 
-def weight_bytes(model: Model) -> int:
-    """Memory of the weights."""
-    return sum(weight.nbytes for weight in model.module.parameters())
-
-
 def run_bytes(model: Model, task: Task, *, batch_size: int) -> int:
-    """Memory of a run of a circuit on a batch with the weights, roughly."""
+    """Memory of a run of a circuit on a batch with the weights, roughly; for jobs, which are many."""
     residual = model.d_model * model.bind(task).length  # numbers of one example
     return weight_bytes(model) + batch_size * 24 * 4 * residual

@@ -13,8 +13,9 @@ from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
 from assay.discovery.edges import EdgeMethod, get_method
 from assay.execution.forward import assumed_memory
+from assay.execution.memory import weight_bytes
 from assay.models import Model
-from assay.pipeline.cost import run_bytes, weight_bytes
+from assay.pipeline.cost import run_bytes
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.inputs import draw_inputs

@@ -173,7 +173,8 @@ class _PathGradient(BatchMethod):
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         per_step = 2 * model.n_layers
         steps = len(self.nodes(settings))
-        floats = (30 * model.n_layers + per_step * steps) * model.d_model * length
+        expanded = model.graph.n_sources + 3 * model.n_heads  # see `GradientSums.contract`
+        floats = (30 * model.n_layers + per_step * steps + expanded) * model.d_model * length
         scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
         return 4 * (floats + scores)
 

@@ -25,6 +25,7 @@ from assay.discovery.edges.method import (
 from assay.discovery.edges.routing import routing_change
 from assay.execution import Ablation
 from assay.execution.forward import choose_batch_size, free_memory
+from assay.execution.memory import Run, peak_bytes
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import Task
@@ -32,6 +33,7 @@ from assay.tasks import Task
 
 TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
 WIDE_BYTES = 8 * 2**30  # a float32 copy for `drift` takes no more, so that a pass decides the peak of memory
+MOST_TRACED = 64  # passes that are gone through to predict their memory
 
 
 @takes_text()
@@ -124,6 +126,15 @@ class Asked:
     size: int
     memory: int | None = None
 
+    def peak_bytes(self) -> int | None:
+        """What a batch holds at most beyond the weights, predicted.
+
+        Returns:
+            Bytes; None where it cannot be known, or where the method makes too many passes to go through.
+        """
+        run = _in_one_batch(self.method, self.model, self.settings)
+        return None if run is None else peak_bytes(self.model, self.task.subset(range(self.size)), run)
+
     def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
         """Mean scores, provenance and details of a sweep over all examples."""
         passes = {name: round(count, 3) for name, count in sweep.passes.items()}
@@ -165,8 +176,31 @@ def resolve(
     method.check(settings)
     task = model.bind(task)
     extra = method.bytes_per_example(model, task.length, settings)
-    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
+    size = choose_batch_size(
+        model,
+        task,
+        asked=batch_size,
+        bytes_per_example=extra,
+        memory=memory,
+        run=_in_one_batch(method, model, settings),
+    )
     return Asked(model=model, task=task, method=method, settings=settings, size=size, memory=memory)
+
+
+def _in_one_batch(method: EdgeMethod, model: Model, settings: Choices) -> Run | None:
+    """The sweep, or with steps="auto" the larger of the two, over examples that make one batch.
+
+    None where that takes too many passes to go through them for their memory.
+    """
+    auto = settings.steps == "auto" and method.integrates
+    chosen = replace(settings, steps="auto, refined") if auto else settings
+    if method.most_passes(model, 6 if auto else int(settings.steps)) > MOST_TRACED:
+        return None
+
+    def run(model: Model, task: Task) -> None:
+        method.sweep(model, task, chosen, task.n)
+
+    return run
 
 
 def _drift(asked: Asked) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""Attention over long prompts: blocks of queries give what all queries at once give."""
+
+import pytest
+import torch
+import transformers
+from test_memory import prompts, wide_model
+from torch import Tensor
+
+from assay.circuits import Circuit
+from assay.execution import SoftRunner, run_circuit
+from assay.models import Model, load_model
+from assay.models import attention as attention_module
+from assay.models.attention import AttentionRule, PlacedAttention
+
+
+T = 23
+RULES = {
+    "causal": AttentionRule(scaling=0.3),
+    "window": AttentionRule(scaling=0.3, window=5),
+    "softcap": AttentionRule(scaling=0.3, softcap=2.0),
+    "softcap and window": AttentionRule(scaling=0.3, softcap=2.0, window=9),
+    "alibi": AttentionRule(scaling=0.3, alibi=lambda n: torch.arange(n) * torch.tensor([[0.1], [0.2]])),
+}
+
+
+def mixed(
+    rule: AttentionRule, channels: tuple[Tensor, ...], *, queries: int = T, grouped: bool = True
+) -> Tensor:
+    attention = PlacedAttention([rule], {}, length=T, causal=True, read=None)
+    q, k, v = channels
+    kv = [0, 0] if grouped else None
+    k, v = (k[:, :1], v[:, :1]) if grouped else (k, v)
+    return attention.mix(0, q[:, :, -queries:], k, v, everywhere=True, heads=[0, 1], kv_of_head=kv)
+
+
+def literal(rule: AttentionRule, channels: tuple[Tensor, ...], *, grouped: bool) -> Tensor:
+    """Query by query."""
+    q, k, v = channels
+    rows = []
+    for head in range(2):
+        kv = 0 if grouped else head
+        for t in range(T):
+            first = 0 if rule.window is None else max(0, t - rule.window + 1)
+            scores = (q[:, head, t : t + 1] * k[:, kv, first : t + 1]).sum(-1) * rule.scaling
+            if rule.softcap is not None:
+                scores = rule.softcap * torch.tanh(scores / rule.softcap)
+            if rule.alibi is not None:
+                scores = scores + rule.alibi(T)[head, first : t + 1]
+            rows.append((scores.softmax(-1)[..., None] * v[:, kv, first : t + 1]).sum(1))
+    return torch.stack(rows, 1).unflatten(1, (2, T))
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_module, "LONG", 6)
+    monkeypatch.setattr(attention_module, "QUERIES", 4)
+
+
+def channels(*, graded: bool = False) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(
+        torch.randn(3, 2, T, 4, generator=generator, dtype=torch.float64).requires_grad_(graded)
+        for _ in range(3)
+    )
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_blocks_of_queries_are_the_literal_attention(name: str, grouped: bool, blocks: None) -> None:
+    found = mixed(RULES[name], channels(), grouped=grouped)
+    torch.testing.assert_close(found, literal(RULES[name], channels(), grouped=grouped), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_queries_behind_a_shared_prefix(name: str, blocks: None) -> None:
+    found = mixed(RULES[name], channels(), queries=11)
+    expected = literal(RULES[name], channels(), grouped=True)[:, :, -11:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_gradients_through_blocks(name: str, blocks: None, request: pytest.FixtureRequest) -> None:
+    weights = torch.randn(3, 2, T, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    gradients = []
+    for run in (mixed, literal):
+        leaves = channels(graded=True)
+        gradients.append(
+            torch.autograd.grad((run(RULES[name], leaves, grouped=True) * weights).sum(), leaves)
+        )
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def double(shape: str) -> Model:
+    return load_model(wide_model(shape).module.double())
+
+
+def bloom() -> Model:
+    config = transformers.BloomConfig(
+        vocab_size=101, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    torch.manual_seed(0)
+    return load_model(transformers.BloomForCausalLM(config).double().eval())
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "llama", "gemma2", "bloom"])
+def test_circuits_on_long_prompts_padded_on_the_right(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = bloom() if shape == "bloom" else double(shape)
+    task = prompts(3, T)
+    task = type(task)(
+        clean=task.clean,
+        corrupted=task.corrupted,
+        answers=task.answers,
+        wrong=task.wrong,
+        lengths=torch.tensor([T, 14, 9]),
+        positions=torch.tensor([T - 1, 13, 8]),
+    )
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=4)
+    soft = SoftRunner(model)
+    pairs = soft.prepare(task.clean, task.corrupted, task.positions)
+    mask = model.graph.valid.double() * 0.7
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        leaf = mask.clone().requires_grad_()
+        logits = soft.logits(pairs, leaf)
+        (gradient,) = torch.autograd.grad(logits.logsumexp(1).sum(), leaf)
+        return run_circuit(model, task, circuit), logits.detach(), gradient
+
+    at_once = run()
+    monkeypatch.setattr(attention_module, "LONG", 6)
+    monkeypatch.setattr(attention_module, "QUERIES", 4)
+    for found, expected in zip(run(), at_once, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -1,0 +1,185 @@
+"""Predicted peak memory: by hand, against the allocator, and what batches and errors make of it."""
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch._C._profiler import _EventType
+
+from assay.circuits import Circuit
+from assay.core.errors import InputError
+from assay.discovery.edges import discover, get_method
+from assay.discovery.edges.running import resolve
+from assay.execution import CircuitRunner, get_ablation, run_circuit, run_model
+from assay.execution import forward as passes
+from assay.execution.forward import circuit_run, plain_run
+from assay.execution.memory import Fit, largest_batch, peak_bytes, weight_bytes
+from assay.models import Model, load_model
+from assay.pipeline import cost_of
+from assay.tasks import PairTask, Task
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE |= {"num_key_value_heads": 2, "vocab_size": 101, "head_dim": 16, "bos_token_id": 0, "eos_token_id": 0}
+SHAPES: dict[str, tuple[str, dict]] = {
+    "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 101}),
+    "llama": ("llama", WIDE),
+    "gemma2": ("gemma2", {**WIDE, "pad_token_id": 0, "sliding_window": 24}),
+    "olmo2": ("olmo2", {**WIDE, "pad_token_id": 0, "num_key_value_heads": 4}),
+}
+
+
+def wide_model(shape: str) -> Model:
+    model_type, entries = SHAPES[shape]
+    entries = {**entries, "bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **entries)
+    return load_model(transformers.AutoModelForCausalLM.from_config(config).eval())
+
+
+def prompts(batch: int, length: int) -> PairTask:
+    tokens = torch.randint(1, 60, (2, batch, length), generator=torch.Generator().manual_seed(0))
+    answers = torch.zeros(batch, 1).long()
+    return PairTask(clean=tokens[0], corrupted=tokens[1], answers=answers, wrong=answers + 1)
+
+
+def allocated(job: Callable[[], object]) -> int:
+    """Peak of the bytes that PyTorch's allocator gave out from the start of a job."""
+    job()  # what is kept for later runs
+    gc.collect()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        job()
+    assert profile.profiler is not None
+    events, changes = list(profile.profiler.kineto_results.experimental_event_tree()), []
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.tag == _EventType.Allocation:
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+    held = peak = 0
+    for _, change in sorted(changes):
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def test_the_peak_of_a_run_worked_by_hand(gpt2_tiny: nn.Module) -> None:
+    model, task = load_model(gpt2_tiny), prompts(3, 8)
+    weight = model.module.transformer.wte.weight
+    d_model = weight.shape[1]
+
+    def run(model: Model, task: Task) -> None:
+        rows = model.module.transformer.wte.weight[task.clean]  # 3 x 8 x d_model numbers of 4 bytes
+        doubled = rows * 2
+        del rows
+        doubled.sum()  # 4 bytes beside one array of the two
+        doubled.view(-1, d_model)  # nothing
+
+    assert peak_bytes(model, task, run) == 2 * 3 * 8 * d_model * 4
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_predictions_are_what_the_allocator_gives_out(shape: str) -> None:
+    model, task = wide_model(shape), prompts(4, 40)
+    method = get_method("eap-ig-inputs")
+    asked = resolve(model, task, method, method.choices(task, steps=1), batch_size=4)
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 4, seed=1)
+    runner = CircuitRunner(model, circuit, resample=True)
+    cases: list[tuple[int | None, Callable[[], object]]] = [
+        (asked.peak_bytes(), lambda: discover(model, task, steps=1, batch_size=4)),
+        (
+            peak_bytes(model, task, circuit_run(runner, circuit, get_ablation("resample"))),
+            lambda: run_circuit(model, task, circuit, batch_size=4),
+        ),
+        (peak_bytes(model, task, plain_run), lambda: run_model(model, task, batch_size=4)),
+    ]
+    for predicted, job in cases:
+        assert predicted == pytest.approx(allocated(job), rel=0.15)
+
+
+def test_predicting_leaves_the_model_as_it_was(gpt2_tiny: nn.Module) -> None:
+    model, task = load_model(gpt2_tiny), prompts(2, 8)
+    before, digest = run_model(model, task), model.weight_hash
+    assert peak_bytes(model, task, plain_run) is not None
+    assert model.weight_hash == digest
+    assert torch.equal(run_model(model, task), before)
+
+
+def test_a_run_that_asks_for_numbers_of_an_activation_is_not_predicted(gpt2_tiny: nn.Module) -> None:
+    model, task = load_model(gpt2_tiny), prompts(2, 8)
+
+    def run(model: Model, task: Task) -> Tensor:
+        return model.forward(task.clean).nonzero()
+
+    assert peak_bytes(model, task, run) is None
+
+
+@pytest.mark.parametrize("memory", [5, 99, 1000, 4321, 10**6])
+def test_the_largest_batch_fits_and_is_near_what_would(memory: int) -> None:
+    asked: list[int] = []
+
+    def peak(size: int) -> int:
+        asked.append(size)
+        return 50 + 10 * size + min(300, 30 * size)  # chunks of fixed size make it grow more slowly
+
+    fit = largest_batch(peak, 500, memory)
+    assert fit is not None
+    best = max((size for size in range(1, 501) if peak(size) <= memory), default=1)
+    assert fit == Fit(size=fit.size, bytes=peak(fit.size))
+    assert best // 2 <= fit.size <= best
+
+
+def test_a_batch_is_as_large_as_the_prediction_allows_and_scores_are_the_same() -> None:
+    model, task = wide_model("gpt2"), prompts(12, 16)
+    method = get_method("eap")
+    settings = method.choices(task)
+    whole = resolve(model, task, method, settings, batch_size=12)
+    needed = whole.peak_bytes()
+    assert needed is not None
+    half = resolve(model, task, method, settings, batch_size=12, memory=needed // 2)
+    assert 3 <= half.size < 7
+    taken = half.peak_bytes()
+    assert taken is not None
+    assert taken <= needed // 2
+    torch.testing.assert_close(
+        discover(model, task, "eap", batch_size=12, memory=needed // 2).values,
+        discover(model, task, "eap", batch_size=12).values,
+    )
+
+
+def test_one_example_that_does_not_fit_is_refused_before_work_starts(
+    gpt2_tiny: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = load_model(gpt2_tiny), prompts(3, 8)
+    monkeypatch.setattr(passes, "measured_free", lambda device: 1000)
+    message = (
+        r"one example of 8 positions needs about 0\.00 GiB beyond the weights .* free on cpu\. Use shorter"
+    )
+    circuit = Circuit.random(model.graph, 20, seed=0)
+    for job in (
+        lambda: discover(model, task),
+        lambda: run_model(model, task),
+        lambda: run_circuit(model, task, circuit),
+    ):
+        with pytest.raises(InputError, match=message):
+            job()
+
+
+def test_a_forecast_names_peak_batch_and_free_memory(gpt2_tiny: nn.Module) -> None:
+    model, task = load_model(gpt2_tiny), prompts(3, 8)
+    forecast = cost_of(model, 40, [], task, method="eap-ig-inputs", batch_size=10)
+    many = PairTask(
+        clean=task.clean.repeat(4, 1)[:10],
+        corrupted=task.corrupted.repeat(4, 1)[:10],
+        answers=task.answers.repeat(4, 1)[:10],
+        wrong=task.wrong.repeat(4, 1)[:10],
+    )
+    assert forecast.batch_size == 10
+    assert forecast.free_bytes is not None
+    assert forecast.bytes is not None
+    peak = allocated(lambda: discover(model, many, batch_size=10))
+    assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
