@@ -62,6 +62,7 @@ class LiveStages:
 
     Args:
         model: The model.
+        several: Whether several positions of an example are read.
 
     Attributes:
         kept: Edges that are not cut; whoever cuts clears them here.
@@ -74,9 +75,9 @@ class LiveStages:
         out: Output projections per block `[heads, d_head, d_model]`.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, several: bool = False) -> None:
         graph = model.graph
-        self.model = model
+        self.model, self.several = model, several
         self.kept: Bool[Tensor, "n_sources n_targets"] = graph.valid.clone()
         self.out = [block.out_weight().to(model.result_dtype) for block in model.blocks]
         self.everywhere = torch.zeros(graph.n_targets, dtype=torch.bool)
@@ -100,7 +101,8 @@ class LiveStages:
     def _at(self, stage: int) -> LiveStage | None:
         graph, layer = self.model.graph, stage // 2
         if stage == self.last:
-            return LiveStage(layer=layer, groups=self._groups([(graph.n_targets - 1, self.model.pools)]))
+            whole = self.model.pools or self.several
+            return LiveStage(layer=layer, groups=self._groups([(graph.n_targets - 1, whole)]))
         if stage % 2:
             if not graph.mlps:
                 return None

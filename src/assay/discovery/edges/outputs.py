@@ -51,7 +51,7 @@ def output_passes(nodes: int, *, reference: bool = True) -> int:
     return 1 + nodes + reference
 
 
-@takes_text()
+@takes_text(reads=True)
 def output_scores(
     model: Model,
     task: Task,
@@ -145,9 +145,10 @@ def _batch(
         with torch.no_grad():
             start = ablated + node.alpha * (clean.input - ablated)
             stream = model.through(start, clean)
-        leaf = (stream if model.pools else _read(stream, batch.positions)).requires_grad_()
+        whole = model.reads_all(batch.positions)
+        leaf = (stream if whole else _read(stream, batch.positions)).requires_grad_()
         with torch.enable_grad():
-            logits = model.finish(leaf).to(model.result_dtype)
+            logits = model.finish(leaf, batch.positions).to(model.result_dtype)
             loss = settings.objective(logits, clean_logits, batch)
             (found,) = torch.autograd.grad(loss.sum(), leaf)
         part = node.weight * found.to(model.result_dtype)
@@ -171,7 +172,7 @@ def _contract(
 
     def difference(ablated: Tensor, value: Tensor) -> Tensor:
         """`[batch, read positions, width]`."""
-        if model.pools:
+        if model.reads_all(batch.positions):
             return ablated.to(wide) - value.to(wide)
         return (_read(ablated, batch.positions).to(wide) - _read(value, batch.positions).to(wide))[:, None]
 

@@ -32,7 +32,7 @@ from assay.tasks import Task
 TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
 
 
-@takes_text()
+@takes_text(reads=True)
 def discover(
     model: Model,
     task: Task,
