@@ -1,8 +1,8 @@
 """Where each prompt is read and what is right and wrong there, as token ids.
 
 A prompt is read at its last token, or at positions of its own (`Prompt.reads`). An answer of several tokens
-that is scored by each of them is read where each is predicted: its tokens but the last stand behind the prompt
-(teacher forcing), and the token at place j is compared with those at place j of the wrong answers.
+that is scored by each of them is read where each is predicted: its tokens but the last stand behind the
+prompt (teacher forcing), and the token at place j is compared with those at place j of the wrong answers.
 """
 
 from collections.abc import Sequence
