@@ -1,4 +1,4 @@
-"""Tasks read at several positions, and the same reads as prompts of their own: the slow twin of the former."""
+"""Tasks read at several positions, and the same reads as prompts of their own: their slow twin."""
 
 from dataclasses import dataclass
 

@@ -46,7 +46,8 @@ def test_scores_are_means_over_reads(gpt2_tiny64: nn.Module, objective: str) -> 
     single = one_read_each(task, with_wrong="diff" in objective)
     found = discover(model, task, "eap-ig-inputs", objective=objective, per_example=True, batch_size=3)
     twin = discover(model, single.task, "eap-ig-inputs", objective=objective, per_example=True)
-    assert found.per_example is not None and twin.per_example is not None
+    assert found.per_example is not None
+    assert twin.per_example is not None
     close(found.per_example, single.mean(twin.per_example))
     close(found.values, single.mean(twin.per_example).mean(0))
 
@@ -61,7 +62,8 @@ def test_every_method_scores_the_mean_over_reads(gpt2_tiny64: nn.Module, method:
     single = one_read_each(task)
     how: dict[str, Any] = {"objective": "ce", "ablation": ablation, "per_example": True}
     found, twin = discover(model, task, method, **how), discover(model, single.task, method, **how)
-    assert found.per_example is not None and twin.per_example is not None
+    assert found.per_example is not None
+    assert twin.per_example is not None
     close(found.per_example, single.mean(twin.per_example))
 
 
@@ -71,7 +73,8 @@ def test_scores_of_every_family_are_means_over_reads(module64: nn.Module) -> Non
     single = one_read_each(task)
     found = discover(model, task, "eap-ig-inputs", objective="ce", per_example=True)
     twin = discover(model, single.task, "eap-ig-inputs", objective="ce", per_example=True)
-    assert found.per_example is not None and twin.per_example is not None
+    assert found.per_example is not None
+    assert twin.per_example is not None
     close(found.per_example, single.mean(twin.per_example), 1e-5)  # some norms are computed in float32
 
 
@@ -109,7 +112,8 @@ def test_scores_by_span_and_into_the_logits_are_those_of_discover(gpt2_tiny64: n
     by_span = discover_positions(model, task, "eap-ig-inputs", objective="ce", spans="each")
     close(by_span.total().values, whole.values)
     into = output_scores(model, task, objective="ce", per_example=True)
-    assert whole.per_example is not None and into.per_example is not None
+    assert whole.per_example is not None
+    assert into.per_example is not None
     close(into.per_example, whole.per_example[:, :, -1])
 
 
@@ -189,7 +193,8 @@ def test_scores_of_heads_are_means_over_reads(gpt2_tiny64: nn.Module, method: st
     elif method == "activation-patching":  # a ratio of sums
         close(found.values, twin.values)
     else:
-        assert found.flat_examples is not None and twin.flat_examples is not None
+        assert found.flat_examples is not None
+        assert twin.flat_examples is not None
         close(found.flat_examples, single.mean(twin.flat_examples))
 
 
@@ -201,7 +206,8 @@ def test_mediation_takes_several_reads_with_all_positions(gpt2_tiny64: nn.Module
     found = discover_heads(model, task, "mediation", objective="ce", positions="all")
     single = one_read_each(task)
     twin = discover_heads(model, single.task, "mediation", objective="ce", positions="all")
-    assert found.flat_examples is not None and twin.flat_examples is not None
+    assert found.flat_examples is not None
+    assert twin.flat_examples is not None
     close(found.flat_examples, single.mean(twin.flat_examples))
 
 
