@@ -52,3 +52,37 @@ def test_commands_run_on_turns_of_a_chat(command: str, directory: Path, tmp_path
     config = json.dumps(json.loads(done.stdout))
     assert '"chat": true' in config
     assert '"answer_tokens": "first"' in config
+
+
+def test_commands_score_answers_token_by_token(directory: Path, tmp_path: Path) -> None:
+    """Discovery, a circuit and an audit of answers of several tokens; what reads one position says so."""
+    cities = [("Peru", "Bamako", "Bamaga"), ("Spain", "Bamaga", "Bamako"), ("Kenya", "Paris", "London")]
+    lines = [
+        {
+            "clean": f"The capital of {country} is the city of",
+            "corrupted": "The capital of Norway is the city of",
+            "answers": [f" {city}"],
+            "wrong": [f" {other}"],
+        }
+        for country, city, other in cities
+    ]
+    path = tmp_path / "cities.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    task = load_task(path, load_model(directory), answer_tokens="each")
+    assert task.positions.tolist() == [[7, 8], [7, 8], [7, -1]]
+    common = ["--model", str(directory), "--task", str(path), "--answer-tokens", "each"]
+    circuit = tmp_path / "circuit.safetensors"
+    done = invoke("discover", *common, "--top", "20", "--save", str(circuit), "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["provenance"]["task"]["data_hash"] == task.data_hash
+    done = invoke("measure", *common, "--circuit", str(circuit), "--metric", "kl", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert [each["n"] for each in json.loads(done.stdout)] == [3]
+    done = invoke("attack", *common, "--circuit", str(circuit))
+    assert done.exit_code != 0
+    assert "a worst case reads prompts at one position, but some here are read at 2" in done.stderr
+    done = invoke("audit", *common, "--n-random", "1", "--json")
+    assert done.exit_code == 0, done.stderr
+    audit = json.loads(done.stdout)
+    reason = "serves prompts that are read at one position each"
+    assert {each for each in json.dumps(audit).split('"') if each.startswith("serves")} == {reason}

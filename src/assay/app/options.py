@@ -109,11 +109,11 @@ class Prompted(OnModel):
 
     Attributes:
         chat: Make each prompt the user's turn of the tokenizer's chat template.
-        answer_tokens: one, or first: answers of several tokens are scored by their first.
+        answer_tokens: one; or answers of several tokens are scored by their first, or by each.
     """
 
     chat: Annotated[bool, INPUTS] = False
-    answer_tokens: Annotated[str, INPUTS, one_of("one", "first")] = "one"
+    answer_tokens: Annotated[str, INPUTS, one_of("one", "first", "each")] = "one"
 
     @property
     def usually_prompted(self) -> bool:

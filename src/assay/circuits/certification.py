@@ -34,7 +34,7 @@ SHARED_BASELINES = ("mean", "mean-positional", "noise")  # ablated values taken 
 Selection = Callable[[EdgeScores, int], Circuit]
 
 
-@takes_text()
+@takes_text(reads=True)
 def certify(
     scores: EdgeScores,
     k: int,

@@ -15,7 +15,7 @@ from assay.circuits.scores import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
 from assay.graph import Graph
 from assay.models import Model, load_model
-from assay.tasks import TASKS, Task, digits_source, load_images, load_task
+from assay.tasks import TASKS, PairTask, Task, check_read_once, digits_source, load_images, load_task
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,7 +37,11 @@ _ONE = ("method", "metric")  # parameters that take one name
 
 
 def takes_text(
-    *, untouched: Collection[str] = (), several_tasks: bool = False, spans: bool = False
+    *,
+    untouched: Collection[str] = (),
+    several_tasks: bool = False,
+    spans: bool = False,
+    reads: bool = False,
 ) -> Callable[[Function], Function]:
     """Let a function take its `model`, `task` and `circuit` as text too, and name what is of a wrong type.
 
@@ -45,6 +49,7 @@ def takes_text(
         untouched: Parameters whose text the function reads itself; other types are still refused.
         several_tasks: Whether `task` may be a sequence of tasks.
         spans: Whether a circuit, or scores, may be of edges at spans of positions.
+        reads: Whether prompts may be read at several positions.
     """
 
     def decorate(function: Function) -> Function:
@@ -69,6 +74,8 @@ def takes_text(
                     given[name] = _resolved(name, value, given, about)
             for name in () if spans else {"circuit", "start", "scores"} & set(names):
                 _check_everywhere(name, given[name], function.__name__)
+            if not reads and isinstance(task := given.get("task"), PairTask):
+                check_read_once(task.positions, function.__name__)
             return function(*bound.args, **bound.kwargs)
 
         return cast(Function, call)

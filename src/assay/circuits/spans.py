@@ -126,10 +126,10 @@ class Spans:
             task: Prompts, or images bound to a model (see `Model.bind`).
             choice: `"each"`: every position by itself, for prompts of one length. `"slots"`: every slot of
                 the task's template, the text behind each up to the next (`name1+`), what stands before the
-                first (`start`), and the read position (`end`). A mapping of names to places: an int, a list
-                of ints or a slice of each prompt, negative ones counted from its end; what no name covers
-                becomes the span `rest`. Labels `[N, T]`, one span per real position, numbered from 0, -1 at
-                padding.
+                first (`start`), and the read position (`end`; several are `end1`, `end2`, ...). A mapping of
+                names to places: an int, a list of ints or a slice of each prompt, negative ones counted from
+                its end; what no name covers becomes the span `rest`. Labels `[N, T]`, one span per real
+                position, numbered from 0, -1 at padding.
             causal: Whether a position attends only to itself and earlier ones.
             pools: Whether the logits read all positions.
 
@@ -147,7 +147,7 @@ class Spans:
         if pools:
             read[:] = True
         else:
-            read[labels[torch.arange(task.n), task.positions]] = True
+            read[_where_read(task, labels)[1]] = True
         return cls(names=names, reach=reach, read=read, rule=rule)
 
     def label(self, task: Task, labels: Int64[Tensor, "n pos"] | None = None) -> Int64[Tensor, "n pos"]:
@@ -185,14 +185,14 @@ class Spans:
         """The labels, once every prompt is known to be read in a span that has edges into the logits."""
         if bool(self.read.all()):
             return labels
-        read = labels[torch.arange(task.n), task.positions]
+        rows, read = _where_read(task, labels)
         elsewhere = (~self.read[read]).nonzero().flatten()
         if len(elsewhere):
-            row = int(elsewhere[0])
+            row = int(rows[elsewhere[0]])
             expected = [name for name, here in zip(self.names, self.read.tolist(), strict=True) if here]
             raise InputError(
-                f"prompt {row} of {task.name!r} is read in span {self.names[int(read[row])]!r}, but these "
-                f"spans have edges into the logits only at {', '.join(expected)}"
+                f"prompt {row} of {task.name!r} is read in span {self.names[int(read[elsewhere[0]])]!r}, "
+                f"but these spans have edges into the logits only at {', '.join(expected)}"
             )
         return labels
 
@@ -205,6 +205,13 @@ class Spans:
         if kind != "places":
             return str(kind)
         return {name: _place(stored) for name, stored in self.rule["places"].items()}
+
+
+def _where_read(task: Task, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and span of every read position of a task."""
+    places = task.positions if task.positions.ndim == 2 else task.positions[:, None]
+    rows, column = (places >= 0).nonzero(as_tuple=True)
+    return rows, labels[rows, places[rows, column]]
 
 
 def _place(stored: Any) -> Place:
@@ -314,8 +321,8 @@ def _slotted(task: Task) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:
             f"{task.name!r} has no slots; use spans='each', a mapping of names to positions, or labels [N, T]"
         )
     rows = []
-    for row, (length, end) in enumerate(zip(task.lengths.tolist(), task.positions.tolist(), strict=True)):
-        at = {end: "end"} | {int(where[row]): name for name, where in reversed(list(slots.items()))}
+    for row, length in enumerate(task.lengths.tolist()):
+        at = _read_names(task, row) | {int(where[row]): name for name, where in reversed(list(slots.items()))}
         current, written = "start", []
         for position in range(length):
             written.append(at.get(position, current))
@@ -329,6 +336,14 @@ def _slotted(task: Task) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:
     for row, written in enumerate(rows):
         labels[row, : len(written)] = torch.tensor([number[name] for name in written])
     return labels, names, {"kind": "slots"}
+
+
+def _read_names(task: Task, row: int) -> dict[int, str]:
+    """Names of the read positions of a prompt: `end`, or where there are several `end1`, `end2`, ..."""
+    if task.positions.ndim == 1:
+        return {int(task.positions[row]): "end"}
+    places = [place for place in task.positions[row].tolist() if place >= 0]
+    return {place: f"end{number}" for number, place in enumerate(places, start=1)}
 
 
 def _given(task: Task, labels: Tensor) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:

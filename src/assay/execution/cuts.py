@@ -55,7 +55,7 @@ class CutExamples:
             self.model.tables(clean.calls),
             length=self.length,
             causal=self.model.causal,
-            read=read,
+            read=None if read.ndim == 2 else read,
             heads_first=True,
         )
         split = (self.model.n_heads, self.model.d_head)
@@ -198,7 +198,7 @@ class CutPass:
         self.stores: dict[bool, list[Tensor]] = {True: [], False: []}
         self.updates: list[tuple[Tensor, list[int], Tensor]] = []
 
-    def finish(self) -> Float[Tensor, "hypotheses n d_vocab"]:
+    def finish(self) -> Float[Tensor, "hypotheses n *reads d_vocab"]:
         live = self.live
         for number in range(live.stage_of[self.target], live.last):
             if number in live.opened:
@@ -208,7 +208,12 @@ class CutPass:
         change = self.changed(stage.groups[0], state.streams[0])
         assert change is not None
         stream = change[1][0].flatten(0, 1)
-        logits = self.examples.wide(self.model.finish(stream if self.model.pools else stream[:, 0]))
+        read = self.examples.read
+        if self.model.reads_all(read):
+            finished = self.model.finish(stream, read.repeat(self.k, *[1] * (read.ndim - 1)))
+        else:
+            finished = self.model.finish(stream[:, 0])
+        logits = self.examples.wide(finished)
         self.rows, self.stores = {}, {}
         by_hypothesis: Tensor = logits.unflatten(0, (self.k, -1))
         return by_hypothesis
@@ -238,6 +243,8 @@ class CutPass:
         if everywhere:
             self.rows[True] += rows
             self.stores[True].append(differences)
+            if self.live.several:
+                return  # no target reads one position alone
             differences = differences[:, :, self.examples.index, self.examples.read][:, :, :, None]
         self.rows[False] += rows
         self.stores[False].append(differences)

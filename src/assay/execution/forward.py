@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from assay.circuits import Circuit
@@ -63,7 +63,7 @@ def choose_batch_size(
     memory = free_memory(model.device) * 6 // 10 if memory is None else memory
     asked = usual_batch(model, task) if asked is None else asked
     most = max(1, min(asked, task.n if n is None else n))
-    each = bytes_per_example + _rough_pass(model, task.length, kept=bytes_per_example > 0)
+    each = bytes_per_example + _rough_pass(model, task, kept=bytes_per_example > 0)
     if run is not None and most * each > memory:
         fit = largest_batch(lambda size: peak_bytes(model, task.subset(range(size)), run), most, memory)
         if fit is not None:
@@ -77,11 +77,12 @@ def usual_batch(model: Model, task: Task) -> int:
     return max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
 
 
-def _rough_pass(model: Model, length: int, *, kept: bool) -> int:
+def _rough_pass(model: Model, task: Task, *, kept: bool) -> int:
     """Memory of a plain pass over one example, rather too much; `kept`: activations stay for later."""
+    length, reads = task.length, task.positions[0].numel()
     attention = 4 * model.n_heads * length**2 * (model.n_layers if kept else 1)  # as kernels that keep it do
     return 4 * (
-        model.d_model * length * (12 * model.n_layers if kept else 24) + attention + model.n_vocab * 4
+        model.d_model * length * (12 * model.n_layers if kept else 24) + attention + model.n_vocab * 4 * reads
     )
 
 
@@ -126,9 +127,16 @@ def measured_free(device: torch.device) -> int:
     return machine.free_memory()
 
 
-def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Tensor, " batch"]) -> None:
+def finite_rows(logits: Float[Tensor, "n *reads d_vocab"]) -> Bool[Tensor, " n"]:
+    """Examples whose logits are all finite."""
+    return torch.isfinite(logits).flatten(1).all(1)
+
+
+def check_finite(
+    logits: Float[Tensor, "batch *reads d_vocab"], what: str, rows: Int[Tensor, " batch"]
+) -> None:
     """Refuse NaN or infinite logits, naming the first example."""
-    bad = ~torch.isfinite(logits).all(1)
+    bad = ~finite_rows(logits)
     if bool(bad.any()):
         row = int(rows[bad.nonzero()[0, 0]])
         raise NonFiniteError(
@@ -162,7 +170,7 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
         )
 
 
-@takes_text()
+@takes_text(reads=True)
 def run_model(
     model: Model,
     task: Task,
@@ -171,7 +179,7 @@ def run_model(
     batch_size: int | None = None,
     memory: int | None = None,
     check: bool = True,
-) -> Float[Tensor, "n d_vocab"]:
+) -> Float[Tensor, "n *reads d_vocab"]:
     """Logits of the unablated model at the read position of every example.
 
     Args:
@@ -181,6 +189,10 @@ def run_model(
         batch_size: Examples per pass; default: by free memory.
         memory: Bytes that a pass may take; default: 60 % of what is free.
         check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
+
+    Returns:
+        `[N, V]`; `[N, reads, V]` where the prompts are read at several positions (what stands at a filled one
+        means nothing).
 
     Raises:
         NonFiniteError: If a logit is NaN or infinite; the message names the example.
@@ -211,7 +223,7 @@ def plain_run(model: Model, task: Task) -> None:
         _plain_logits(model, batch.to(model.device))
 
 
-@takes_text(spans=True)
+@takes_text(spans=True, reads=True)
 def run_circuit(
     model: Model,
     task: Task,
@@ -226,7 +238,7 @@ def run_circuit(
     post_norm: str | None = None,
     shelf: BaselineShelf | None = None,
     labels: Int64[Tensor, "n pos"] | None = None,
-) -> Float[Tensor, "n d_vocab"]:
+) -> Float[Tensor, "n *reads d_vocab"]:
     """Logits of the model with every edge outside the circuit ablated, at the read position.
 
     Args:
@@ -246,8 +258,9 @@ def run_circuit(
         labels: Span of every position `[N, T]`, -1 at padding; needed for spans that were given as labels.
 
     Returns:
-        `[N, V]`, or `[P, V]` with `pairs`; CPU, float32 (float64 for a float64 model). Full circuit: the
-        model's logits. Empty circuit under `resample`: the model's logits on the corrupted input.
+        `[N, V]`, or `[P, V]` with `pairs` (`[N, reads, V]` where prompts are read at several positions); CPU,
+        float32 (float64 for a float64 model). Full circuit: the model's logits. Empty circuit under
+        `resample`: the model's logits on the corrupted input.
 
     Raises:
         GraphMismatchError: If the circuit belongs to another graph.
@@ -278,7 +291,7 @@ def run_circuit(
     dense = model.post_norm in ("per-target", "eap-ig")
     if pairs is not None:
         _check_pairs(task, replacement, pairs)
-        if isinstance(task, PairTask):
+        if isinstance(task, PairTask) and task.positions.ndim == 1:
             run = _run_pairs_soft if dense else _run_pairs
             return run(model, task, circuit, pairs, batch_size, memory)
         task = task.paired(pairs)
@@ -286,7 +299,8 @@ def run_circuit(
         return _run_soft(
             model, task, circuit, None, replacement, asked=batch_size, memory=memory, seed=seed, check=check
         )
-    runner = CircuitRunner(model, circuit, resample=replacement.paired)
+    several = task.positions.ndim == 2
+    runner = CircuitRunner(model, circuit, resample=replacement.paired, several=several)
     size = circuit_batch(runner, circuit, task, replacement, asked=batch_size, memory=memory)
     if runner.plan.everything:
         return run_model(model, task, batch_size=size, check=check)

@@ -35,18 +35,25 @@ class CircuitRunner:
         model: The model.
         circuit: The edges to keep.
         resample: Whether ablated values come from one consistent run (see `compile_plan`).
+        several: Whether several positions of an example are read.
         plan: The plan of such a circuit of an equal model; default: it is compiled here.
     """
 
     def __init__(
-        self, model: Model, circuit: Circuit, *, resample: bool, plan: CompiledMask | None = None
+        self,
+        model: Model,
+        circuit: Circuit,
+        *,
+        resample: bool,
+        several: bool = False,
+        plan: CompiledMask | None = None,
     ) -> None:
         self.model = model
         self.plan: CompiledMask = plan or compile_plan(
             model.graph,
             circuit.mask,
             resample=resample,
-            pools=model.pools,
+            pools=model.pools or several,
             coupling=model.coupling,
             frozen=model.post_norm == "frozen",
         )
@@ -82,14 +89,14 @@ class CircuitRunner:
         self,
         clean: Trace,
         baseline: Baseline,
-        read: Int[Tensor, " n"],
-    ) -> Float[Tensor, "n d_vocab"]:
+        read: Int[Tensor, "n *reads"],
+    ) -> Float[Tensor, "n *reads d_vocab"]:
         """Logits at the read position, row by row.
 
         Args:
             clean: A pass over the clean inputs, at least `clean_depth` blocks deep.
             baseline: Ablated values; one row that all share, or one per clean input.
-            read: Read position of each clean input.
+            read: Read position of each clean input, or several `[n, reads]`.
         """
         assert not self.plan.everything, "a full circuit is the model itself; run the model instead"
         run = _CircuitRun(self, clean, baseline, read)
@@ -129,16 +136,17 @@ class _CircuitRun:
         self.clean, self.baseline, self.read = clean, baseline, read
         self.n_pairs, self.length = len(read), clean.input.shape[1]
         self.index = torch.arange(self.n_pairs, device=read.device)
+        single = None if read.ndim == 2 else read  # where several are read, everything live is everywhere
         self.positions = PlacedAttention(
             self.model.rules,
             self.model.tables(clean.calls),
             length=self.length,
             causal=self.model.causal,
-            read=read,
+            read=single,
         )
         like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
         shape = (self.n_pairs, self.length, self.model.d_model)
-        self.written = Written(runner._wanted, like, shape, read)
+        self.written = Written(runner._wanted, like, shape, single)
 
     # ---- choosing rows and positions ------------------------------------------------------------
 
@@ -163,8 +171,9 @@ class _CircuitRun:
             if mlp is not None:
                 self.written.put(graph.mlp_source(layer), mlp)
         start = self.wide(self.baseline.final_in())
-        stream = self.inputs([self.plan.logits], start if model.pools else self.written.at_read(start))[0]
-        return model.finish(stream)
+        if not model.reads_all(self.read):
+            start = self.written.at_read(start)
+        return model.finish(self.inputs([self.plan.logits], start)[0], self.read)
 
     def inputs(self, inlets: Sequence[Inlet], start: Tensor) -> Tensor:
         """Input of each inlet (all with the same positions): `[inlet, pairs, (pos,) d_model]`."""

@@ -105,7 +105,7 @@ class CircuitRuns:
         """Key of the objective."""
         return self.objective_object.key
 
-    def logits(self, which: Which) -> Float[Tensor, "n d_vocab"]:
+    def logits(self, which: Which) -> Float[Tensor, "n *reads d_vocab"]:
         """Logits at the read position, of one of four runs.
 
         Args:
@@ -126,7 +126,7 @@ class CircuitRuns:
             return self.circuit.emptied()
         raise InputError(f"there is no run {which!r}; choose 'full', 'keep', 'drop' or 'empty'")
 
-    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
+    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n *reads d_vocab"]:
         """Logits of any circuit of the same graph under the same ablation."""
         logits = self._logits.pop(circuit.hash, None)
         if logits is None:
@@ -158,7 +158,7 @@ class CircuitRuns:
             self._kept_margins[circuit.hash] = self.margins_from(self.logits_of(circuit))
         return self._kept_margins[circuit.hash].copy()
 
-    def margins_from(self, logits: Float[Tensor, "n d_vocab"]) -> np.ndarray:
+    def margins_from(self, logits: Float[Tensor, "n *reads d_vocab"]) -> np.ndarray:
         """-objective of each example in a run made elsewhere, float64 `[n]`."""
         full = self.logits("full")
         losses = []

@@ -21,7 +21,7 @@ def shifted_logits(
     signs: Int8[Tensor, "draws batch n_sources n_targets"],
     alphas: Float[Tensor, " draws"],
     epsilon: float,
-) -> Float[Tensor, "two draws batch d_vocab"]:
+) -> Float[Tensor, "two draws batch *reads d_vocab"]:
     """Logits with every target's input shifted by plus and minus epsilon sum_u sign[u, v] difference_u.
 
     Args:
@@ -41,7 +41,7 @@ def shifted_logits(
     many = replace(many, embedded=many.embedded * scale[:, None, None])
     with torch.no_grad(), runner.model.frozen():
         logits = _ShiftedWalk(runner, many, differences, signs, epsilon).finish()
-    return logits.view(2, draws, batch, -1)
+    return logits.view(2, draws, batch, *logits.shape[1:])
 
 
 class _ShiftedWalk(_Walk):

@@ -51,7 +51,7 @@ class SoftPairs:
         baseline: Ablated values of every source, and the streams they add up to.
         tables: Rotary tables by kind.
         scale: Per block, what a norm behind its heads divides by in the clean run, if there is one.
-        read: Read position of each example.
+        read: Read position of each example, or several `[batch, reads]`.
         model_logits: The model on the clean inputs, at the read position.
     """
 
@@ -59,8 +59,8 @@ class SoftPairs:
     baseline: Baseline
     tables: dict[Hashable, Tables]
     scale: list[Float[Tensor, "batch pos 1"]]
-    read: Int[Tensor, " batch"]
-    model_logits: Float[Tensor, "batch d_vocab"]
+    read: Int[Tensor, "batch *reads"]
+    model_logits: Float[Tensor, "batch *reads d_vocab"]
 
     def __len__(self) -> int:
         return len(self.read)
@@ -73,8 +73,8 @@ class SoftPairs:
             baseline=self.baseline.repeat(times),
             tables={kind: _repeated(tables, times) for kind, tables in self.tables.items()},
             scale=[value.repeat(times, 1, 1) for value in self.scale],
-            read=self.read.repeat(times),
-            model_logits=self.model_logits.repeat(times, 1),
+            read=self.read.repeat(times, *[1] * (self.read.ndim - 1)),
+            model_logits=self.model_logits.repeat(times, *[1] * self.read.ndim),
         )
 
 
@@ -187,7 +187,7 @@ class SoftRunner:
 
     def logits(
         self, pairs: SoftPairs, mask: Float[Tensor, "*batch n_sources n_targets"]
-    ) -> Float[Tensor, "batch d_vocab"]:
+    ) -> Float[Tensor, "batch *reads d_vocab"]:
         """Logits at the read position; differentiable in `mask`.
 
         Args:
@@ -232,17 +232,18 @@ class _Walk:
             pairs.tables,
             length=self.length,
             causal=self.model.causal,
-            read=pairs.read,
+            read=None if pairs.read.ndim == 2 else pairs.read,
         )
         # Differences of the sources so far, [sources, batch, pos, d_model].
         self.differences = pairs.embedded[None]
 
     def finish(self) -> Tensor:
-        graph, pools = self.graph, self.model.pools
+        graph, read = self.graph, self.pairs.read
+        whole = self.model.reads_all(read)
         self.at_read = self.differences
         for layer in range(self.model.n_layers):
-            # Behind the last block only the read position counts, unless the logits pool all of them.
-            last = layer == self.model.n_layers - 1 and not pools
+            # Behind the last block only the read position counts, unless the logits read more of them.
+            last = layer == self.model.n_layers - 1 and not whole
             if last:
                 self.at_read = self._read(self.differences)
             heads = self.heads(layer, last=last)
@@ -254,10 +255,9 @@ class _Walk:
             if mlp is not None:
                 self.append(mlp[None], last=last)
         start = self.pairs.baseline.final_in()
-        if pools:
-            return self.model.finish(self.mix(self.differences, slice(-1, None), start)[0]).to(
-                self.runner.dtype
-            )
+        if whole:
+            stream = self.mix(self.differences, slice(-1, None), start)[0]
+            return self.model.finish(stream, read).to(self.runner.dtype)
         final = self.mix(self.at_read, slice(-1, None), self._read(start[None])[0])
         return self.model.finish(final[0, :, 0]).to(self.runner.dtype)
 

@@ -63,6 +63,7 @@ class LiveStages:
 
     Args:
         model: The model.
+        several: Whether several positions of an example are read.
 
     Attributes:
         kept: Edges that are not cut; whoever cuts clears them here.
@@ -75,9 +76,9 @@ class LiveStages:
         out: From a block to its output projections `[heads, d_head, d_model]`.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, several: bool = False) -> None:
         graph = model.graph
-        self.model = model
+        self.model, self.several = model, several
         self.kept: Bool[Tensor, "n_sources n_targets"] = graph.valid.clone()
         self.out = per_block(
             model.module, lambda layer: model.blocks[layer].out_weight().to(model.result_dtype)
@@ -103,7 +104,8 @@ class LiveStages:
     def _at(self, stage: int) -> LiveStage | None:
         graph, layer = self.model.graph, stage // 2
         if stage == self.last:
-            return LiveStage(layer=layer, groups=self._groups([(graph.n_targets - 1, self.model.pools)]))
+            whole = self.model.pools or self.several
+            return LiveStage(layer=layer, groups=self._groups([(graph.n_targets - 1, whole)]))
         if stage % 2:
             if not graph.mlps:
                 return None

@@ -36,6 +36,7 @@ class SuffixRunner:
     Args:
         model: The model: text or images.
         keep: Hold what the last call of `logits` computed, so that `commit` need not compute it again.
+        several: Whether several positions of an example are read.
 
     Example:
         >>> from assay.execution import ABLATIONS
@@ -55,11 +56,11 @@ class SuffixRunner:
         [True, False, True]
     """
 
-    def __init__(self, model: Model, *, keep: bool = True) -> None:
+    def __init__(self, model: Model, *, keep: bool = True, several: bool = False) -> None:
         check_heads_apart(model, "acdc", projected=True)
         self.model, self.keep = model, keep
         self.dtype = model.result_dtype
-        self._live = LiveStages(model)
+        self._live = LiveStages(model, several=several)
         self._examples: list[CutExamples] = []
         self._cut = self._live.last
         self._asked: tuple[int, list[int], Tensor] | None = None
@@ -71,13 +72,15 @@ class SuffixRunner:
         return self._live.kept
 
     @torch.no_grad()
-    def add(self, inputs: Tensor, baseline: Baseline, read: Int[Tensor, " n"]) -> Float[Tensor, "n d_vocab"]:
+    def add(
+        self, inputs: Tensor, baseline: Baseline, read: Int[Tensor, "n *reads"]
+    ) -> Float[Tensor, "n *reads d_vocab"]:
         """Take in some examples: one forward pass over them.
 
         Args:
             inputs: Token ids `[n, pos]` (shorter prompts padded on the right) or images.
             baseline: Ablated values; one row that all examples share, or one per example.
-            read: Read position of each example.
+            read: Read position of each example, or several `[n, reads]` (then `several` must be told).
 
         Returns:
             Logits of the model at the read position.
@@ -109,7 +112,7 @@ class SuffixRunner:
 
     def logits(
         self, target: int, sources: Sequence[int], cuts: Bool[Tensor, "hypotheses n_sources"]
-    ) -> Iterator[Float[Tensor, "hypotheses n d_vocab"]]:
+    ) -> Iterator[Float[Tensor, "hypotheses n *reads d_vocab"]]:
         """Logits at the read position with some edges into a target cut, the current run otherwise.
 
         Args:

@@ -11,7 +11,7 @@ from scipy import special, stats
 from assay.core.measurement import Measurement
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.execution import CircuitRuns
-from assay.metrics.divergence import run_logits
+from assay.metrics.divergence import at_each_read, by_prompt, run_divergences, run_logits
 from assay.metrics.metric import (
     MetricSpec,
     check_choice,
@@ -21,7 +21,7 @@ from assay.metrics.metric import (
     task_warnings,
     undefined,
 )
-from assay.metrics.outputs import answer_is_top, answer_log_probability, divergences
+from assay.metrics.outputs import answer_is_top, answer_log_probability
 from assay.stats import FunctionOfSums, corrected_rate, mean_of, ratio_of
 
 
@@ -31,18 +31,17 @@ AUC_RULE = Rule(pass_at=0.7)
 
 def _variant_components(runs: CircuitRuns) -> dict[str, Float64[np.ndarray, " n"]]:
     """Numerator `V/keep` and denominator `V/full` of each output variant V; `kl/full` is of the empty run."""
-    answers = runs.task.answers.numpy()
+    answers = at_each_read(runs, runs.task.answers).numpy()
     components: dict[str, np.ndarray] = {}
     for which in ("keep", "full"):
         logits = run_logits(runs, which)
         log_probability = answer_log_probability(logits, answers)
         components[f"margin/{which}"] = runs.margins(which)
-        components[f"log-probability/{which}"] = log_probability
-        components[f"probability/{which}"] = np.exp(log_probability)
-        components[f"top-1/{which}"] = answer_is_top(logits, answers).astype(np.float64)
-    full = run_logits(runs, "full")
-    components["kl/keep"] = divergences(full, run_logits(runs, "keep"))["kl"]
-    components["kl/full"] = divergences(full, run_logits(runs, "empty"))["kl"]
+        components[f"log-probability/{which}"] = by_prompt(runs, log_probability)
+        components[f"probability/{which}"] = by_prompt(runs, np.exp(log_probability))
+        components[f"top-1/{which}"] = by_prompt(runs, answer_is_top(logits, answers).astype(np.float64))
+    components["kl/keep"] = run_divergences(runs, "keep")["kl"]
+    components["kl/full"] = run_divergences(runs, "empty")["kl"]
     return components
 
 

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float64
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.execution.runs import Which
-from assay.metrics.divergence import run_logits
+from assay.metrics.divergence import at_each_read, by_prompt, run_logits
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record
 from assay.metrics.outputs import answer_log_probability
 from assay.stats import RatioOfSums, mean_difference
@@ -25,10 +25,10 @@ def _cross_entropies(
     runs: CircuitRuns,
 ) -> tuple[dict[str, Float64[np.ndarray, " n"]], Bool[np.ndarray, " n"]]:
     """-log probability mass on the answers in each run, nats, and which examples count."""
-    answers = runs.task.answers.numpy()
+    answers = at_each_read(runs, runs.task.answers).numpy()
     which: tuple[Which, ...] = ("full", "keep", "drop")
     losses: dict[str, np.ndarray] = {
-        each: -answer_log_probability(run_logits(runs, each), answers) for each in which
+        each: by_prompt(runs, -answer_log_probability(run_logits(runs, each), answers)) for each in which
     }
     return losses, finite_examples(runs, *which)
 

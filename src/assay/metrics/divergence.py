@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Shaped
+from torch import Tensor
 
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
@@ -12,6 +14,7 @@ from assay.execution import CircuitRuns
 from assay.execution.runs import Which
 from assay.metrics.metric import MetricSpec, check_choice, finite_examples, metric, record
 from assay.metrics.outputs import DIVERGENCES, divergences, restrict
+from assay.objectives import mean_over_reads
 from assay.stats import mean_of, ratio_of
 
 
@@ -28,9 +31,31 @@ def kl_reading(nats: float) -> str:
     return "components_missing" if nats <= 1 else "another_prediction"
 
 
-def run_logits(runs: CircuitRuns, which: Which) -> Float[np.ndarray, "n d_vocab"]:
-    """Logits of a run as an array."""
-    return np.asarray(runs.logits(which).numpy())
+def run_logits(runs: CircuitRuns, which: Which) -> Float[np.ndarray, "rows d_vocab"]:
+    """Logits of a run as an array: a row per prompt, or per read position where prompts have several."""
+    return np.asarray(at_each_read(runs, runs.logits(which)).numpy())
+
+
+def at_each_read(runs: CircuitRuns, values: Shaped[Tensor, "n *reads m"]) -> Shaped[Tensor, "rows m"]:
+    """Logits, answers or the like: a row per prompt, or per read position where prompts have several."""
+    return values if values.ndim == 2 else values[runs.task.positions >= 0]
+
+
+def by_prompt(runs: CircuitRuns, values: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " n"]:
+    """One number per prompt from one per row of `at_each_read`: their mean over its read positions."""
+    positions = runs.task.positions
+    if positions.ndim == 1:
+        return values
+    numbers = torch.from_numpy(values.astype(np.float64))
+    return np.asarray(mean_over_reads(numbers, positions >= 0).numpy())
+
+
+def run_divergences(
+    runs: CircuitRuns, which: Which, *, kinds: tuple[str, ...] = ("kl",)
+) -> dict[str, Float64[np.ndarray, " n"]]:
+    """How far the outputs of a run are from the model's, per prompt; see `divergences`."""
+    found = divergences(run_logits(runs, "full"), run_logits(runs, which), kinds=kinds)
+    return {kind: by_prompt(runs, values) for kind, values in found.items()}
 
 
 @metric(
@@ -54,7 +79,7 @@ def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str =
     """
     check_choice("divergence", divergence, DIVERGENCES)
     used = finite_examples(runs, "full", "keep")
-    values = divergences(run_logits(runs, "full"), run_logits(runs, "keep"), kinds=(divergence,))
+    values = run_divergences(runs, "keep", kinds=(divergence,))
     details = {"divergence": divergence}
     return record(spec, values, mean_of(divergence), used=used, details=details, unit=UNITS[divergence])
 
@@ -88,7 +113,8 @@ def _kl(
     if restricted_to is not None:
         ids = _answer_set(runs, restricted_to, full.shape)
         full, keep, id_ = restrict(full, ids), restrict(keep, ids), f"{spec.id}_restricted"
-    values = divergences(full, keep, kinds=DIVERGENCES)
+    found = divergences(full, keep, kinds=DIVERGENCES)
+    values = {kind: by_prompt(runs, each) for kind, each in found.items()}
     parts = {
         kind: record(spec, values, mean_of(kind), used=used, id=f"D03.{kind}", unit=UNITS[kind], rule=None)
         for kind in DIVERGENCES[1:]
@@ -123,7 +149,7 @@ def _answer_set(
     if isinstance(restricted_to, str):
         check_choice("restricted_to", restricted_to, ("answers",))
         sets = [runs.task.answers, *([] if runs.task.wrong is None else [runs.task.wrong])]
-        ids = np.concatenate([each.numpy() for each in sets], axis=1)
+        ids = np.concatenate([at_each_read(runs, each).numpy() for each in sets], axis=1)
     else:
         ids = np.broadcast_to(np.array(list(restricted_to), dtype=np.int64), (n, len(restricted_to)))
         if not len(restricted_to) or ids.min() < 0:
@@ -152,8 +178,8 @@ def _kl_faithfulness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     (`zero_denominator`) where the empty circuit already gives the model's distribution.
     """
     used = finite_examples(runs, "full", "keep", "empty")
-    full = run_logits(runs, "full")
-    components = {each: divergences(full, run_logits(runs, each))["kl"] for each in ("keep", "empty")}
+    which: tuple[Which, ...] = ("keep", "empty")
+    components: dict[str, np.ndarray] = {each: run_divergences(runs, each)["kl"] for each in which}
     details = {f"mean_kl_{each}": float(kl[used].mean()) for each, kl in components.items() if used.any()}
     return record(
         spec, components, ratio_of("keep", "empty", offset=1.0, scale=-1.0), used=used, details=details

@@ -13,6 +13,7 @@ from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import Measurement, Statistic
 from assay.core.registry import Registry
 from assay.core.verdict import Rule
+from assay.execution.forward import finite_rows
 from assay.execution.runs import CircuitRuns, Which
 from assay.objectives import get_objective
 from assay.stats import RatioOfSums
@@ -137,7 +138,7 @@ def finite_examples(runs: CircuitRuns, *which: Which) -> Bool[np.ndarray, " n"]:
     """Examples whose logits are finite in all the runs named."""
     finite = np.ones(runs.task.n, dtype=bool)
     for each in which:
-        finite &= runs.logits(each).isfinite().all(dim=1).numpy()
+        finite &= finite_rows(runs.logits(each)).numpy()
     return finite
 
 

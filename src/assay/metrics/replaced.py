@@ -17,8 +17,9 @@ from assay.discovery.heads.edges import run_with_edges_replaced
 from assay.discovery.heads.interventions import INTERVENTIONS, Donor
 from assay.discovery.heads.replacing import outside, run_with_heads_replaced
 from assay.execution import ABLATIONS, Ablation, CircuitRuns
-from assay.execution.forward import choose_batch_size
+from assay.execution.forward import choose_batch_size, finite_rows
 from assay.execution.sites import Replacement, Setting
+from assay.metrics.divergence import at_each_read, by_prompt
 from assay.metrics.outputs import divergences
 
 
@@ -86,21 +87,20 @@ class Complement:
         for number in range(intervention.draws if draws is None or intervention.draws == 1 else draws):
             self.setting.draw = number
             logits = self._logits(intervention)
-            finite = logits.isfinite().all(1).numpy()
+            finite = finite_rows(logits).numpy()
             margins.append(np.where(finite, self.runs.margins_from(logits), np.nan))
             if kl:
                 full = self.runs.logits("full")
-                known = finite & full.isfinite().all(1).numpy()
-                one = np.full(len(finite), np.nan)
-                one[known] = divergences(full[known].numpy(), logits[known].numpy())["kl"]
-                divergence.append(one)
+                pair = (at_each_read(self.runs, each).numpy() for each in (full, logits))
+                one = by_prompt(self.runs, divergences(*pair)["kl"])
+                divergence.append(np.where(finite & finite_rows(full).numpy(), one, np.nan))
         return Replacements(
             margins=np.stack(margins),
             kl=np.stack(divergence) if kl else None,
             served=intervention.served(self.setting),
         )
 
-    def with_all_heads(self, replacement: Replacement) -> Float[Tensor, "n d_vocab"]:
+    def with_all_heads(self, replacement: Replacement) -> Float[Tensor, "n *reads d_vocab"]:
         """Logits with every head replaced, the circuit's own too."""
         heads = outside((), self.runs.model)
         size = self.setting.batch_size
@@ -108,7 +108,7 @@ class Complement:
             self.runs.model, self.runs.task, heads, replacement, batch_size=size, check=False
         )
 
-    def _logits(self, chosen: Ablation) -> Float[Tensor, "n d_vocab"]:
+    def _logits(self, chosen: Ablation) -> Float[Tensor, "n *reads d_vocab"]:
         runs = self.runs
         if heads_alone(runs.circuit):
             assert runs.circuit.heads is not None

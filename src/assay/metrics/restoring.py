@@ -7,6 +7,7 @@ from assay.core.errors import unknown_name
 from assay.core.measurement import Measurement
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.execution import CircuitRuns
+from assay.execution.forward import finite_rows
 from assay.execution.sites import Replacement, Setting, Site
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings
 from assay.metrics.replaced import Complement
@@ -49,7 +50,7 @@ def _corrupt_restore(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
         restored = _restored(ablated, heads, complement.setting)
         for name, replacement in (("ablated", ablated), ("restored", restored)):
             logits = complement.with_all_heads(replacement)
-            used &= logits.isfinite().all(1).numpy()
+            used &= finite_rows(logits).numpy()
             margins[name].append(runs.margins_from(logits))
     components = {name: np.mean(each, axis=0) for name, each in margins.items()}
     components["full"] = runs.margins("full")

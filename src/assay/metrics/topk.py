@@ -12,7 +12,7 @@ from assay.core.errors import InputError, unknown_name
 from assay.core.measurement import Measurement
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.execution import CircuitRuns
-from assay.metrics.divergence import run_logits
+from assay.metrics.divergence import at_each_read, by_prompt, run_logits
 from assay.metrics.metric import MetricSpec, check_choice, finite_examples, metric, record
 from assay.metrics.outputs import answer_is_top
 from assay.stats import fagin_tau_rows, kendall_tau_rows, mean_of
@@ -138,26 +138,29 @@ def _thresholds(given: Mapping[str, float] | None) -> dict[str, float]:
 class _Ranking(NamedTuple):
     """Both runs over the outputs that can be ranked, and their lists one longer than the largest K."""
 
+    of: CircuitRuns
     ks: tuple[int, ...]
     used: Bool[np.ndarray, " n"]
-    runs: tuple[Float[np.ndarray, "n n_outputs"], Float[np.ndarray, "n n_outputs"]]
-    tops: tuple[Int[np.ndarray, "n k_plus_1"], Int[np.ndarray, "n k_plus_1"]]
+    ranked: Bool[np.ndarray, " rows"]
+    runs: tuple[Float[np.ndarray, "rows n_outputs"], Float[np.ndarray, "rows n_outputs"]]
+    tops: tuple[Int[np.ndarray, "rows k_plus_1"], Int[np.ndarray, "rows k_plus_1"]]
 
     @property
     def n_outputs(self) -> int:
         return int(self.runs[0].shape[1])
 
     def overlap(self, k: int) -> Float64[np.ndarray, " n"]:
-        return overlap(self.tops[0][:, :k], self.tops[1][:, :k])
+        return by_prompt(self.of, overlap(self.tops[0][:, :k], self.tops[1][:, :k]))
 
     def order(self, k: int, support: str) -> Float64[np.ndarray, " n"]:
-        return _order_agreement(*self.runs, self.tops[0][:, :k], self.tops[1][:, :k], support)
+        agreement = _order_agreement(*self.runs, self.tops[0][:, :k], self.tops[1][:, :k], support)
+        return by_prompt(self.of, agreement)
 
     def tie_fraction(self, k: int) -> float:
         """Share of the examples with equal K-th and (K+1)-th logits in either run."""
         sides = zip(self.runs, self.tops, strict=True)
         tied = np.logical_or(*(tied_at(run, top[:, : k + 1]) for run, top in sides))
-        return float(tied[self.used].mean()) if self.used.any() else math.nan
+        return float(tied[self.ranked].mean()) if self.used.any() else math.nan
 
 
 def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None) -> _Ranking:
@@ -173,8 +176,11 @@ def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None)
         )
     ks = check_k(K, vocabulary)
     used = finite_examples(runs, "full", "keep")
-    full, keep = (np.where(used[:, None], run[:, :vocabulary], 0.0) for run in logits)
-    return _Ranking(ks, used, (full, keep), (top_k(full, ks[-1] + 1), top_k(keep, ks[-1] + 1)))
+    reads = runs.task.positions >= 0
+    ranked = used if reads.ndim == 1 else used[reads.nonzero()[:, 0].numpy()]
+    full, keep = (np.where(ranked[:, None], run[:, :vocabulary], 0.0) for run in logits)
+    tops = top_k(full, ks[-1] + 1), top_k(keep, ks[-1] + 1)
+    return _Ranking(runs, ks, used, ranked, (full, keep), tops)
 
 
 # ------------------------------------------------------------------------------------------- metrics
@@ -184,7 +190,7 @@ def _parts(
     runs: CircuitRuns, spec: MetricSpec, ranking: _Ranking, limits: Mapping[str, float], support: str
 ) -> dict[str, Measurement]:
     """Acc@K and tau_K for each K, and both label accuracies, each with its interval."""
-    answers = runs.task.answers.numpy()
+    answers = at_each_read(runs, runs.task.answers).numpy()
     columns: dict[str, tuple[str, np.ndarray]] = {}
     share, correlation = (0.0, 1.0), (-1.0, 1.0)
     for k in ranking.ks:
@@ -193,8 +199,10 @@ def _parts(
         if k > 1:
             columns[f"tau@{k}"] = f"D05.tau_{k}", ranking.order(k, support)
     for key, run in zip(("label-top1-full", "label-top1-circuit"), ranking.runs, strict=True):
-        columns[key] = "D05." + key.replace("-", "_"), answer_is_top(run, answers).astype(np.float64)
-    exact = {"acc@1", "label-top1-full", "label-top1-circuit"}
+        right = by_prompt(runs, answer_is_top(run, answers).astype(np.float64))
+        columns[key] = "D05." + key.replace("-", "_"), right
+    counted = runs.task.positions.ndim == 1  # of several reads, a prompt counts by its share
+    exact = {"acc@1", "label-top1-full", "label-top1-circuit"} if counted else set()
     return {
         key: record(
             spec,

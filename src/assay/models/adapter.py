@@ -8,7 +8,6 @@ respect to activations only.
 import copy
 import hashlib
 import json
-import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,14 +19,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.core.errors import AssayWarning, InputError, UnsupportedModelError, unknown_name
+from assay.core.errors import InputError, UnsupportedModelError, unknown_name
 from assay.core.record import MACHINE
 from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
 from assay.models.attention import Tables
-from assay.models.binding import bind_blocks, bind_norm, check_weights
+from assay.models.binding import bind_blocks, bind_norm, check_weights, warn_of_length
 from assay.models.block import constant_scale
 from assay.models.family import Config, Family, PostNorm, Vision, home_of, submodule
+from assay.models.reading import at_reads
 from assay.models.streaming import pieces
 from assay.models.tracing import StopForward, Trace, hooks_of
 
@@ -288,12 +288,7 @@ class Model:
             config: Config = self.module.config
             most = getattr(config, "max_position_embeddings", None)
             if most is not None and known.length > most:
-                warnings.warn(
-                    f"the longest prompt of {known.name!r} has {known.length} tokens, but {self.id} was "
-                    f"made for {most}. Results on longer prompts are unreliable; make the prompts shorter",
-                    AssayWarning,
-                    stacklevel=2,
-                )
+                warn_of_length(known.name, known.length, self.id, most)
             return task
         known.validate(self.image_size, self.classes, n_classes=self.n_classes)
         bound: T = known.bound(self.n_tokens)
@@ -325,22 +320,27 @@ class Model:
         logits: Tensor = self.unembed_module(hidden) if head is None else head(self.module, hidden)
         return logits.to(hidden.device)
 
+    def reads_all(self, positions: Int[Tensor, "batch *reads"]) -> bool:
+        """Whether the final stream is needed at more positions than one: pooled, or several are read."""
+        return self.pools or positions.ndim == 2
+
     def read(
-        self, hidden: Float[Tensor, "batch pos d_model"], positions: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch d_vocab"]:
-        """Logits from final-norm outputs: at one position per example, or pooled."""
+        self, hidden: Float[Tensor, "batch pos d_model"], positions: Int[Tensor, "batch *reads"] | None
+    ) -> Float[Tensor, "batch *reads d_vocab"]:
+        """Logits from final-norm outputs: at one position per example, at each of several, or pooled."""
         if self.vision is not None and self.pools:
             return self.vision.logits(self.module, hidden).to(hidden.device)
-        return self.unembed(hidden[torch.arange(len(hidden), device=hidden.device), positions])
+        assert positions is not None
+        return self.unembed(at_reads(hidden, positions))
 
     def finish(
-        self, stream: Float[Tensor, "batch d_model"] | Float[Tensor, "batch pos d_model"]
-    ) -> Float[Tensor, "batch d_vocab"]:
-        """Logits of the stream leaving the last block: at the read position, all of it where pooled."""
+        self,
+        stream: Float[Tensor, "batch *pos d_model"],
+        positions: Int[Tensor, "batch *reads"] | None = None,
+    ) -> Float[Tensor, "batch *reads d_vocab"]:
+        """Logits of the stream leaving the last block: at the read position, or all of it (`reads_all`)."""
         normed = self.final_norm(stream.to(self.dtype))
-        if self.vision is not None and self.pools:
-            return self.vision.logits(self.module, normed).to(normed.device)
-        return self.unembed(normed)
+        return self.unembed(normed) if normed.ndim == 2 else self.read(normed, positions)
 
     def features(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch d_features"]:
         """What the classifier of an image model reads: the final-norm CLS token, or the pooled tokens."""

@@ -1,9 +1,11 @@
 """The blocks of a live module, as the description of its family says."""
 
+import warnings
+
 import torch
 from torch import nn
 
-from assay.core.errors import NonFiniteError, UnsupportedModelError
+from assay.core.errors import AssayWarning, NonFiniteError, UnsupportedModelError
 from assay.models.attention import AttentionRule, HeadNorm
 from assay.models.block import Block, Norm
 from assay.models.family import Family, Sizes, submodule
@@ -35,6 +37,16 @@ def check_weights(module: nn.Module, name: str) -> None:
             raise NonFiniteError(
                 f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
             )
+
+
+def warn_of_length(task: str, length: int, model: str, most: int) -> None:
+    """Warn of prompts beyond the length that a model was made for, though it reads them."""
+    warnings.warn(
+        f"the longest prompt of {task!r} has {length} tokens, but {model} was made for {most}. Results on "
+        "longer prompts are unreliable; make the prompts shorter",
+        AssayWarning,
+        stacklevel=3,
+    )
 
 
 def bind_norm(root: nn.Module, family: Family, path: str | None) -> Norm:

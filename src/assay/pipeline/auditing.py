@@ -16,7 +16,7 @@ from assay.core.errors import InputError
 from assay.execution import get_ablation
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
-from assay.pipeline.audit_plan import EDGES, N_FULL, RANDOM, RANDOM_FULL, AuditPlan, N, scope_of
+from assay.pipeline.audit_plan import EDGES, N_FULL, RANDOM, RANDOM_FULL, READS, AuditPlan, N, scope_of
 from assay.pipeline.audit_result import Audit
 from assay.pipeline.audit_run import AuditRun
 from assay.pipeline.budget import Budget, audit_cost, fitted, read_budget
@@ -225,6 +225,8 @@ class AuditOptions:
         images = isinstance(measured, ImageTask)
         ablation = get_ablation(self.ablation or measured.ablation).key
         scope = scope_of(full=self.full, skip=self.skip, images=images)
+        if isinstance(measured, PairTask) and measured.positions.ndim == 2:
+            scope = scope.without(("attack", "calibrate"), READS)
         if not self.full and usual_replacement(ablation) != ablation:
             scope = scope.without(("calibrate",), EDGES)
         plan = AuditPlan(

@@ -167,7 +167,8 @@ def batch_memory(
         return asked.size, asked.size * rough if peak is None else peak
     circuit = Circuit.random(model.graph, max(1, model.graph.n_edges // 10), seed=0)
     ablation = get_ablation(whole.ablation)
-    runner = CircuitRunner(model, circuit, resample=ablation.paired)
+    several = task.positions.ndim == 2
+    runner = CircuitRunner(model, circuit, resample=ablation.paired, several=several)
     size = circuit_batch(runner, circuit, whole, ablation, asked=batch_size)
     peak = peak_bytes(model, whole.subset(range(size)), circuit_run(runner, circuit, ablation))
     return size, size * runner.bytes_per_pair(whole.length) if peak is None else peak

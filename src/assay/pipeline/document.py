@@ -89,7 +89,8 @@ def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
         return decode(ids[row, : int(task.lengths[row])])
 
     def words(ids: torch.Tensor | None) -> list[str]:
-        return [] if ids is None else [decode(number[None]).strip() for number in ids[row] if number >= 0]
+        known = [] if ids is None else [number for number in ids[row].flatten() if number >= 0]
+        return [decode(number[None]).strip() for number in known]
 
     return {
         "clean": prompt(task.texts, task.clean),

@@ -16,7 +16,7 @@ from assay.tasks.digits import (
 from assay.tasks.docstring import Docstring
 from assay.tasks.encoding import EncodedPrompts, encode_prompts, pair_task
 from assay.tasks.files import read_pairs
-from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
+from assay.tasks.grammar import TASKS, Grammar, Prompt, Read, task_data
 from assay.tasks.image_batch import ImageBatch
 from assay.tasks.image_files import (
     ReadOptions,
@@ -37,7 +37,7 @@ from assay.tasks.load import draw_task, load_images, load_task
 from assay.tasks.published import published_pair
 from assay.tasks.rows import is_task_file
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
-from assay.tasks.task import PairBatch, PairTask, Split, map_tensors
+from assay.tasks.task import PairBatch, PairTask, Split, check_read_once, map_tensors
 from assay.tasks.text import GenderedPronoun, GreaterThan, SubjectVerbAgreement
 from assay.tasks.tokens import Tokens
 
@@ -77,12 +77,14 @@ __all__ = [
     "PairTask",
     "Prompt",
     "Question",
+    "Read",
     "ReadOptions",
     "Split",
     "SubjectVerbAgreement",
     "TableLayout",
     "Task",
     "Tokens",
+    "check_read_once",
     "corrupt",
     "digits_source",
     "digits_task",

@@ -20,7 +20,7 @@ from assay.tasks.grammar import (
     task_data,
     usable,
 )
-from assay.tasks.tokens import Tokens
+from assay.tasks.tokens import Tokens, comparable
 
 
 @TASKS.register("arithmetic")
@@ -71,7 +71,7 @@ class Arithmetic(Grammar):
             )
         chosen = chosen_templates(self.key, {}, (), own, needs=("a", "b"))
         self.templates = dict(zip(operations, chosen.values(), strict=True))
-        self.scored: dict[str, dict[int, int | None]] = {}
+        self.scored: dict[str, dict[int, tuple[int, ...] | None]] = {}
         self.operands = self._of_one_length([int(operand) for operand in operands])
         self.sums = {operation: self._pairs(operation) for operation in self.templates}
 
@@ -95,12 +95,15 @@ class Arithmetic(Grammar):
         every = [(a, b) for a, b in product(self.operands, repeat=2) if operation == "plus" or a > b]
         results = {_result(operation, a, b) for a, b in every}
         self.tokens.learn(context, map(str, sorted(results)))
-        scored = {each: self.tokens.answer_token(context, str(each)) for each in results}
+        scored = {each: self.tokens.scored_by(context, str(each)) for each in results}
         self.scored[operation] = scored
-        pairs = tuple(pair for pair in every if scored[_result(operation, *pair)] is not None)
-        if len({scored[_result(operation, *pair)] for pair in pairs}) < 2:
+        # A result is compared with another of as many tokens, so each number of tokens needs two.
+        counts = Counter(map(len, {ids for ids in scored.values() if ids is not None}))
+        pairs = tuple(pair for pair in every if counts[len(scored[_result(operation, *pair)] or ())] > 1)
+        if not pairs:
+            n_scored = sum(scored[_result(operation, *pair)] is not None for pair in every)
             raise TokenizationError(
-                f"{self.key}: {len(pairs)} of {len(every)} pairs of operands can be used after {context!r} "
+                f"{self.key}: {n_scored} of {len(every)} pairs of operands can be used after {context!r} "
                 f"({operation}; the result must be one token, and there must be two results). Pass other "
                 "operands or another operation, or use a model whose tokenizer keeps numbers whole"
             )
@@ -119,8 +122,10 @@ class Arithmetic(Grammar):
         """The pairs of the same operation whose result is scored by another token."""
         operation = values["op"]
         scored = self.scored[operation]
-        own = scored[_result(operation, values["a"], values["b"])]
-        return [pair for pair in self.sums[operation] if scored[_result(operation, *pair)] != own]
+        own = scored[_result(operation, values["a"], values["b"])] or ()
+        return [
+            pair for pair in self.sums[operation] if comparable(scored[_result(operation, *pair)] or (), own)
+        ]
 
     def render(self, values: Values) -> Prompt:
         operation, a, b = values["op"], values["a"], values["b"]

@@ -59,8 +59,11 @@ class CapitalCountry(Grammar):
         keep = [self._is_usable(country, capital) for country, capital in given.items()]
         rule = "country and capital one token each where the templates put them"
         kept = usable(tuple(given), keep, task=self.key, kind="countries", rule=rule)
-        self.capitals = {country: given[country] for country in kept}
         self.scored = {country: self._tokens_of(country, given[country]) for country in kept}
+        keep = [bool(self._others({"country": country})) for country in kept]
+        rule = "another capital has as many tokens"
+        kept = usable(kept, keep, task=self.key, kind="countries", rule=rule)
+        self.capitals = {country: given[country] for country in kept}
 
     def _is_usable(self, country: str, capital: str) -> bool:
         return all(
@@ -69,10 +72,10 @@ class CapitalCountry(Grammar):
             for context, space in (before_slot(template, "country"),)
         ) and None not in self._tokens_of(country, capital)
 
-    def _tokens_of(self, country: str, capital: str) -> tuple[int | None, ...]:
-        """The token by which a capital is scored, for each template."""
+    def _tokens_of(self, country: str, capital: str) -> tuple[tuple[int, ...] | None, ...]:
+        """The ids by which a capital is scored, for each template."""
         return tuple(
-            self.tokens.answer_token(template.format(country=country), " " + capital)
+            self.tokens.scored_by(template.format(country=country), " " + capital)
             for template in self.templates.values()
         )
 
@@ -86,9 +89,14 @@ class CapitalCountry(Grammar):
         return {**values, "country": pick(rng, self._others(values))}
 
     def _others(self, values: Values) -> list[str]:
-        """The countries whose capital is scored by another token."""
+        """The countries whose capital is scored by other tokens, as many."""
         own = self.scored[values["country"]]
-        return [country for country, token in self.scored.items() if token != own]
+        counts = [len(ids or ()) for ids in own]
+        return [
+            country
+            for country, scored in self.scored.items()
+            if scored != own and [len(ids or ()) for ids in scored] == counts
+        ]
 
     def render(self, values: Values) -> Prompt:
         text, slots = fill(self.templates[values["template_id"]], values)

@@ -97,7 +97,7 @@ class MultipleChoice(Grammar):
 
     def _is_usable(self, letter: str) -> bool:
         inside = self.tokens.one_token("x\n", letter)
-        return inside is not None and self.tokens.answer_token("Answer:", " " + letter) is not None
+        return inside is not None and self.tokens.scored_by("Answer:", " " + letter) is not None
 
     def choose(self, rng: np.random.Generator) -> Values:
         return self.asked(int(rng.integers(len(self.questions))), rng)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from assay.core.errors import InputError, TokenizationError
 from assay.tasks.grammar import Prompt
-from assay.tasks.task import NO_TOKEN, PairTask
+from assay.tasks.reads import PromptReads, Reader, tables_of
+from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
 
 
@@ -24,10 +25,11 @@ class EncodedPrompts:
 
     Attributes:
         ids: Token ids `[n, pos]`.
-        lengths: Tokens of each prompt.
-        positions: Read position: the last token of each prompt.
+        lengths: Tokens of each row.
+        positions: Read position, usually the last token of each prompt; several as in `PairTask`.
         answers: Right next tokens, -1 where a row has fewer; None if a prompt has none.
         wrong: Wrong next tokens, likewise.
+        forced: Tokens of the answer at the end of each row, behind the prompt.
         slots: Slot name to token position.
         fields: Field name to one value per prompt; `n_tokens` is among them.
         texts: The prompts as the model reads them; None if one has no text.
@@ -35,24 +37,30 @@ class EncodedPrompts:
 
     ids: Int[Tensor, "n pos"]
     lengths: Int[Tensor, " n"]
-    positions: Int[Tensor, " n"]
-    answers: Int[Tensor, "n n_answers"] | None
-    wrong: Int[Tensor, "n n_wrong"] | None
+    positions: Int[Tensor, "n *reads"]
+    answers: Int[Tensor, "n *reads n_answers"] | None
+    wrong: Int[Tensor, "n *reads n_wrong"] | None
+    forced: tuple[tuple[int, ...], ...]
     slots: Mapping[str, Int[Tensor, " n"]]
     fields: Mapping[str, list[Any]]
     texts: tuple[str, ...] | None
 
 
-def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens | None) -> EncodedPrompts:
-    """Token ids of prompts, their answers as single tokens in context, the token of every slot.
+def encode_prompts(
+    prompts: Sequence[Prompt], tokens: Tokens | None, *, behind: Sequence[tuple[int, ...]] | None = None
+) -> EncodedPrompts:
+    """Token ids of prompts, their answers as tokens in context, the token of every slot.
 
     Args:
         prompts: At least one prompt, each of text or of ids.
         tokens: The tokenizer; None is enough for prompts and answers of ids.
+        behind: Tokens that stand behind each prompt, for counterparts of prompts whose answers do; answers of
+            their own are then not looked at.
 
     Raises:
-        InputError: If there is no prompt.
-        TokenizationError: If a prompt has no token, or an answer is not exactly one; the prompt is named.
+        InputError: If there is no prompt, or one is read outside its tokens.
+        TokenizationError: If a prompt has no token, or an answer breaks the rule of `tokens`; the prompt is
+            named.
     """
     if not prompts:
         raise InputError("the task is empty; give at least one prompt")
@@ -60,7 +68,15 @@ def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens | None) -> EncodedP
     for prompt, row in zip(prompts, rows, strict=True):
         if not row:
             raise TokenizationError(f"prompt {prompt} has no token; give it some text")
-    lengths = torch.tensor([len(row) for row in rows])
+    if behind is None:
+        reader = Reader(tokens)
+        reads = [reader.of(prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
+        behind = [each.forced for each in reads]
+    else:
+        reads = [PromptReads(positions=(len(row) - 1,), answers=((),), wrong=None) for row in rows]
+    known = tables_of(reads)
+    n_tokens = [len(row) for row in rows]
+    rows = [(*row, *ids) for row, ids in zip(rows, behind, strict=True)]
     slots = {
         name: torch.tensor([place[name] for place in places])
         for name in places[0]
@@ -70,12 +86,13 @@ def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens | None) -> EncodedP
     fields = {name: [prompt.fields.get(name) for prompt in prompts] for name in names}
     return EncodedPrompts(
         ids=padded(rows, 0 if tokens is None else tokens.pad_id),
-        lengths=lengths,
-        positions=lengths - 1,
-        answers=_continuations(prompts, [prompt.answers for prompt in prompts], "answer", tokens),
-        wrong=_continuations(prompts, [prompt.wrong for prompt in prompts], "wrong answer", tokens),
+        lengths=torch.tensor([len(row) for row in rows]),
+        positions=known.positions,
+        answers=known.answers,
+        wrong=known.wrong,
+        forced=tuple(behind),
         slots=slots,
-        fields={**fields, "n_tokens": lengths.tolist()},
+        fields={**fields, "n_tokens": n_tokens},
         texts=_texts(prompts, tokens) if all(p.ids is None for p in prompts) else None,
     )
 
@@ -94,16 +111,20 @@ def pair_task(
     Raises:
         TokenizationError: If a pair differs in token count, or a prompt breaks a rule of `encode_prompts`.
     """
-    left, right = encode_prompts(clean, tokens), encode_prompts(corrupted, tokens)
+    left = encode_prompts(clean, tokens)
+    right = encode_prompts(corrupted, tokens, behind=left.forced)
     if not torch.equal(left.lengths, right.lengths):
         index = int((left.lengths != right.lengths).nonzero()[0])
+        counts = [side.fields["n_tokens"][index] for side in (left, right)]
         raise TokenizationError(
-            f"pair {index}: clean prompt {clean[index]} has {int(left.lengths[index])} tokens, corrupted "
-            f"prompt {corrupted[index]} has {int(right.lengths[index])}; patching by position needs equal "
-            "counts, so use fillers of one token"
+            f"pair {index}: clean prompt {clean[index]} has {counts[0]} tokens, corrupted prompt "
+            f"{corrupted[index]} has {counts[1]}; patching by position needs equal counts, so use fillers of "
+            "one token"
         )
     if left.answers is None:
-        without = next(prompt for prompt in clean if not prompt.answers)
+        without = next(
+            prompt for prompt in clean if not all(each.answers for each in prompt.reads or (prompt,))
+        )
         raise TokenizationError(f"prompt {without} has no answer; give at least one")
     if tokens is not None and tokens.answer_tokens == "first":
         _check_first(clean, left)
@@ -133,7 +154,7 @@ def _texts(prompts: Sequence[Prompt], tokens: Tokens | None) -> tuple[str, ...]:
 
 def _check_first(prompts: Sequence[Prompt], encoded: EncodedPrompts) -> None:
     """Refuse a right and a wrong answer that begin with the same token."""
-    if encoded.answers is None or encoded.wrong is None:
+    if encoded.answers is None or encoded.wrong is None or encoded.positions.ndim == 2:
         return
     same = (encoded.answers[:, :, None] == encoded.wrong[:, None]) & (encoded.answers[:, :, None] >= 0)
     if bool(same.any()):
@@ -173,37 +194,3 @@ def _tokenize(
         for i, (ids, where) in zip(written, coded, strict=True):
             rows[i], places[i] = ids, where
     return rows, places
-
-
-def _continuations(
-    prompts: Sequence[Prompt], pieces: Sequence[tuple[str | int, ...]], what: str, tokens: Tokens | None
-) -> Tensor | None:
-    if not all(pieces):
-        return None
-    known: dict[tuple[str, tuple[str | int, ...]], list[int]] = {}
-    rows = []
-    for prompt, row in zip(prompts, pieces, strict=True):
-        key = (prompt.text if tokens is None else tokens.tail(prompt.text), row)
-        if key not in known:
-            known[key] = [_one_id(prompt, piece, what, tokens) for piece in row]
-        rows.append(known[key])
-    return padded(rows, NO_TOKEN)
-
-
-def _one_id(prompt: Prompt, piece: str | int, what: str, tokens: Tokens | None) -> int:
-    if isinstance(piece, int):
-        return piece
-    if tokens is None:
-        raise TokenizationError(
-            f"{what} {piece!r} is text, but the tokenizer is missing; give it as a token id"
-        )
-    token = tokens.answer_token(prompt.text, piece)
-    if token is None:
-        count = len(tokens.continuation(prompt.text, piece) or tokens.ids(piece))
-        fact = "is unknown to the vocabulary" if count == 1 else f"is {count} tokens"
-        raise TokenizationError(
-            f"{what} {piece!r} of the prompt {prompt} {fact}; expected exactly one known token, with its "
-            "leading space where the text has one"
-            + ("; answer_tokens='first' scores it by its first token" if count > 1 else "")
-        )
-    return token

@@ -21,7 +21,7 @@ from assay.core.errors import (
 from assay.core.random import stream
 from assay.tasks.choices import MultipleChoice, is_question, question_of
 from assay.tasks.encoding import pair_task
-from assay.tasks.grammar import Prompt
+from assay.tasks.grammar import Prompt, Read
 from assay.tasks.image_set import draw_rows
 from assay.tasks.published import is_published, published_pair
 from assay.tasks.rows import Rows, read_rows
@@ -33,7 +33,7 @@ Pair = tuple[Prompt, Prompt]
 
 _PAIR = '{"clean": "...", "corrupted": "...", "answers": [" ..."], "wrong": [" ..."]}'
 _LARGEST_ID = 1 << 31
-_KEYS = ("clean", "corrupted", "answers", "wrong")
+_KEYS = ("clean", "corrupted", "answers", "wrong", "positions")
 
 
 def read_pairs(
@@ -53,7 +53,8 @@ def read_pairs(
 
     - Pairs: `clean` and `corrupted` (text, or a list of token ids), `answers` and, if wanted, `wrong` (lists
       of continuations, each one token with its leading space, or of ids); every other key is a field. A key
-      `corrupted.NAME` is a field of the corrupted prompt.
+      `corrupted.NAME` is a field of the corrupted prompt. With `positions` (token numbers, negative ones from
+      the end) a prompt is read at each of them; `answers` and `wrong` then hold a list for each.
     - MIB: `prompt`, its answer and counterfactuals, as `published_pair` reads them. Rows that the tokenizer
       cannot use (an answer of several tokens, prompts of unequal length) are left out, with a warning.
     - Questions, as `question_of` reads them; each is asked once, with letters from the stream `questions`.
@@ -65,7 +66,7 @@ def read_pairs(
         seed: Root seed of that draw, and of the letters of questions.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
         chat: Make every prompt the user's turn of the tokenizer's chat template.
-        answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token.
+        answer_tokens: `one`, `first` or `each`; see `load_task`.
         **options: `corruption` of MIB's rows (the counterfactual) and of questions; `leading_space` of MIB's
             rows; `letters` of questions.
 
@@ -139,32 +140,56 @@ def _pair(record: Mapping[str, Any], where: str) -> Pair:
             raise FileFormatError(
                 f"{where}: {key!r} is {record[key]!r}; expected text or a list of token ids"
             )
-    for key in ("answers", "wrong"):
-        value = record.get(key, [])
-        if not isinstance(value, list) or not all(
-            isinstance(piece, str) or _all_ids([piece]) for piece in value
-        ):
-            raise FileFormatError(
-                f"{where}: {key!r} is {value!r}; expected a list of continuations or token ids"
-            )
-    if not record["answers"]:
+    reads = _reads(record, where) if "positions" in record else ()
+    answers, wrong = ((), ()) if reads else (_pieces(record, key, where) for key in ("answers", "wrong"))
+    if not (reads or answers):
         raise FileFormatError(f"{where}: 'answers' is empty; give at least one correct continuation")
     fields = {key: value for key, value in record.items() if key not in _KEYS}
     prefix = "corrupted."
     other = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
     own = {key: value for key, value in fields.items() if not key.startswith(prefix)}
     return (
-        _prompt(record["clean"], own, tuple(record["answers"]), tuple(record.get("wrong", ()))),
-        _prompt(record["corrupted"], other, (), ()),
+        _prompt(record["clean"], fields=own, answers=answers, wrong=wrong, reads=reads),
+        _prompt(record["corrupted"], fields=other),
     )
 
 
-def _prompt(
-    content: str | list[int], fields: dict[str, Any], answers: tuple[Any, ...], wrong: tuple[Any, ...]
-) -> Prompt:
-    if isinstance(content, str):
-        return Prompt(text=content, fields=fields, answers=answers, wrong=wrong)
-    return Prompt(ids=tuple(content), fields=fields, answers=answers, wrong=wrong)
+def _prompt(content: str | list[int], **facts: Any) -> Prompt:
+    return Prompt(text=content, **facts) if isinstance(content, str) else Prompt(ids=tuple(content), **facts)
+
+
+def _pieces(record: Mapping[str, Any], key: str, where: str) -> tuple[str | int, ...]:
+    """The continuations under a key."""
+    value = record.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(piece, str) or _all_ids([piece]) for piece in value):
+        raise FileFormatError(f"{where}: {key!r} is {value!r}; expected a list of continuations or token ids")
+    return tuple(value)
+
+
+def _reads(record: Mapping[str, Any], where: str) -> tuple[Read, ...]:
+    """Where a line is read, and what is right and wrong there."""
+    places = record["positions"]
+    if not isinstance(places, list) or not places or not all(type(place) is int for place in places):
+        raise FileFormatError(
+            f"{where}: 'positions' is {places!r}; expected a list of token numbers, e.g. [4, -1]"
+        )
+    known: dict[str, list[tuple[str | int, ...]]] = {"answers": [], "wrong": [()] * len(places)}
+    for key in ("answers", "wrong"):
+        value = record.get(key)
+        if value is None and key == "wrong":
+            continue
+        if not isinstance(value, list) or len(value) != len(places):
+            raise FileFormatError(
+                f"{where}: {key!r} is {value!r}; with {len(places)} 'positions', expected a list of "
+                f"{len(places)} lists of continuations"
+            )
+        known[key] = [_pieces({key: each}, key, where) for each in value]
+    if not all(known["answers"]):
+        raise FileFormatError(f"{where}: 'answers' has an empty list; give each position at least one")
+    return tuple(
+        Read(position=place, answers=answers, wrong=wrong)
+        for place, answers, wrong in zip(places, *known.values(), strict=True)
+    )
 
 
 def _all_ids(value: Any) -> bool:
@@ -172,7 +197,7 @@ def _all_ids(value: Any) -> bool:
 
 
 def _check_wrong(path: Path, pairs: Sequence[Pair]) -> None:
-    have = {bool(clean.wrong) for clean, _ in pairs}
+    have = {bool(clean.wrong) or any(read.wrong for read in clean.reads) for clean, _ in pairs}
     if len(have) == 2:
         raise FileFormatError(
             f"task file {path}: only some lines have 'wrong' answers; give them on all lines or on none"

@@ -27,6 +27,21 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Read:
+    """A position at which a prompt is read.
+
+    Attributes:
+        position: Number of the token whose successor is read; negative: from the end.
+        answers: Right continuations there, as text or ids; each must be one token.
+        wrong: Continuations to compare with.
+    """
+
+    position: int
+    answers: tuple[str | int, ...]
+    wrong: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
     """One prompt of a grammar.
 
@@ -35,6 +50,7 @@ class Prompt:
         ids: Token ids of a prompt that has no text (induction), else None.
         answers: Right continuations, as text or ids; each must be one token.
         wrong: Continuations to compare with.
+        reads: Where the prompt is read, with the answers there, instead of at its last token.
         slots: Slot name to character span in `text`, or to `(i, i + 1)` over `ids`.
         fields: What the prompt is filled with; the names are the task's metadata fields.
         values: All choices behind the prompt, also those that only its corruption uses.
@@ -44,6 +60,7 @@ class Prompt:
     ids: tuple[int, ...] | None = None
     answers: tuple[str | int, ...] = ()
     wrong: tuple[str | int, ...] = ()
+    reads: tuple[Read, ...] = ()
     slots: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -299,8 +316,7 @@ def one_token_words(
     rule = "one token after a space"
     if answers and tokens.chat:
         keep = [
-            fits and tokens.answer_token(after, word) is not None
-            for fits, word in zip(keep, words, strict=True)
+            fits and tokens.scored_by(after, word) is not None for fits, word in zip(keep, words, strict=True)
         ]
         rule += " and as an answer"
     return usable(words, keep, task=task, kind=kind, rule=rule, at_least=at_least)

@@ -71,7 +71,10 @@ def load_task(
         chat: Make every prompt the user's turn of the tokenizer's chat template. The answer begins the next
             turn, without a leading space. Default: as the model has it (`assay.models.prompted`), else False.
         answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token, which
-            must differ between right and wrong ones. Default: as the model has it, else `one`.
+            must differ between right and wrong ones. `each`: by each token behind those before it: the answer
+            without its last token stands behind both prompts, and a prompt counts by the mean over the tokens
+            of its answer. It has one right answer, and wrong ones of as many tokens. Default: as the model
+            has it, else `one`.
         allow_unaligned: Permit corruptions that move words to other positions.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
             `objects=["ring", "bone"]`.

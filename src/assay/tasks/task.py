@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError, TokenizationError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_TOKEN = -1  # fills `answers` and `wrong` where a row has fewer than the longest
+NO_POSITION = -1  # fills `positions` where a prompt is read at fewer than others
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,16 +37,17 @@ class PairBatch:
         answers: Right next tokens `[batch, n_answers]`, -1 where a row has fewer.
         wrong: Tokens to compare with `[batch, n_wrong]`, -1 where a row has fewer; None if there are none.
         lengths: Tokens of each prompt; what stands right of them is padding.
-        positions: Position whose logits are read.
+        positions: Position whose logits are read; `[batch, reads]` where there are several, -1 where a row
+            has fewer. `answers` and `wrong` are then `[batch, reads, ...]`.
         indices: Row numbers in the task.
     """
 
     clean: Int[Tensor, "batch pos"]
     corrupted: Int[Tensor, "batch pos"]
-    answers: Int[Tensor, "batch n_answers"]
-    wrong: Int[Tensor, "batch n_wrong"] | None
+    answers: Int[Tensor, "batch *reads n_answers"]
+    wrong: Int[Tensor, "batch *reads n_wrong"] | None
     lengths: Int[Tensor, " batch"]
-    positions: Int[Tensor, " batch"]
+    positions: Int[Tensor, "batch *reads"]
     indices: Int[Tensor, " batch"]
 
     @property
@@ -56,6 +58,33 @@ class PairBatch:
     def to(self, device: torch.device | str) -> "PairBatch":
         """The same batch with every tensor on `device`."""
         return map_tensors(self, lambda tensor: tensor.to(device))
+
+    def by_read(self, counted: Bool[Tensor, "batch reads"]) -> "PairBatch":
+        """A row for every read position that counts, prompt by prompt, each read there alone."""
+        row = counted.nonzero()[:, 0]
+        return PairBatch(
+            clean=self.clean[row],
+            corrupted=self.corrupted[row],
+            answers=self.answers[counted],
+            wrong=None if self.wrong is None else self.wrong[counted],
+            lengths=self.lengths[row],
+            positions=self.positions[counted],
+            indices=self.indices[row],
+        )
+
+
+def check_read_once(positions: Int[Tensor, "n *reads"], what: str) -> None:
+    """Refuse prompts that are read at several positions where only one is served.
+
+    Raises:
+        InputError: Naming `what` serves one only.
+    """
+    if positions.ndim == 2:
+        count = int((positions >= 0).sum(1).max())
+        raise InputError(
+            f"{what} reads prompts at one position, but some here are read at {count}; give each position a "
+            "prompt of its own, or score answers of several tokens by the first (answer_tokens='first')"
+        )
 
 
 def map_tensors(batch: T, change: Callable[[Tensor], Tensor]) -> T:
@@ -81,7 +110,10 @@ class PairTask:
         answers: Right next tokens of the clean prompts `[N, A]`; -1 fills rows that have fewer.
         wrong: Tokens the answers are compared with `[N, W]`, -1 as above; None if there are none.
         lengths: Tokens of each prompt `[N]`, 1..T. Default: T.
-        positions: Position whose logits are read `[N]`, within the prompt. Default: its last token.
+        positions: Position whose logits are read `[N]`, within the prompt. Default: its last token. Several
+            per prompt: `[N, P]`, -1 filling rows that have fewer; answers are then `[N, P, A]`, at least one
+            at each position, and wrong ones `[N, P, W]`, at least one for each prompt, which counts by the
+            mean over its positions.
         ids: Number of each pair where it came from `[N]`: its line in a file. Default: its row. No result
             depends on it.
         fields: Facts about each prompt, name to list of N; those of the corrupted prompt under
@@ -111,11 +143,11 @@ class PairTask:
 
     clean: Int[Tensor, "n pos"]
     corrupted: Int[Tensor, "n pos"]
-    answers: Int[Tensor, "n n_answers"]
-    wrong: Int[Tensor, "n n_wrong"] | None = None
+    answers: Int[Tensor, "n *reads n_answers"]
+    wrong: Int[Tensor, "n *reads n_wrong"] | None = None
     # Left out, these four are filled in by `__post_init__`, so that readers never meet None.
     lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]
-    positions: Int[Tensor, " n"] = None  # type: ignore[assignment]
+    positions: Int[Tensor, "n *reads"] = None  # type: ignore[assignment]
     ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
     fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
     name: str = "custom"
@@ -136,6 +168,11 @@ class PairTask:
         for name, value in tensors.items():
             if value is not None:
                 object.__setattr__(self, name, _ids(name, value))
+        if self.positions is not None and self.positions.shape[1:] == (1,):  # one per prompt, as usual
+            for name, ndim in (("positions", 2), ("answers", 3), ("wrong", 3)):
+                value = getattr(self, name)
+                if value is not None and value.ndim == ndim:
+                    object.__setattr__(self, name, value[:, 0])
         _check_shapes(self)
         n, width = self.clean.shape
         defaults: dict[str, Callable[[], Tensor]] = {
@@ -213,6 +250,12 @@ class PairTask:
         """The same prompts with, as counterparts, the clean prompts of the given rows."""
         return replace(self, corrupted=self.clean[rows], corrupted_texts=None)
 
+    def paired(self, pairs: Int[Tensor, "n_pairs 2"]) -> "PairTask":
+        """One row per (clean row, corrupted row)."""
+        clean, corrupted = pairs.unbind(1)
+        other = self.subset(corrupted)
+        return replace(self.subset(clean), corrupted=other.corrupted, corrupted_texts=other.corrupted_texts)
+
     def split(self, fraction: float, *, seed: int = 0) -> Split:
         """Two disjoint random parts; rows keep their order.
 
@@ -261,10 +304,10 @@ class PairTask:
             ids = getattr(self, name)
             if ids is None or int(ids.max()) < n_vocab:
                 continue
-            row, column = (ids >= n_vocab).nonzero()[0].tolist()
+            row, *column = (ids >= n_vocab).nonzero()[0].tolist()
             raise TokenizationError(
-                f"{name} holds id {int(ids[row, column])} (prompt {row}, place {column}), but the model's "
-                f"vocabulary ends at {n_vocab - 1}; build the task with this model's own tokenizer"
+                f"{name} holds id {int(ids[row, *column])} (prompt {row}, place {column[-1]}), but the "
+                f"model's vocabulary ends at {n_vocab - 1}; build the task with this model's own tokenizer"
             )
 
 
@@ -297,17 +340,24 @@ def _check_shapes(task: PairTask) -> None:
             "corrupted prompt needs the token count of its clean one"
         )
     n = len(task.clean)
-    for name in ("answers", "wrong"):
-        value = getattr(task, name)
-        if value is not None and (value.ndim != 2 or len(value) != n or value.shape[1] == 0):
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}; expected [{n}, at least 1]: one row of single-token "
-                "ids per prompt (-1 fills rows that have fewer)"
-            )
     for name in _PER_ROW:
         value = getattr(task, name)
-        if value is not None and value.shape != (n,):
-            raise ShapeError(f"{name} has shape {tuple(value.shape)}; expected [{n}], one number per prompt")
+        several = name == "positions" and value is not None and value.ndim == 2 and value.shape[1] > 1
+        if value is not None and (len(value) != n or not (value.ndim == 1 or several)):
+            or_more = f" (or [{n}, P] where several are read)" if name == "positions" else ""
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}; expected [{n}], one number per prompt{or_more}"
+            )
+    rows = (n,) if task.positions is None else tuple(task.positions.shape)
+    for name in ("answers", "wrong"):
+        value = getattr(task, name)
+        if value is not None and (value.shape[:-1] != rows or value.shape[-1] == 0):
+            expected = ", ".join(map(str, rows))
+            each = "prompt" if len(rows) == 1 else "prompt and read position"
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}; expected [{expected}, at least 1]: one row of "
+                f"single-token ids per {each} (-1 fills rows that have fewer)"
+            )
 
 
 def _check_rows(task: PairTask) -> None:
@@ -327,15 +377,32 @@ def _check_values(task: PairTask) -> None:
         ids = getattr(task, name)
         if ids is not None:
             _first(ids < NO_TOKEN, f"{name} holds a negative id other than -1", "-1 alone means 'none'")
-            _first((ids >= 0).sum(1, keepdim=True) == 0, f"{name} names no token", "give every prompt one")
+            named = (ids >= 0).flatten(1).any(1)
+            _first(~named, f"{name} names no token", "give every prompt one")
     width = task.length
     outside = (task.lengths < 1) | (task.lengths > width)
     _first(outside, f"lengths is out of range 1..{width}", "count the tokens before the padding")
-    outside = (task.positions < 0) | (task.positions >= task.lengths)
-    _first(outside, "positions lies outside its prompt", "count from 0; the last token is lengths - 1")
+    _check_positions(task)
     if task.wrong is not None:
-        same = (task.answers[:, :, None] == task.wrong[:, None, :]) & (task.answers[:, :, None] >= 0)
-        _first(same.any(2), "an answer is also a wrong answer", "an id can be only one of them")
+        same = (task.answers[..., :, None] == task.wrong[..., None, :]) & (task.answers[..., :, None] >= 0)
+        _first(same, "an answer is also a wrong answer", "an id can be only one of them")
+
+
+def _check_positions(task: PairTask) -> None:
+    where = task.positions
+    if where.ndim == 1:
+        outside = (where < 0) | (where >= task.lengths)
+    else:
+        outside = (where < NO_POSITION) | (where >= task.lengths[:, None])
+        read = where >= 0
+        _first(~read.any(1), "positions names none", "give every prompt one; -1 only fills rows")
+        for name in ("answers", "wrong"):
+            ids = getattr(task, name)
+            if ids is not None:
+                named = (ids >= 0).any(2)
+                _first(named & ~read, f"{name} names a token where no position is read", "fill with -1")
+        _first(read & ~(task.answers >= 0).any(2), "a read position has no answer", "give each one")
+    _first(outside, "positions lies outside its prompt", "count from 0; the last token is lengths - 1")
 
 
 def _first(bad: Tensor, fact: str, remedy: str) -> None:

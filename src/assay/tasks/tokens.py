@@ -12,8 +12,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-ANSWER_TOKENS = ("one", "first")
+ANSWER_TOKENS = ("one", "first", "each")
 _CONTENT = "assay"  # stands for a prompt where only what surrounds it counts
+
+
+def comparable(answer: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether the ids that two answers are scored by differ and are as many."""
+    return len(answer) == len(other) and answer != other
 
 
 class Tokens:
@@ -24,7 +29,8 @@ class Tokens:
         bos: Put the tokenizer's beginning-of-sequence id before every prompt.
         chat: Make every prompt the user's turn of the tokenizer's chat template; the answer begins the next
             turn, so it loses its leading space.
-        answer_tokens: `one`: an answer is one token. `first`: it is scored by its first token.
+        answer_tokens: `one`: an answer is one token. `first`: it is scored by its first token. `each`: by
+            every one, behind those before it.
 
     Raises:
         TokenizationError: If the tokenizer has no such id or no such template, or both are asked for.
@@ -155,14 +161,19 @@ class Tokens:
         turn = [{"role": "user", "content": text}]
         return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
-    def answer_token(self, text: str, piece: str) -> int | None:
-        """The id by which an answer after the prompt `text` is scored; None if it breaks the rule."""
+    def scored_by(self, text: str, piece: str) -> tuple[int, ...] | None:
+        """The ids by which an answer after the prompt `text` is scored; None if it breaks the rule.
+
+        One id; under `each`, all of them.
+        """
         if self.chat:
             text, piece = self._around[1], piece.lstrip(" ")
         if self.answer_tokens == "one":
-            return self.one_token(text, piece)
+            token = self.one_token(text, piece)
+            return None if token is None else (token,)
         ids = self._added(text, piece)
-        return ids[0] if ids and ids[0] != self.tokenizer.unk_token_id else None
+        scored = ids if ids is None or self.answer_tokens == "each" else ids[:1]
+        return scored if scored and self.tokenizer.unk_token_id not in scored else None
 
     def continuation(self, context: str, piece: str) -> tuple[int, ...] | None:
         """The ids that `piece` adds after `context`; None if it changes the ids before it."""

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from assay.core.errors import InputError
 from assay.core.record import laid_out, plain, same
-from assay.tasks import PairTask, Prompt, Tokens, encode_prompts
+from assay.tasks import PairTask, Prompt, Tokens, check_read_once, encode_prompts
 from assay.tasks.task import NO_TOKEN
 
 
@@ -258,6 +258,7 @@ def first_occurrences(values: Int64[np.ndarray, "n ..."]) -> DistinctInputs:
 def prompt_set(prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True) -> PromptSet:
     """Prompts of a grammar as the inputs of one side; `keep` says whether they stay with their ids."""
     encoded = encode_prompts(prompts, tokens)
+    check_read_once(encoded.positions, "a worst case")
     return PromptSet(
         tokens=encoded.ids,
         lengths=encoded.lengths,
@@ -273,6 +274,7 @@ def prompt_set(prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True) 
 
 def sides_of(task: PairTask) -> dict[str, PromptSet]:
     """The two sides of a task's own pairs."""
+    check_read_once(task.positions, "a worst case")
     own = {name: list(values) for name, values in task.fields.items() if not name.startswith(_OTHER)}
     other = {
         name.removeprefix(_OTHER): list(values)

@@ -121,7 +121,7 @@ class _Search:
         self.hypothesis = _bytes_per_hypothesis(model, task.length)
         self.size = min(size, task.n)
         self._check_room(task.n * _bytes_clean(model, task.length))
-        self.runner = SuffixRunner(model)
+        self.runner = SuffixRunner(model, several=task.positions.ndim == 2)
         self.total = torch.zeros(self.graph.n_sources, self.graph.n_targets, dtype=torch.float64)
         self.tested = self.dead = self.runs = 0
         self.batches: list[Batch] = []

@@ -95,7 +95,7 @@ class Passes:
             check_differentiable(loss, self.settings)
             torch.autograd.grad(loss.sum(), leaf)  # the hooks of the trace keep what passes by
 
-    def loss(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, " batch"]:
+    def loss(self, logits: Float[Tensor, "batch *reads d_vocab"]) -> Float[Tensor, " batch"]:
         """Objective per example, in float32 or better."""
         logits = logits.to(self.model.result_dtype)
         if self.clean_logits is None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from assay.execution import Baseline
 from assay.models import Model, Norm, Trace
+from assay.models.reading import at_reads
 from assay.models.streaming import per_block
 
 
@@ -137,7 +138,7 @@ class GradientSums:
         self.logits: Tensor | None = None
         self._weight = per_block(model.module, lambda layer: _projections(model, layer))
 
-    def add(self, trace: Trace, positions: Int[Tensor, " batch"], weight: float) -> None:
+    def add(self, trace: Trace, positions: Int[Tensor, "batch *reads"], weight: float) -> None:
         """Take one finished backward pass into the sums."""
         wide = self.model.result_dtype
         offset_attention = self.model.n_layers - len(trace.attention_in)
@@ -155,9 +156,9 @@ class GradientSums:
                 self.mlp[layer] = change if before is None else before + change
         gradient = trace.gradients.get(("logits", 0, 0))
         if gradient is not None:
-            # What the logits do not read has no gradient, so one position is enough unless they pool.
-            index = torch.arange(len(positions), device=positions.device)
-            read = gradient if self.model.pools else gradient[index, positions][:, None]
+            # What the logits do not read has no gradient, so one position is enough unless they read more.
+            whole = self.model.reads_all(positions)
+            read = gradient if whole else at_reads(gradient, positions)[:, None]
             change = read.to(wide) * weight
             self.logits = change if self.logits is None else self.logits + change
 
@@ -198,7 +199,7 @@ class GradientSums:
     def contract(
         self,
         differences: ActivationDifferences,
-        positions: Int[Tensor, " batch"],
+        positions: Int[Tensor, "batch *reads"],
         *,
         rows: slice | None = None,
         per_example: bool,
@@ -207,7 +208,7 @@ class GradientSums:
 
         Args:
             differences: Ablated minus clean activations.
-            positions: Read position of each example.
+            positions: Read position of each example, or several.
             rows: Sources to score (a slice of graph rows); default all.
             per_example: Keep examples apart; otherwise the result is their sum, `[1, S, R]`.
         """
@@ -234,7 +235,8 @@ class GradientSums:
                     _multiply(into, expanded, mlp[chunk][None], sources, slice(last, last + 1), per_example)
             if self.logits is not None:
                 index = torch.arange(chunk.stop - chunk.start, device=positions.device)
-                read = expanded if self.model.pools else expanded[:, index, positions[chunk]][:, :, None]
+                whole = self.model.reads_all(positions)
+                read = expanded if whole else expanded[:, index, positions[chunk]][:, :, None]
                 column = slice(graph.n_targets - 1, graph.n_targets)
                 _multiply(into, read, self.logits[chunk][None], wanted, column, per_example)
         return scores

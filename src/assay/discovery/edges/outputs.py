@@ -52,7 +52,7 @@ def output_passes(nodes: int, *, reference: bool = True) -> int:
     return 1 + nodes + reference
 
 
-@takes_text()
+@takes_text(reads=True)
 def output_scores(
     model: Model,
     task: Task,
@@ -146,9 +146,10 @@ def _batch(
         with torch.no_grad():
             start = ablated + node.alpha * (clean.input - ablated)
             stream = model.through(start, clean)
-        leaf = (stream if model.pools else _read(stream, batch.positions)).requires_grad_()
+        whole = model.reads_all(batch.positions)
+        leaf = (stream if whole else _read(stream, batch.positions)).requires_grad_()
         with torch.enable_grad():
-            logits = model.finish(leaf).to(model.result_dtype)
+            logits = model.finish(leaf, batch.positions).to(model.result_dtype)
             loss = settings.objective(logits, clean_logits, batch)
             (found,) = torch.autograd.grad(loss.sum(), leaf)
         part = node.weight * found.to(model.result_dtype)
@@ -172,7 +173,8 @@ def _contract(
 
     def at(value: Tensor) -> Tensor:
         """`[batch, read positions, width]`."""
-        return value.to(wide) if model.pools else _read(value, batch.positions).to(wide)[:, None]
+        every = model.reads_all(batch.positions)
+        return value.to(wide) if every else _read(value, batch.positions).to(wide)[:, None]
 
     def difference(ablated: Tensor, value: Tensor) -> Tensor:
         return at(ablated) - at(value)

@@ -30,12 +30,14 @@ class Exact(BatchMethod):
         clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
         check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
         clean_loss = settings.objective(clean_logits, clean_logits, batch)
-        rows = len(batch.indices) if settings.per_example else 1
+        rows, several = len(batch.indices) if settings.per_example else 1, batch.positions.ndim == 2
         scores = clean_logits.new_zeros(rows, graph.n_sources, graph.n_targets)
         for row, column in graph.valid.nonzero().tolist():
             mask = graph.valid.clone()
             mask[row, column] = False
-            runner = CircuitRunner(model, Circuit(graph=graph, mask=mask), resample=settings.ablation.paired)
+            runner = CircuitRunner(
+                model, Circuit(graph=graph, mask=mask), resample=settings.ablation.paired, several=several
+            )
             logits = runner.logits(clean, baseline, batch.positions).to(model.result_dtype)
             damage = settings.objective(logits, clean_logits, batch) - clean_loss
             scores[:, row, column] = damage if settings.per_example else damage.sum()

@@ -31,7 +31,7 @@ from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task
 
 
-@takes_text()
+@takes_text(reads=True)
 def discover_positions(
     model: Model,
     task: Task,
@@ -195,7 +195,7 @@ class SpanSums(GradientSums):
     def by_span(
         self,
         differences: ActivationDifferences,
-        positions: Int[Tensor, " batch"],
+        positions: Int[Tensor, "batch *reads"],
         labels: Int64[Tensor, "batch pos"],
         n_spans: int,
     ) -> Float[Tensor, "n_spans n_sources n_targets"]:
@@ -203,7 +203,7 @@ class SpanSums(GradientSums):
 
         Args:
             differences: Ablated minus clean activations.
-            positions: Read position of each example.
+            positions: Read position of each example, or several.
             labels: Span of each position, -1 at padding.
             n_spans: How many spans there are.
 
@@ -236,7 +236,7 @@ class SpanSums(GradientSums):
             if self.logits is not None:
                 column = slice(graph.n_targets - 1, graph.n_targets)
                 gradient = self.logits[chunk].flatten(0, 1)[None]
-                if not model.pools:
+                if not model.reads_all(positions):
                     index = torch.arange(chunk.stop - chunk.start, device=positions.device)
                     tokens = _tokens(labels[chunk][index, positions[chunk]], n_spans)
                     left = _gathered(expanded[:, index, positions[chunk]], tokens)

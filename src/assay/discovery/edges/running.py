@@ -36,7 +36,7 @@ WIDE_BYTES = 8 * 2**30  # a float32 copy for `drift` takes no more, so that a pa
 MOST_TRACED = 64  # passes that are gone through to predict their memory
 
 
-@takes_text()
+@takes_text(reads=True)
 def discover(
     model: Model,
     task: Task,

@@ -185,8 +185,11 @@ class _Estimator:
         )
         times = 2 * draws
         batch = map_tensors(self.batch, lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1)))
+        model_logits = self.pairs.model_logits
         losses = self.settings.objective(
-            logits.flatten(0, 2).double(), self.pairs.model_logits.repeat(times, 1).double(), batch
+            logits.flatten(0, 2).double(),
+            model_logits.repeat(times, *[1] * (model_logits.ndim - 1)).double(),
+            batch,
         )
         plus, minus = losses.view(2, draws, -1)
         slopes: Tensor = ((plus - minus) / (2 * self.epsilon)).cpu()

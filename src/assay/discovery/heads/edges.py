@@ -19,7 +19,7 @@ from assay.execution.sites import Setting
 
 def run_with_edges_replaced(
     circuit: Circuit, intervention: Ablation, setting: Setting, *, shelf: BaselineShelf | None = None
-) -> Float[Tensor, "n d_vocab"]:
+) -> Float[Tensor, "n *reads d_vocab"]:
     """Logits of a circuit at the read position, whatever they are worth: NaN and infinite ones pass.
 
     Args:

@@ -11,7 +11,7 @@ from assay.core.errors import InputError
 from assay.core.registry import Registry
 from assay.execution.ablation import ABLATIONS, Ablation
 from assay.execution.sites import Replacement, Setting, Site
-from assay.tasks import Task
+from assay.tasks import Task, check_read_once
 
 
 INTERVENTIONS: Registry[Ablation] = Registry("intervention", holds=Ablation)
@@ -32,6 +32,7 @@ class MeanAtRead(Ablation):
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         reference = setting.reference
+        check_read_once(reference.positions, f"ablation {self.key!r}")
         used = setting.finite(reference)
         rows = torch.arange(reference.n, device=used.device)
         read = reference.positions.to(used.device)
@@ -84,7 +85,7 @@ class Donor(Ablation):
         if setting.donors is not None:
             return _checked_donors(setting.donors, task)
         groups: dict[tuple[int, ...], list[int]] = {}
-        answers = task.answers.tolist()
+        answers = task.answers.flatten(1).tolist()
         for row, length in enumerate(task.lengths.tolist()):
             group = (length, *sorted(answers[row])) if self.same_answer else (length,)
             groups.setdefault(group, []).append(row)

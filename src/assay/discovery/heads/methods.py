@@ -117,7 +117,7 @@ def find_head_method(name: str) -> HeadMethod:
     raise unknown_name("head method", name, [*HEAD_METHODS, *(spec.id for spec in known)])
 
 
-@takes_text()
+@takes_text(reads=True)
 def discover_heads(
     model: Model, task: Task, method: str = "activation-patching", **options: Any
 ) -> HeadScores:

@@ -30,7 +30,7 @@ def run_with_heads_replaced(
     *,
     batch_size: int | None = None,
     check: bool = True,
-) -> Float[Tensor, "n d_vocab"]:
+) -> Float[Tensor, "n *reads d_vocab"]:
     """Logits at the read position with some heads replaced, all of them at once.
 
     Args:

@@ -20,7 +20,7 @@ from assay.execution.forward import TOKENS_PER_PASS
 from assay.execution.sites import Replacement
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention
-from assay.tasks import Batch
+from assay.tasks import Batch, check_read_once
 
 
 # Logits of some runs `[rows, d_vocab]` and which prompts they belong to `[rows]` -> one number per run.
@@ -45,7 +45,7 @@ def one_head_replaced(
     model: Model,
     base: Trace,
     values: Sequence[Float[Tensor, "rows pos width"]],
-    read: Int[Tensor, " n"],
+    read: Int[Tensor, "n *reads"],
     reading: Reading,
     *,
     heads: Sequence[tuple[int, int]] | None = None,
@@ -57,7 +57,7 @@ def one_head_replaced(
         base: The run to start from (`base_run`), n prompts.
         values: Per block, the replacement for the outputs of its heads before the output projection,
             `[n or 1, pos, n_heads d_head]`.
-        read: Position whose logits are read, per prompt.
+        read: Position whose logits are read, per prompt, or several.
         reading: From logits to one number per run.
         heads: (block, head) pairs; default: all, block by block.
 
@@ -165,6 +165,7 @@ class OneByOne:
     ) -> Float64[Tensor, "n heads"]:
         """The same at the read position only."""
         read = self.batch.positions
+        check_read_once(read, "replacing a head at the read position only (positions='last')")
         rows = torch.arange(len(read), device=read.device)
         last = [z[rows, read] for z in values]
         return one_head_replaced_at_read(self.model, base, last, read, self.reading, heads=self.heads)

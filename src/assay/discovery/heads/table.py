@@ -26,7 +26,7 @@ from assay.discovery.heads.shelf import Shelf
 from assay.execution.forward import check_circuit
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective, is_registered
-from assay.tasks import PairTask
+from assay.tasks import PairTask, check_read_once
 
 
 ROWS_AT_ONCE = 64  # prompts of one block of a table over all heads: what an interruption can cost
@@ -121,6 +121,7 @@ class MeasurementTable:
             raise InputError(f"max_passes is {max_passes}; give a number above 0, or None for no limit")
         for prompts in (task, *([] if more is None else [more])):
             prompts.validate(model.n_vocab, model.n_positions)
+            check_read_once(prompts.positions, "a table of measurements")
         self.donors = donors
         self.heads = self.circuit.kept_heads()
         self.measured_heads = self._measured(max_passes)
