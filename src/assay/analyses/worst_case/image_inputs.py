@@ -68,9 +68,9 @@ def numbered(task: ImageTask) -> NumberedImages:
 def no_counterparts(task: ImageTask) -> InputError:
     """The error of images under an ablation that takes values from counterparts."""
     return InputError(
-        f"the images of {task.domain or task.name!r} have no counterparts, but resample ablation takes values "
-        "from them; use ablation 'resample-donor' (values of other images), zero, mean or mean-positional, or "
-        "give ImageTask(corrupted=...)"
+        f"the images of {task.domain or task.name!r} have no counterparts, but resample ablation takes "
+        "values from them; use ablation 'resample-donor' (values of other images), zero, mean or "
+        "mean-positional, or give ImageTask(corrupted=...)"
     )
 
 
@@ -86,7 +86,9 @@ def image_fields(task: ImageTask) -> dict[str, list[Any]]:
 def image_names(task: ImageTask, of: str = "image") -> tuple[str, ...]:
     """What each image is called: by its number in its data set, and its class."""
     names = ClassNames(task.classes)
-    labels = [""] * task.n if task.labels is None else [f" ({names.decode([y])})" for y in task.labels.tolist()]
+    labels = (
+        [""] * task.n if task.labels is None else [f" ({names.decode([y])})" for y in task.labels.tolist()]
+    )
     return tuple(f"{of} {number}{label}" for number, label in zip(task.ids.tolist(), labels, strict=True))
 
 

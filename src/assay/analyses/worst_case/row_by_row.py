@@ -1,7 +1,8 @@
 """Divergences pair by pair, for what has no parts that pairs could share.
 
 Two inputs share nothing where cut edges carry zeros or means, where a circuit keeps its edges at spans of
-positions, or where what a target reads is normalised target by target. Pairs of images are not shared out either. Such pairs are runs of one circuit.
+positions, or where what a target reads is normalised target by target. Images are run in this way too. Such
+pairs are runs of one circuit.
 """
 
 from collections.abc import Iterator

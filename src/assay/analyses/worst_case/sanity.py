@@ -18,6 +18,7 @@ from assay.core.errors import InconsistentRunError
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
+from assay.tasks import Batch
 
 
 N_PAIRS = 4
@@ -78,7 +79,8 @@ def _check_rows(
     The empty circuit is compared with M(x~), or, where no second input is read, with the run of its plan.
     """
     ablation, dense, task = ablation_of(sample), SoftRunner(model), model.bind(task_of(clean, corrupted))
-    batch = next(iter(task.batches(task.n))).to(model.device)
+    batches: Iterator[Batch] = task.batches(task.n)
+    batch = next(batches).to(model.device)
     prepared = dense.prepare_batch(batch, ablation.prepare(model, task, batch_size=task.n, seed=0))
     empty = Circuit.empty(circuit.graph)
     full = Circuit.full(circuit.graph).mask.to(model.device)
