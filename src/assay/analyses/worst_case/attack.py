@@ -301,7 +301,8 @@ def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
     if sample.own_rows and sample.protocol == "all" and sample.paired and not sample.reuse_clean:
         notes["own_rows"] = (
             f"the task's own {sample.clean.n:,} rows were used in order, so a certificate has only half as "
-            "many independent pairs; other counts draw fresh inputs"
+            "many independent pairs"
+            + ("; other counts draw fresh inputs" if sample.clean.images is None else "")
         )
     if sample.reference is not None and "baseline" in sample.streams:
         notes["given_baseline"] = (

@@ -319,20 +319,25 @@ def sides_of(task: Task) -> dict[str, PromptSet]:
 
 
 def _sides_of_images(task: ImageTask) -> dict[str, PromptSet]:
-    found, one = numbered(task), torch.ones(task.n, dtype=torch.long)
-    common: dict[str, Any] = {"lengths": one, "positions": one - 1, "images": found.stock}
-    clean = PromptSet(
-        tokens=found.clean,
-        answers=None if task.labels is None else task.answers,
-        wrong=task.wrong,
-        texts=image_names(task),
-        fields=image_fields(task),
-        **common,
-    )
-    if found.corrupted is None:
-        return {"clean": clean}
-    names = image_names(task, "counterpart of image")
-    return {"clean": clean, "corrupted": PromptSet(tokens=found.corrupted, texts=names, fields={}, **common)}
+    found = numbered(task)
+
+    def side(numbers: Tensor, **facts: Any) -> PromptSet:
+        length = torch.ones(task.n, dtype=torch.long)
+        return PromptSet(tokens=numbers, lengths=length, positions=length - 1, images=found.stock, **facts)
+
+    sides = {
+        "clean": side(
+            found.clean,
+            answers=None if task.labels is None else task.answers,
+            wrong=task.wrong,
+            texts=image_names(task),
+            fields=image_fields(task),
+        )
+    }
+    if found.corrupted is not None:
+        names = image_names(task, "counterpart of image")
+        sides["corrupted"] = side(found.corrupted, texts=names, fields={})
+    return sides
 
 
 def task_of(clean: PromptSet, corrupted: PromptSet) -> Task:

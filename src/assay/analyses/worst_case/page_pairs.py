@@ -243,27 +243,26 @@ def _harmful_images(document: Document, unit: str) -> list[Block]:
     return list(galleries)
 
 
-SEARCHED = _third_run({"protocol": "file"})  # what searches find are pairs
-
-
 # ------------------------------------------------------------------------------------------- optional parts
 
 
 def extra_sections(document: Document, unit: str) -> list[Section]:
     """What was searched for, given from outside or explained, as far as the document has it."""
     return [
-        Section(title=title, blocks=_extra(name, document[name], note, unit))
+        Section(title=title, blocks=_extra(name, document, note, unit))
         for name, (title, note) in EXTRAS.items()
         if document.get(name)
     ]
 
 
-def _extra(name: str, value: Any, note: str, unit: str) -> list[Block]:
+def _extra(name: str, document: Document, note: str, unit: str) -> list[Block]:
+    value, other = document[name], _third_run(document)
     pairs = (
         [each for each in value.get("pairs") or () if _is_pair(each)] if isinstance(value, Mapping) else []
     )
     if pairs:
-        value = {key: each for key, each in value.items() if key != "pairs"}
+        other = other._replace(pictures=value.get("pictures"))
+        value = {key: each for key, each in value.items() if key not in ("pairs", "pictures")}
     if name == "explanation" and isinstance(value, Mapping):
         note = " ".join(filter(None, (note, _missing_sentence(value, unit))))
         value = {
@@ -275,7 +274,7 @@ def _extra(name: str, value: Any, note: str, unit: str) -> list[Block]:
     return [
         Note(text=note, style="reading"),
         *first,
-        *(_pair(each, unit, SEARCHED) for each in pairs[:OPEN_PAIRS]),
+        *(_pair(each, unit, other) for each in pairs[:OPEN_PAIRS]),
         *itertools.chain.from_iterable(others),
     ]
 

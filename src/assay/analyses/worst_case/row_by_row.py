@@ -56,10 +56,10 @@ def ablation_of(sample: PairSample) -> Ablation:
     return _MEASURED[sample]
 
 
-def shares_inputs(model: Model, circuit: Circuit, sample: PairSample) -> bool:
+def shares_inputs(model: Model, circuit: Circuit, ablation: str) -> bool:
     """Whether pairs are sums of a part of the clean and a part of the corrupted input; see `PairRunner`."""
     summed = model.vision is None and all(block.target_norm is None for block in model.blocks)
-    return edge_ablation(sample.ablation).key == "resample" and circuit.spans is None and summed
+    return edge_ablation(ablation).key == "resample" and circuit.spans is None and summed
 
 
 class RowEvaluator:

@@ -45,7 +45,7 @@ def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None
     if not len(pairs):
         return
     clean, corrupted = sample.clean.subset(pairs[:, 0]), sample.corrupted.subset(pairs[:, 1])
-    if not shares_inputs(model, circuit, sample):
+    if not shares_inputs(model, circuit, sample.ablation):
         _check_rows(model, circuit, sample, clean, corrupted)
         return
     engine, dense = PairRunner(model, circuit), SoftRunner(model)
