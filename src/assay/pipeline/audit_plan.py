@@ -160,7 +160,8 @@ class AuditPlan:
         discover = plan_discovery(self.model, method=self.method, n=self.n, steps=self.steps)
         sizing = plan_sizing(self.model.graph.n_edges, self.n, self.scope.search, held_out=self.held_out)
         keys = self.metric_keys
-        measured = plan_measurement(self.model, keys, n=self.n, n_random=self.random_circuits)
+        random = self.random_circuits
+        measured = plan_measurement(self.model, keys, n=self.n, n_random=random, sized=True)
         return [discover, sizing, *self._stage("curve"), measured, *self._after()]
 
     def _after(self) -> list[Workload]:

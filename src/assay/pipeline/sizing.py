@@ -13,7 +13,7 @@ from assay.core.errors import AssayWarning, InputError
 from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.pipeline.cost import Workload
-from assay.pipeline.discovery import discover_stored
+from assay.pipeline.discovery import discover_stored, plan_discovery
 from assay.pipeline.prompts import Division, Draws, draw_prompts, prompts_to_measure
 from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Progress, silent
@@ -279,6 +279,12 @@ def runs_of(
         progress=progress,
     )
     return settings.on(draws.measured, sized.circuit)
+
+
+def plan_circuit(model: Model, *, method: str, n: int, steps: int | str, top: int | None) -> list[Workload]:
+    """Cost of discovering a circuit, at most: all scores and, unless the size is given, its search."""
+    scores = plan_discovery(model, method=method, n=n, steps=steps)
+    return [scores] if top is not None else [scores, plan_sizing(model.graph.n_edges, n)]
 
 
 def plan_sizing(n_edges: int, n: int, search: SizeSearch = FINE, *, held_out: bool = True) -> Workload:

@@ -122,7 +122,7 @@ def attack(settings: AttackSettings) -> None:
         carried = settings.ablation
         stages = pipeline.plan_attack(model, protocol, size, ablation=carried, circuit=circuit)
         if circuit is None:
-            stages.insert(0, call(settings, pipeline.plan_discovery, model, n=n))
+            stages = [*call(settings, pipeline.plan_circuit, model, n=n), *stages]
         settings.show_cost(model, n, stages, few_inputs(settings.task, settings.images, model))
         return
     check_outputs(settings)
