@@ -18,12 +18,12 @@ from assay.analyses.subsets import document as subset_document
 from assay.analyses.subsets.consistency import selection_consistency
 from assay.analyses.subsets.crossfit import cross_fit
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.document import thumbnail
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.path import SelectionPath, selection_path
 from assay.analyses.subsets.selection import Subset, load_subset, oodselect
 from assay.core.errors import InputError
 from assay.page import draw
+from assay.page.thumbnail import thumbnail
 from assay.report import save_report
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from assay.execution import CircuitRuns
     from assay.graph import Graph
     from assay.models import Model
-    from assay.pipeline import Draws
+    from assay.pipeline.prompts import Division
     from assay.tasks import Task
 
 
@@ -274,7 +274,7 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
         return Circuit.from_heads(graph, circuit) if isinstance(circuit, HeadCircuit) else circuit
 
     def runs(
-        self, model: "Model", prompts: "Task | Draws | str", circuit: "Circuit | None" = None, **more: Any
+        self, model: "Model", prompts: "Task | Division | str", circuit: "Circuit | None" = None, **more: Any
     ) -> "CircuitRuns":
         """Runs of a circuit on prompts; without one, of the circuit that these settings discover."""
         from assay.pipeline import runs_of

@@ -332,10 +332,10 @@ class MeasuredOn(Ablation):
         self._made: tuple[Model, Prepared] | None = None
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
+        reference = model.bind(self._reference)
         if isinstance(self._ablation, Mean) and self._ablation.per_position:
-            check_aligned(self.key, self._reference, task)
+            check_aligned(self.key, reference, task)
         if self._made is None or self._made[0] is not model:
-            reference = model.bind(self._reference)
             made = self._ablation.prepare(model, reference, batch_size=batch_size, seed=seed)
             self._made = model, made
         return self._made[1]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
     from assay.pipeline.runs import measure_stored, plan_measurement
     from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
-    from assay.pipeline.sizing import find_circuit, runs_of
+    from assay.pipeline.sizing import find_circuit, plan_circuit, runs_of
     from assay.pipeline.stage import Progress, Stage
     from assay.pipeline.worst import (
         DEFAULT_PAIRS,
@@ -56,7 +56,7 @@ _HOMES = {
     "assay.pipeline.prompts": "Draws draw_prompts prompts_to_measure",
     "assay.pipeline.runs": "measure_stored plan_measurement",
     "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
-    "assay.pipeline.sizing": "find_circuit runs_of",
+    "assay.pipeline.sizing": "find_circuit plan_circuit runs_of",
     "assay.pipeline.stage": "Progress Stage",
     "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase plan_attack "
     "plan_worst_case sizes with_findings worst_case_stored",
@@ -100,6 +100,7 @@ __all__ = [
     "plan_attack",
     "plan_audit",
     "plan_calibration",
+    "plan_circuit",
     "plan_discovery",
     "plan_measurement",
     "plan_worst_case",

@@ -4,7 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from assay.analyses.calibration.battery import USUAL_PROMPTS
+from assay.analyses.worst_case.sampling import INPUTS
 from assay.core.errors import unknown_name
+from assay.execution import get_ablation
 from assay.metrics import find_metric
 from assay.metrics.curve import FRACTIONS
 from assay.models import Model
@@ -13,7 +15,7 @@ from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.sizing import COARSE, FINE, SizeSearch, plan_sizing
-from assay.pipeline.worst import USUAL_SIDE, PairCounts, plan_own_pairs, plan_worst_case
+from assay.pipeline.worst import USUAL_SIDE, PairCounts, plan_own_pairs, plan_row_by_row, plan_worst_case
 
 
 # Stages that an audit can do without, in the order in which a small budget gives them up, last first.
@@ -43,12 +45,12 @@ WHAT = {
     "curve": "faithfulness by size, with CPR and CMD",
     "random": "random circuits of the same size",
     "minimality": "minimality: one run per head",
-    "attack": "the worst pairs of prompts",
+    "attack": "the worst pairs, or single inputs",
     "calibrate": "the gates",
 }
 LARGER = {
     "curve": f"a finer curve, with {RANDOM_PER_SIZE} random circuits at each size",
-    "attack": "all pairs of fresh prompts",
+    "attack": "the worst case over fresh prompts, or over all pairs of images",
     "calibrate": "the gates that need further runs of the model",
 }
 
@@ -99,7 +101,7 @@ def scope_of(*, full: bool, skip: Collection[str] = (), images: bool = False) ->
         if name not in STAGES:
             raise unknown_name("stage to skip", name, STAGES)
     scope = Scope(larger=frozenset(STAGES), search=FINE) if full else Scope(causes={"minimality": DEFAULT})
-    scope = scope.without(("attack", "calibrate") if images else (), IMAGES)
+    scope = scope.without(("calibrate",) if images else (), IMAGES)
     return replace(scope, causes={**scope.causes, **dict.fromkeys(skip, SKIPPED)})
 
 
@@ -113,7 +115,7 @@ class AuditPlan:
         n: Prompts or images of either draw.
         scope: The stages.
         held_out: Whether the circuit is measured on other inputs than those of discovery.
-        resampled: Whether cut edges carry what they carry on corrupted prompts, which the worst case needs.
+        ablation: What cut edges carry.
         labelled: Whether right answers are known, which some metrics need.
     """
 
@@ -125,7 +127,7 @@ class AuditPlan:
     n_random: int | None = None
     scope: Scope = field(default_factory=lambda: scope_of(full=False))
     held_out: bool = True
-    resampled: bool = True
+    ablation: str = "resample"
     labelled: bool = True
 
     @property
@@ -145,6 +147,11 @@ class AuditPlan:
         return tuple(key for key in keys if self.labelled or key not in OF_LABELS)
 
     @property
+    def repeatable(self) -> bool:
+        """Whether every run carries the same values, so that a divergence belongs to inputs."""
+        return get_ablation(self.ablation).draws == 1
+
+    @property
     def small(self) -> bool:
         """Whether a run per head is cheap enough for a full audit."""
         return self.model.n_layers * self.model.n_heads <= MINIMALITY_HEADS
@@ -155,11 +162,12 @@ class AuditPlan:
         discover = plan_discovery(self.model, method=self.method, n=self.n, steps=self.steps)
         sizing = plan_sizing(self.model.graph.n_edges, self.n, self.scope.search, held_out=self.held_out)
         keys = self.metric_keys
-        measured = plan_measurement(self.model, keys, n=self.n, n_random=self.random_circuits)
+        random = self.random_circuits
+        measured = plan_measurement(self.model, keys, n=self.n, n_random=random, sized=True)
         return [discover, sizing, *self._stage("curve"), measured, *self._after()]
 
     def _after(self) -> list[Workload]:
-        return [*(self._stage("attack") if self.resampled else ()), *self._stage("calibrate")]
+        return [*(self._stage("attack") if self.repeatable else ()), *self._stage("calibrate")]
 
     def _stage(self, name: str) -> list[Workload]:
         if not self.scope.runs(name):
@@ -173,17 +181,23 @@ class AuditPlan:
             runs = sizes + larger * (FINE_SIZES + RANDOM_PER_SIZE * len(FRACTIONS))
             return Workload(stage="faithfulness curve", runs=runs, passes=runs * self.n)
         if name == "attack":
-            side = min(self.n, USUAL_SIDE)
-            return (
-                plan_worst_case("all", PairCounts(n_clean=side, n_corrupted=side))
-                if larger
-                else plan_own_pairs(self.n)
-            )
+            return self._larger_attack() if larger else plan_own_pairs(self.n)
         if name == "calibrate":
             parts = plan_calibration(self.model, min(self.n, USUAL_PROMPTS)) if larger else []
             return Workload(stage="calibrate", runs=1, passes=sum(part.passes for part in parts))
         runs = RANDOM if name == "random" else self.model.n_layers * self.model.n_heads
         return Workload(stage=name, runs=runs, passes=runs * self.n)
+
+    def _larger_attack(self) -> Workload:
+        """The worst case over pairs, or single inputs, beyond those that were measured."""
+        if not get_ablation(self.ablation).paired:
+            size = PairCounts(n_clean=self.n, n_corrupted=self.n)
+            return plan_row_by_row(self.model, INPUTS, size, self.ablation, None)
+        side = min(self.n, USUAL_SIDE)
+        size = PairCounts(n_clean=side, n_corrupted=side)
+        if self.model.vision is not None:
+            return plan_row_by_row(self.model, "all", size, self.ablation, None)
+        return plan_worst_case("all", size)
 
     @property
     def passes(self) -> int:
@@ -200,8 +214,8 @@ class AuditPlan:
 
     def _left_out(self, stage: str) -> list[LeftOut]:
         cause = self.scope.causes.get(stage)
-        if cause != IMAGES and not self.resampled and stage == "attack":
-            reason = "needs resample ablation; this one uses no corrupted prompt"
+        if not self.repeatable and stage == "attack":
+            reason = "the ablation draws other values in every run, so no divergence belongs to an input"
             return [LeftOut(stage=stage, what=WHAT[stage], reason=reason)]
         if stage == "minimality" and "minimality" in self.metric_keys:
             return []

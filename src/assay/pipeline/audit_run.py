@@ -23,9 +23,9 @@ from assay.pipeline.prompts import Division
 from assay.pipeline.runs import RunSettings, measure_stored
 from assay.pipeline.sizing import SizedCircuit, discover_circuit
 from assay.pipeline.stage import Content, Progress, Stage
-from assay.pipeline.worst import usual_sizes, worst_case_stored, worst_measured
+from assay.pipeline.worst import USUAL_SIDE, usual_sizes, worst_case_stored, worst_measured
 from assay.store import About, Store
-from assay.tasks import PairTask
+from assay.tasks import ImageTask, PairTask
 
 
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
@@ -167,17 +167,20 @@ class AuditRun:
         return records
 
     def worst_case(self, runs: CircuitRuns) -> dict[str, Any] | None:
-        """The circuit on fresh prompts, or on those measured; None where no corrupted prompt is used."""
+        """The circuit on fresh prompts, on pairs of images, or on what was measured; None if left out."""
         task = runs.task
-        if not self.plan.scope.runs("attack") or not self.plan.resampled or not isinstance(task, PairTask):
+        if not self.plan.scope.runs("attack") or not self.plan.repeatable:
             return None
         self.progress("attack", 0, 1)
         if "attack" in self.plan.scope.larger:
+            if isinstance(task, ImageTask):
+                task = task.subset(range(min(task.n, USUAL_SIDE)))
             worst = worst_case_stored(
                 runs.circuit,
                 self.model,
                 task,
-                *usual_sizes(task),
+                *usual_sizes(task, self.ablation),
+                ablation=self.ablation,
                 seed=self.settings.seed,
                 store=self.store,
                 progress=self.progress,

@@ -238,7 +238,7 @@ class AuditOptions:
             n_random=self.n_random,
             scope=scope,
             held_out=whole.held_out,
-            resampled=ablation == "resample",
+            ablation=ablation,
             labelled=not isinstance(measured, ImageTask) or measured.labels is not None,
         )
         if self.budget is not None:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.worst_case.sampling import usual_protocol
+from assay.analyses.worst_case.sampling import check_ablation, grammar_of, usual_protocol
 from assay.circuits import load_circuit
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
@@ -26,8 +26,8 @@ from assay.pipeline.prompts import Division
 from assay.pipeline.ranking import lineup
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.shards import n_batches
-from assay.pipeline.worst import PairCounts, plan_worst_case, sizes
-from assay.tasks import PairTask
+from assay.pipeline.worst import PairCounts, plan_attack, sizes
+from assay.tasks import PairTask, Task
 
 
 SWEEP_RUNS = 40  # runs over all examples that the search for a size makes, about
@@ -44,8 +44,9 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
         dtype: Number type of the weights, e.g. `float64`; None: as of `load_model`.
 
     Raises:
-        InputError: If parts of the plan do not fit each other: gates or an attack on images, a method that
-            cannot be dealt to several jobs, a circuit of another graph, a size beyond a model's graph.
+        InputError: If parts of the plan do not fit each other: gates on images, an attack whose protocol the
+            ablation has no use for, a method that cannot be dealt to several jobs, a circuit of another
+            graph, a size beyond a model's graph.
         AssayError: What loading a model or drawing a task raises.
     """
     found: dict[str, Job] = {}
@@ -242,15 +243,12 @@ class _Made:
             yield self.job(
                 "measure", label, {**record, **asked}, passes=stage.passes, stores=stores, **common
             )
-        if not self.plan.gates and self.plan.attack is None:
-            return
-        if not isinstance(measured, PairTask):
-            what = "gates" if self.plan.gates else "[attack]"
-            raise InputError(
-                f"{what} are defined on prompts, but task {self.task!r} has images; make a separate plan "
-                "for the images"
-            )
         if self.plan.gates:
+            if not isinstance(measured, PairTask):
+                raise InputError(
+                    f"gates are defined on prompts, but task {self.task!r} has images; make a separate plan "
+                    "for the images"
+                )
             passes = sum(stage.passes for stage in plan_calibration(self.model, min(measured.n, 100)))
             gates = {"gates": list(self.plan.gates)}
             yield self.job("calibrate", label, {**record, **gates}, passes=passes, **common)
@@ -260,16 +258,18 @@ class _Made:
     def attacks(
         self,
         attack: AttackChoice,
-        measured: PairTask,
+        measured: Task,
         record: Mapping[str, Any],
         label: str,
         common: Mapping[str, Any],
     ) -> tuple[Job, ...]:
-        """The worst case of a circuit, in parts where the plan asks for them."""
-        protocol = attack.protocol or usual_protocol(measured)
+        """The worst case of a circuit under the plan's ablation, in parts where the plan asks for them."""
+        protocol = attack.protocol or usual_protocol(measured, self.ablation)
+        check_ablation(self.ablation, protocol, enumerate=False)
         size = sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
-        if protocol == "file":
+        if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
             size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
+        plan = plan_attack(self.model, protocol, size, ablation=self.ablation, circuit=None)
         pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
         return self.dealt(
             "attack",
@@ -277,7 +277,7 @@ class _Made:
             {**record, "attack": {"protocol": protocol, **vars(size)}},
             attack.shards,
             9 * pairs,
-            passes=plan_worst_case(protocol, size).passes,
+            passes=plan[-1].passes,
             stores=17 * pairs,
             **common,
         )

@@ -362,8 +362,10 @@ def _attack_part(job: Job, store: Store) -> tuple[str, ...]:
 def _attacked(job: Job, store: Store) -> tuple[Circuit, Model, PairSample]:
     attack = job.record["attack"]
     size = PairCounts(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"])
-    sample = pairs_of(_prompts(job), attack["protocol"], size, seed=job.record["seed"])
-    return circuit_of(job, store), model_of(job), sample
+    model = model_of(job)
+    task = model.bind(inputs_of(job).measured)
+    how = {"ablation": job.record["ablation"], "seed": job.record["seed"]}
+    return circuit_of(job, store), model, pairs_of(task, attack["protocol"], size, **how)
 
 
 def _prompts(job: Job) -> PairTask:

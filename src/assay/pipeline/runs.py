@@ -97,12 +97,17 @@ def measure_stored(
     return measurement_stage(runs, metric, random_circuits=random_circuits).run(store).value.payload
 
 
-def plan_measurement(model: Model, metrics: Sequence[str], *, n: int, n_random: int) -> Workload:
-    """Cost of shared runs, random circuits, one run per head where needed, and what metrics run alone."""
+def plan_measurement(
+    model: Model, metrics: Sequence[str], *, n: int, n_random: int, sized: bool = False
+) -> Workload:
+    """Cost of shared runs, random circuits, one run per head where needed, and what metrics run alone.
+
+    `sized` says that these runs chose the size of the circuit before, so what cut edges carry is known.
+    """
     specs = [find_metric(key) for key in metrics]
     heads = model.n_layers * model.n_heads if any(spec.runs_per_head for spec in specs) else 0
     own = sum(spec.own_runs for spec in specs) * (1 + n_random)
-    shared = len({run for spec in specs for run in spec.runs})
+    shared = len({run for spec in specs for run in spec.runs}) + (not sized)
     if model.post_norm != "exact":  # measured under `exact`, too
         shared *= 2
     runs = shared + n_random + heads + own

@@ -13,7 +13,7 @@ from assay.core.errors import AssayWarning, InputError
 from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.pipeline.cost import Workload
-from assay.pipeline.discovery import discover_stored
+from assay.pipeline.discovery import discover_stored, plan_discovery
 from assay.pipeline.prompts import Division, Draws, draw_prompts, prompts_to_measure
 from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Progress, silent
@@ -219,7 +219,7 @@ def discover_circuit(
 
 def runs_of(
     model: Model,
-    task: Task | str | Draws,
+    task: Task | str | Division,
     circuit: Circuit | None,
     *,
     method: str = "eap-ig-inputs",
@@ -238,7 +238,7 @@ def runs_of(
 
     Args:
         model: The model.
-        task: Key, JSONL file or task; or its prompts as `draw_prompts` has divided them.
+        task: Key, JSONL file or task; or its prompts or images as they were divided into two halves.
         circuit: What to measure; None discovers one on other prompts than those it is measured on.
         method: Discovery method.
         objective: Loss whose negative is the margin; default: the task's own.
@@ -256,7 +256,7 @@ def runs_of(
         model=model, objective=objective, ablation=ablation, batch_size=batch_size, seed=seed
     )
     if circuit is not None:
-        task = task.measured if isinstance(task, Draws) else task
+        task = task.measured if isinstance(task, Division) else task
         if isinstance(task, str):
             task = prompts_to_measure(model, task, n=n, seed=seed, circuit=circuit)
         return settings.on(task, circuit)
@@ -265,8 +265,8 @@ def runs_of(
             "images are measured on an existing circuit; run `assay discover --images` and pass its circuit "
             "with --circuit"
         )
-    draws = task if isinstance(task, Draws) else draw_prompts(model, task, n=n, seed=seed)
-    if not draws.held_out:
+    draws = task if isinstance(task, Division) else draw_prompts(model, task, n=n, seed=seed)
+    if isinstance(draws, Draws) and not draws.held_out:
         warnings.warn(draws.note, AssayWarning, stacklevel=2)
     sized = discover_circuit(
         draws,
@@ -279,6 +279,12 @@ def runs_of(
         progress=progress,
     )
     return settings.on(draws.measured, sized.circuit)
+
+
+def plan_circuit(model: Model, *, method: str, n: int, steps: int | str, top: int | None) -> list[Workload]:
+    """Cost of discovering a circuit, at most: all scores and, unless the size is given, its search."""
+    scores = plan_discovery(model, method=method, n=n, steps=steps)
+    return [scores] if top is not None else [scores, plan_sizing(model.graph.n_edges, n)]
 
 
 def plan_sizing(n_edges: int, n: int, search: SizeSearch = FINE, *, held_out: bool = True) -> Workload:

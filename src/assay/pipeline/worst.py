@@ -16,9 +16,9 @@ from assay.analyses.worst_case.outside import outside_grammar
 from assay.analyses.worst_case.pair_divergence import get_divergence, table_divergences
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import SHOWN_PAIRS
-from assay.analyses.worst_case.row_by_row import edge_ablation
+from assay.analyses.worst_case.row_by_row import ablation_of, edge_ablation
 from assay.analyses.worst_case.rows import count_pairs
-from assay.analyses.worst_case.sampling import INPUTS, N_BASELINE
+from assay.analyses.worst_case.sampling import INPUTS, N_BASELINE, grammar_of, usual_protocol
 from assay.analyses.worst_case.sanity import N_PAIRS as CHECKED_PAIRS
 from assay.circuits import Circuit
 from assay.core.errors import InputError
@@ -29,7 +29,7 @@ from assay.models import Model
 from assay.pipeline.cost import Workload
 from assay.pipeline.stage import Content, Progress, Stage, silent
 from assay.store import About, Store, StoredResult
-from assay.tasks import PairTask
+from assay.tasks import ImageTask, PairTask, Task
 
 
 # Default inputs a side, and pairs, of a run: the fewest in round numbers that bound the 99th
@@ -97,14 +97,18 @@ def sizes(
     return PairCounts(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
 
 
-def usual_sizes(task: PairTask) -> tuple[str, PairCounts]:
-    """Protocol and sizes of the worst case inside an audit.
+def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts]:
+    """Protocol and sizes of the worst case inside a full audit.
 
-    All pairs of a few inputs where the prompts have one length, matched pairs where they have several, and
-    the task's own pairs where no grammar can draw others.
+    All pairs of a few inputs where the prompts have one length, matched pairs where they have several, single
+    inputs where the ablation reads no second one. Where no grammar can draw others, the task's own pairs; of
+    images every combination of them.
     """
-    if task.grammar is None:
-        return "file", PairCounts(n_clean=task.n, n_corrupted=task.n)
+    protocol = usual_protocol(task, ablation)
+    if isinstance(task, ImageTask) and protocol == "file":
+        protocol = "all"
+    if grammar_of(task) is None or protocol == INPUTS:
+        return protocol, PairCounts(n_clean=task.n, n_corrupted=task.n)
     side = min(task.n, USUAL_SIDE)
     if bool((task.lengths == task.lengths[0]).all()):
         # As many inputs as rows would be taken for the rows themselves.
@@ -142,6 +146,7 @@ def plan_attack(
     again = 4 if circuit is None or circuit.spans is None else 4 + mask_cost(model)
     checks = Workload(stage="checks", runs=1, passes=ceil(dense + again * min(SHOWN_PAIRS, n_pairs)))
     shared = edge_ablation(ablation).key == "resample" and (circuit is None or circuit.spans is None)
+    shared = shared and model.vision is None
     if shared and model.post_norm not in ("per-target", "eap-ig"):
         return [checks, plan_worst_case(protocol, size)]
     return [checks, plan_row_by_row(model, protocol, size, ablation, circuit)]
@@ -153,7 +158,7 @@ def plan_own_pairs(n: int) -> Workload:
 
 
 def pairs_of(
-    task: PairTask, protocol: str, size: PairCounts, *, independent: bool = False, **options: Any
+    task: Task, protocol: str, size: PairCounts, *, independent: bool = False, **options: Any
 ) -> PairSample:
     """The pairs of a run; further options are those of `sample_pairs`."""
     return sample_pairs(
@@ -221,7 +226,7 @@ def worst_case_stage(
 def worst_case_stored(
     circuit: Circuit,
     model: Model,
-    task: PairTask,
+    task: Task,
     protocol: str,
     size: PairCounts,
     *,
@@ -241,7 +246,7 @@ def worst_case_stored(
     memo = worst_case_stage(
         circuit,
         model,
-        pairs_of(task, protocol, size, seed=seed, **sampling),
+        pairs_of(model.bind(task), protocol, size, seed=seed, **sampling),
         divergence=divergence,
         thresholds=thresholds,
         directory=directory,
@@ -251,16 +256,19 @@ def worst_case_stored(
 
 
 def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCase:
-    """The worst case over the pairs that a circuit was measured on under `resample`, from those very runs.
+    """The worst case over the pairs, or inputs, that a circuit was measured on, from those very runs.
 
-    Only the worst pairs are run again, by another engine, which must confirm them.
+    Only the worst of them are run again, by another engine, which must confirm them.
 
     Raises:
         NonFiniteError: NaN or infinite logits, with the prompt.
     """
     task = runs.task
-    assert isinstance(task, PairTask)
-    sample = pairs_of(task, "file", PairCounts(n_clean=task.n, n_corrupted=task.n), seed=runs.seed)
+    protocol = "file" if runs.ablation_object.paired else INPUTS
+    if protocol == INPUTS and isinstance(task, PairTask):
+        task = replace(task, grammar=None)  # its own rows, over which the means were taken
+    size = PairCounts(n_clean=task.n, n_corrupted=task.n)
+    sample = pairs_of(task, protocol, size, seed=runs.seed, ablation=runs.ablation)
     divergence = get_divergence("kl")
 
     def compute() -> WorstCase:
@@ -287,7 +295,7 @@ def with_findings(
     result: WorstCase,
     circuit: Circuit,
     model: Model,
-    task: PairTask,
+    task: Task,
     *,
     search: int | None = None,
     explained: bool = False,
@@ -296,7 +304,7 @@ def with_findings(
     divergence: str = "kl",
     progress: Progress | None = None,
 ) -> WorstCase:
-    """A worst case with what is reported beside its statistics and never enters them.
+    """A worst case with what is reported beside its statistics and never enters them, under its ablation.
 
     Args:
         result: The result.
@@ -312,10 +320,13 @@ def with_findings(
     """
     tell = progress or silent
     found: dict[str, Any] = {}
+    ablation = result.sample.ablation
     if search is not None:
         tell("search", 0, 1)
-        sought = search_worst(circuit, model, task, budget=search, seed=seed, divergence=divergence)
-        found["search"] = sought.to_dict()
+        sought = search_worst(
+            circuit, model, task, ablation=ablation, budget=search, seed=seed, divergence=divergence
+        )
+        found["search"] = replace(sought, sampled=float(result.divergence.max())).to_dict()
     if explained:
         tell("explain", 0, 1)
         found["explanation"] = _explanation(result, circuit, model, divergence)
@@ -324,11 +335,10 @@ def with_findings(
         sizes = {
             f"n_{side}": min(OUTSIDE_SIDE, getattr(result.sample, side).n) for side in ("clean", "corrupted")
         }
+        common: dict[str, Any] = {"ablation": ablation, "seed": seed, "divergence": divergence, **sizes}
+        assert isinstance(task, PairTask)  # images have no words
         found["outside"] = [
-            outside_grammar(
-                circuit, model, task, seed=seed, divergence=divergence, **sizes, **options
-            ).to_dict()
-            for options in words
+            outside_grammar(circuit, model, task, **common, **options).to_dict() for options in words
         ]
     return replace(result, **found) if found else result
 
@@ -339,11 +349,14 @@ def _explanation(result: WorstCase, circuit: Circuit, model: Model, divergence: 
         result.sample.clean.subset([pair.clean_index for pair in worst]),
         result.sample.corrupted.subset([pair.corrupted_index for pair in worst]),
     )
+    images = sides[0].images
+    clean, corrupted = (side.tokens if images is None else images[side.tokens[:, 0]] for side in sides)
     return explain(
         circuit,
         model,
-        sides[0].tokens,
-        sides[1].tokens,
+        clean,
+        corrupted,
         positions=sides[0].positions,
+        ablation=ablation_of(result.sample),
         divergence=divergence,
     ).to_dict()

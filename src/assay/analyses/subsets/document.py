@@ -1,7 +1,5 @@
 """The document of subsets of one or more sizes: plain JSON, everything that a report shows."""
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,10 +21,10 @@ from assay.analyses.subsets.verdict import SubsetVerdict
 from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.record import Record, plain
+from assay.page.thumbnail import thumbnail
 
 
 SHOWN = 48  # single examples on either side
-THUMBNAIL = 64  # pixels of the longer side
 FACTS = 6  # metadata columns beside a single example
 STEPS = 60  # numbers of models at which the curve over models is computed, about
 N_HALVES = 19  # permutations behind the overlap of halves
@@ -316,19 +314,3 @@ def _described(selection: SelectedExamples, places: Places) -> list[dict[str, An
 def _fact(value: Any) -> Any:
     value = value.item() if hasattr(value, "item") else value
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def thumbnail(image: np.ndarray) -> str:
-    """A picture as a PNG data URI, no side longer than 64 pixels.
-
-    Args:
-        image: uint8, `[H, W]`, `[H, W, 1]` or `[H, W, 3]`.
-    """
-    from PIL import Image
-
-    pixels = image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image
-    picture = Image.fromarray(np.ascontiguousarray(pixels))
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -13,10 +13,10 @@ from assay.analyses.subsets.page_words import (
     signed,
     tested_units,
 )
-from assay.core.errors import InputError
 from assay.page import text as words
 from assay.page.blocks import Block, Cell, Column, Details, Figure, Gallery, Picture, Row, Table
 from assay.page.text import MINUS, NARROW, Text, bold, quiet
+from assay.page.thumbnail import png_source
 
 
 # Heads of the columns of the table by size, and what its caption says of each.
@@ -35,7 +35,6 @@ RULES = {
     "paper": f"R on the test models at most {MINUS}0.3, as published (looks at the test models)",
 }
 TALL = 12  # sizes of a table that is not scrolled
-PNG = "data:image/png;base64,"
 PICTURES = 48  # examples of a side, at most
 SHOWN_PICTURES = 24  # of these without a click
 LISTED_VALUES = 40
@@ -296,13 +295,10 @@ def gallery(examples: Sequence[Document], title: str) -> list[Figure]:
 
 
 def _picture(example: Document) -> Picture:
-    """An image that the document holds; never an address, which a page would fetch."""
-    source = str(example["image"])
-    if not source.startswith(PNG):
-        raise InputError(f"an example's image is {source[:40]!r}; documents hold images as {PNG}... only")
+    """An image with what is known of it."""
     name, meta = str(example["id"]), _meta(example)
     return Picture(
-        source=source,
+        source=png_source(example["image"]),
         lines=[_label(example) or name, f"{share(example['right'])} right"],
         title=f"{name}: {meta}" if meta else name,
     )

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from assay.analyses.worst_case.inputs import check_least
-from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
 from assay.tasks import Grammar, Prompt
@@ -18,6 +18,7 @@ EvaluatePrompts = Callable[[Sequence[Prompt], Sequence[Prompt]], Float[np.ndarra
 RankFillers = Callable[[Pair, str, Sequence[Prompt]], Float[np.ndarray, " fillers"]]
 
 SIDES = ("clean", "corrupted")
+SECONDS = ("corrupted", "clean", "same")  # what the second prompt of a pair is
 LARGE_SLOT = 128  # more fillers than this are ranked beforehand
 TRIED = 16  # of which so many are evaluated
 DRAWS = 100  # attempts to draw two prompts of one length
@@ -74,6 +75,7 @@ def grammar_ascent(
     rank_fillers: RankFillers | None = None,
     large: int = LARGE_SLOT,
     tried: int = TRIED,
+    second: str = "corrupted",
 ) -> Climbs:
     """Look for pairs of large divergence among all that a grammar can produce, by coordinate ascent.
 
@@ -91,18 +93,23 @@ def grammar_ascent(
             fillers of a large slot are evaluated. Default: a random choice.
         large: Most fillers of a slot that are all evaluated.
         tried: Fillers evaluated of a larger one.
+        second: What the second prompt of a pair is: `corrupted`; another `clean` one; or the `same`, of which
+            then only the slots of the clean prompt are varied.
 
     Returns:
         The climbs and every value met.
 
     Raises:
         InputError: If a count is below 1, the grammar describes no slots, or its prompts agree in no length.
+        UnknownNameError: If `second` is another word.
         NonFiniteError: If a divergence is NaN or infinite.
 
     Notes:
         A pair met again costs nothing. Of equal fillers the first is kept, and only a larger divergence leads
         on, so climbs end.
     """
+    if second not in SECONDS:
+        raise unknown_name("second prompt of a pair", second, SECONDS)
     check_least(1, restarts=restarts, large=large, tried=tried)
     check_least(restarts, budget=restarts if budget is None else budget)
     evaluated = _Evaluated(evaluate_prompts)
@@ -111,7 +118,7 @@ def grammar_ascent(
         if budget is not None:
             evaluated.limit = evaluated.n + (budget - evaluated.n) // (restarts - restart)
         draws = stream(seed, f"ascent:{restart}")
-        climb = _Climb(grammar, evaluated, draws, rank_fillers, large, tried)
+        climb = _Climb(grammar, evaluated, draws, rank_fillers, large, tried, second)
         climbs.append(climb.run())
     return Climbs(
         ascents=tuple(climbs),
@@ -177,6 +184,12 @@ class _Climb:
     rank_fillers: RankFillers | None
     large: int
     tried: int
+    second: str
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Sides whose slots are varied."""
+        return SIDES[:1] if self.second == "same" else SIDES
 
     def run(self) -> Ascent:
         pair = self.random_pair()
@@ -198,14 +211,15 @@ class _Climb:
         )
 
     def random_pair(self) -> Pair:
-        """Two independent prompts of one length."""
+        """Two independent prompts of one length, or one that stands on both sides."""
         grammar, draws = self.grammar, self.draws
         lengths = set()
         for _ in range(DRAWS):
             clean, other = grammar.draw(2, draws)
-            corrupted = grammar.corrupt([other], draws)[0]
-            pair = (clean, corrupted)
-            if not any(self.slots(pair, side) for side in SIDES):
+            if self.second == "corrupted":
+                other = grammar.corrupt([other], draws)[0]
+            pair = (clean, clean if self.second == "same" else other)
+            if not any(self.slots(pair, side) for side in self.sides):
                 raise InputError(f"the grammar of {grammar.key} has no slots to vary")
             lengths_of_pair = [n_tokens(prompt, grammar) for prompt in pair]
             if lengths_of_pair[0] == lengths_of_pair[1]:
@@ -218,10 +232,14 @@ class _Climb:
 
     def slots(self, pair: Pair, side: str) -> tuple[str, ...]:
         values = dict(pair[SIDES.index(side)].values)
-        return self.grammar.slots(values, corrupted=side == "corrupted")
+        return self.grammar.slots(values, corrupted=self.corrupts(side))
+
+    def corrupts(self, side: str) -> bool:
+        """Whether prompts of a side obey the rules of corrupted ones."""
+        return side == "corrupted" and self.second == "corrupted"
 
     def shuffled_slots(self, pair: Pair) -> list[tuple[str, str]]:
-        named = [(side, slot) for side in SIDES for slot in self.slots(pair, side)]
+        named = [(side, slot) for side in self.sides for slot in self.slots(pair, side)]
         return [named[i] for i in self.draws.permutation(len(named))]
 
     def options(self, pair: Pair, side: str, slot: str) -> list[Pair]:
@@ -232,7 +250,7 @@ class _Climb:
         values = dict(pair[at].values)
         found = [
             self.grammar.render(each)
-            for each in self.grammar.variants(values, slot, corrupted=side == "corrupted")
+            for each in self.grammar.variants(values, slot, corrupted=self.corrupts(side))
         ]
         if len(found) > self.large:
             if self.rank_fillers is None:
@@ -241,4 +259,6 @@ class _Climb:
                 promise = self.rank_fillers(pair, side, found)
                 chosen = np.argsort(-promise, kind="stable")[: self.tried]
             found = [found[int(i)] for i in np.sort(chosen)]
+        if self.second == "same":
+            return [(each, each) for each in found]
         return [(each, pair[1]) if side == "clean" else (pair[0], each) for each in found]

@@ -15,16 +15,15 @@ from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import WorstCase
-from assay.analyses.worst_case.row_by_row import edge_ablation
-from assay.analyses.worst_case.sampling import INPUTS, MAX_PAIRS, sample_pairs, usual_protocol
+from assay.analyses.worst_case.sampling import MAX_PAIRS, grammar_of, sample_pairs, usual_protocol
 from assay.analyses.worst_case.sanity import check_known_runs
 from assay.circuits import Circuit
-from assay.circuits.given import takes_text
+from assay.circuits.given import named_task, takes_text
 from assay.core.errors import InputError
 from assay.core.record import library_version
 from assay.execution.forward import check_circuit
 from assay.models import Model
-from assay.tasks import PairTask, is_task_file, load_task
+from assay.tasks import Task, is_task_file, load_task
 
 
 # Streams of what is certified: prompts drawn to discover or repair a circuit come from others.
@@ -36,7 +35,7 @@ DEFAULT_N = 1000  # inputs of either side, or pairs
 def worst_case(
     circuit: Circuit,
     model: Model,
-    task: PairTask | str | os.PathLike[str],
+    task: Task | str | os.PathLike[str],
     protocol: str | None = None,
     n_clean: int | None = None,
     n_corrupted: int | None = None,
@@ -63,15 +62,17 @@ def worst_case(
     Args:
         circuit: Edges to keep, everywhere or at spans of positions.
         model: The model.
-        task: What inputs are drawn from: a task, the key of a registered one, or a JSONL file.
+        task: What inputs are drawn from: a task, the key of a registered one, or a JSONL file; for an image
+            classifier images, or what `assay.load_images` takes. Images have no grammar: their own pairs are
+            run, or with `all` every combination of an image and a counterpart, or, as donors, of two images.
         protocol: `all`: `n_clean` x `n_corrupted` inputs, every combination. `matched`: `n_clean` pairs of a
             prompt and its own corruption. `iid`: `n_clean` pairs of independent inputs. `file`: the task's
             own pairs. `inputs`, under ablations without a second input: `n_clean` prompts, or all rows of a
             task without a grammar. Under `all`, both counts equal to the number of rows of the task take all
             of these in order. Default: `file` for a JSONL file, and for a task without a grammar if no count
             is given; else `all`; `inputs` where that alone applies.
-        n_clean: Clean inputs, or pairs; default: 1,000.
-        n_corrupted: Corrupted inputs of `all`; default: 1,000.
+        n_clean: Clean inputs, or pairs; default: 1,000, all rows of a task without a grammar.
+        n_corrupted: Corrupted inputs of `all`; default: the same.
         ablation: What cut edges carry: `resample`, `resample-donor` (values of another clean input), `zero`,
             `mean` or `mean-positional`. Means are taken over 200 prompts drawn for that alone (stream
             `certificate:baseline`), over the rows that are run where the task has no grammar.
@@ -115,11 +116,12 @@ def worst_case(
         ((4, 3), True)
     """
     model = model.treating(post_norm)
-    model.check_text("worst_case")
     check_circuit(model, circuit)
     counted = n_clean is not None or n_corrupted is not None
     n_clean, n_corrupted = (DEFAULT_N if count is None else count for count in (n_clean, n_corrupted))
-    if not isinstance(task, PairTask):
+    if not isinstance(task, Task) and model.vision is not None:
+        task = named_task(os.fspath(task), model)
+    if not isinstance(task, Task):
         named = not is_task_file(task)
         # Of a named task only the grammar counts; a size equal to the sample's would be taken for its rows.
         rows = (1 if n_clean != 1 else 2) if named else None
@@ -130,10 +132,12 @@ def worst_case(
             )
         task = load_task(os.fspath(task), model, n=rows)
     if protocol is None:
-        protocol = "all" if counted or enumerate else usual_protocol(task)
-        if not edge_ablation(ablation).paired:
-            protocol = INPUTS
-    task.validate(model.n_vocab, model.n_positions)
+        protocol = usual_protocol(task, ablation)
+        if protocol == "file" and (counted or enumerate):
+            protocol = "all"
+    if protocol == "all" and grammar_of(task) is None and not counted:
+        n_clean = n_corrupted = task.n
+    task = model.bind(task)
     sample = sample_pairs(
         task,
         protocol,
@@ -297,7 +301,8 @@ def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
     if sample.own_rows and sample.protocol == "all" and sample.paired and not sample.reuse_clean:
         notes["own_rows"] = (
             f"the task's own {sample.clean.n:,} rows were used in order, so a certificate has only half as "
-            "many independent pairs; other counts draw fresh inputs"
+            "many independent pairs"
+            + ("; other counts draw fresh inputs" if sample.clean.images is None else "")
         )
     if sample.reference is not None and "baseline" in sample.streams:
         notes["given_baseline"] = (

@@ -165,7 +165,7 @@ class PairBlocks:
         self._kind = np.float64 if model.result_dtype == torch.float64 else np.float32
         sides = sample.clean.subset(self.rows[0]), sample.corrupted.subset(self.rows[1])
         self._evaluator: PairEvaluator | RowEvaluator
-        if shares_inputs(model, circuit, sample):
+        if shares_inputs(model, circuit, sample.ablation):
             self._evaluator = PairEvaluator(model, circuit, *sides, divergence=divergence, memory=memory)
         else:
             carried = ablation_of(sample)

@@ -32,9 +32,10 @@ def not_certified(sample: PairSample) -> str | None:
             "independent; sample again without reuse_clean"
         )
     if not sample.independent and not sample.enumerated:
+        own = "inputs" if sample.protocol == "inputs" else "file"
         return (
             "its inputs are rows of the task that were not declared independent, that were drawn more than "
-            "once, or that the circuit was discovered on; run the rows unchanged (protocol 'file') with "
+            f"once, or that the circuit was discovered on; run the rows unchanged (protocol {own!r}) with "
             "independent=True if they are independent and new to the circuit"
         )
     if sample.reference is not None and "baseline" not in sample.streams and not sample.enumerated:

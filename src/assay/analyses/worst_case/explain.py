@@ -1,6 +1,6 @@
 """Which missing edges would repair a pair, and which kept ones hold it up."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,12 @@ from torch import Tensor
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.record import Record, same
+from assay.execution import Ablation, get_ablation
 from assay.execution.forward import check_circuit, free_memory
-from assay.execution.soft import SoftRunner
+from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 from assay.objectives import get_objective
+from assay.tasks import Batch, ImageTask, PairTask, Task
 
 
 # Pairs per pass on a CPU: beyond this, passes get no faster.
@@ -217,10 +219,11 @@ class Explanation(Record):
 def explain(
     circuit: Circuit,
     model: Model,
-    clean: Int[Tensor, "pairs pos"],
-    corrupted: Int[Tensor, "pairs pos"],
+    clean: Int[Tensor, "pairs pos"] | Float[Tensor, "pairs 3 h w"],
+    corrupted: Int[Tensor, "pairs pos"] | Float[Tensor, "pairs 3 h w"],
     *,
     positions: Int[Tensor, " pairs"] | None = None,
+    ablation: str | Ablation = "resample",
     weights: Float[Tensor, " pairs"] | None = None,
     divergence: str | PairLoss = "kl",
     kept: bool = True,
@@ -238,9 +241,11 @@ def explain(
     Args:
         circuit: The circuit.
         model: The model.
-        clean: Token ids of the clean side of each pair; short prompts are padded on the right.
-        corrupted: Token ids of the corrupted side, same shape.
-        positions: Read position of each pair; default: the last.
+        clean: Token ids of the clean side of each pair; short prompts are padded on the right. Or images.
+        corrupted: Token ids or images of the corrupted side, same shape. Not read by an ablation without a
+            second input.
+        positions: Read position of each prompt; default: the last.
+        ablation: What cut edges carry; means are over the clean inputs, unless they were measured elsewhere.
         weights: Weight of each pair in the mean, >= 0 and not all 0; default: equal.
         divergence: `kl` (default), `js`, or a differentiable callable of the model's and the circuit's
             logits `[pairs, d_vocab]` to `[pairs]`, 0 where they agree.
@@ -250,7 +255,8 @@ def explain(
         batch_size: Pairs per pass; default: by free memory. Results do not depend on it.
 
     Raises:
-        InputError: For weights, steps or a batch size out of range, or an unknown divergence.
+        InputError: For weights, steps or a batch size out of range, an unknown divergence, or a circuit at
+            spans of positions.
         NonFiniteError: If a divergence is NaN or infinite; the pair is named.
         GraphMismatchError: If the circuit belongs to another graph.
 
@@ -267,8 +273,15 @@ def explain(
     if steps < 1:
         raise InputError(f"steps is {steps}; the midpoint rule needs at least 1")
     shares = _shares(weights, len(clean))
+    if circuit.spans is not None:
+        raise InputError(
+            "an explanation shares out the divergence among edges everywhere, but the circuit keeps its "
+            "edges at spans of positions; give circuit.anywhere()"
+        )
     runner = SoftRunner(model)
-    size = _batch_size(runner, clean.shape[1], len(clean), batch_size)
+    length = clean.shape[1] if model.vision is None else model.n_tokens
+    size = _batch_size(runner, length, len(clean), batch_size)
+    prepared = _prepared(runner, clean, corrupted, positions, get_ablation(ablation), size)
     full = model.graph.valid.to(model.device, runner.dtype)
     start = circuit.mask.to(model.device, runner.dtype)
     ends = {"missing": full} | ({"kept": 0 * full} if kept else {})
@@ -276,7 +289,7 @@ def explain(
     means = dict.fromkeys(("circuit", *ends), 0.0)
     apart = []
     for rows in torch.arange(len(clean)).split(size):
-        pairs = runner.prepare(clean[rows], corrupted[rows], None if positions is None else positions[rows])
+        pairs = prepared(rows)
         share = shares[rows].to(model.device)
 
         def values(mask: Tensor, pairs: Any = pairs, rows: Tensor = rows) -> Tensor:
@@ -305,6 +318,36 @@ def explain(
         steps=steps,
         per_pair=torch.cat(apart) * (full - start).cpu() if per_pair else None,
     )
+
+
+def _prepared(
+    runner: SoftRunner,
+    clean: Tensor,
+    corrupted: Tensor,
+    positions: Tensor | None,
+    ablation: Ablation,
+    size: int,
+) -> Callable[[Tensor], SoftPairs]:
+    """Some rows of the inputs, ready to be run under masks."""
+    model = runner.model
+    if model.vision is None and ablation.paired:
+        return lambda rows: runner.prepare(
+            clean[rows], corrupted[rows], None if positions is None else positions[rows]
+        )
+    task: Task
+    if model.vision is None:
+        read = torch.full((len(clean),), clean.shape[1] - 1) if positions is None else positions
+        task = PairTask(clean=clean, corrupted=clean, answers=clean[:, :1], positions=read)
+    else:
+        task = ImageTask(images=clean, corrupted=corrupted)
+    task = model.bind(task)
+    values = ablation.prepare(model, task, batch_size=size, seed=0)
+
+    def prepare(rows: Tensor) -> SoftPairs:
+        batches: Iterator[Batch] = task.subset(rows).batches(len(rows))
+        return runner.prepare_batch(next(batches).to(model.device), values)
+
+    return prepare
 
 
 def pair_loss(divergence: str | PairLoss) -> tuple[str, PairLoss]:

@@ -54,6 +54,8 @@ def write_result(
         arrays |= {f"{name}.{key}": value for key in _IDS if (value := getattr(side, key)) is not None}
         # A list, since the text of the record sorts keys and fields have an order.
         inputs[name] = {"texts": side.texts, "fields": list(side.fields.items())}
+    if sample.clean.images is not None:  # all sides number the same images
+        arrays["images"] = sample.clean.images
     content = save({key: value.contiguous() for key, value in arrays.items()})
     text = canonical_json(
         {
@@ -128,6 +130,17 @@ def _check_ids(array: Tensor, n: int, axes: int) -> None:
         )
 
 
+def _check_images(side: PromptSet) -> None:
+    """Refuse images that a model cannot be given, and numbers of images that are not there."""
+    images = side.images
+    if images is None:
+        return
+    if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+        raise ValueError(f"images are {images.dtype} of shape {tuple(images.shape)}; expected [N, 3, H, W]")
+    if side.tokens.shape[1] != 1 or not 0 <= int(side.tokens.min()) <= int(side.tokens.max()) < len(images):
+        raise ValueError(f"inputs name images beyond the {len(images)} that are there")
+
+
 def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
     facts = record["sample"]
     sides: dict[str, PromptSet] = {}
@@ -151,6 +164,7 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
                 if key.startswith(name + _SLOT)
             },
             fields={str(field): list(values) for field, values in inputs["fields"]},
+            images=arrays.get("images"),
         )
         side = sides[name]
         listed: list[Sized] = [*side.fields.values(), *side.slots.values()]
@@ -159,6 +173,7 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
             raise ValueError(
                 f"texts or fields of the {name} inputs do not match the number of inputs, {side.n}"
             )
+        _check_images(side)
         if bool(((side.lengths < 1) | (side.lengths > side.tokens.shape[1])).any()):
             raise ValueError(f"a length of the {name} inputs differs from the length of their tokens")
     return PairSample(

@@ -9,30 +9,35 @@ from torch import Tensor
 
 from assay.analyses.worst_case.ascent import SIDES, Pair, prompt_key
 from assay.circuits import Circuit
+from assay.execution import Ablation, get_ablation
 from assay.execution.baseline import Baseline
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
-from assay.tasks import Grammar, Prompt, encode_prompts
+from assay.tasks import Grammar, PairTask, Prompt, encode_prompts
 
 
 class FirstOrder:
     """Ranks variants of a prompt by the first-order change of KL(model || circuit).
 
     With e the stream entering block 0, a variant e' of either prompt scores the sum over positions of
-    (e' - e) . dK/de, the gradient taken through model, circuit and corrupted run at the present pair.
+    (e' - e) . dK/de, the gradient taken through model, circuit and corrupted run at the present pair. Under
+    an ablation that reads no second prompt, what cut edges carry stays as it is.
 
     Args:
         model: The model.
         circuit: The edges to keep.
         grammar: Tokenises the prompts.
+        ablation: What cut edges carry.
 
     Notes:
         A pair costs a run of all edges forth and back, once for all of its slots; a variant costs its
         embedding. A word's embedding lies far from another's, so the order of scores is a hint, no more.
     """
 
-    def __init__(self, model: Model, circuit: Circuit, grammar: Grammar) -> None:
-        self.model, self.grammar = model, grammar
+    def __init__(
+        self, model: Model, circuit: Circuit, grammar: Grammar, ablation: str | Ablation = "resample"
+    ) -> None:
+        self.model, self.grammar, self.ablation = model, grammar, get_ablation(ablation)
         self.runner = SoftRunner(model)
         self.mask = circuit.mask.to(model.device, self.runner.dtype)
         self._last: tuple[object, dict[str, Tensor]] | None = None
@@ -64,21 +69,13 @@ class FirstOrder:
         with torch.enable_grad(), self.model.frozen():
             with self.model.tracing(gradients=True, attached=True) as of_clean:
                 hidden = self.model.forward(clean)
-            with self.model.tracing(gradients=True, attached=True) as of_corrupted:
-                self.model.forward(corrupted)
-            leaves = [of_clean.leaf, of_corrupted.leaf]
-            assert leaves[0] is not None
-            assert leaves[1] is not None
+            baseline, leaf = self.baseline(clean, corrupted)
+            assert of_clean.leaf is not None
+            leaves = [each for each in (of_clean.leaf, leaf) if each is not None]
             pairs = SoftPairs(
-                embedded=(leaves[0] - leaves[1]).to(self.runner.dtype),
-                baseline=Baseline(
-                    model=self.model,
-                    input=leaves[1],
-                    z=of_corrupted.z,
-                    mlp=of_corrupted.mlp,
-                    trace=of_corrupted,
-                ),
-                tables=self.model.tables(of_corrupted.calls),
+                embedded=(of_clean.leaf - baseline.input).to(self.runner.dtype),
+                baseline=baseline,
+                tables=self.model.tables(of_clean.calls),
                 scale=of_clean.scale,
                 read=read,
                 model_logits=self.model.read(hidden, read).to(self.runner.dtype),
@@ -86,5 +83,20 @@ class FirstOrder:
             log_p = pairs.model_logits.log_softmax(-1)
             log_c = self.runner.logits(pairs, self.mask).log_softmax(-1)
             values = (log_p.exp() * (log_p - log_c)).sum(-1)
-            both = torch.autograd.grad(values.sum(), [leaves[0], leaves[1]])
-        return values.detach(), dict(zip(SIDES, both, strict=True))
+            gradients = torch.autograd.grad(values.sum(), leaves)
+        return values.detach(), dict(zip(SIDES, gradients, strict=False))
+
+    def baseline(
+        self, clean: Int[Tensor, "pairs pos"], corrupted: Int[Tensor, "pairs pos"]
+    ) -> tuple[Baseline, Tensor | None]:
+        """What cut edges carry, and the stream of the corrupted prompts that it depends on, if any."""
+        if not self.ablation.paired:
+            task = PairTask(clean=clean, corrupted=clean, answers=clean[:, :1])
+            batch = next(task.batches(task.n)).to(self.model.device)
+            prepared = self.ablation.prepare(self.model, task, batch_size=task.n, seed=0)
+            return prepared.baseline(batch), None
+        with self.model.tracing(gradients=True, attached=True) as trace:
+            self.model.forward(corrupted)
+        assert trace.leaf is not None
+        made = Baseline(model=self.model, input=trace.leaf, z=trace.z, mlp=trace.mlp, trace=trace)
+        return made, trace.leaf

@@ -1,4 +1,4 @@
-"""The inputs of a worst-case evaluation: clean and corrupted prompts, and the pairs made of them."""
+"""The inputs of a worst-case evaluation: clean and corrupted prompts or images, and the pairs of them."""
 
 import hashlib
 import itertools
@@ -9,13 +9,19 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int, Int64
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from assay.analyses.worst_case.image_inputs import (
+    ClassNames,
+    image_fields,
+    image_names,
+    numbered,
+)
 from assay.core.errors import InputError
 from assay.core.record import laid_out, plain, same
-from assay.tasks import PairTask, Prompt, Tokens, check_read_once, encode_prompts
+from assay.tasks import ImageTask, PairTask, Prompt, Task, Tokens, check_read_once, encode_prompts
 from assay.tasks.task import NO_TOKEN
 
 
@@ -39,7 +45,7 @@ class PromptSet:
     """The inputs of one side, clean or corrupted; an input may occur more than once.
 
     Attributes:
-        tokens: Token ids `[n, pos]`, padded on the right.
+        tokens: Token ids `[n, pos]`, padded on the right; of images `[n, 1]`, their rows in `images`.
         lengths: Tokens of each input.
         positions: Position whose logits are read.
         answers: Right next tokens `[n, n_answers]`, -1 where a row has fewer; None where there are none.
@@ -49,6 +55,7 @@ class PromptSet:
         fields: Field name to one value per input; names without the prefix `corrupted.`, on either side.
         prompts: The grammar's prompts behind them; None for inputs that no grammar made, and for more than
             100,000, whose prompts would take gigabytes.
+        images: Every distinct image, as a model reads it; None for prompts.
     """
 
     tokens: Int[Tensor, "n pos"]
@@ -60,6 +67,7 @@ class PromptSet:
     slots: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
     fields: Mapping[str, list[Any]]
     prompts: tuple[Prompt, ...] | None = None
+    images: Float[Tensor, "n_images 3 h w"] | None = None
 
     @property
     def n(self) -> int:
@@ -68,7 +76,7 @@ class PromptSet:
 
     @cached_property
     def distinct(self) -> DistinctInputs:
-        """The distinct inputs in order of first occurrence: token sequence and read position."""
+        """The distinct inputs in order of first occurrence: token sequence and read position, or image."""
         return _distinct(self.lengths[:, None], self.positions[:, None], self.tokens)
 
     @cached_property
@@ -92,6 +100,7 @@ class PromptSet:
             slots={name: where[rows] for name, where in self.slots.items()},
             fields={name: [values[i] for i in places] for name, values in self.fields.items()},
             prompts=None if self.prompts is None else tuple(self.prompts[i] for i in places),
+            images=self.images,
         )
 
     @staticmethod
@@ -157,7 +166,7 @@ class PairSample:
             they are not counted.
         seed: Root seed of all random draws.
         streams: What each stream of draws was named; empty where nothing was drawn.
-        tokenizer: Tokenizer of the ids, used to show them.
+        tokenizer: Tokenizer of the ids, used to show them; of images, the names of their classes.
         task: Identity of the task, JSON-able.
         heatmap_fields: Pairs of fields worth a table of their own.
         ablation: What cut edges carry; `resample-donor`: values of another clean input.
@@ -207,6 +216,8 @@ class PairSample:
                 digest.update(b"none" if array is None else str(tuple(array.shape)).encode())
                 if array is not None:
                     digest.update(array.contiguous().numpy().astype("<i8").tobytes())
+        if self.clean.images is not None:
+            digest.update(self.clean.images.contiguous().numpy().tobytes())
         for name, kind, extra in (("pairs", "<i8", self.pairs), ("weights", "<f8", self.weights)):
             if extra is not None:
                 digest.update(f"{name}{extra.shape}".encode() + extra.astype(kind).tobytes())
@@ -272,9 +283,16 @@ def prompt_set(prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True) 
     )
 
 
-def sides_of(task: PairTask) -> dict[str, PromptSet]:
-    """The two sides of a task's own pairs."""
+def names_of(task: Task) -> Any:
+    """What decodes the rows of logits: a tokenizer, or the names of classes."""
+    return ClassNames(task.classes) if isinstance(task, ImageTask) else task.tokenizer
+
+
+def sides_of(task: Task) -> dict[str, PromptSet]:
+    """The two sides of a task's own pairs; images without counterparts have one."""
     check_read_once(task.positions, "a worst case")
+    if isinstance(task, ImageTask):
+        return _sides_of_images(task)
     own = {name: list(values) for name, values in task.fields.items() if not name.startswith(_OTHER)}
     other = {
         name.removeprefix(_OTHER): list(values)
@@ -302,8 +320,33 @@ def sides_of(task: PairTask) -> dict[str, PromptSet]:
     }
 
 
-def task_of(clean: PromptSet, corrupted: PromptSet) -> PairTask:
+def _sides_of_images(task: ImageTask) -> dict[str, PromptSet]:
+    found = numbered(task)
+
+    def side(numbers: Tensor, **facts: Any) -> PromptSet:
+        length = torch.ones(task.n, dtype=torch.long)
+        return PromptSet(tokens=numbers, lengths=length, positions=length - 1, images=found.stock, **facts)
+
+    sides = {
+        "clean": side(
+            found.clean,
+            answers=None if task.labels is None else task.answers,
+            wrong=task.wrong,
+            texts=image_names(task),
+            fields=image_fields(task),
+        )
+    }
+    if found.corrupted is not None:
+        names = image_names(task, "counterpart of image")
+        sides["corrupted"] = side(found.corrupted, texts=names, fields={})
+    return sides
+
+
+def task_of(clean: PromptSet, corrupted: PromptSet) -> Task:
     """Two sides of as many inputs, row by row, as the engine of one pair reads them."""
+    if clean.images is not None:
+        stock = clean.images
+        return ImageTask(images=stock[clean.tokens[:, 0]], corrupted=stock[corrupted.tokens[:, 0]])
     width = max(clean.tokens.shape[1], corrupted.tokens.shape[1])
     tokens = [functional.pad(side.tokens, (0, width - side.tokens.shape[1])) for side in (clean, corrupted)]
     return PairTask(

@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from assay.analyses.worst_case.attack import PREFIX as CERTIFIED
 from assay.analyses.worst_case.attack import run_sample
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel
 from assay.analyses.worst_case.result import WorstCase
+from assay.analyses.worst_case.row_by_row import edge_ablation
 from assay.analyses.worst_case.rows import WorstPair, pieces_of
-from assay.analyses.worst_case.sampling import sample_pairs
+from assay.analyses.worst_case.sampling import INPUTS, sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core.errors import FileFormatError, InputError, unknown_name
@@ -110,6 +112,7 @@ def outside_grammar(
     *,
     n_clean: int = 200,
     n_corrupted: int = 200,
+    ablation: str = "resample",
     corrupted: Literal["changed", "ordinary"] = "changed",
     seed: int = 0,
     divergence: str | Divergence | Kernel = "kl",
@@ -126,6 +129,8 @@ def outside_grammar(
         task: Key of a registered task, or a task drawn from one; its other options stay.
         n_clean: Clean inputs.
         n_corrupted: Corrupted inputs.
+        ablation: What cut edges carry, as for `worst_case`; means are those of `worst_case` with this seed,
+            over ordinary prompts. Without a second input, `n_clean` prompts are run one by one.
         corrupted: Draw the corrupted inputs from the changed grammar too, or from the task as it is.
         seed: Root seed; the streams begin with `outside:`.
         divergence: As for `worst_case`.
@@ -159,10 +164,18 @@ def outside_grammar(
     usual = _ordinary_task(model, task)
     words = {name: read_words(value) if isinstance(value, Path) else value for name, value in options.items()}
     changed, dropped = _changed_task(model, usual, words)
+    single = not edge_ablation(ablation).paired
+    if single and corrupted == "ordinary":
+        raise InputError(f"{ablation!r} ablation reads no corrupted prompts; remove corrupted='ordinary'")
+    protocol = INPUTS if single else "all"
+    redrawn = _redrawn(model, usual)
     prompts = [
-        sample_pairs(each, "all", n_clean, n_corrupted, seed=seed, prefix=PREFIX)
-        for each in (changed, _redrawn(model, usual))
+        sample_pairs(each, protocol, n_clean, n_corrupted, ablation=ablation, seed=seed, prefix=PREFIX)
+        for each in (changed, redrawn)
     ]
+    if prompts[0].reference is not None:
+        usual_values = sample_pairs(redrawn, protocol, 1, 1, ablation=ablation, seed=seed, prefix=CERTIFIED)
+        prompts = [replace(each, reference=usual_values.reference) for each in prompts]
     if corrupted == "ordinary":
         prompts[0] = replace(prompts[0], corrupted=prompts[1].corrupted)
     result, ordinary = (run_sample(circuit, model, sample, divergence=divergence) for sample in prompts)
@@ -259,14 +272,15 @@ def _filler_rows(
         for filler in dict.fromkeys(_words(value)):
             if filler not in usable:
                 continue
-            for axis, side in enumerate((result.sample.clean, result.sample.corrupted)):
+            sides = (result.sample.clean, result.sample.corrupted)[: result.divergence.ndim]
+            for axis, side in enumerate(sides):
                 rows = np.flatnonzero([_shows(prompt, filler, changed) for prompt in side.prompts or ()])
                 if not len(rows):
                     continue
                 values = result.divergence.take(rows, axis=axis).ravel()
                 n_inputs = len(np.unique(side.distinct.inverse[rows]))
                 other = (result.sample.corrupted, result.sample.clean)[axis]
-                n_pairs = n_inputs * len(other.distinct.first_index)
+                n_pairs = n_inputs * (1 if len(sides) == 1 else len(other.distinct.first_index))
                 numbers = summarize(values).resolved(n_pairs).absolute
                 yield FillerRow(
                     option=option,

@@ -7,14 +7,15 @@ from typing import Any
 from assay.analyses.worst_case.page_fields import field_blocks
 from assay.analyses.worst_case.page_pairs import extra_sections, worst_pairs
 from assay.analyses.worst_case.page_words import (
-    DIVERGENCES,
     METHODS,
     Percentile,
     ablation_sentence,
     certificate_note,
     count,
     counted,
+    divergence_name,
     draws,
+    kind,
     no_certificate,
     noun,
     percentiles,
@@ -45,7 +46,8 @@ def worst_case_page(document: Document) -> Page:
     """
     circuit, unit = document["circuit"], unit_of(document)
     model, task = document["model"].get("id", "a model"), document["task"].get("name", "its task")
-    quantity = DIVERGENCES.get(document["divergence"], document["divergence"])
+    of = kind(document)
+    read = ", at the position that predicts the answer" if of == "prompt" else ""
     return Page(
         kind="worst case",
         title=f"A circuit of {model} at its worst on {task}",
@@ -53,14 +55,14 @@ def worst_case_page(document: Document) -> Page:
         remark=worst_pair(document),
         caveats=tail_caveats(document),
         lede=f"The circuit keeps {number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges. "
-        f"{protocol_sentence(document)} {ablation_sentence(document)} The divergence is the {quantity}, at "
-        "the position that predicts the answer; 0 means no difference.",
+        f"{protocol_sentence(document)} {ablation_sentence(document)} The divergence is the "
+        f"{divergence_name(document)}{read}; 0 means no difference.",
         sections=[
             Section(title="How far, and how often", blocks=[_tail(document, unit)]),
             Section(title="What is guaranteed", blocks=[_certificates(document, unit)]),
             Section(
-                title="Which prompts are hard",
-                blocks=field_blocks(document.get("fields") or {}, unit, noun(document)),
+                title=f"Which {of}s are hard",
+                blocks=field_blocks(document.get("fields") or {}, unit, noun(document), of),
             ),
             Section(title=f"The worst {noun(document)}", blocks=worst_pairs(document, unit)),
             *extra_sections(document, unit),
@@ -82,7 +84,8 @@ def _tail(document: Document, unit: str) -> Figure:
     )
     rows: list[list[Cell | Text]] = [_percentile_row(each) for each in percentiles(document)]
     if summary.get("argmax_differs") is not None:
-        rows.append(["first token differs", percent(summary["argmax_differs"]), "", "", ""])
+        answer = "token" if kind(document) == "prompt" else "class"
+        rows.append([f"first {answer} differs", percent(summary["argmax_differs"]), "", "", ""])
     rows += [
         [f"above {significant(float(each['threshold']))}", percent(each["share"]), "", "", ""]
         for each in summary.get("above") or ()
@@ -141,18 +144,22 @@ def _certificates(document: Document, unit: str) -> Block:
     if not document["certificates"]:
         return Note(text=f"Nothing: {no_certificate(document)}.")
     of, shared = counted(document), document["protocol"] == "all"
-    what = noun(document)
+    what, single_input = noun(document), kind(document)
     caption = f"Upper bounds on percentiles over all {what} of this kind, not only these {what}. "
     if shared:
-        caption += "Pairs share prompts, so the smaller number of prompts on a side is what counts. "
+        caption += (
+            f"Pairs share {single_input}s, so the smaller number of {single_input}s on a side is what "
+            "counts. "
+        )
     caption += (
         "Each row holds by itself with its confidence; several rows together hold with less. They cover "
-        "only prompts drawn in the same way. "
+        f"only {single_input}s drawn in the same way. "
     )
     exceedance = document.get("maximum_exceedance")
     if exceedance is not None:
         caption += (
-            f" With confidence 0.95, a new {'pair of new prompts' if shared else what.removesuffix('s')} "
+            " With confidence 0.95, a new "
+            f"{f'pair of new {single_input}s' if shared else what.removesuffix('s')} "
             f"exceeds the worst one here with probability at most {percent(exceedance)}."
         )
     return Table(
@@ -198,7 +205,7 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     prompts: list[Text] = [*_prompts(document, "clean", "clean")]
     if not single(document):
         prompts += [", ", *_prompts(document, "corrupted", second(document))]
-    yield "prompts", tuple(prompts)
+    yield f"{kind(document)}s", tuple(prompts)
     ablation = f"{document.get('ablation', 'resample')} ablation, {document['divergence']}"
     yield "protocol", (f"{document['protocol']} ", quiet(ablation))
     if document.get("seconds") is not None:

@@ -30,18 +30,20 @@ LEAST_INK, INK_RANGE, DEEP = 6, 84, 55  # per cent of full colour; above `DEEP` 
 PANELS = {"max": "worst", "p99.9": "percentile 99.9", "p99.99": "percentile 99.99"}
 
 
-def field_blocks(fields: Mapping[str, Any], unit: str, what: str = "pairs") -> list[Block]:
+def field_blocks(
+    fields: Mapping[str, Any], unit: str, what: str = "pairs", of: str = "prompt"
+) -> list[Block]:
     """Values whose pairs are worse than others, and a heat map for each pair of fields."""
     tests = list(fields.get("tests") or ())
-    sentences = (field_sentence(tests, what), trend_sentence(fields.get("trends") or ()))
+    sentences = (field_sentence(tests, what, of), trend_sentence(fields.get("trends") or (), of))
     return [
         Note(text=" ".join(filter(None, sentences))),
-        *([_tests(tests, unit, what)] if tests else []),
+        *([_tests(tests, unit, what, of)] if tests else []),
         *(_heat_figure(each, unit) for each in fields.get("heatmaps") or ()),
     ]
 
 
-def _tests(tests: Sequence[Mapping[str, Any]], unit: str, what: str) -> Figure:
+def _tests(tests: Sequence[Mapping[str, Any]], unit: str, what: str, of: str) -> Figure:
     """What is shown at once, the significant values and then those with enough inputs, and what is folded."""
     worse = [test for test in tests if test["significant"]]
     dense = [test for test in tests if not test["significant"] and test["n_inputs"] >= SPARSE]
@@ -57,7 +59,7 @@ def _tests(tests: Sequence[Mapping[str, Any]], unit: str, what: str) -> Figure:
         blocks=blocks,
         caption=f"Field values whose {what} lie above the pooled 99th percentile more often than all "
         f"{what} do. "
-        f"p: values reassigned to prompts at random{' (not to pairs)' * (what == 'pairs')} reach the same "
+        f"p: values reassigned to {of}s at random{' (not to pairs)' * (what == 'pairs')} reach the same "
         "share; q: "
         "Benjamini-Hochberg over the values of a field; worse: q at most 0.05.",
         kind="Table",
@@ -224,7 +226,7 @@ def _heat_caption(table: Mapping[str, Any], n_rows: int, n_columns: int, exponen
     if n_sparse := sum(0 < n < SPARSE for n in inputs):
         n_cells = len(table["rows"]) * len(table["columns"])
         caption.append(
-            f" Grey: fewer than {SPARSE} distinct prompts ({n_sparse} of {n_cells} cells); the maximum of a "
+            f" Grey: fewer than {SPARSE} distinct inputs ({n_sparse} of {n_cells} cells); the maximum of a "
             "cell grows with its number of pairs."
         )
     n_worse = sum(bool(each) for row in table.get("significant") or () for each in row)

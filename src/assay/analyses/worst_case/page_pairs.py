@@ -1,24 +1,27 @@
-"""The pairs of a worst case token by token, and what search, other inputs and explanations add, as blocks."""
+"""The pairs of a worst case as tokens or images, and what search, other inputs and explanations add."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from assay.analyses.worst_case.page_words import following, second, significant, single
+from assay.analyses.worst_case.page_words import following, kind, second, significant, single
 from assay.page.blocks import (
     Block,
     Custom,
     Details,
     Facts,
     Figure,
+    Gallery,
     Heading,
     Note,
     Pair,
+    Picture,
     Section,
     Table,
     columns,
 )
 from assay.page.text import Span, Text, bold, code, number, percent, quiet
+from assay.page.thumbnail import png_source
 
 
 OPEN_PAIRS, LISTED_PAIRS = 8, 40
@@ -47,16 +50,17 @@ Document = Mapping[str, Any]
 
 
 def worst_pairs(document: Document, unit: str) -> list[Block]:
-    """The worst pairs, and the prompts whose pairs are worst on average."""
+    """The worst pairs, and the inputs whose pairs are worst on average."""
     other = _third_run(document)
     pairs = [_pair(each, unit, other) for each in document["worst"][:LISTED_PAIRS]]
     if not pairs:
-        return [Note(text="None were kept."), *_harmful_prompts(document, unit)]
+        return [Note(text="None were kept."), *_harmful_inputs(document, unit)]
+    marked = "" if single(document) or other.pictures is not None else "Differing tokens are marked. "
     blocks: list[Block] = [
         Note(
-            text=f"{'' if single(document) else 'Differing tokens are marked. '}The columns compare the most "
-            f"likely tokens and logits of the model on the clean prompt, of the circuit, and of the "
-            f"{other.run}; they show whether the circuit merely followed {other.followed}.",
+            text=f"{marked}The columns compare the most likely {other.answers} and logits of the model on "
+            f"the clean {kind(document)}, of the circuit, and of the {other.run}; they show whether the "
+            f"circuit merely followed {other.followed}.",
             style="reading",
         ),
         *pairs[:OPEN_PAIRS],
@@ -65,7 +69,7 @@ def worst_pairs(document: Document, unit: str) -> list[Block]:
         blocks.append(Details(summary=f"{len(folded)} more", blocks=folded))
     if (left := len(document["worst"]) - LISTED_PAIRS) > 0:
         blocks.append(Note(text=f"{number(left)} more are in the result.", style="quiet"))
-    return [*blocks, *_harmful_prompts(document, unit)]
+    return [*blocks, *_harmful_inputs(document, unit)]
 
 
 class _ThirdRun(NamedTuple):
@@ -74,18 +78,25 @@ class _ThirdRun(NamedTuple):
     run: str
     column: str
     followed: str
-    side: str | None  # what the second prompt is called
+    side: str | None  # what the second input is called
+    pictures: Mapping[str, Mapping[str, str]] | None = None  # of images, by side and row
+
+    @property
+    def answers(self) -> str:
+        """What the outputs are about."""
+        return "tokens" if self.pictures is None else "classes"
 
 
 def _third_run(document: Document) -> _ThirdRun:
+    of, pictures = kind(document), document.get("pictures")
     if single(document):
-        return _ThirdRun("empty circuit", "empty circuit", "the empty circuit", None)
+        return _ThirdRun("empty circuit", "empty circuit", "the empty circuit", None, pictures)
     side = second(document)
-    return _ThirdRun(f"model on the {side} prompt", f"model, {side} prompt", f"the {side} prompt", side)
+    return _ThirdRun(f"model on the {side} {of}", f"model, {side} {of}", f"the {side} {of}", side, pictures)
 
 
 def _pair(pair: Document, unit: str, other: _ThirdRun) -> Pair:
-    """A pair: its numbers, its prompts aligned token by token, the likeliest tokens of the three runs."""
+    """A pair: its numbers, its images or its prompts token by token, the likeliest answers of three runs."""
     clean, corrupted = pair["clean"], pair["corrupted"]
     tokens = [
         (str(first).replace("\n", LINE_BREAK), str(second).replace("\n", LINE_BREAK), first != second)
@@ -94,8 +105,10 @@ def _pair(pair: Document, unit: str, other: _ThirdRun) -> Pair:
         )
     ]
     texts = {"clean": str(clean["text"]), "corrupted": str(corrupted["text"])}
-    if other.side is None:
-        shown: Block = Note(text=texts["clean"])
+    if other.pictures is not None:
+        shown: Block = Gallery(pictures=list(_images(pair, other, other.pictures)))
+    elif other.side is None:
+        shown = Note(text=texts["clean"])
     else:
         prompts = Facts(facts=[("clean", texts["clean"]), (other.side, texts["corrupted"])])
         shown = Custom(
@@ -111,10 +124,23 @@ def _pair(pair: Document, unit: str, other: _ThirdRun) -> Pair:
     )
 
 
+def _images(pair: Document, other: _ThirdRun, pictures: Mapping[str, Mapping[str, str]]) -> Iterator[Picture]:
+    """The images of a pair, with their names and facts."""
+    for side, name in (("clean", "clean"), ("corrupted", other.side)):
+        if name is None:
+            return
+        facts = ", ".join(f"{field} {value}" for field, value in pair[side]["fields"].items())
+        yield Picture(
+            source=png_source(pictures[side][str(pair[f"{side}_index"])]),
+            lines=[str(pair[side]["text"]), name, facts],
+            title=facts,
+        )
+
+
 def _pair_line(pair: Document, unit: str, other: _ThirdRun) -> Text:
     answer, (agreement, follows_corrupted) = (
         pair.get("answer"),
-        following(pair.get("top") or {}, other.followed),
+        following(pair.get("top") or {}, other.followed, "token" if other.pictures is None else "class"),
     )
     line: list[Text] = [
         bold(f"{pair['rank']}."),
@@ -130,10 +156,15 @@ def _pair_line(pair: Document, unit: str, other: _ThirdRun) -> Text:
         second_row = "" if other.side is None else f", {other.side} {pair['corrupted_index']}"
         line += [" ", quiet(f"clean {pair['clean_index']}{second_row}")]
     if answer:
-        line += [" ", quiet(("answer ", code(repr(str(answer.get("text", ""))))))]
+        line += [" ", quiet(("answer ", _answer(answer.get("text", ""), other)))]
     if agreement:
         line += [" ", Span(agreement, "following" if follows_corrupted else "quiet")]
     return line
+
+
+def _answer(text: object, other: _ThirdRun) -> Text:
+    """A token as code with its white space, or a class by its name."""
+    return code(repr(str(text))) if other.pictures is None else str(text)
 
 
 def _likeliest(top: Document, answer: Document, other: _ThirdRun) -> list[Table]:
@@ -146,7 +177,7 @@ def _likeliest(top: Document, answer: Document, other: _ThirdRun) -> list[Table]
         if place >= len(top[run]):
             return ""
         token = top[run][place].get("token", "")
-        shown: Text = code(repr(str(token)))
+        shown = _answer(token, other)
         if answer and token == answer.get("text"):
             shown = Span(shown, "right")
         return (shown, " ", quiet(number(top[run][place].get("logit"))))
@@ -169,7 +200,9 @@ def _likeliest(top: Document, answer: Document, other: _ThirdRun) -> list[Table]
     ]
 
 
-def _harmful_prompts(document: Document, unit: str) -> list[Block]:
+def _harmful_inputs(document: Document, unit: str) -> list[Block]:
+    if document.get("pictures") is not None:
+        return _harmful_images(document, unit)
     tables = [
         Figure(
             blocks=[
@@ -188,7 +221,26 @@ def _harmful_prompts(document: Document, unit: str) -> list[Block]:
     return [Heading(text="Single prompts that do the most harm"), Pair(blocks=tables)] if tables else []
 
 
-SEARCHED = _third_run({"protocol": "file"})  # what searches find are pairs
+def _harmful_images(document: Document, unit: str) -> list[Block]:
+    galleries = [
+        Gallery(
+            title=f"{side.capitalize()} images that do the most harm",
+            pictures=[
+                Picture(
+                    source=png_source(document["pictures"][key][str(row["index"])]),
+                    lines=[
+                        str(row["text"]),
+                        f"mean {significant(row['mean'])}",
+                        f"worst {significant(row['max'])} {unit}",
+                    ],
+                )
+                for row in rows
+            ],
+        )
+        for key, side in (("clean", "clean"), ("corrupted", second(document)))
+        if (rows := document.get(f"worst_{key}")) and not single(document)
+    ]
+    return list(galleries)
 
 
 # ------------------------------------------------------------------------------------------- optional parts
@@ -197,18 +249,20 @@ SEARCHED = _third_run({"protocol": "file"})  # what searches find are pairs
 def extra_sections(document: Document, unit: str) -> list[Section]:
     """What was searched for, given from outside or explained, as far as the document has it."""
     return [
-        Section(title=title, blocks=_extra(name, document[name], note, unit))
+        Section(title=title, blocks=_extra(name, document, note, unit))
         for name, (title, note) in EXTRAS.items()
         if document.get(name)
     ]
 
 
-def _extra(name: str, value: Any, note: str, unit: str) -> list[Block]:
+def _extra(name: str, document: Document, note: str, unit: str) -> list[Block]:
+    value, other = document[name], _third_run(document)
     pairs = (
         [each for each in value.get("pairs") or () if _is_pair(each)] if isinstance(value, Mapping) else []
     )
     if pairs:
-        value = {key: each for key, each in value.items() if key != "pairs"}
+        other = other._replace(pictures=value.get("pictures"))
+        value = {key: each for key, each in value.items() if key not in ("pairs", "pictures")}
     if name == "explanation" and isinstance(value, Mapping):
         note = " ".join(filter(None, (note, _missing_sentence(value, unit))))
         value = {
@@ -220,7 +274,7 @@ def _extra(name: str, value: Any, note: str, unit: str) -> list[Block]:
     return [
         Note(text=note, style="reading"),
         *first,
-        *(_pair(each, unit, SEARCHED) for each in pairs[:OPEN_PAIRS]),
+        *(_pair(each, unit, other) for each in pairs[:OPEN_PAIRS]),
         *itertools.chain.from_iterable(others),
     ]
 

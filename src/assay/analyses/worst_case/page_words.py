@@ -22,18 +22,18 @@ METHODS = {
     "exact": "all pairs there are",
 }
 DIVERGENCES = {
-    "kl": "KL divergence of the model’s next-token distribution from the circuit’s",
-    "reverse-kl": "KL divergence of the circuit’s next-token distribution from the model’s",
-    "js": "Jensen-Shannon divergence of the two next-token distributions",
-    "tv": "total variation between the two next-token distributions",
+    "kl": "KL divergence of the model’s {over} distribution from the circuit’s",
+    "reverse-kl": "KL divergence of the circuit’s {over} distribution from the model’s",
+    "js": "Jensen-Shannon divergence of the two {over} distributions",
+    "tv": "total variation between the two {over} distributions",
     "logit-diff-gap": "gap between the two logit differences",
 }
 CARRIED = {
-    "resample": "their values from the corrupted prompt",
-    "resample-donor": "their values from the other prompt",
+    "resample": "their values from the corrupted {input}",
+    "resample-donor": "their values from the other {input}",
     "zero": "zeros",
-    "mean": "the mean of their source over prompts and positions",
-    "mean-positional": "the mean of their source over prompts, position by position",
+    "mean": "the mean of their source over {input}s and positions",
+    "mean-positional": "the mean of their source over {input}s, position by position",
 }
 STATISTICS = {"mean": "mean", "std": "standard deviation", "min": "least", "p50": "median", "max": "worst"}
 
@@ -52,13 +52,24 @@ def single(document: Document) -> bool:
     return bool(document["protocol"] == "inputs")
 
 
+def kind(document: Document) -> str:
+    """What an input is: a prompt or an image."""
+    return "prompt" if document.get("pictures") is None else "image"
+
+
 def noun(document: Document) -> str:
     """What a value belongs to, in the plural."""
-    return "prompts" if single(document) else "pairs"
+    return f"{kind(document)}s" if single(document) else "pairs"
+
+
+def divergence_name(document: Document) -> str:
+    """What the divergence is of."""
+    name = DIVERGENCES.get(document["divergence"], str(document["divergence"]))
+    return name.format(over="next-token" if kind(document) == "prompt" else "class")
 
 
 def second(document: Document) -> str:
-    """What the second prompt of a pair is called."""
+    """What the second input of a pair is called."""
     return "donor" if document.get("ablation") == "resample-donor" else "corrupted"
 
 
@@ -66,7 +77,7 @@ def ablation_sentence(document: Document) -> str:
     """What cut edges carried."""
     key = document.get("ablation", "resample")
     carried = CARRIED.get(key, f"what {key} ablation gives")
-    return f"Edges outside the circuit carried {carried}."
+    return f"Edges outside the circuit carried {carried.format(input=kind(document))}."
 
 
 def unit_of(document: Document) -> str:
@@ -171,14 +182,16 @@ def tail_verdict(document: Document) -> str:
 
 
 def worst_pair(document: Document) -> str:
-    """The prompts of the worst pair; nothing where no pair was kept."""
+    """The inputs of the worst pair; nothing where no pair was kept."""
     if not document["worst"]:
         return ""
     if single(document):
-        return f"Worst prompt: “{cut_text(str(document['worst'][0]['clean']['text']), PROMPT_LIMIT)}”."
+        return (
+            f"Worst {kind(document)}: “{cut_text(str(document['worst'][0]['clean']['text']), PROMPT_LIMIT)}”."
+        )
     texts = (str(document["worst"][0][side]["text"]) for side in ("clean", "corrupted"))
     clean, corrupted = (f"“{cut_text(text, PROMPT_LIMIT)}”" for text in texts)
-    return f"Worst pair: {clean} with the {second(document)} prompt {corrupted}."
+    return f"Worst pair: {clean} with the {second(document)} {kind(document)} {corrupted}."
 
 
 def _bracketed(text: str) -> str:
@@ -221,7 +234,7 @@ def _confidence(confidence: float) -> str:
 def no_certificate(document: Document) -> str:
     """Why a document holds no certificate."""
     if document.get("reuse_clean"):
-        return "the corrupted prompts were made from the clean ones of the same sample"
+        return f"the corrupted {kind(document)}s were made from the clean ones of the same sample"
     if not document["independent"]:
         if document["protocol"] == "file":
             return "the pairs were not declared independent draws"
@@ -240,7 +253,7 @@ def tail_caveats(document: Document) -> list[str]:
         notes.append(
             "On average the circuit is hardly closer to the model than the empty circuit (ratio of means "
             f"{number(ratio)}): its numbers mainly show how sensitive the model is to the "
-            f"{'ablation' if single(document) else f'{second(document)} prompt'}."
+            f"{'ablation' if single(document) else f'{second(document)} {kind(document)}'}."
         )
     return notes
 
@@ -248,20 +261,21 @@ def tail_caveats(document: Document) -> list[str]:
 def protocol_sentence(document: Document) -> str:
     """How the pairs came about."""
     clean, corrupted, pairs = (count(document, what) for what in ("clean", "corrupted", "pairs"))
+    of = kind(document)
     drawn = {what: _bracketed(draws(document, what)) for what in ("clean", "corrupted", "pairs")}
     if document.get("enumerated"):
         if document.get("own_rows"):
             return f"All {pairs} distinct pairs of the given rows were run, each weighted by its frequency."
         return f"All {pairs} pairs that the task’s grammar allows were run, each weighted by its probability."
     return {
-        "inputs": f"{clean} distinct prompts{drawn['clean']} were run, each by itself: the ablation reads no "
-        "second prompt.",
-        "all": f"Each of {clean} distinct clean prompts{drawn['clean']} was run with each of {corrupted} "
-        f"distinct {second(document)} ones{drawn['corrupted']}, drawn independently: the pairs share "
-        "prompts.",
-        "matched": f"{pairs} distinct pairs{drawn['pairs']} were run, each a clean prompt with a corrupted "
+        "inputs": f"{clean} distinct {of}s{drawn['clean']} were run, each by itself: the ablation reads no "
+        f"second {of}.",
+        "all": f"Each of {clean} distinct clean {of}s{drawn['clean']} was run with each of {corrupted} "
+        f"distinct {second(document)} ones{drawn['corrupted']}"
+        f"{'' if document.get('own_rows') else ', drawn independently'}: the pairs share {of}s.",
+        "matched": f"{pairs} distinct pairs{drawn['pairs']} were run, each a clean {of} with a corrupted "
         "version of itself.",
-        "iid": f"{pairs} distinct pairs{drawn['pairs']} were run, with clean and {second(document)} prompts "
+        "iid": f"{pairs} distinct pairs{drawn['pairs']} were run, with clean and {second(document)} {of}s "
         "drawn independently for each.",
         "file": f"The {pairs} distinct pairs{drawn['pairs'].replace('draws', 'rows')} of the task were run "
         "unchanged.",
@@ -287,21 +301,21 @@ def field_name(field: str) -> str:
     return f"corrupted {name}" if field.startswith("corrupted.") else name
 
 
-def trend_sentence(trends: Sequence[Mapping[str, Any]]) -> str:
+def trend_sentence(trends: Sequence[Mapping[str, Any]], of: str = "prompt") -> str:
     """Numeric fields with which the divergence rises or falls, as a sentence; empty where there is none."""
     parts = [
         f"{'rises' if each['rho'] > 0 else 'falls'} with {field_name(str(each['field']))} "
-        f"(rank correlation {each['rho']:.2f} over {number(each['n_inputs'])} prompts)"
+        f"(rank correlation {each['rho']:.2f} over {number(each['n_inputs'])} {of}s)"
         for each in trends
         if each["significant"]
     ]
     return f"The divergence {' and '.join(parts[:LISTED])}." if parts else ""
 
 
-def field_sentence(tests: Sequence[Mapping[str, Any]], what: str = "pairs") -> str:
-    """A sentence on the field values of bad pairs, or prompts."""
+def field_sentence(tests: Sequence[Mapping[str, Any]], what: str = "pairs", of: str = "prompt") -> str:
+    """A sentence on the field values of bad pairs, or of bad prompts or images."""
     if not tests:
-        return "The prompts of this task have no fields to compare."
+        return f"The {of}s of this task have no fields to compare."
     bad, share = [each for each in tests if each["significant"]], percent(tests[0]["pooled"])
     if not bad:
         return (
@@ -320,15 +334,17 @@ def field_sentence(tests: Sequence[Mapping[str, Any]], what: str = "pairs") -> s
     )
 
 
-def following(top: Mapping[str, Any], other: str = "the corrupted prompt") -> tuple[str, bool]:
-    """Whom the circuit's first token agrees with, and whether that is the other run alone."""
+def following(
+    top: Mapping[str, Any], other: str = "the corrupted prompt", answer: str = "token"
+) -> tuple[str, bool]:
+    """Whom the circuit's first answer agrees with, and whether that is the other run alone."""
     first = {
         name: tokens[0].get("id", tokens[0].get("token")) if tokens else None for name, tokens in top.items()
     }
     if first.get("circuit") is None:
         return "", False
     if first["circuit"] == first.get("model"):
-        return "First token as the model’s.", False
+        return f"First {answer} as the model’s.", False
     if first["circuit"] == first.get("corrupted"):
         return f"The circuit follows {other}.", True
-    return f"First token neither the model’s nor {other}’s.", False
+    return f"First {answer} neither the model’s nor {other}’s.", False

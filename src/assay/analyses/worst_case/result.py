@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64
 
 from assay.analyses.worst_case.bounds import CERTIFIED, NOT_CERTIFIED, not_certified
 from assay.analyses.worst_case.files import check_origin, read_result, write_result
+from assay.analyses.worst_case.image_inputs import ClassNames, pictures_of
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.rows import WorstPair, describe_pairs, rank_pairs
 from assay.analyses.worst_case.statistics import PairStatistics
@@ -87,6 +88,7 @@ class WorstCase(display.Shown, PairStatistics, Record):
         "worst": "_shown_pairs",
         "worst_clean": "worst_inputs.clean",
         "worst_corrupted": "worst_inputs.corrupted",
+        "pictures": "pictures",
         "fields": {"tests": "field_tests", "trends": "field_trends", "heatmaps": "heatmaps"},
         **same(*FINDINGS),
         "warnings": "listed_warnings",
@@ -259,6 +261,21 @@ class WorstCase(display.Shown, PairStatistics, Record):
             return list((self.document or {}).get("worst", []))
         return [pair.to_dict() for pair in self.worst(min(SHOWN_PAIRS, self.n_distinct_pairs))]
 
+    @property
+    def pictures(self) -> dict[str, dict[str, str]] | None:
+        """The images of what the document lists, by side and row, as PNG data URIs; None for prompts."""
+        if self.sample.clean.images is None:
+            return None
+        found = {}
+        for side in ("clean", "corrupted"):
+            rows = {pair[f"{side}_index"] for pair in self._shown_pairs}
+            rows |= {each.index for each in getattr(self.worst_inputs(), side)}
+            inputs, order = getattr(self.sample, side), sorted(rows)
+            numbers = inputs.tokens[order, 0].tolist()
+            shown = pictures_of(inputs.images, numbers, self.sample.task["config"])
+            found[side] = {str(row): picture for row, picture in zip(order, shown, strict=True)}
+        return found
+
     def arrays(self) -> dict[str, np.ndarray]:
         """The values of all pairs by name, in float32 where that loses nothing."""
         return {
@@ -306,7 +323,8 @@ class WorstCase(display.Shown, PairStatistics, Record):
             rerun = None
             if model is not None and circuit is not None:
                 check_origin(document, model, circuit)
-                sample = replace(sample, tokenizer=model.tokenizer)
+                names = model.tokenizer if model.vision is None else ClassNames(model.classes)
+                sample = replace(sample, tokenizer=names)
                 rerun = Rerun(model=model, circuit=circuit, sample=sample, divergence=document["divergence"])
             return WorstCase(
                 divergence=arrays["divergence"].double().numpy(),

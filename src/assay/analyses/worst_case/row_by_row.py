@@ -1,7 +1,8 @@
 """Divergences pair by pair, for what has no parts that pairs could share.
 
 Two inputs share nothing where cut edges carry zeros or means, where a circuit keeps its edges at spans of
-positions, or where what a target reads is normalised target by target. Such pairs are runs of one circuit.
+positions, or where what a target reads is normalised target by target. Images are run in this way too. Such
+pairs are runs of one circuit.
 """
 
 from collections.abc import Iterator
@@ -20,11 +21,11 @@ from assay.core.errors import InputError
 from assay.execution import Ablation, get_ablation, run_circuit, run_model
 from assay.execution.ablation import MeasuredOn
 from assay.models import Model
-from assay.tasks import PairTask
+from assay.tasks import Task
 
 
 DONOR = "resample-donor"
-LOGITS = 2**25  # numbers of logits that are held at a time, per run
+HELD = 2**25  # numbers of logits, or of images, that are held at a time, per run
 
 
 def edge_ablation(key: str) -> Ablation:
@@ -55,10 +56,10 @@ def ablation_of(sample: PairSample) -> Ablation:
     return _MEASURED[sample]
 
 
-def shares_inputs(model: Model, circuit: Circuit, sample: PairSample) -> bool:
+def shares_inputs(model: Model, circuit: Circuit, ablation: str) -> bool:
     """Whether pairs are sums of a part of the clean and a part of the corrupted input; see `PairRunner`."""
-    summed = all(block.target_norm is None for block in model.blocks)
-    return edge_ablation(sample.ablation).key == "resample" and circuit.spans is None and summed
+    summed = model.vision is None and all(block.target_norm is None for block in model.blocks)
+    return edge_ablation(ablation).key == "resample" and circuit.spans is None and summed
 
 
 class RowEvaluator:
@@ -108,7 +109,8 @@ class RowEvaluator:
         return PairValues(*(each.reshape(clean.shape) for each in values))
 
     def _portions(self, *index: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        size = max(1, LOGITS // self.model.n_vocab)
+        images = self.clean.images
+        size = max(1, HELD // max(self.model.n_vocab, 0 if images is None else images[0].numel()))
         for start in range(0, len(index[0]), size):
             yield tuple(each[start : start + size] for each in index)
 
@@ -130,7 +132,7 @@ class RowEvaluator:
         check_finite_pairs(values, clean_index, corrupted_index)
         return values
 
-    def _circuit_logits(self, circuit: Circuit, task: PairTask) -> Tensor:
+    def _circuit_logits(self, circuit: Circuit, task: Task) -> Tensor:
         return run_circuit(self.model, task, circuit, ablation=self.ablation, memory=self.memory, check=False)
 
     def _distinct_logits(self, side: PromptSet, index: np.ndarray) -> Tensor:

@@ -63,7 +63,8 @@ class WorstPair(Record):
         empty: Of the empty circuit, i.e. of the model's output on the corrupted input.
         clean: Clean input as text; ids where there is none.
         corrupted: Corrupted input.
-        clean_tokens: What each token of the clean input adds to its text; ids where there is no tokenizer.
+        clean_tokens: What each token of the clean input adds to its text; ids where there is no tokenizer;
+            empty for images.
         corrupted_tokens: Tokens of the corrupted input.
         clean_fields: Fields of the clean input.
         corrupted_fields: Fields of the corrupted input.
@@ -324,6 +325,8 @@ def text_of(inputs: PromptSet, row: int, tokenizer: Any) -> str:
 
 
 def _tokens(inputs: PromptSet, row: int, tokenizer: Any) -> tuple[str, ...]:
+    if inputs.images is not None:
+        return ()
     return pieces_of(inputs.tokens[row, : int(inputs.lengths[row])].tolist(), tokenizer)
 
 

@@ -6,16 +6,19 @@ sample are the sample of k, and samples under different prefixes are independent
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 
+from assay.analyses.worst_case.image_inputs import no_counterparts
 from assay.analyses.worst_case.inputs import (
     PairSample,
     PromptSet,
     first_occurrences,
+    names_of,
     prompt_set,
     shown,
     sides_of,
@@ -24,7 +27,7 @@ from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
 from assay.analyses.worst_case.support import distinct_matched, distinct_product
 from assay.core.errors import InputError, TokenizationError, unknown_name
 from assay.core.random import stream
-from assay.tasks import PairTask, Prompt
+from assay.tasks import Grammar, ImageTask, Prompt, Task
 
 
 INPUTS = "inputs"  # of ablations that read no second input
@@ -36,7 +39,7 @@ PIECE = 10_000  # prompts drawn and encoded at a time
 
 
 def sample_pairs(
-    task: PairTask,
+    task: Task,
     protocol: str = "all",
     n_clean: int = 1000,
     n_corrupted: int = 1000,
@@ -92,11 +95,11 @@ def sample_pairs(
     draw = _PairDraw(task, protocol, n_clean, n_corrupted, seed, prefix, ablation)
     if enumerate:
         sample = draw.enumerated(max_pairs)
-    elif protocol == "file" or (protocol == INPUTS and task.grammar is None):
+    elif protocol == "file" or (protocol == INPUTS and draw.grammar is None):
         sample = draw.rows(independent=independent)
     elif protocol == "all" and n_clean == n_corrupted == task.n and not reuse_clean:
         sample = draw.rows(independent=independent, paired=True)
-    elif task.grammar is None:
+    elif draw.grammar is None:
         sample = draw.resampled(reuse_clean=reuse_clean)
     else:
         sample = draw.drawn(reuse_clean=reuse_clean)
@@ -104,16 +107,27 @@ def sample_pairs(
     return sample
 
 
-def usual_protocol(task: PairTask) -> str:
-    """The protocol of a worst case that names none: a task without a grammar has its own pairs alone."""
-    return "file" if task.grammar is None else "all"
+def grammar_of(task: Task) -> Grammar | None:
+    """What fresh inputs of a task are drawn from; None for images and for prompts that are given."""
+    return None if isinstance(task, ImageTask) else task.grammar
+
+
+def usual_protocol(task: Task, ablation: str = "resample") -> str:
+    """The protocol of a worst case that names none.
+
+    Single inputs where the ablation reads no second one; of a task without a grammar its own pairs, or, as
+    donors, every combination of its inputs; else every combination of what is drawn.
+    """
+    if not edge_ablation(ablation).paired:
+        return INPUTS
+    return "file" if grammar_of(task) is None and ablation != DONOR else "all"
 
 
 @dataclass(frozen=True)
 class _PairDraw:
     """What the protocols have in common: the task, the counts, the streams."""
 
-    task: PairTask
+    task: Task
     protocol: str
     n_clean: int
     n_corrupted: int
@@ -122,20 +136,26 @@ class _PairDraw:
     ablation: str
 
     @property
+    def grammar(self) -> Grammar | None:
+        return grammar_of(self.task)
+
+    @cached_property
     def sides(self) -> dict[str, PromptSet]:
         """The two sides of the task's rows; donors are clean inputs."""
         sides = sides_of(self.task)
         if self.protocol == INPUTS or self.ablation == DONOR:
             sides["corrupted"] = sides["clean"]
+        elif isinstance(self.task, ImageTask) and self.task.corrupted is None:
+            raise no_counterparts(self.task)
         return sides
 
     def reference(self) -> PromptSet | None:
         """What ablated values are measured over: fresh prompts where there is a grammar, else the rows."""
         if not edge_ablation(self.ablation).measured:
             return None
-        if self.task.grammar is None:
-            return sides_of(self.task)["clean"]
-        return self.encoded(self.task.grammar.draw(N_BASELINE, self.stream("baseline")), keep=False)
+        if self.grammar is None:
+            return self.sides["clean"]
+        return self.encoded(self.grammar.draw(N_BASELINE, self.stream("baseline")), keep=False)
 
     def stream(self, name: str) -> np.random.Generator:
         return stream(self.seed, self.prefix + name)
@@ -143,7 +163,7 @@ class _PairDraw:
     def sample(
         self, clean: PromptSet, corrupted: PromptSet, streams: Sequence[str] = (), **facts: Any
     ) -> PairSample:
-        grammar, task = self.task.grammar, self.task
+        grammar, task = self.grammar, self.task
         if grammar is None:
             counts: dict[str, int | None] = {
                 name: len(side.distinct.first_index) for name, side in self.sides.items()
@@ -164,13 +184,21 @@ class _PairDraw:
             population=counts,
             seed=self.seed,
             streams={name: self.prefix + name for name in streams},
-            tokenizer=task.tokenizer,
+            tokenizer=names_of(task),
             task=task.describe() if grammar is None or facts.get("own_rows") else _drawn_from(task),
-            heatmap_fields=() if grammar is None or self.protocol == INPUTS else grammar.heatmap_fields,
+            heatmap_fields=self.heatmap_fields,
             ablation=self.ablation,
             reference=reference,
             **facts,
         )
+
+    @property
+    def heatmap_fields(self) -> tuple[tuple[str, str], ...]:
+        if self.protocol == INPUTS:
+            return ()
+        if isinstance(self.task, ImageTask) and self.ablation == DONOR:
+            return (("label", "corrupted.label"),)
+        return () if self.grammar is None else self.grammar.heatmap_fields
 
     def rows(self, *, independent: bool, paired: bool = False) -> PairSample:
         """The task as it is."""
@@ -202,7 +230,7 @@ class _PairDraw:
 
     def drawn(self, *, reuse_clean: bool) -> PairSample:
         """Fresh prompts of the task's grammar."""
-        grammar = self.task.grammar
+        grammar = self.grammar
         assert grammar is not None
         self._check_reuse(reuse_clean)
         counterparts = self.protocol == "matched" or reuse_clean
@@ -246,18 +274,18 @@ class _PairDraw:
         """Every distinct input, or pair of inputs, with its probability."""
         if self.protocol == "file":
             raise InputError("protocol 'file' already runs every pair of the task; remove enumerate")
-        if self.task.grammar is None:
+        if self.grammar is None:
             return self._enumerated_rows(max_pairs)
         if self.protocol == "matched":
-            product = distinct_matched(self.task.grammar, max_pairs)
+            product = distinct_matched(self.grammar, max_pairs)
             sides = self.encoded(product.clean), self.encoded(product.corrupted)
             return self.sample(*sides, weights=product.clean_weights)
-        product = distinct_product(self.task.grammar, max_pairs)
+        product = distinct_product(self.grammar, max_pairs)
         sides = self.encoded(product.clean), self.encoded(product.corrupted)
         return self._crossed(*sides, product.clean_weights, product.corrupted_weights)
 
     def _enumerated_rows(self, max_pairs: int) -> PairSample:
-        clean, corrupted = sides_of(self.task).values()
+        clean, corrupted = self.sides["clean"], self.sides["corrupted"]
         n = self.task.n
         if self.protocol == "matched":
             both = np.stack([clean.distinct.inverse, corrupted.distinct.inverse], axis=1)
@@ -294,11 +322,11 @@ class _PairDraw:
 
     def encoded(self, prompts: Sequence[Prompt], *, keep: bool = True) -> PromptSet:
         """Prompts of the grammar as token ids; `keep` them too."""
-        assert self.task.grammar is not None
-        return prompt_set(prompts, self.task.grammar.tokens, keep=keep)
+        assert self.grammar is not None
+        return prompt_set(prompts, self.grammar.tokens, keep=keep)
 
 
-def _drawn_from(task: PairTask) -> dict[str, Any]:
+def _drawn_from(task: Task) -> dict[str, Any]:
     """What a fresh draw depends on: how the task draws, not which prompts it holds."""
     config = {name: value for name, value in task.config.items() if name not in ("n", "seed")}
     return {"name": task.name, "config": config}

@@ -18,6 +18,7 @@ from assay.core.errors import InconsistentRunError
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
+from assay.tasks import Batch
 
 
 N_PAIRS = 4
@@ -44,13 +45,14 @@ def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None
     if not len(pairs):
         return
     clean, corrupted = sample.clean.subset(pairs[:, 0]), sample.corrupted.subset(pairs[:, 1])
-    if not shares_inputs(model, circuit, sample):
+    if not shares_inputs(model, circuit, sample.ablation):
         _check_rows(model, circuit, sample, clean, corrupted)
         return
     engine, dense = PairRunner(model, circuit), SoftRunner(model)
     full, empty = Circuit.full(circuit.graph).mask, Circuit.empty(circuit.graph).mask
     one = torch.zeros(1, dtype=torch.long)
-    rounding = _rounding(model, _read_tokens(clean, 0))
+    first = _read_tokens(clean, 0)
+    rounding = _rounding(model, first, torch.tensor([first.shape[1] - 1]))
     engines, known = (max(TOLERANCE, times * rounding) for times in (ROUNDINGS, ROUNDINGS_OF_MODEL))
     for row in range(len(pairs)):
         x, other = (_read_tokens(side, row) for side in (clean, corrupted))
@@ -76,12 +78,13 @@ def _check_rows(
 
     The empty circuit is compared with M(x~), or, where no second input is read, with the run of its plan.
     """
-    ablation, dense, task = ablation_of(sample), SoftRunner(model), task_of(clean, corrupted)
-    batch = next(iter(task.batches(task.n))).to(model.device)
+    ablation, dense, task = ablation_of(sample), SoftRunner(model), model.bind(task_of(clean, corrupted))
+    batches: Iterator[Batch] = task.batches(task.n)
+    batch = next(batches).to(model.device)
     prepared = dense.prepare_batch(batch, ablation.prepare(model, task, batch_size=task.n, seed=0))
     empty = Circuit.empty(circuit.graph)
     full = Circuit.full(circuit.graph).mask.to(model.device)
-    rounding = _rounding(model, _read_tokens(clean, 0))
+    rounding = _rounding(model, batch.clean[:1], batch.positions[:1])
     engines, known = (max(TOLERANCE, times * rounding) for times in (ROUNDINGS, ROUNDINGS_OF_MODEL))
 
     def planned(kept: Circuit) -> Tensor:
@@ -120,19 +123,20 @@ def _dense_logits(dense: SoftRunner, pairs: SoftPairs, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _rounding(model: Model, tokens: Tensor) -> float:
+def _rounding(model: Model, inputs: Tensor, positions: Tensor) -> float:
     """What the model's logits are off the same run in float32, relative to the largest; 0 from float32 on."""
     if torch.finfo(model.dtype).eps <= torch.finfo(torch.float32).eps:
         return 0.0
     with model.tracing() as trace:
-        hidden = model.forward(tokens.to(model.device))
+        hidden = model.forward(inputs.to(model.device))
+    positions = positions.to(model.device)
     wide = trace.input.float()
     for block, (args, kwargs) in zip(model.blocks, trace.calls, strict=True):
         output = _in_float32(block.module, wide, *args, **kwargs)
         wide = output[0] if isinstance(output, tuple) else output
-    exact = _in_float32(_Readout(model), wide[:, -1].to(model.device))
+    exact = _in_float32(_Readout(model), wide.to(model.device), positions)
     largest = max(1.0, float(exact.abs().max()))
-    error = float((model.unembed(hidden[:, -1]).float() - exact).abs().max()) / largest
+    error = float((model.read(hidden, positions).float() - exact).abs().max()) / largest
     return error if math.isfinite(error) else 0.0
 
 
@@ -149,8 +153,8 @@ class _Readout(nn.Module):
             if not name.startswith(blocks):
                 yield name, parameter
 
-    def forward(self, stream: Tensor) -> Tensor:
-        return self.model.unembed(self.model.final_norm(stream))
+    def forward(self, stream: Tensor, positions: Tensor) -> Tensor:
+        return self.model.read(self.model.final_norm(stream), positions)
 
 
 def _in_float32(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

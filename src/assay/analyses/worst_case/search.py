@@ -6,7 +6,7 @@ certificate is made of it.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,21 +14,29 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.worst_case.ascent import Ascent, Climbs, grammar_ascent, n_tokens, prompt_key
-from assay.analyses.worst_case.attack import run_sample
+from assay.analyses.worst_case.attack import PREFIX, run_sample
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.first_order import FirstOrder
-from assay.analyses.worst_case.inputs import PairSample, PromptSet, check_least, prompt_set
+from assay.analyses.worst_case.inputs import PairSample, PromptSet, check_least, names_of, prompt_set
 from assay.analyses.worst_case.matrix import MatrixSearch, matrix_search
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
+from assay.analyses.worst_case.row_by_row import (
+    DONOR,
+    RowEvaluator,
+    ablation_of,
+    edge_ablation,
+    shares_inputs,
+)
 from assay.analyses.worst_case.rows import WorstPair
-from assay.analyses.worst_case.sampling import sample_pairs
+from assay.analyses.worst_case.sampling import INPUTS, grammar_of, sample_pairs
 from assay.circuits import Circuit
-from assay.circuits.given import takes_text
+from assay.circuits.given import named_task, takes_text
+from assay.core.errors import InputError
 from assay.core.record import HIDDEN, Record
 from assay.execution import PairRunner
 from assay.execution.forward import check_circuit
 from assay.models import Model
-from assay.tasks import PairTask, Prompt, load_task
+from assay.tasks import Prompt, Task
 
 
 BUDGET = 20_000
@@ -46,18 +54,21 @@ class SearchResult(Record):
 
     Attributes:
         worst: Worst first, with texts and the likeliest tokens of model and circuit; run once more by the
-            one-pair engine.
+            one-pair engine. Under an ablation without a second input, both sides are the same prompt.
         n_evaluations: Pairs evaluated in all.
         ascents: Where each climb began and ended; empty for a task without a grammar.
         climbing_evaluations: Pairs that the climbs evaluated.
-        matrix_shape: Clean and corrupted inputs that the matrix search combined.
+        matrix_shape: Clean and corrupted inputs that the matrix search combined; 0 and 0 without a second
+            input.
         unit: Of the divergences.
         seed: Root seed of all random draws.
         budget: Most evaluations allowed.
         seconds: Time taken.
+        sampled: Largest divergence of a sample beside which the search was made; None without one.
+        pictures: The images of the worst pairs, by side and row, as PNG data URIs; None for prompts.
     """
 
-    derived = ("max", "pairs", "note")
+    derived = ("max", "largest", "largest_from", "pairs", "note")
 
     worst: tuple[WorstPair, ...] = field(metadata=HIDDEN)
     n_evaluations: int
@@ -68,11 +79,23 @@ class SearchResult(Record):
     seed: int
     budget: int
     seconds: float
+    sampled: float | None = None
+    pictures: Mapping[str, Mapping[str, str]] | None = None
 
     @property
     def max(self) -> float:
-        """Largest divergence found: a lower bound on the maximum."""
+        """Largest divergence found by search: a lower bound on the maximum."""
         return self.worst[0].divergence
+
+    @property
+    def largest(self) -> float:
+        """The larger of what the search and the sample met: the better lower bound."""
+        return self.max if self.sampled is None else max(self.max, self.sampled)
+
+    @property
+    def largest_from(self) -> str:
+        """Where `largest` was met: `search` or `sample`."""
+        return "search" if self.largest == self.max else "sample"
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
@@ -82,10 +105,18 @@ class SearchResult(Record):
     @property
     def note(self) -> str:
         """What follows from a search, and what does not."""
+        if self.largest_from == "sample":
+            return (
+                f"max K >= {self.largest:.4g} {self.unit}, met in the sample: the search, of "
+                f"{self.n_evaluations:,} evaluations, met {self.max:.4g} at most. A larger budget finds more"
+            )
         return f"max K >= {self.max:.4g} {self.unit}: {NOTE}"
 
     def __str__(self) -> str:
-        lines = [f"max K >= {self.max:.4g} {self.unit}, by search ({self.n_evaluations:,} evaluations)"]
+        lines = [
+            f"max K >= {self.largest:.4g} {self.unit}, by {self.largest_from} ({self.n_evaluations:,} "
+            f"evaluations of the search, {self.max:.4g} at most)"
+        ]
         for pair in self.worst:
             answers = " and ".join(
                 f"{who} {tokens[0].token!r}"
@@ -94,7 +125,7 @@ class SearchResult(Record):
             lines += [
                 f"{pair.rank:3}. {pair.divergence:.4g} (empty circuit {pair.empty:.4g}; {answers})",
                 f"     clean      {pair.clean}",
-                f"     corrupted  {pair.corrupted}",
+                *([] if pair.corrupted == pair.clean else [f"     corrupted  {pair.corrupted}"]),
             ]
         return "\n".join(lines)
 
@@ -106,8 +137,9 @@ class SearchResult(Record):
 def search_worst(
     circuit: Circuit,
     model: Model,
-    task: PairTask | str | os.PathLike[str],
+    task: Task | str | os.PathLike[str],
     *,
+    ablation: str = "resample",
     budget: int = BUDGET,
     restarts: int = RESTARTS,
     k: int = 10,
@@ -117,13 +149,16 @@ def search_worst(
     """Look for the pairs on which a circuit departs furthest from its model.
 
     `restarts` climbs over the grammar from random pairs (`grammar_ascent`), then one `matrix_search` over the
-    inputs that stood in the worst pairs met. A task without a grammar gets the matrix search alone, over its
-    own rows.
+    inputs that stood in the worst pairs met. A task without a grammar, and images, get the matrix search
+    alone, over their own rows. Under an ablation that reads no second input the climbs go over single clean
+    prompts, and there is nothing to combine.
 
     Args:
         circuit: Edges to keep.
         model: The model.
-        task: A task, the key of a registered one, or a JSONL file.
+        task: A task, the key of a registered one, or a JSONL file; for an image classifier images, or what
+            `assay.load_images` takes.
+        ablation: What cut edges carry, as for `worst_case`; means are those of `worst_case` with this seed.
         budget: Most pairs to evaluate; at least 4 per restart. The climbs use at most 70 % of it.
         restarts: Climbs.
         k: Pairs to return.
@@ -134,7 +169,8 @@ def search_worst(
         The pairs, readable. The largest is a lower bound on the maximum over the grammar.
 
     Raises:
-        InputError: If a count is out of range, or prompts differ in length.
+        InputError: If a count is out of range, prompts differ in length, or single inputs that are given are
+            to be searched: `worst_case` runs them all.
         GraphMismatchError: If the circuit belongs to another graph.
         NonFiniteError: NaN or infinite logits, with the pair.
 
@@ -157,21 +193,22 @@ def search_worst(
     check_least(1, restarts=restarts, k=k)
     check_least(4 * restarts, budget=budget)
     check_circuit(model, circuit)
-    if not isinstance(task, PairTask):
-        task = load_task(os.fspath(task), model)
-    task.validate(model.n_vocab, model.n_positions)
-    search = _PairSearch(model, circuit, task, get_divergence(divergence), seed)
+    if not isinstance(task, Task):
+        task = named_task(os.fspath(task), model)
+    search = _PairSearch(model, circuit, model.bind(task), get_divergence(divergence), seed, ablation)
     climbs = search.climb(budget, restarts)
     done = 0 if climbs is None else climbs.n_evaluations
     table = search.gather(climbs, budget - done)
     result = search.combine(table, budget - done)
     n_known = 0 if table.start is None else table.start.n_evaluations
+    worst, pictures = search.describe(table, result, k)
     return SearchResult(
-        worst=search.describe(table, result, k),
+        worst=worst,
+        pictures=pictures,
         n_evaluations=done + result.n_evaluations - n_known,
         ascents=() if climbs is None else climbs.ascents,
         climbing_evaluations=done,
-        matrix_shape=result.shape,
+        matrix_shape=(0, 0) if search.single else result.shape,
         unit=search.divergence.unit,
         seed=seed,
         budget=budget,
@@ -183,19 +220,36 @@ class _PairSearch:
     """The model and circuit of a search, its inputs as the stages need them."""
 
     def __init__(
-        self, model: Model, circuit: Circuit, task: PairTask, divergence: Divergence, seed: int
+        self,
+        model: Model,
+        circuit: Circuit,
+        task: Task,
+        divergence: Divergence,
+        seed: int,
+        ablation: str,
     ) -> None:
         self.model, self.circuit, self.task = model, circuit, task
-        self.divergence, self.seed = divergence, seed
-        self.runner = PairRunner(model, circuit)
-        grammar = task.grammar
+        self.divergence, self.seed, self.ablation = divergence, seed, ablation
+        self.single = not edge_ablation(ablation).paired
+        grammar = grammar_of(task)
         example = None if grammar is None else grammar.choose(np.random.default_rng(seed))
         self.grammar = grammar if example is not None and grammar and grammar.slots(example) else None
+        if self.single and self.grammar is None:
+            raise InputError(
+                f"under {ablation!r} ablation a search varies the words of single prompts, but the inputs of "
+                f"{task.name!r} are given and cannot be varied; worst_case runs all of them"
+            )
+        self.reference, self.carried = None, edge_ablation(ablation)
+        if self.single:  # what cut edges carry is measured as by `worst_case`; the one input here is not run
+            one = sample_pairs(task, INPUTS, 1, ablation=ablation, seed=seed, prefix=PREFIX)
+            self.reference, self.carried = one.reference, ablation_of(one)
+        self.runner = PairRunner(model, circuit) if shares_inputs(model, circuit, ablation) else None
 
-    def evaluator(self, clean: PromptSet, corrupted: PromptSet) -> PairEvaluator:
-        return PairEvaluator(
-            self.model, self.circuit, clean, corrupted, divergence=self.divergence, runner=self.runner
-        )
+    def evaluator(self, clean: PromptSet, corrupted: PromptSet) -> PairEvaluator | RowEvaluator:
+        of = self.model, self.circuit, clean, corrupted
+        if self.runner is None:
+            return RowEvaluator(*of, ablation=self.carried, divergence=self.divergence)
+        return PairEvaluator(*of, divergence=self.divergence, runner=self.runner)
 
     def climb(self, budget: int, restarts: int) -> Climbs | None:
         """Climbs over the grammar; None without one."""
@@ -214,7 +268,8 @@ class _PairSearch:
             restarts=restarts,
             budget=int(CLIMBING * budget),
             seed=self.seed,
-            rank_fillers=FirstOrder(self.model, self.circuit, grammar),
+            rank_fillers=FirstOrder(self.model, self.circuit, grammar, self.carried),
+            second="same" if self.single else "clean" if self.ablation == DONOR else "corrupted",
         )
 
     def gather(self, climbs: Climbs | None, budget: int) -> "_InputTable":
@@ -222,7 +277,8 @@ class _PairSearch:
         # Eight evaluations per input of either side: twice what the effects need.
         most = max(1, budget // 8)
         if climbs is None:
-            sample = sample_pairs(self.task, "all", self.task.n, self.task.n, seed=self.seed)
+            n = self.task.n
+            sample = sample_pairs(self.task, "all", n, n, ablation=self.ablation, seed=self.seed)
             sides = [
                 side.subset(side.distinct.first_index[:most]) for side in (sample.clean, sample.corrupted)
             ]
@@ -255,6 +311,9 @@ class _PairSearch:
 
     def combine(self, table: "_InputTable", budget: int) -> MatrixSearch:
         """Matrix search over the inputs; what the climbs know of them is known from the start."""
+        if self.single:
+            assert table.start is not None
+            return table.start
         evaluator = self.evaluator(table.clean, table.corrupted)
 
         def evaluate(
@@ -265,11 +324,13 @@ class _PairSearch:
         sizes = table.clean.n, table.corrupted.n
         return matrix_search(evaluate, *sizes, budget, start=table.start, seed=self.seed)
 
-    def describe(self, table: "_InputTable", found: MatrixSearch, k: int) -> tuple[WorstPair, ...]:
-        """The k worst pairs, run once more."""
+    def describe(
+        self, table: "_InputTable", found: MatrixSearch, k: int
+    ) -> tuple[tuple[WorstPair, ...], Mapping[str, Mapping[str, str]] | None]:
+        """The k worst pairs, run once more, and their images."""
         best = found.best(k)
         sample = PairSample(
-            protocol="file",
+            protocol=INPUTS if self.single else "file",
             clean=table.clean.subset([pair.clean_index for pair in best]),
             corrupted=table.corrupted.subset([pair.corrupted_index for pair in best]),
             pairs=np.stack([np.arange(len(best))] * 2, axis=1),
@@ -278,10 +339,13 @@ class _PairSearch:
             population={"clean": None, "corrupted": None},
             seed=self.seed,
             streams={},
-            tokenizer=self.task.tokenizer,
+            tokenizer=names_of(self.task),
             task=self.task.describe(),
+            ablation=self.ablation,
+            reference=self.reference,
         )
-        return run_sample(self.circuit, self.model, sample, divergence=self.divergence).worst(len(best))
+        result = run_sample(self.circuit, self.model, sample, divergence=self.divergence)
+        return result.worst(len(best)), result.pictures
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

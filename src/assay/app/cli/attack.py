@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, remark
 from assay.app.option_groups import INPUTS, STORED, Count, at_least, completing, one_of, own_group
-from assay.app.options import Independent, OfCircuit, OnTask
+from assay.app.options import Independent, OfCircuit, OnImages, OnTask
 from assay.app.running import Computing, File, Reporting, call, check_outputs
 from assay.core.errors import InputError, OutputError
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from assay.circuits import Circuit
     from assay.models import Model
     from assay.pipeline import PairCounts
-    from assay.tasks import PairTask
+    from assay.pipeline.prompts import Division
+    from assay.tasks import Task
 
 ABLATIONS = ("resample", "resample-donor", "zero", "mean", "mean-positional")
 EXPLAINABLE = ("kl", "js")
@@ -27,17 +28,18 @@ PAIRS, BOUNDS, SEARCH = own_group("Pairs"), own_group("Certificates", 41), own_g
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnTask):
+class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnImages, OnTask):
     """What is attacked, over which pairs, and what is asked of them.
 
     Attributes:
-        n: Prompts in each half to discover a circuit on; the pairs are counted by --n-clean, --n-corrupted
-            and --n-pairs. Default: 200; all rows of a file.
-        protocol: Pairs to run. all: every combination of clean and corrupted inputs; matched: prompts and
-            their own corruptions; iid: independent pairs; file: the task's own pairs; inputs: single prompts,
-            for zero and mean ablations. Default: all, file for a JSONL file, inputs where it applies.
-        ablation: Value that replaces a removed edge: resample, resample-donor (of another clean prompt),
-            zero, mean or mean-positional.
+        n: Prompts or images in each half, to discover a circuit on; images of the other half are attacked.
+            Prompts are counted by --n-clean, --n-corrupted and --n-pairs. Default: 200; all rows of a file.
+        protocol: Pairs to run. all: every combination of clean and corrupted inputs; matched: inputs and
+            their own corruptions; iid: independent pairs; file: the task's own pairs; inputs: single inputs,
+            for zero and mean ablations. Default: all, file for a JSONL file and for images, inputs where it
+            applies.
+        ablation: Value that replaces a removed edge: resample, resample-donor (of another clean input),
+            zero, mean or mean-positional. Default: resample.
         n_clean: Clean inputs of protocols all and inputs. Default: 300, about a minute on mini; 3000 for
             inputs.
         n_corrupted: Corrupted inputs of protocol all. Default: 300.
@@ -76,11 +78,19 @@ class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnTask):
     resume: Annotated[Path | None, STORED] = None
 
     @property
+    def of_images(self) -> bool:
+        """Whether images are attacked."""
+        from assay.tasks import digits_source
+
+        own = self.model == "colour-digits" and self.task == AttackSettings.task
+        return self.images is not None or own or digits_source(self.task) is not None
+
+    @property
     def of_grammar(self) -> bool:
         """Whether the prompts come from a registered task, not from a file."""
         from assay.tasks import is_task_file
 
-        return not is_task_file(self.task)
+        return not is_task_file(self.task) and not self.of_images
 
     @property
     def certifies(self) -> bool:
@@ -103,18 +113,17 @@ def attack(settings: AttackSettings) -> None:
     own = [_words(text) for text in settings.words]
     model = settings.load_model()
     circuit = settings.edge_circuit(model.graph)
-    # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
-    drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
-    task = load_task(settings.task, model, n=drawn)
-    if protocol == "file" or (protocol == "inputs" and not settings.of_grammar):
+    task, found_on = _inputs(settings, model, circuit, size)
+    counted = settings.n_clean or settings.n_corrupted or settings.n_pairs
+    if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
     if settings.dry_run:
         n = settings.n or pipeline.DEFAULT_N
         carried = settings.ablation
         stages = pipeline.plan_attack(model, protocol, size, ablation=carried, circuit=circuit)
         if circuit is None:
-            stages.insert(0, call(settings, pipeline.plan_discovery, model, n=n))
-        settings.show_cost(model, n, stages, few_inputs(settings.task, None, model))
+            stages = [*call(settings, pipeline.plan_circuit, model, n=n), *stages]
+        settings.show_cost(model, n, stages, few_inputs(settings.task, settings.images, model))
         return
     check_outputs(settings)
     if settings.resume is not None and settings.resume.is_file():
@@ -123,8 +132,29 @@ def attack(settings: AttackSettings) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             load_task(settings.task, model, n=1, **options)
-    result, cached = _run(settings, model, task, circuit, protocol, size, own)
+    result, cached = _run(settings, model, (task, found_on), circuit, protocol, size, own)
     _hand_over(settings, result, cached=cached)
+
+
+def _inputs(
+    settings: AttackSettings, model: "Model", circuit: "Circuit | None", size: "PairCounts"
+) -> "tuple[Task, Task | Division | str]":
+    """What is attacked, and what a circuit is found on: of images the other half."""
+    from assay.pipeline.inputs import draw_inputs, read_inputs
+    from assay.tasks import load_task
+
+    if not settings.of_images:
+        # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
+        drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
+        task = load_task(settings.task, model, n=drawn)
+        return task, settings.task if settings.of_grammar else task
+    options: dict[str, Any] = {"n": settings.n, "seed": settings.seed, "skip_bad": settings.skip_bad}
+    if circuit is not None:
+        images = read_inputs(settings.task, settings.images, model, **options)
+        return images, images
+    source = settings.task if settings.images is None else f"images:{settings.images}"
+    draws = draw_inputs(model, source, **options)
+    return draws.measured, draws
 
 
 def _check(settings: AttackSettings) -> str:
@@ -135,7 +165,8 @@ def _check(settings: AttackSettings) -> str:
     from assay.analyses.worst_case.sampling import INPUTS, PROTOCOLS, check_ablation
     from assay.core.errors import unknown_name
 
-    pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
+    named = None if settings.of_images else settings.task
+    pipeline.check_options(method=settings.method, task=named, objective=settings.objective)
     get_divergence(settings.divergence)
     usual = "all" if settings.of_grammar or settings.ablation == DONOR else "file"
     protocol = settings.protocol or (usual if edge_ablation(settings.ablation).paired else INPUTS)
@@ -143,13 +174,13 @@ def _check(settings: AttackSettings) -> str:
         raise unknown_name("protocol", protocol, PROTOCOLS)
     check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
     if protocol == INPUTS and not settings.of_grammar and settings.n_clean is not None:
-        raise InputError("--n-clean counts prompts of a grammar, but a file is run whole; remove it")
-    if settings.ablation != "resample" and (
-        settings.search is not None or settings.explain or settings.words
-    ):
         raise InputError(
-            "--search, --explain and --words run pairs under resample ablation only; got --ablation "
-            f"{settings.ablation}"
+            "--n-clean counts prompts of a grammar, but a file, or a set of images, is run whole; remove it"
+        )
+    if settings.search is not None and protocol == INPUTS and not settings.of_grammar:
+        raise InputError(
+            f"--search varies the words of single prompts under {settings.ablation} ablation, but the inputs "
+            "of a file or a set of images are given, and all of them are run; remove --search"
         )
     _check_certificates(settings.percentile, settings.delta, settings.epsilon)
     if settings.reuse_clean and (settings.percentile or settings.epsilon is not None):
@@ -166,7 +197,8 @@ def _check(settings: AttackSettings) -> str:
         )
     if settings.words and not settings.of_grammar:
         raise InputError(
-            "--words changes the word lists of a task's grammar, and a task file does not have one"
+            "--words changes the word lists of a task's grammar, and a task file or a set of images does not "
+            "have one"
         )
     save = settings.save
     if save is not None and save.suffix not in (".safetensors", ".json"):
@@ -177,7 +209,7 @@ def _check(settings: AttackSettings) -> str:
 def _run(
     settings: AttackSettings,
     model: "Model",
-    task: "PairTask",
+    inputs: "tuple[Task, Task | Division | str]",
     circuit: "Circuit | None",
     protocol: str,
     size: "PairCounts",
@@ -186,13 +218,12 @@ def _run(
     """The worst case with what was asked beside it, and whether the store had it."""
     from assay import pipeline
 
+    task, found_on = inputs
     store = settings.open_store()
     with progress_on_stderr() as progress:
         if circuit is None:
-            prompts = settings.task if settings.of_grammar else task
-            found_under = "resample" if settings.ablation == "resample-donor" else settings.ablation
             circuit = settings.runs(
-                model, prompts, ablation=found_under, store=store, progress=progress
+                model, found_on, ablation=_found_under(settings, task), store=store, progress=progress
             ).circuit
         stored = call(
             settings,
@@ -216,6 +247,13 @@ def _run(
             progress=progress,
         )
     return result, stored.cached
+
+
+def _found_under(settings: AttackSettings, task: "Task") -> str:
+    """The ablation under which a circuit is found; images may have no counterparts to resample from."""
+    if settings.ablation != "resample-donor":
+        return settings.ablation
+    return "resample" if getattr(task, "corrupted", None) is not None else "mean-positional"
 
 
 def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsilon: float | None) -> None:

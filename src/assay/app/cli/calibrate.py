@@ -108,8 +108,8 @@ def _show_plan(settings: CalibrateSettings, model: "Model", *, discovers: bool) 
         random_sets=settings.random_sets,
         max_passes=settings.budget,
     )
-    discovery = call(settings, pipeline.plan_discovery, model, n=settings.n or pipeline.DEFAULT_N)
-    stages = [*[discovery] * (len(settings.against) + discovers), *stages]
+    found = call(settings, pipeline.plan_circuit, model, n=settings.n or pipeline.DEFAULT_N)
+    stages = [*found * (len(settings.against) + discovers), *stages]
     settings.show_cost(model, settings.prompts, stages, few_inputs(settings.task, None, model))
 
 

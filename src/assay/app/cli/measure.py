@@ -72,9 +72,10 @@ def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | No
 
     n = settings.n or pipeline.DEFAULT_N
     drawn = n * len(settings.task)
-    stages = [pipeline.plan_measurement(model, settings.metric, n=drawn, n_random=settings.n_random)]
-    if circuit is None:
-        stages.insert(0, call(settings, pipeline.plan_discovery, model, n=drawn))
+    found = [] if circuit is not None else call(settings, pipeline.plan_circuit, model, n=drawn)
+    sized = len(found) > 1
+    measured = call(settings, pipeline.plan_measurement, model, settings.metric, n=drawn, sized=sized)
+    stages = [*found, measured]
     settings.show_cost(model, n, stages, few_inputs(settings.task[0], settings.images, model))
 
 

@@ -86,7 +86,7 @@ def _show_plan(settings: RepairSettings, model: "Model", *, discovers: bool) -> 
     n = settings.n or pipeline.DEFAULT_N
     stages = call(settings, plan_repair, model)
     if discovers:
-        stages.insert(0, call(settings, pipeline.plan_discovery, model, n=n))
+        stages = [*call(settings, pipeline.plan_circuit, model, n=n), *stages]
     settings.show_cost(model, n, stages, few_inputs(settings.task, None, model))
 
 
