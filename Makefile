@@ -5,6 +5,7 @@ PYTHON ?= python3
 TORCH := torch==2.13.0
 VENV := .venv
 TIMM := .venv-timm
+OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 
@@ -35,13 +36,13 @@ help:
 
 setup: $(VENV)/.complete
 
-# PyTorch first and by itself, so that the machine's own build of it (CPU or some CUDA) is kept.
+# The lock file has hashes and does not name PyTorch: the right build of it (CPU or some CUDA) depends on the machine.
 $(VENV)/.complete: requirements.lock pyproject.toml src/assay/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit("assay needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "$(VENV): PyTorch, then the locked requirements (a few minutes when nothing is cached)"
-	@$(BIN)/python $(PIP_INSTALL) --constraint requirements.lock $(TORCH)
-	@$(BIN)/python $(PIP_INSTALL) --requirement requirements.lock
+	@echo "$(VENV): the locked requirements, then PyTorch (a few minutes when nothing is cached)"
+	@$(BIN)/python $(PIP_INSTALL) --no-deps --require-hashes --requirement requirements.lock
+	@$(BIN)/python $(PIP_INSTALL) $(TORCH)
 	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -59,10 +60,26 @@ $(TIMM)/.complete: requirements-timm.lock $(VENV)/.complete
 setup-tests: setup $(TIMM)/.complete
 	@.ci/system-packages
 
+# uv adds the hashes; it lies in a folder of its own, because $(VENV) holds nothing but what is pinned.
 lock: setup
+	@test -x build/uv/bin/uv || { $(BIN)/python -m venv build/uv && build/uv/bin/python $(PIP_INSTALL) uv; }
 	$(BIN)/python -m pip freeze --all --exclude-editable \
-		| grep -viE '^(assay|pip|torch|triton|nvidia|cuda)' | LC_ALL=C sort -f > requirements.lock
+		| grep -viE '^(assay|circuit-assay|pip|torch|triton|nvidia|cuda)' | LC_ALL=C sort -f > build/pins.txt
+	build/uv/bin/uv pip compile build/pins.txt --python $(BIN)/python --no-deps --generate-hashes \
+		--no-header --no-annotate --quiet --output-file requirements.lock
 	@touch $(VENV)/.complete
+
+# What the quick tests need besides the package.
+TOOLS := pytest pytest-xdist hypothesis beartype httpx2 setuptools packaging
+
+# An older PyTorch where there is a wheel of it: make test-oldest TORCH=torch==2.6.0
+$(OLDEST)/.complete: requirements-oldest.txt pyproject.toml
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@echo "$(OLDEST): PyTorch, then the lowest versions that are allowed"
+	@$(OLDEST)/bin/python $(PIP_INSTALL) $(TORCH)
+	@$(OLDEST)/bin/python $(PIP_INSTALL) --constraint requirements-oldest.txt --editable \
+		'.[serve,parquet,postgres,adapters]' $(TOOLS)
+	@touch $@
 
 # ------------------------------------------------------------------------------------------------ verbs
 
@@ -109,6 +126,6 @@ docs: setup
 	@echo "The documentation is $(CURDIR)/docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) $(TIMM) build dist demo-out assay-out docs/_build docs/reference/generated
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis src/assay.egg-info
+	rm -rf $(VENV) $(TIMM) $(OLDEST) build dist demo-out assay-out docs/_build docs/reference/generated
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -129,5 +129,5 @@ def test_work_that_ray_workers_cannot_load_ends_the_sweep(tmp_path: Path) -> Non
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "assay\[ray\]"'):
+    with pytest.raises(MissingExtraError, match=r"pip install 'circuit-assay\[ray\]'"):
         RayWorkers("local")
