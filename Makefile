@@ -12,10 +12,10 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 # Bytecode of the tests, and of the package with its type checks, is kept: making it takes each process of the
 # suite some ten seconds. One thread for each process, since there is a process for each CPU.
 unexport PYTHONDONTWRITEBYTECODE
-test test-timm: export OMP_NUM_THREADS := 1
+test test-timm test-quick test-oldest: export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-timm lint format bench bench-gpu gate-rates docs lock clean
+.PHONY: help setup setup-tests demo test test-timm test-quick test-oldest lint format bench bench-gpu gate-rates docs lock clean
 
 help:
 	@echo "make setup      virtual environment $(VENV) with the locked requirements"
@@ -23,6 +23,8 @@ help:
 	@echo "make test       the whole test suite, the timm tests included; installs a browser, a database server"
 	@echo "                and promtool where it may (.ci/system-packages)"
 	@echo "make test-timm  the tests that need timm, in $(TIMM), an environment layered over $(VENV)"
+	@echo "make test-quick   the tests that train nothing and need no system program"
+	@echo "make test-oldest  the same with the lowest versions that are allowed, in $(OLDEST)"
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make bench      every benchmark, one JSON document each"
@@ -98,6 +100,12 @@ test: setup-tests
 
 test-timm: $(TIMM)/.complete
 	$(TIMM)/bin/python -m pytest $(PARALLEL) tests/timm
+
+test-quick: setup
+	$(BIN)/python -m pytest $(PARALLEL) @tests/quick.txt
+
+test-oldest: $(OLDEST)/.complete
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) @tests/quick.txt
 
 lint: setup
 	$(BIN)/ruff check .
