@@ -5,16 +5,17 @@ PYTHON ?= python3
 TORCH := torch==2.13.0
 VENV := .venv
 TIMM := .venv-timm
+OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 
 # Bytecode of the tests, and of the package with its type checks, is kept: making it takes each process of the
 # suite some ten seconds. One thread for each process, since there is a process for each CPU.
 unexport PYTHONDONTWRITEBYTECODE
-test test-timm: export OMP_NUM_THREADS := 1
+test test-timm test-quick test-oldest: export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-timm lint format bench bench-gpu gate-rates docs lock clean
+.PHONY: help setup setup-tests demo test test-timm test-quick test-oldest lint format bench bench-gpu gate-rates docs lock clean
 
 help:
 	@echo "make setup      virtual environment $(VENV) with the locked requirements"
@@ -22,6 +23,8 @@ help:
 	@echo "make test       the whole test suite, the timm tests included; installs a browser, a database server"
 	@echo "                and promtool where it may (.ci/system-packages)"
 	@echo "make test-timm  the tests that need timm, in $(TIMM), an environment layered over $(VENV)"
+	@echo "make test-quick   the tests that train nothing and need no system program"
+	@echo "make test-oldest  the same with the lowest versions that are allowed, in $(OLDEST)"
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make bench      every benchmark, one JSON document each"
@@ -35,13 +38,13 @@ help:
 
 setup: $(VENV)/.complete
 
-# PyTorch first and by itself, so that the machine's own build of it (CPU or some CUDA) is kept.
+# The lock file has hashes and does not name PyTorch: the right build of it (CPU or some CUDA) depends on the machine.
 $(VENV)/.complete: requirements.lock pyproject.toml src/assay/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit("assay needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "$(VENV): PyTorch, then the locked requirements (a few minutes when nothing is cached)"
-	@$(BIN)/python $(PIP_INSTALL) --constraint requirements.lock $(TORCH)
-	@$(BIN)/python $(PIP_INSTALL) --requirement requirements.lock
+	@echo "$(VENV): the locked requirements, then PyTorch (a few minutes when nothing is cached)"
+	@$(BIN)/python $(PIP_INSTALL) --no-deps --require-hashes --requirement requirements.lock
+	@$(BIN)/python $(PIP_INSTALL) $(TORCH)
 	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -59,10 +62,26 @@ $(TIMM)/.complete: requirements-timm.lock $(VENV)/.complete
 setup-tests: setup $(TIMM)/.complete
 	@.ci/system-packages
 
+# uv adds the hashes; it lies in a folder of its own, because $(VENV) holds nothing but what is pinned.
 lock: setup
+	@test -x build/uv/bin/uv || { $(BIN)/python -m venv build/uv && build/uv/bin/python $(PIP_INSTALL) uv; }
 	$(BIN)/python -m pip freeze --all --exclude-editable \
-		| grep -viE '^(assay|pip|torch|triton|nvidia|cuda)' | LC_ALL=C sort -f > requirements.lock
+		| grep -viE '^(assay|circuit-assay|pip|torch|triton|nvidia|cuda)' | LC_ALL=C sort -f > build/pins.txt
+	build/uv/bin/uv pip compile build/pins.txt --python $(BIN)/python --no-deps --generate-hashes \
+		--no-header --no-annotate --quiet --output-file requirements.lock
 	@touch $(VENV)/.complete
+
+# What the quick tests need besides the package.
+TOOLS := pytest pytest-xdist hypothesis beartype httpx2 setuptools packaging
+
+# An older PyTorch where there is a wheel of it: make test-oldest TORCH=torch==2.6.0
+$(OLDEST)/.complete: requirements-oldest.txt pyproject.toml
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@echo "$(OLDEST): PyTorch, then the lowest versions that are allowed"
+	@$(OLDEST)/bin/python $(PIP_INSTALL) $(TORCH)
+	@$(OLDEST)/bin/python $(PIP_INSTALL) --constraint requirements-oldest.txt --editable \
+		'.[serve,parquet,postgres,adapters]' $(TOOLS)
+	@touch $@
 
 # ------------------------------------------------------------------------------------------------ verbs
 
@@ -81,6 +100,12 @@ test: setup-tests
 
 test-timm: $(TIMM)/.complete
 	$(TIMM)/bin/python -m pytest $(PARALLEL) tests/timm
+
+test-quick: setup
+	$(BIN)/python -m pytest $(PARALLEL) @tests/quick.txt
+
+test-oldest: $(OLDEST)/.complete
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) @tests/quick.txt
 
 lint: setup
 	$(BIN)/ruff check .
@@ -109,6 +134,6 @@ docs: setup
 	@echo "The documentation is $(CURDIR)/docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) $(TIMM) build dist demo-out assay-out docs/_build docs/reference/generated
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis src/assay.egg-info
+	rm -rf $(VENV) $(TIMM) $(OLDEST) build dist demo-out assay-out docs/_build docs/reference/generated
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,7 +7,6 @@ listens on a unix socket alone, and is stopped at the end. Each process of pytes
 import contextlib
 import itertools
 import os
-import pwd
 import shutil
 import subprocess
 import tempfile
@@ -122,10 +121,12 @@ class PostgresServer:
             raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout.decode())
 
 
-def _unprivileged() -> pwd.struct_passwd | None:
-    """The user to run as: PostgreSQL refuses root."""
+def _unprivileged() -> Any:
+    """The user to run as, None for this one: PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return None
+    import pwd  # not above: Windows, where other tests run, does not have it
+
     names = {user.pw_name: user for user in pwd.getpwall()}
     return names.get("postgres") or names["nobody"]
 

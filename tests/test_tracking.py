@@ -168,5 +168,5 @@ def test_without_mlflow_the_message_says_how_to_get_it(monkeypatch: pytest.Monke
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(MissingExtraError, match=r'pip install "assay\[mlflow\]"'):
+    with pytest.raises(MissingExtraError, match=r"pip install 'circuit-assay\[mlflow\]'"):
         log_to_mlflow({"name": "a", "value": 1.0})

@@ -142,7 +142,7 @@ def test_weight_hash_knows_the_configuration(gpt2_tiny: nn.Module) -> None:
 def test_an_adapter_without_peft_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "mini"}')
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'assay\[adapters\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'circuit-assay\[adapters\]'"):
         load_model(tmp_path)
 
 

@@ -278,7 +278,9 @@ def test_timm_models_need_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     weights = directory / "model.safetensors"
     save_file({"head.bias": torch.zeros(2)}, weights)
     for source in ("timm:vit_tiny_patch16_224", f"timm:vit_tiny_patch16_224@{weights}", str(directory)):
-        with pytest.raises(MissingExtraError, match=r"is a timm model.*pip install 'assay\[vision\]'"):
+        with pytest.raises(
+            MissingExtraError, match=r"is a timm model.*pip install 'circuit-assay\[vision\]'"
+        ):
             load_model(source)
 
 

@@ -484,6 +484,67 @@ def test_an_event_is_a_post_of_json(host: Host) -> None:
     assert json.loads(body) == EVENT
 
 
+FULL = EVENT | {
+    "monitor": "door <b>",
+    "monitor_id": "0123456789abcdef",
+    "model": "vit & co",
+    "rule": "conformal",
+    "first_batch": 7,
+    "batch": 7,
+    "time": "2026-01-02T03:04:05.000+00:00",
+    "shift": 0.4214,
+    "interval": {"low": 0.39, "high": 0.45},
+    "p_value": 0.02,
+    "guarantee": "At most 5 % of batches.",
+}
+
+
+def sent(host: Host, form: str, event: dict[str, Any], query: str = "") -> tuple[str, dict[str, Any]]:
+    """Path and body of the request for an event."""
+    Webhook(f"http://127.0.0.1:{host.port}/hook{query}", form=form).deliver(event)
+    path, _, body = host.asked[-1]
+    return path, json.loads(body)
+
+
+def test_slack_is_sent_text_without_mark_up(host: Host) -> None:
+    _, body = sent(host, "slack", FULL)
+    assert body.keys() == {"text"}
+    lines = body["text"].splitlines()
+    assert lines[0] == (
+        "door &lt;b&gt;: vit &amp; co raised the alarm at batch 7, circuit shift 0.421 [0.390, 0.450]"
+    )
+    assert "Rule: conformal, p 0.020" in lines
+    assert "Guarantee: At most 5 % of batches." in lines
+
+
+def test_teams_is_sent_an_adaptive_card(host: Host) -> None:
+    undefined = {**FULL, "event": "resolved", "interval": {"low": None, "high": None}, "p_value": None}
+    _, body = sent(host, "teams", undefined)
+    (attachment,) = body["attachments"]
+    assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
+    text, facts = attachment["content"]["body"]
+    assert text["text"].endswith("no longer raises the alarm at batch 7, circuit shift 0.421")
+    assert {each["title"]: each["value"] for each in facts["facts"]}["Rule"] == "conformal"
+
+
+def test_pagerduty_opens_and_closes_one_incident_and_its_key_leaves_the_url(host: Host) -> None:
+    path, opened = sent(host, "pagerduty", FULL, "?routing_key=SECRET&a=b")
+    _, closed = sent(host, "pagerduty", {**FULL, "event": "resolved", "batch": 9}, "?a=b&routing_key=SECRET")
+    assert path == "/hook?a=b"
+    assert opened["routing_key"] == "SECRET"
+    assert (opened["event_action"], closed["event_action"]) == ("trigger", "resolve")
+    assert opened["dedup_key"] == closed["dedup_key"] == "assay-0123456789abcdef-7"
+    assert opened["payload"].keys() >= {"summary", "source", "severity", "timestamp"}
+    assert opened["payload"]["custom_details"] == FULL
+
+
+def test_a_form_that_does_not_exist_and_a_pager_without_a_key_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown webhook format 'slak'; did you mean 'slack'"):
+        Webhook("http://127.0.0.1/", form="slak")
+    with pytest.raises(InputError, match=r"needs the key of its integration: give .*routing_key=KEY"):
+        Webhook("http://127.0.0.1/v2/enqueue", form="pagerduty")
+
+
 def test_a_name_and_password_in_the_url_are_basic_authentication(host: Host) -> None:
     sink = Webhook(f"http://me:pa%3Ass@127.0.0.1:{host.port}")
     sink.deliver(EVENT)

@@ -141,6 +141,8 @@ def test_a_webhook_is_shown_nowhere(tmp_path: Path) -> None:
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="without an alarm file or a webhook"):
         MonitorRun(options(tmp_path, cool_down="10m"), tell=print)
+    with pytest.raises(InputError, match="webhook format has no effect without a webhook"):
+        MonitorRun(options(tmp_path, webhook_format="slack"), tell=print)
     with pytest.raises(InputError, match="not a duration"):
         MonitorRun(options(tmp_path, cool_down="soon", alarm_file=tmp_path / "a"), tell=print)
     with pytest.raises(FileFormatError, match="does not exist"):

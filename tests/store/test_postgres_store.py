@@ -91,7 +91,7 @@ def test_the_password_is_shown_nowhere(url: str, tmp_path: Path) -> None:
 
 def test_a_missing_driver_is_an_instruction(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingExtraError, match=r'run: pip install "assay\[postgres\]"'):
+    with pytest.raises(MissingExtraError, match=r"run: pip install 'circuit-assay\[postgres\]'"):
         Store(url)
 
 

@@ -499,5 +499,5 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
         raise ImportError(name)
 
     monkeypatch.setattr("assay.analyses.subsets.parquet.importlib.import_module", missing)
-    with pytest.raises(MissingExtraError, match=r"pip install 'assay\[parquet\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'circuit-assay\[parquet\]'"):
         CorrectnessData.save(full_data(), tmp_path / "data.parquet")

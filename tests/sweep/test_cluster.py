@@ -170,5 +170,5 @@ def test_the_gpus_of_a_cluster_decide_not_those_of_this_machine(there: str, line
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "assay\[ray\]"'):
+    with pytest.raises(MissingExtraError, match=r"pip install 'circuit-assay\[ray\]'"):
         RayWorkers("local")

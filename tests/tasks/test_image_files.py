@@ -367,7 +367,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
     # An import of either then fails as if it were missing, whatever another test has imported before.
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match=r"needs pyarrow; run: pip install 'assay\[vision\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs pyarrow; run: pip install 'circuit-assay\[vision\]'"):
         read_parquet(tmp_path / "a.parquet")
 
 

@@ -247,7 +247,9 @@ def test_parquet_without_pyarrow_says_what_to_install(
         load_task(path, gpt2_tokenizer)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match=r"needs pyarrow; run: pip install 'assay\[parquet\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"needs pyarrow; run: pip install 'circuit-assay\[parquet\]'"
+    ):
         load_task(path, gpt2_tokenizer)
 
 

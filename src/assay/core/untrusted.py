@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.core.errors import AssayError, FileFormatError, MissingExtraError, UnsafeFileError
+from assay.core.errors import AssayError, FileFormatError, UnsafeFileError
+from assay.core.extras import needs_extra
 from assay.core.machine import free_memory
 
 
@@ -218,12 +219,8 @@ def read_parquet_file(path: Path, *, extra: str) -> Any:
         FileFormatError: If it is no parquet file, or does not fit into the memory.
         MissingExtraError: If pyarrow is not installed.
     """
-    try:
+    with needs_extra(extra, "reading parquet needs pyarrow"):
         parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"reading parquet needs pyarrow; run: pip install 'assay[{extra}]'"
-        ) from error
     try:
         with parquet.ParquetFile(path) as file:
             check_rows(file.metadata.num_rows, len(file.schema_arrow.names), path)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from assay.core.errors import FileFormatError, MissingExtraError, UnsafeFileError, UnsupportedModelError
+from assay.core.extras import install_command
 from assay.core.untrusted import MALFORMED, printable, refuse_pickle
 from assay.models.weight_files import read_json
 
@@ -209,7 +210,7 @@ def attach(module: nn.Module, directory: Path) -> nn.Module:
     except ImportError as error:
         raise MissingExtraError(
             f"{directory} is an adapter of PEFT, which cannot be imported ({error}); install it with "
-            "pip install 'assay[adapters]'"
+            f"{install_command('adapters')}"
         ) from error
     config, file = read_json(directory / CONFIG), directory / WEIGHTS
     served = _READ | _WITHOUT_EFFECT

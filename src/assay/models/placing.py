@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from assay.core.errors import InputError, MissingExtraError
+from assay.core.extras import install_command
 
 
 Device = str | torch.device | None
@@ -141,7 +142,7 @@ def check_device_map(device_map: DeviceMap, device: Device) -> None:
     except ImportError as error:
         raise MissingExtraError(
             f"device_map needs accelerate, which cannot be imported ({error}); install it with "
-            "pip install 'assay[placement]'"
+            f"{install_command('placement')}"
         ) from error
 
 

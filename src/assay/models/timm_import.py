@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from assay.core.errors import MissingExtraError
+from assay.core.extras import install_command
 
 
 # What torchvision's Python part registers shape rules for on import, wherever its compiled part is.
@@ -34,8 +35,8 @@ def timm_create_model(wanted: str) -> Callable[..., nn.Module]:
         from timm import create_model
     except (ImportError, RuntimeError) as error:
         raise MissingExtraError(
-            f"{wanted!r} is a timm model, but timm cannot be imported ({error}); install it with pip "
-            "install 'assay[vision]'"
+            f"{wanted!r} is a timm model, but timm cannot be imported ({error}); install it with "
+            f"{install_command('vision')}"
         ) from error
     built: Callable[..., nn.Module] = create_model
     return built

@@ -13,7 +13,8 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from assay.core.errors import AssayError, MissingExtraError
+from assay.core.errors import AssayError
+from assay.core.extras import needs_extra
 from assay.core.machine import usable_cores
 from assay.pipeline.failures import Fault
 from assay.pipeline.limits import Limits
@@ -229,12 +230,12 @@ class _Worker:
 
 
 def _ray(*, alone: bool) -> Any:
-    try:
-        with _environment(_ENVIRONMENT | (_ALONE if alone else {})):
-            import ray
-            import ray.exceptions
-    except ImportError as error:
-        raise MissingExtraError('running on Ray needs Ray; run: pip install "assay[ray]"') from error
+    with (
+        needs_extra("ray", "running on Ray needs Ray"),
+        _environment(_ENVIRONMENT | (_ALONE if alone else {})),
+    ):
+        import ray
+        import ray.exceptions
     return ray
 
 

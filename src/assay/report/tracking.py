@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import InputError, MissingExtraError
+from assay.core.errors import InputError
+from assay.core.extras import needs_extra
 from assay.core.record import library_version, plain, record_id
 from assay.report.save import save_report
 
@@ -71,12 +72,8 @@ def log_to_mlflow(*results: Any, run_id: str | None = None, experiment: str | No
             "run and experiment exclude each other, because a run belongs to its experiment; give one"
         )
     entries = _named([each for result in results for each in _entries(result)])
-    try:
+    with needs_extra("mlflow", "logging to MLflow needs mlflow-skinny"):
         import mlflow
-    except ImportError as error:
-        raise MissingExtraError(
-            'logging to MLflow needs it; install it with: pip install "assay[mlflow]"'
-        ) from error
     client = mlflow.MlflowClient()
     active = mlflow.active_run()
     new = run_id is None and (experiment is not None or active is None)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from assay.core.errors import AssayError, FileFormatError, MissingExtraError, OutputError
+from assay.core.errors import AssayError, FileFormatError, OutputError
+from assay.core.extras import needs_extra
 from assay.store.location import Location
 
 
@@ -163,7 +164,7 @@ def _engine(location: Location) -> sa.Engine:
         _take_over_transactions(engine)
         return engine
     usual = {"connect_timeout": "10", "application_name": "assay"}
-    try:
+    with needs_extra("postgres", "a PostgreSQL store needs psycopg"):
         engine = sa.create_engine(
             location.url,
             pool_size=1,  # of each process; a thread more gets one for the time it needs it
@@ -171,10 +172,6 @@ def _engine(location: Location) -> sa.Engine:
             connect_args={key: value for key, value in usual.items() if key not in location.url.query},
             json_serializer=_json_of_unicode,
         )
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            'a PostgreSQL store needs psycopg; run: pip install "assay[postgres]"'
-        ) from error
     _leave_to_the_parent(engine)
     return engine
 

@@ -22,7 +22,8 @@ from assay.analyses.subsets._contents import (
 )
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.placement import row_of
-from assay.core.errors import FileFormatError, InputError, MissingExtraError
+from assay.core.errors import FileFormatError, InputError
+from assay.core.extras import needs_extra
 from assay.core.record import plain
 from assay.core.untrusted import check_rows, parquet_table
 
@@ -45,10 +46,8 @@ def is_archive(path: Path) -> bool:
 
 def pyarrow_modules() -> tuple[ModuleType, ModuleType]:
     """`pyarrow` and `pyarrow.parquet`, or the error that names the extra."""
-    try:
+    with needs_extra("parquet", "Parquet needs pyarrow"):
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("Parquet needs pyarrow; run: pip install 'assay[parquet]'") from error
 
 
 def parquet_bytes(data: Mapping[str, Any]) -> bytes:

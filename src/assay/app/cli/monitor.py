@@ -19,6 +19,7 @@ from assay.app.console import (
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.option_groups import RUNNING, at_least
 from assay.app.running import Computing
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from assay.pipeline.monitoring import StartedMonitor
 
 ALARM = 3
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -34,11 +36,13 @@ class MonitorSettings(Computing, MonitorOptions):
     """What is watched, and how the command talks and ends.
 
     Attributes:
-        metrics_port: Serve Prometheus metrics on this port of localhost.
+        metrics_port: Serve Prometheus metrics on this port.
+        metrics_host: Address on which to serve them; others than loopback need no token either.
         gate: Exit with code 3 if a batch raises the alarm; with --follow, immediately.
     """
 
     metrics_port: Annotated[int | None, RUNNING, at_least(0)] = None
+    metrics_host: Annotated[str, RUNNING] = LOOPBACK
     gate: Annotated[bool, RUNNING] = False
 
 
@@ -75,9 +79,11 @@ def _start(settings: MonitorSettings, run: "MonitorRun", stack: ExitStack) -> No
     from assay.app.monitor.metrics import MetricsServer
 
     if settings.metrics_port is not None:
-        served = stack.enter_context(MetricsServer(settings.metrics_port))
+        served = stack.enter_context(MetricsServer(settings.metrics_port, settings.metrics_host))
         run.publish_to(served.publish)
-        note(f"metrics on http://127.0.0.1:{served.port}/metrics")
+        note(f"metrics on http://{settings.metrics_host}:{served.port}/metrics")
+    elif settings.metrics_host != LOOPBACK:
+        raise InputError("--metrics-host has no effect without --metrics-port; give one")
     with progress_on_stderr() as progress:
         run.start(progress)
     note(run.started.monitor.guarantee.statement)

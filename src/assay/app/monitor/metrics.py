@@ -7,11 +7,14 @@ from types import TracebackType
 from typing import Any, Literal
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, generate_latest, start_wsgi_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from assay.core.errors import OutputError
+from assay.core.extras import needs_extra
+
+
+with needs_extra("serve", "metrics for Prometheus need prometheus-client"):
+    from prometheus_client import CollectorRegistry, generate_latest, start_wsgi_server
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of `metrics_text`

@@ -51,6 +51,7 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Ablating):
         alpha: Level of the conformal and the sequential rule.
         alarm_file: File to append a JSON line to when an alarm is raised or resolved.
         webhook: URL that receives the same lines by POST; best set with ASSAY_WEBHOOK or a file.
+        webhook_format: Body of a request: generic, slack, teams or pagerduty.
         cool_down: Minimum time between notifications, e.g. 45s, 10m, 2h.
         method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
@@ -77,6 +78,7 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Ablating):
     alpha: Annotated[float, ALARM] = 0.05
     alarm_file: Annotated[Path | None, ALARM] = None
     webhook: Annotated[str | None, ALARM] = None
+    webhook_format: Annotated[str, ALARM, one_of("generic", "slack", "teams", "pagerduty")] = "generic"
     cool_down: Annotated[str | float, ALARM, Parameter(metavar="TIME")] = "0"
     method: Annotated[str | None, DISCOVERY, completing("methods")] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None

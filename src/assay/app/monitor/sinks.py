@@ -18,6 +18,7 @@ from typing import Any
 
 from filelock import lock_descriptor
 
+from assay.app.monitor.webhook_bodies import KEY, body_of
 from assay.core.errors import AssayError, InputError, OutputError
 from assay.core.record import library_version, plain
 
@@ -126,15 +127,17 @@ class Webhook(Sink):
     Args:
         url: `http` or `https`; a name and password in it become basic authentication. No message or file
             shows more of it than scheme and host.
+        form: Of the body: `generic`, the event itself, `slack`, `teams` or `pagerduty`; the last takes
+            `routing_key` out of the query of the URL.
         timeout: Seconds for one request, all in all.
 
     Raises:
-        InputError: For another scheme, or no host.
+        InputError: For another scheme or form, no host, or no routing key where one is needed.
     """
 
     key = "webhook"
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str, *, form: str = "generic", timeout: float = TIMEOUT) -> None:
         try:
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -149,7 +152,13 @@ class Webhook(Sink):
         place = f"[{host}]" if ":" in host else host
         place += "" if port is None else f":{port}"
         self.shown = f"{parts.scheme}://{place}/..."
-        self._url = urllib.parse.urlunsplit((parts.scheme, place, parts.path or "/", parts.query, ""))
+        query, key = parts.query, ""
+        if form == "pagerduty":
+            asked = urllib.parse.parse_qsl(query)
+            key = dict(asked).get(KEY, "")
+            query = urllib.parse.urlencode([pair for pair in asked if pair[0] != KEY])
+        self._body = body_of(form, key)
+        self._url = urllib.parse.urlunsplit((parts.scheme, place, parts.path or "/", query, ""))
         self._headers = {
             "Content-Type": "application/json",
             "User-Agent": f"assay/{library_version()}",
@@ -173,7 +182,7 @@ class Webhook(Sink):
     def deliver(self, event: Mapping[str, Any]) -> None:
         if self._asking is not None and self._asking.is_alive():
             raise DeliveryError(f"webhook {self.shown}: the previous request is still unanswered")
-        body = json.dumps(plain(event), allow_nan=False).encode()
+        body = json.dumps(plain(self._body(event)), allow_nan=False).encode()
         headers = {**self._headers, "Idempotency-Key": str(event["id"])}
         request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
         answer: list[str] = []

@@ -74,7 +74,9 @@ class MonitorRun:
         cool_down = seconds_of(options.cool_down)
         self._sinks: list[Sink] = []
         if options.webhook is not None:
-            self._sinks.append(Webhook(options.webhook))
+            self._sinks.append(Webhook(options.webhook, form=options.webhook_format))
+        elif options.webhook_format != "generic":
+            raise InputError("a webhook format has no effect without a webhook; give --webhook URL")
         if options.alarm_file is not None:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:

@@ -24,7 +24,9 @@ from assay.tasks import is_shapes
 
 
 # Options of the command that say how it talks and ends; a monitor inside a service does neither.
-OF_THE_COMMAND = frozenset(("metrics_port", "gate", "store", "json", "quiet", "dry_run", "traceback"))
+OF_THE_COMMAND = frozenset(
+    ("metrics_port", "metrics_host", "gate", "store", "json", "quiet", "dry_run", "traceback")
+)
 
 
 def read_options(path: Path) -> MonitorOptions:

@@ -1,0 +1,149 @@
+"""`assay doctor`: what an issue report needs, and whether the engine computes here what it must."""
+
+import importlib.metadata
+import platform
+import sys
+from typing import Any
+
+from assay.app.cli.parsing import STORE, command
+from assay.app.console import echo, note, print_json, print_table
+from assay.app.running import Talking
+from assay.core.extras import DISTRIBUTION, EXTRAS, install_command, installed_version
+
+
+SCHEMA = "assay-doctor/1"
+# Packages beneath the engine; their versions decide numbers and errors.
+ENGINE = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "pandas", "matplotlib", "cyclopts")
+LOGITS = 1e-4  # largest difference of the full circuit's logits, relative to the largest logit
+GAP = 0.02  # largest completeness gap, the tolerance of steps="auto"
+PROMPTS = 4
+
+
+@command(STORE, example="assay doctor --json")
+def doctor(settings: Talking) -> int:
+    """Show versions, devices and extras; test the engine.
+
+    The report for an issue. Exits with code 1 if the test of the engine fails.
+    """
+    note("testing the engine on the embedded model (seconds)")
+    checks = engine_checks()
+    document = {
+        "schema": SCHEMA,
+        "versions": versions(),
+        "machine": machine(),
+        "extras": {extra: packages(extra) for extra in EXTRAS},
+        "checks": checks,
+        "ok": all(each["ok"] for each in checks),
+    }
+    if settings.json:
+        print_json(document)
+    else:
+        _show(document)
+    return 0 if document["ok"] else 1
+
+
+def versions() -> dict[str, str | None]:
+    """Version of the package that runs, of Python, of the packages below it and of its plug-ins."""
+    from assay.core.record import library_version
+
+    others = importlib.metadata.distributions()
+    plugins = [
+        each.metadata["Name"]
+        for each in others
+        if any(point.group.startswith("assay.") for point in each.entry_points)
+    ]
+    names = {name: installed_version(name) for name in (*ENGINE, *plugins)}
+    return {DISTRIBUTION: library_version(), "python": platform.python_version(), **names}
+
+
+def machine() -> dict[str, Any]:
+    """System, cores, free memory in bytes, and devices of PyTorch with their total memory in bytes."""
+    import torch
+
+    from assay.core.machine import free_memory, usable_cores
+    from assay.models.placing import accelerator
+
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    devices = []
+    for index in range(torch.accelerator.device_count() if kind else 0):
+        facts = torch.cuda.get_device_properties(index) if kind and kind.type == "cuda" else None
+        devices.append(
+            {
+                "name": f"{kind}:{index}",
+                "card": facts.name if facts else None,
+                "memory": facts.total_memory if facts else None,
+            }
+        )
+    return {
+        "system": platform.platform(),
+        "interpreter": sys.executable,
+        "cores": usable_cores(),
+        "free_memory": free_memory(),
+        "devices": devices,
+        "default_device": str(accelerator() or "cpu"),
+    }
+
+
+def packages(extra: str) -> dict[str, Any]:
+    """Versions of what an extra installs, none where it is missing, and the command that installs it."""
+    found = {name: installed_version(name) for name in EXTRAS[extra]}
+    return {"installed": None not in found.values(), "packages": found, "command": install_command(extra)}
+
+
+def engine_checks() -> list[dict[str, Any]]:
+    """Facts that hold for every model, on the embedded one and its default device.
+
+    The full circuit gives the logits of the model's own forward pass. Single runs and runs of pairs of
+    inputs, which add up a circuit in different ways, agree on a random one. The scores of `eap-ig-inputs` out
+    of the input add up to the effect of ablating it.
+
+    Returns:
+        Of each check: what was measured, its limit, and whether it holds (an undefined value does not).
+    """
+    import torch
+
+    from assay.circuits import Circuit
+    from assay.discovery.edges import discover
+    from assay.execution import run_circuit, run_model
+    from assay.models import load_model
+    from assay.tasks import load_task
+
+    model = load_model("mini")
+    task = load_task("ioi", model, n=PROMPTS)
+    logits, half = run_model(model, task), Circuit.random(model.graph, model.graph.n_edges // 2)
+    own = torch.arange(PROMPTS)[:, None].expand(-1, 2)
+    full = run_circuit(model, task, Circuit.full(model.graph)) - logits
+    two_ways = run_circuit(model, task, half) - run_circuit(model, task, half, pairs=own)
+    values = (
+        (
+            "full circuit against the model, of the largest logit",
+            full.abs().max() / logits.abs().max(),
+            LOGITS,
+        ),
+        ("single runs against runs of pairs", two_ways.abs().max() / logits.abs().max(), LOGITS),
+        ("gap of eap-ig-inputs", discover(model, task, "eap-ig-inputs").details["completeness_gap"], GAP),
+    )
+    return [
+        {"name": name, "value": float(value), "limit": limit, "ok": float(value) <= limit}
+        for name, value, limit in values
+    ]
+
+
+def _show(document: dict[str, Any]) -> None:
+    host = document["machine"]
+    rows = [[name, version or "not installed"] for name, version in document["versions"].items()]
+    rows += [[name, str(host[name])] for name in ("system", "interpreter", "cores", "default_device")]
+    rows += [["free memory", _size(host["free_memory"])]]
+    rows += [[each["name"], f"{each['card'] or ''} {_size(each['memory'])}"] for each in host["devices"]]
+    print_table("Environment", ["part", "here"], rows)
+    extras = [[name, "yes" if each["installed"] else each["command"]]
+              for name, each in document["extras"].items()]  # fmt: skip
+    print_table("Extras", ["extra", "installed"], extras)
+    checks = [[each["name"], f"{each['value']:.2g}", f"{each['limit']:g}", "yes" if each["ok"] else "NO"]
+              for each in document["checks"]]  # fmt: skip
+    print_table("Engine", ["check", "value", "at most", "holds"], checks)
+    echo("The engine works here." if document["ok"] else "The engine is wrong here. Please report this.")
+
+
+def _size(n_bytes: int | None) -> str:
+    return "" if n_bytes is None else f"{n_bytes / 1e9:.1f} GB"
