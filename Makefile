@@ -134,6 +134,6 @@ docs: setup
 	@echo "The documentation is $(CURDIR)/docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) $(TIMM) $(OLDEST) build dist demo-out assay-out docs/_build docs/reference/generated
+	rm -rf $(VENV) $(TIMM) $(OLDEST) build dist demo-out assay-out docs/_build docs/*/generated
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,6 +19,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "_choices",
+    "_commands",
     "_reference",
 ]
 exclude_patterns = ["_build", "README.md"]
@@ -38,4 +41,10 @@ napoleon_use_admonition_for_examples = False
 html_theme = "furo"
 html_title = f"assay {release}"
 html_show_sphinx = False
-html_static_path = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True
+copybutton_line_continuation_character = "\\"

@@ -49,6 +49,13 @@ MOVED = {
     "--out": ("--save", "this command writes one file; name it with --save FILE, not --out"),
     "--edges": ("--top", "the size of a discovered circuit is --top K, not --edges"),
 }
+EXIT_CODES = {
+    0: "done",
+    1: "failed",
+    2: "wrong usage, an unknown name or a value out of range",
+    3: "a gate or alarm fired",
+    130: "interrupted",
+}
 # There the same names say what a page shows, not what to run: a variable or a file must not set them.
 TYPED_ONLY = {
     "report": ("--model", "--task", "--sweep", "--compare"),
@@ -228,7 +235,9 @@ app = make_app(
     "assay",
     "Discover circuits in trained transformers and measure how far they can be trusted.",
     help_epilogue="Start with `assay audit`. Options can also come from ASSAY_OPTION variables and, with "
-    "--config, from a TOML file.",
+    "--config, from a TOML file.\n\nExit codes: "
+    + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code not in (0, 130))
+    + ".",
     version=_version,
     group_commands=Group("Options", sort_key=-1),
     config=(read_variables, read_config, check_values),
