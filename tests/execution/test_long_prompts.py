@@ -19,7 +19,7 @@ RULES = {
     "window": AttentionRule(scaling=0.3, window=5),
     "softcap": AttentionRule(scaling=0.3, softcap=2.0),
     "softcap and window": AttentionRule(scaling=0.3, softcap=2.0, window=9),
-    "alibi": AttentionRule(scaling=0.3, alibi=lambda n: torch.arange(n) * torch.tensor([[0.1], [0.2]])),
+    "alibi": AttentionRule(scaling=0.3, bias=lambda n: torch.arange(n) * torch.tensor([[[0.1]], [[0.2]]])),
 }
 
 
@@ -44,8 +44,8 @@ def literal(rule: AttentionRule, channels: tuple[Tensor, ...], *, grouped: bool)
             scores = (q[:, head, t : t + 1] * k[:, kv, first : t + 1]).sum(-1) * rule.scaling
             if rule.softcap is not None:
                 scores = rule.softcap * torch.tanh(scores / rule.softcap)
-            if rule.alibi is not None:
-                scores = scores + rule.alibi(T)[head, first : t + 1]
+            if rule.bias is not None:
+                scores = scores + rule.bias(T)[head, 0, first : t + 1]
             rows.append((scores.softmax(-1)[..., None] * v[:, kv, first : t + 1]).sum(1))
     return torch.stack(rows, 1).unflatten(1, (2, T))
 
