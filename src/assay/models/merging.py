@@ -218,9 +218,9 @@ def attach(module: nn.Module, directory: Path) -> nn.Module:
     if config.get("init_lora_weights") not in _STARTS:
         more.append("init_lora_weights")
     if kind != "LORA" or more or config.get("bias", "none") != "none":
-        settings = ", ".join(printable(name)[:60] for name in more or ["bias"])
+        named = ", ".join(printable(name)[:60] for name in more or ["bias"])
         unknown = " (a setting this version does not know)" if set(more) - _REFUSED - served else ""
-        what = f"LORA with {settings}{unknown}" if kind == "LORA" else printable(str(kind))[:40]
+        what = f"LORA with {named}{unknown}" if kind == "LORA" else printable(str(kind))[:40]
         raise UnsupportedModelError(
             f"{directory} is an adapter of the kind {what}; only LoRA and DoRA are merged. Merge it with "
             "PEFT (merge_and_unload()) and save the model"
