@@ -74,7 +74,10 @@ class _Literals(TorchFunctionMode):
             return func(*args, **{**kwargs, "device": None}).to(kwargs["device"])
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            index = tuple(torch.tensor(each) if isinstance(each, list) else each for each in index)
+            index = tuple(
+                torch.tensor(each, dtype=None if each else torch.long) if isinstance(each, list) else each
+                for each in index
+            )
             args = (args[0], index, *args[2:])
         return func(*args, **kwargs)
 

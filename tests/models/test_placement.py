@@ -18,6 +18,8 @@ from vit_conformance import randomise
 
 import assay
 from assay.circuits import Circuit
+from assay.discovery.edges.outputs import output_scores
+from assay.discovery.edges.positions import discover_positions
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftRunner
 from assay.models import Model, load_model
@@ -93,7 +95,7 @@ def everything(model: Model) -> dict[str, Tensor]:
         "circuit": run_circuit(model, task, circuit),
         "means": run_circuit(model, task, circuit, ablation="mean"),
         "scores": assay.discover(model, task, "eap-ig-inputs", objective="ce", steps=2).values,
-        "positions": run_circuit(model, task, circuit, ablation="zero"),
+        "zeros": run_circuit(model, task, circuit, ablation="zero"),
     }
     if model.vision is None:
         clean, corrupted = task.clean.to(model.device), task.corrupted.to(model.device)
@@ -131,13 +133,11 @@ def test_every_path_of_the_engine_on_two_devices(name: str) -> None:
 Reading = Callable[[Model, PairTask, Circuit], Any]
 OF_EDGES: dict[str, dict[str, Any]] = {
     "acdc": {"threshold": 0.3},
-    "exact": {},
     "eap": {},
     "eap-ig-activations": {"steps": 1},
     "clean-corrupted": {},
     "ifr": {},
     "relp": {},
-    "ugs": {"steps": 2},
 }
 OF_HEADS = (
     "activation-patching",
@@ -161,6 +161,10 @@ def of_heads(name: str) -> Reading:
 READINGS: dict[str, Reading] = {
     **{name: of_edges(name, options) for name, options in OF_EDGES.items()},
     **{f"heads: {name}": of_heads(name) for name in OF_HEADS},
+    "positions": lambda model, task, circuit: (
+        discover_positions(model, task, "eap", spans=torch.arange(7).expand(3, 7) // 3).values
+    ),
+    "outputs": lambda model, task, circuit: output_scores(model, task, steps=2).values,
     "measure": lambda model, task, circuit: assay.measure(circuit, model, task, "kl").value,
 }
 

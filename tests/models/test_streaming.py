@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 import assay
 from assay.circuits import Circuit
-from assay.core.errors import AssayError, FileFormatError, InputError, MissingExtraError, UnsafeFileError
+from assay.core.errors import (
+    AssayError,
+    FileFormatError,
+    InputError,
+    MissingExtraError,
+    UnsafeFileError,
+    UnsupportedModelError,
+)
 from assay.execution import run_circuit
 from assay.models import Model, load_model
 from assay.models.placing import Placement, place_parts
@@ -261,6 +268,16 @@ def test_bad_placements(
 ) -> None:
     with pytest.raises(error, match=message):
         load_model(make(tmp_path), **options)
+
+
+def test_a_module_that_accelerate_keeps_off_its_devices_is_refused() -> None:
+    import accelerate
+
+    module = accelerate.cpu_offload(test_families.build("llama"))
+    with pytest.raises(
+        UnsupportedModelError, match=r"no values \(device 'meta'\).*give load_model the folder"
+    ):
+        load_model(module)
 
 
 def test_a_missing_accelerate_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,8 +199,7 @@ class Model:
     def __repr__(self) -> str:
         return (
             f"Model({self.id!r}, family={self.family.key!r}, n_layers={self.n_layers}, "
-            f"n_heads={self.n_heads}, "
-            f"d_model={self.d_model}, n_edges={self.graph.n_edges})"
+            f"n_heads={self.n_heads}, d_model={self.d_model}, n_edges={self.graph.n_edges})"
         )
 
     def describe(self) -> dict[str, Any]:
@@ -247,8 +246,7 @@ class Model:
             )
         other = copy.copy(self)
         other.post_norm = cast(PostNorm, post_norm)
-        sizes = self.family.sizes(self.module)
-        per_target = post_norm in ("per-target", "eap-ig")
+        sizes, per_target = self.family.sizes(self.module), post_norm in ("per-target", "eap-ig")
         other.blocks = bind_blocks(self.module, self.family, sizes, per_target=per_target)
         return other
 
@@ -285,14 +283,12 @@ class Model:
             )
         if self.vision is None:
             known.validate(self.n_vocab, self.n_positions)
-            config: Config = self.module.config
-            most = getattr(config, "max_position_embeddings", None)
+            most = getattr(self.module.config, "max_position_embeddings", None)
             if most is not None and known.length > most:
                 warn_of_length(known.name, known.length, self.id, most)
             return task
         known.validate(self.image_size, self.classes, n_classes=self.n_classes)
-        bound: T = known.bound(self.n_tokens)
-        return bound
+        return cast(T, known.bound(self.n_tokens))
 
     def check_text(self, what: str) -> None:
         """Refuse an image classifier where only language models are served.
@@ -382,11 +378,10 @@ class Model:
         self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0
     ) -> Float[Tensor, "batch pos d_model"]:
         """Run the native blocks from `layer` on, with the arguments a traced pass gave them."""
-        home = hidden.device
         for block, (args, kwargs) in zip(self.blocks[layer:], trace.calls[layer:], strict=True):
             output = block.module(hidden, *args, **kwargs)
             hidden = output[0] if isinstance(output, tuple) else output
-        return hidden.to(home)
+        return hidden.to(self.device)
 
     def tables(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> dict[Hashable, Tables]:
         """Rotary tables by kind, from the arguments that a traced pass gave its blocks."""
@@ -400,8 +395,7 @@ class Model:
                         f"the blocks of {self.id} are not given rotary tables, where the description of "
                         f"family {self.family.key!r} says so; correct its `table` or `tables`"
                     )
-                cos, sin = tables
-                found[kind] = cos.to(self.device), sin.to(self.device)
+                found[kind] = (tables[0].to(self.device), tables[1].to(self.device))
         return found
 
     @property

@@ -133,7 +133,8 @@ def check_device_map(device_map: DeviceMap, device: Device) -> None:
             f"device={str(device)!r} and device_map={device_map!r} both say where the model goes; leave one "
             "out"
         )
-    for path, place in {} if isinstance(device_map, str) else dict(device_map or {}).items():
+    entries: Mapping[Any, Any] = {} if isinstance(device_map, str) else dict(device_map or {})
+    for path, place in entries.items():
         if not isinstance(path, str) or isinstance(place, bool):
             raise InputError(f"device_map has {path!r}: {place!r}; expected a path and a device")
         _device_or_file(place)

@@ -126,7 +126,9 @@ class StreamedWeight(Tensor):
         return self  # nothing can change it
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in _VIEWS and isinstance(args[0], cls):
             return args[0]._viewed(func, args[1:], kwargs)

@@ -120,8 +120,8 @@ def _gradient_sites(model: Model, task: Task, loss: Objective, asked: int | None
             values = [
                 parts[value_columns(block)[0]] for parts, block in zip(record.qkv, model.blocks, strict=True)
             ]
-            gradients = torch.autograd.grad(each.sum(), [*values, *record.out])
-            gradients = [gradient.to(model.device) for gradient in gradients]
+            found_at = torch.autograd.grad(each.sum(), [*values, *record.out])
+            gradients = [gradient.to(model.device) for gradient in found_at]
         heads = (model.n_heads, model.d_head)
         for layer, block in enumerate(model.blocks):
             columns = value_columns(block)[1].to(model.device)
