@@ -317,3 +317,15 @@ def test_images_are_attacked_by_their_name(run: Run, tmp_path: Path) -> None:
         refused = run(*arguments, *extra)
         assert refused.exit_code == 2
         assert message in refused.stderr
+
+
+@pytest.mark.parametrize("of", ["--circuit", "--steps"])
+def test_a_plan_of_measurements_counts_every_pass(of: str, run: Run, circuit_file: str) -> None:
+    """Of the smallest inputs too: the pass for ablated values, and the search for a size."""
+    value = circuit_file if of == "--circuit" else "1"
+    arguments = ("measure", "--metric", "kl", "--n", "2", of, value, "--json", "--quiet")
+    plan = json.loads(invoke(*arguments, "--dry-run").stdout)
+    with counted(4) as passes:
+        assert invoke(*arguments).exit_code == 0
+    planned = sum(stage["passes"] for stage in plan["stages"])
+    assert sum(passes) <= planned <= 3 * sum(passes)
