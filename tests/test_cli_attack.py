@@ -263,8 +263,69 @@ def test_ablations_that_need_no_second_input_take_single_prompts(
     for extra, message in (
         (("--protocol", "all"), "use protocol 'inputs' instead of 'all'"),
         (("--n-pairs", "5"), "it takes --n-clean"),
-        (("--search", "200"), "run pairs under resample ablation only"),
     ):
         refused = run(*arguments, *extra)
         assert refused.exit_code == 2
         assert message in refused.stderr
+
+
+@pytest.mark.parametrize("ablation", ["mean", "resample-donor"])
+def test_findings_are_made_under_the_ablation_of_the_attack(
+    ablation: str, run: Run, circuit_file: str
+) -> None:
+    few = ("--n-clean", "6") if ablation == "mean" else ("--n-clean", "6", "--n-corrupted", "5")
+    extra = ("--search", "100", "--explain", "--words", "objects=ring,letter")
+    found = run("--circuit", circuit_file, "--ablation", ablation, *few, *extra, "--json")
+    assert found.exit_code == 0, found.stderr
+    document = json.loads(found.stdout)
+    sides = {row["side"] for row in document["outside"][0]["fillers"]}
+    assert sides == ({"clean"} if ablation == "mean" else {"clean", "corrupted"})
+    missing = document["explanation"]["missing"]
+    worst = sum(pair["divergence"] for pair in document["worst"]) / len(document["worst"])
+    assert missing["difference"] == pytest.approx(worst, rel=1e-3)
+    assert missing["completeness_gap"] < 0.05
+    for pair in document["search"]["pairs"]:
+        assert (pair["clean"]["text"] == pair["corrupted"]["text"]) is (ablation == "mean")
+
+
+def test_the_report_of_a_search_names_the_larger_maximum(run: Run, circuit_file: str) -> None:
+    """A search of a few pairs may meet less than a sample of many."""
+    arguments = ("--task", "docstring", "--circuit", circuit_file, "--n-clean", "20", "--n-corrupted", "20")
+    document = json.loads(run(*arguments, "--search", "100", "--json").stdout)
+    searched, sampled = document["search"], document["summary"]["absolute"]["max"]
+    assert searched["largest"] == max(searched["max"], sampled)
+    assert searched["largest_from"] == ("search" if searched["max"] >= sampled else "sample")
+    assert f"{searched['largest']:.4g}" in searched["note"]
+
+
+def test_images_are_attacked_by_their_name(run: Run, tmp_path: Path) -> None:
+    arguments = ("--model", "colour-digits", "--top", "60", "--n", "20", "--steps", "1")
+    found = run(*arguments, "--report", "w.html")
+    assert found.exit_code == 0, found.stderr
+    assert "over 20 distinct pairs" in found.stdout
+    assert "counterpart of image" in found.stdout
+    assert "<img" in (tmp_path / "w.html").read_text()
+    donors = json.loads(
+        run(*arguments, "--images", "colour-digits:0.5", "--ablation", "resample-donor", "--json").stdout
+    )
+    assert (donors["protocol"], donors["n_pairs"]) == ("all", 400)
+    for extra, message in (
+        (("--words", "objects=ring,letter"), "a set of images does not have one"),
+        (("--ablation", "zero", "--search", "100"), "all of them are run; remove --search"),
+        (("--ablation", "zero", "--n-clean", "5"), "a set of images, is run whole"),
+    ):
+        refused = run(*arguments, *extra)
+        assert refused.exit_code == 2
+        assert message in refused.stderr
+
+
+@pytest.mark.parametrize("of", ["--circuit", "--steps"])
+def test_a_plan_of_measurements_counts_every_pass(of: str, run: Run, circuit_file: str) -> None:
+    """Of the smallest inputs too: the pass for ablated values, and the search for a size."""
+    value = circuit_file if of == "--circuit" else "1"
+    arguments = ("measure", "--metric", "kl", "--n", "2", of, value, "--json", "--quiet")
+    plan = json.loads(invoke(*arguments, "--dry-run").stdout)
+    with counted(4) as passes:
+        assert invoke(*arguments).exit_code == 0
+    planned = sum(stage["passes"] for stage in plan["stages"])
+    assert sum(passes) <= planned <= 3 * sum(passes)

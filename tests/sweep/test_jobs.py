@@ -183,6 +183,22 @@ def test_images_are_swept_too(tmp_path: Path) -> None:
         expand(plan.model_copy(update={"gates": ("bootstrap-stability",)}))
 
 
+@pytest.mark.parametrize(("ablation", "protocol"), [("resample", "file"), ("zero", "inputs")])
+def test_images_are_attacked_under_the_ablation_of_the_plan(
+    ablation: str, protocol: str, tmp_path: Path
+) -> None:
+    options = {"models": ["colour-digits"], "tasks": ["colour-digits"], "n": 8, "sizes": [40]}
+    plan = parse_plan({**BASE, **options, "ablation": ablation, "attack": {}})
+    store = Store(tmp_path)
+    for job in expand(plan):
+        run_job(job, store)
+    (worst,) = store.find("worst_case")
+    assert (worst.payload["protocol"], worst.payload["ablation"]) == (protocol, ablation)
+    assert worst.payload["n_pairs"] == 8
+    with pytest.raises(InputError, match="use protocol 'inputs' instead of 'all'"):
+        expand(parse_plan({**BASE, "ablation": "zero", "attack": {"protocol": "all"}}))
+
+
 def test_seeds_make_the_product_again_and_equal_jobs_once() -> None:
     jobs = expand(parse_plan({**BASE, "seeds": [0, 1], "metrics": ["kl"]}))
     assert len(jobs) == 6

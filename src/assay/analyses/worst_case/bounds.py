@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from assay.analyses.worst_case.inputs import PairSample
+from assay.analyses.worst_case.row_by_row import DONOR
 from assay.core.errors import InputError, unknown_name
 from assay.stats import (
     Certificate,
@@ -32,7 +33,7 @@ def not_certified(sample: PairSample) -> str | None:
             "independent; sample again without reuse_clean"
         )
     if not sample.independent and not sample.enumerated:
-        own = "inputs" if sample.protocol == "inputs" else "file"
+        own = "inputs" if sample.protocol == "inputs" else "all" if sample.ablation == DONOR else "file"
         return (
             "its inputs are rows of the task that were not declared independent, that were drawn more than "
             f"once, or that the circuit was discovered on; run the rows unchanged (protocol {own!r}) with "

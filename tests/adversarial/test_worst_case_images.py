@@ -1,0 +1,199 @@
+"""Worst cases of image classifiers: pairs of images, donors, single images."""
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from assay.analyses.worst_case import WorstCase, search_worst, worst_case
+from assay.analyses.worst_case.image_inputs import numbered, pictures_of
+from assay.analyses.worst_case.page import worst_case_page
+from assay.circuits import Circuit
+from assay.core.errors import FileFormatError, InputError
+from assay.execution import run_circuit, run_model
+from assay.models import Model, load_model
+from assay.page.blocks import Gallery
+from assay.page.html import render_pages
+from assay.tasks import ImageTask
+from assay.tasks.digits import digits_task, draw_digits
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model("colour-digits")
+
+
+@pytest.fixture(scope="module")
+def digits(model: Model) -> ImageTask:
+    return digits_task(model, 12)
+
+
+@pytest.fixture(scope="module")
+def circuit(model: Model) -> Circuit:
+    draw = torch.rand(model.graph.valid.shape, generator=torch.Generator().manual_seed(0))
+    return Circuit(graph=model.graph, mask=model.graph.valid & (draw < 0.6))
+
+
+def literal(model: Model, task: ImageTask, circuit: Circuit, ablation: str) -> np.ndarray:
+    """KL of single runs of the circuit."""
+    runs = run_model(model, task), run_circuit(model, task, circuit, ablation=ablation)
+    full, kept = (logits.double().log_softmax(1) for logits in runs)
+    return (full.exp() * (full - kept)).sum(1).numpy()
+
+
+# -------------------------------------------------------------------------------------------------- values
+
+
+def test_own_pairs_are_runs_of_the_circuit(model: Model, digits: ImageTask, circuit: Circuit) -> None:
+    found = worst_case(circuit, model, digits)
+    assert (found.protocol, found.divergence.shape) == ("file", (12,))
+    assert found.divergence == pytest.approx(literal(model, digits, circuit, "resample"), rel=1e-4, abs=1e-7)
+    nothing = literal(model, digits, Circuit.empty(model.graph), "resample")
+    assert found.empty == pytest.approx(nothing, rel=1e-4)
+    assert worst_case(Circuit.full(model.graph), model, digits).divergence.max() < 1e-6
+
+
+def test_every_image_meets_every_counterpart(model: Model, digits: ImageTask, circuit: Circuit) -> None:
+    task = digits.subset(range(4))
+    found = worst_case(circuit, model, task, "all")
+    assert found.divergence.shape == (4, 4)
+    for i, j in np.ndindex(4, 4):
+        pair = task.paired(torch.tensor([[i, j]]))
+        by_hand = literal(model, pair, circuit, "resample")[0]
+        assert found.divergence[i, j] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
+
+
+def test_donors_are_other_images_and_need_no_counterparts(
+    model: Model, digits: ImageTask, circuit: Circuit
+) -> None:
+    bare = ImageTask(images=digits.images, labels=digits.labels)
+    found = worst_case(circuit, model, bare, ablation="resample-donor")
+    assert (found.protocol, found.divergence.shape) == ("all", (12, 12))
+    assert np.diag(found.divergence).max() < 1e-6  # an image is no donor that changes itself
+    donor = bare.with_donors(torch.tensor([(i + 1) % 12 for i in range(12)]))
+    by_hand = literal(model, donor, circuit, "resample")
+    assert found.divergence[np.arange(12), (np.arange(12) + 1) % 12] == pytest.approx(
+        by_hand, rel=1e-4, abs=1e-6
+    )
+    with pytest.raises(InputError, match="have no counterparts.*use ablation 'resample-donor'"):
+        worst_case(circuit, model, bare)
+
+
+@pytest.mark.parametrize("ablation", ["zero", "mean", "mean-positional"])
+def test_single_images_where_no_second_one_is_read(
+    ablation: str, model: Model, digits: ImageTask, circuit: Circuit
+) -> None:
+    found = worst_case(circuit, model, digits, ablation=ablation)
+    assert (found.protocol, found.divergence.shape) == ("inputs", (12,))
+    assert found.divergence == pytest.approx(literal(model, digits, circuit, ablation), rel=1e-4, abs=1e-7)
+    assert found.to_dict()["worst_corrupted"] == []
+
+
+def test_equal_images_are_run_once(model: Model, digits: ImageTask, circuit: Circuit) -> None:
+    twice = digits.subset([0, 1, 0, 2])
+    assert numbered(twice).clean[:, 0].tolist() == [0, 1, 0, 2]
+    found = worst_case(circuit, model, twice)
+    assert found.n_distinct_pairs == 3
+    assert found.divergence[0] == found.divergence[2]
+
+
+def test_the_blocks_of_a_run_are_taken_up_again(
+    model: Model, digits: ImageTask, circuit: Circuit, tmp_path: Path
+) -> None:
+    first = worst_case(circuit, model, digits, directory=tmp_path)
+    assert (worst_case(circuit, model, digits, directory=tmp_path).divergence == first.divergence).all()
+    with pytest.raises(InputError, match="the blocks of another job"):
+        worst_case(circuit, model, digits_task(model, 12, start=50), directory=tmp_path)
+
+
+# ---------------------------------------------------------------------------- certificates, files and pages
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "reason"),
+    [
+        ({}, None, "not declared independent"),
+        ({"independent": True}, 70, None),
+        ({"protocol": "all", "independent": True}, 35, None),
+        ({"protocol": "iid", "n_clean": 5, "independent": True}, None, "drawn more than once"),
+        ({"ablation": "zero"}, None, r"protocol 'inputs'\) with independent=True"),
+        ({"ablation": "zero", "independent": True}, 70, None),
+        ({"ablation": "mean", "independent": True}, None, "measured on the inputs that were run"),
+        ({"ablation": "resample-donor"}, None, "not declared independent"),
+    ],
+)
+def test_certificates_or_the_reason_why_none_holds(
+    options: dict[str, Any], n: int | None, reason: str | None, model: Model, circuit: Circuit
+) -> None:
+    found = worst_case(circuit, model, digits_task(model, 70), **options)
+    if reason is None:
+        assert found.certificate(0.95).n == n
+        return
+    with pytest.raises(InputError, match=reason):
+        found.certificate(0.95)
+    assert "Nothing: " in render_pages([worst_case_page(found.to_dict())])
+
+
+def test_a_saved_result_keeps_its_images(
+    model: Model, digits: ImageTask, circuit: Circuit, tmp_path: Path
+) -> None:
+    found = worst_case(circuit, model, digits)
+    path = found.save(tmp_path / "w.safetensors")
+    loaded = WorstCase.load(path, model=model, circuit=circuit)
+    assert loaded.worst(2) == found.worst(2)
+    assert loaded.pictures == found.pictures
+    alone = WorstCase.load(path)
+    assert alone.pictures == found.pictures
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(FileFormatError, match="hash mismatch"):
+        WorstCase.load(path)
+
+
+def test_a_page_shows_the_images_and_speaks_of_images(
+    model: Model, digits: ImageTask, circuit: Circuit
+) -> None:
+    document = worst_case(circuit, model, digits, ablation="resample-donor").to_dict()
+    worst = document["worst"][0]
+    assert worst["clean"]["text"].startswith("image ")
+    assert {token["token"] for token in worst["top"]["model"]} == {"low", "high"}
+    page = worst_case_page(document)
+    html = render_pages([page])
+    assert "prompt" not in f"{page.verdict} {page.remark} {page.caveats} {page.lede}"
+    assert html.count('<img src="data:image/png;base64,') >= 2 * len(document["worst"])
+    assert "values from the other image" in page.lede
+    galleries = [block for section in page.sections for block in section.blocks if isinstance(block, Gallery)]
+    assert [gallery.title for gallery in galleries] == [
+        "Clean images that do the most harm",
+        "Donor images that do the most harm",
+    ]
+    address = {side: dict.fromkeys(each, "http://x/y.png") for side, each in document["pictures"].items()}
+    with pytest.raises(InputError, match="documents hold images as data:image/png"):
+        worst_case_page(document | {"pictures": address})
+
+
+def test_pictures_are_the_pixels_before_normalisation(model: Model, digits: ImageTask) -> None:
+    (shown,) = pictures_of(digits.images, [3], digits.config)
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))))
+    assert (pixels == draw_digits(12, split="test").pixels[3]).all()
+    (stretched,) = pictures_of(torch.tensor([[[[-1.0, 3.0]]] * 3]).reshape(1, 3, 1, 2), [0], {})
+    black_white = np.asarray(Image.open(io.BytesIO(base64.b64decode(stretched.partition(",")[2]))))
+    assert black_white[0].tolist() == [[0, 0, 0], [255, 255, 255]]
+
+
+# -------------------------------------------------------------------------------------------------- search
+
+
+def test_a_search_combines_images_and_counterparts(model: Model, digits: ImageTask, circuit: Circuit) -> None:
+    found = search_worst(circuit, model, digits, budget=144, restarts=1, k=2)
+    table = worst_case(circuit, model, digits, "all").divergence
+    assert found.max == pytest.approx(table.max(), rel=1e-4)  # 12 x 12 pairs fit the budget
+    assert found.pictures is not None
+    with pytest.raises(InputError, match="the inputs of 'colour-digits' are given and cannot be varied"):
+        search_worst(circuit, model, digits, ablation="zero", budget=10, restarts=1)
