@@ -79,7 +79,9 @@ def test_every_requirement_of_the_lock_is_pinned_with_hashes_and_names_no_host()
 
 
 @pytest.mark.parametrize(
-    "page", sorted({*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")}), ids=str
+    "page",
+    sorted({*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")}),
+    ids=lambda page: page.relative_to(REPOSITORY).as_posix(),
 )
 def test_pages_name_the_distribution_and_extras_that_exist(page: Path) -> None:
     if {"_build", "generated"} & set(page.parts):
