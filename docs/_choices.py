@@ -1,7 +1,7 @@
 """Sphinx extension: tables of what is registered, for the pages that help to choose, and `llms.txt`.
 
-Facts come from the registries, the cost of a method from its theory page, its quality from the table of planted
-models, so that no page keeps a copy.
+Facts come from the registries, the cost of a method from its theory page, its quality from the table of
+planted models, so that no page keeps a copy.
 """
 
 import re
