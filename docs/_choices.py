@@ -79,29 +79,25 @@ def metrics(source: Path) -> list[str]:
                 f"[`{entry.key}`](../theory/{home.name})",
                 sentence(entry.summary),
                 facts["criterion"],
-                facts["unit"],
-                f"{low} to {high}",
+                f"{facts['unit']}, {low} to {high}",
                 {"target": "1 is the model"}.get(facts["direction"], facts["direction"]),
                 limit_of(facts),
             )
         )
-    return table(("metric", "what it is", "criterion", "unit", "range", "better", "passes"), rows)
+    return table(("metric", "what it is", "criterion", "unit and range", "better", "passes"), rows)
 
 
 def gates(source: Path) -> list[str]:
-    """One row per gate: its question, what either outcome means, what is wrong with the published form."""
-    rows = [
-        (
-            f"[{entry.facts['code']}](../theory/calibrations.md#{entry.facts['code'].lower()}-{entry.key}) "
-            f"`{entry.key}`",
-            entry.facts["question"],
-            sentence(entry.facts["on_pass"]),
-            sentence(entry.facts["on_fail"]),
-            sentence(entry.facts["weakness"]),
-        )
-        for entry in assay.list("gates")
-    ]
-    return table(("gate", "question", "a pass means", "a fail means", "weakness of the published form"), rows)
+    """One item per gate: its question, what either outcome means, what is wrong with the published form."""
+    lines = []
+    for entry in assay.list("gates"):
+        code, facts = entry.facts["code"], entry.facts
+        home = f"../theory/calibrations.md#{code.lower()}-{entry.key}"
+        lines += [f"- [{code}]({home}) `{entry.key}`: **{facts['question']}**", ""]
+        told = (("Pass", "on_pass"), ("Fail", "on_fail"), ("Weakness of the published form", "weakness"))
+        lines += [f"  *{name}.* {sentence(facts[fact]).rstrip('.')}." for name, fact in told]
+        lines.append("")
+    return lines
 
 
 def extras(source: Path) -> list[str]:

@@ -90,6 +90,11 @@ def cell(text: str) -> str:
     return " ".join(text.replace("|", r"\|").replace("<", r"\<").split())
 
 
+def prose(text: str) -> str:
+    """Plain help as Markdown: names of options are code."""
+    return re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"`\g<0>`", text)
+
+
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     lines = [header, tuple("---" for _ in header), *rows]
     return ["| " + " | ".join(map(cell, line)) + " |" for line in lines] + [""]
@@ -143,16 +148,16 @@ def page(name: str, command: App, document: tuple[str, str] | None) -> str:
     """The page of one command."""
     own, _, example = (command.help_epilogue or "").partition("  ")
     about = re.sub(r"\n\s*Args:.*", "", command.help, flags=re.DOTALL)
-    lines = [f"# `assay {name}`", "", *map(str.strip, about.splitlines()), ""]
+    lines = [f"# `assay {name}`", "", *map(str.strip, prose(about).splitlines()), ""]
     lines += ["```text", f"$ {example.strip()}", "```", ""] if own.startswith("Example") else []
     options = arguments(command)
     for title in dict.fromkeys(map(title_of, options)):
         rows = [
-            (f"`{each.name}`", type_of(each), default_of(each), each.parameter.help or "")
+            (f"`{each.name}`", prose(each.parameter.help or ""), type_of(each), default_of(each))
             for each in options
             if title_of(each) == title
         ]
-        lines += [f"## {title}", "", *table(("option", "type", "default", "what it does"), rows)]
+        lines += [f"## {title}", "", *table(("option", "what it does", "type", "default"), rows)]
     if any(each.name == "--json" for each in options):
         lines += ["## JSON", "", "`--json` prints one document on stdout: see [JSON](../../howto/json.md)."]
         if document is not None:

@@ -168,10 +168,12 @@ def test_every_option_of_every_command_has_a_row(builders: tuple[ModuleType, Mod
     assert {"audit", "store ls", "zoo train"} <= pages.keys()
     for name, command in commands.commands():
         for argument in command.assemble_argument_collection(parse_docstring=True):
-            row = rf"^\| `{re.escape(argument.name)}` \| .+ \| .+ \| \S.* \|$"
+            row = rf"^\| `{re.escape(argument.name)}` \| \S.* \| .+ \| .+ \|$"
             assert not argument.show or re.search(row, pages[name], re.MULTILINE), (name, argument.name)
-    assert "| `--target` | number | `0.9` | Normalised faithfulness" in pages["audit"]
+    target = "Normalised faithfulness that a discovered circuit must reach."
+    assert f"| `--target` | {target} | number | `0.9` |" in pages["audit"]
     assert "whole number, at least 1" in pages["audit"]
+    assert "with `--full` 200" in pages["audit"]
     assert "| 3 | a gate or alarm fired |" in pages["calibrate"]
     assert "| 3 |" not in pages["discover"]
     assert "Schema: `assay-audit/1`." in pages["audit"]
