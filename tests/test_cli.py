@@ -440,6 +440,19 @@ def test_another_batch_size_changes_no_more_than_rounding(run: Run, dtype: str, 
     assert values[0] == pytest.approx(values[1], rel=tolerance, abs=tolerance)
 
 
+def test_plan_is_the_dry_run_of_the_command_behind_it(run: Run) -> None:
+    planned = run("plan", "discover", "--n", "8", "--batch-size", "5", "--json")
+    assert planned.exit_code == 0
+    forecast = json.loads(planned.stdout)
+    dry = json.loads(run("discover", "--n", "8", "--batch-size", "5", "--json", "--dry-run").stdout)
+    assert {name: forecast[name] for name in ("stages", "bytes", "batch_size")} == {
+        name: dry[name] for name in ("stages", "bytes", "batch_size")
+    }
+    assert forecast["batch_size"] == 5
+    assert run("plan").exit_code == 2
+    assert "`assay plan` needs a command" in run("plan").stderr
+
+
 # ---- help ---------------------------------------------------------------------------------------
 
 

@@ -183,3 +183,17 @@ def test_a_forecast_names_peak_batch_and_free_memory(gpt2_tiny: nn.Module) -> No
     assert forecast.bytes is not None
     peak = allocated(lambda: discover(model, many, batch_size=10))
     assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.gpu
+def test_predictions_on_a_gpu_are_near_what_it_gives_out() -> None:
+    config = transformers.GPT2Config(n_layer=6, bos_token_id=0, eos_token_id=0)
+    model = load_model(transformers.GPT2LMHeadModel(config).eval().to("cuda"))
+    task, method = prompts(8, 128), get_method("eap-ig-inputs")
+    asked = resolve(model, task, method, method.choices(task, steps=2), batch_size=8)
+    predicted = asked.peak_bytes()
+    discover(model, task, steps=2, batch_size=8)  # workspaces of libraries
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    discover(model, task, steps=2, batch_size=8)
+    assert predicted == pytest.approx(torch.cuda.max_memory_allocated() - before, rel=0.15)

@@ -50,10 +50,10 @@ class MemoryMeter(TorchDispatchMode):
     """
 
     def __init__(self, model: Model) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # of PyTorch
         self.held = self.peak = 0
         self._sizes: dict[int, int] = {}
-        self._conjunctions = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # a set: what `all` gave
+        self._conjunctions = WeakIdKeyDictionary()  # a set: what `all` gave
         self._before = [each.untyped_storage() for each in _weights(model)]
         self._known = {storage._cdata for storage in self._before}
 
