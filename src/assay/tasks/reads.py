@@ -206,4 +206,5 @@ def _padded(rows: Sequence[Ids]) -> Tensor:
 
 def _by_place(rows: Sequence[Sequence[Ids]], width: int) -> Tensor:
     flat = [ids for row in rows for ids in (*row, *[()] * (width - len(row)))]
-    return _padded(flat).unflatten(0, (len(rows), width))
+    table: Tensor = _padded(flat).unflatten(0, (len(rows), width))
+    return table

@@ -168,7 +168,8 @@ class PairTask:
         for name, value in tensors.items():
             if value is not None:
                 object.__setattr__(self, name, _ids(name, value))
-        if self.positions is not None and self.positions.shape[1:] == (1,):  # one per prompt, as usual
+        places = tensors["positions"]
+        if places is not None and places.shape[1:] == (1,):  # one per prompt, as usual
             for name, ndim in (("positions", 2), ("answers", 3), ("wrong", 3)):
                 value = getattr(self, name)
                 if value is not None and value.ndim == ndim:
@@ -340,6 +341,7 @@ def _check_shapes(task: PairTask) -> None:
             "corrupted prompt needs the token count of its clean one"
         )
     n = len(task.clean)
+    rows: tuple[int, ...] = (n,)
     for name in _PER_ROW:
         value = getattr(task, name)
         several = name == "positions" and value is not None and value.ndim == 2 and value.shape[1] > 1
@@ -348,7 +350,8 @@ def _check_shapes(task: PairTask) -> None:
             raise ShapeError(
                 f"{name} has shape {tuple(value.shape)}; expected [{n}], one number per prompt{or_more}"
             )
-    rows = (n,) if task.positions is None else tuple(task.positions.shape)
+        if name == "positions" and value is not None:
+            rows = tuple(value.shape)
     for name in ("answers", "wrong"):
         value = getattr(task, name)
         if value is not None and (value.shape[:-1] != rows or value.shape[-1] == 0):
