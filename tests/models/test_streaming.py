@@ -26,7 +26,7 @@ from assay.core.errors import (
 )
 from assay.execution import run_circuit
 from assay.models import Model, load_model
-from assay.models.placing import Placement, place_parts
+from assay.models.placing import PartsPlacement, place_parts
 from assay.models.streaming import StreamedWeight, streams
 from assay.tasks import PairTask
 
@@ -94,14 +94,23 @@ def test_one_part_may_be_streamed_and_the_rest_held(tmp_path: Path) -> None:
     assert torch.equal(*(assay.discover(model, task, "eap").values for model in (mixed, held)))
 
 
-def test_what_does_not_fit_into_memory_is_streamed(tmp_path: Path) -> None:
-    """`auto` on a machine without accelerators, with room for all and for the embedding alone."""
+def test_what_does_not_fit_into_memory_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` on a machine without accelerators, with room for all, then for part of the weights."""
     module = test_families.build("llama").to(torch.float32)
     meta = copy.deepcopy(module).to("meta")
     cpu = torch.device("cpu")
-    assert place_parts(meta, "auto", "auto", torch.float32) == Placement(main=cpu, parts={"": cpu})
+    assert place_parts(meta, "auto", "auto", torch.float32) == PartsPlacement(main=cpu, parts={"": cpu})
     folder = saved("llama", tmp_path)
-    assert not streams(load_model(folder, device_map="auto").module)
+    held = load_model(folder, device_map="auto")
+    assert not streams(held.module)
+    room = {"cpu": sum(each.nbytes for each in held.module.parameters()) // 2}
+    monkeypatch.setattr("accelerate.utils.get_balanced_memory", lambda module, **options: room)
+    partly = load_model(folder, device_map="auto")
+    kept = [isinstance(each, StreamedWeight) for each in partly.module.parameters() if each.ndim > 1]
+    assert any(kept)
+    assert not all(kept)
+    task = task_of(held)
+    assert torch.equal(*(assay.discover(model, task, "eap").values for model in (partly, held)))
 
 
 # ---- what is in memory ------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def read_parquet_file(path: Path, *, extra: str) -> Any:
         extra: The extra of this package that brings pyarrow, for the message.
 
     Raises:
-        FileFormatError: If it is no parquet file, or does not fit into the memory.
+        FileFormatError: If it is not a parquet file, or does not fit into the memory.
         MissingExtraError: If pyarrow is not installed.
     """
     with needs_extra(extra, "reading parquet needs pyarrow"):

@@ -367,7 +367,7 @@ def _run_soft(
     seed: int,
     check: bool,
 ) -> Tensor:
-    """A circuit whose targets read what is no sum over kept sources, or differs from position to position."""
+    """A circuit whose targets do not read a sum over kept sources, or whose edges differ by position."""
     where = None if labels is None else labels.clamp(min=0)  # what is at padding is never read
     shared = where is None or bool((where == where[0]).all())
     runner = SoftRunner(model)
@@ -445,7 +445,7 @@ def _run_pairs_soft(
     asked: int | None,
     memory: int | None,
 ) -> Tensor:
-    """Pair by pair, where what a target reads is no sum of parts that pairs could share."""
+    """Pair by pair, where targets do not read a sum of parts that pairs could share."""
     runner = SoftRunner(model)
     extra = runner.bytes_per_pair(task.length)
     size = choose_batch_size(model, task, n=len(pairs), asked=asked, bytes_per_example=extra, memory=memory)

@@ -55,8 +55,8 @@ class PairRunner:
         model.check_text("running a table of pairs")
         if any(block.target_norm is not None for block in model.blocks):
             raise UnsupportedModelError(
-                f"a table of pairs of {model.id} cannot run with post_norm={model.post_norm!r}, where what a "
-                "target reads is no sum of a clean and a corrupted part; use 'exact' or 'frozen'"
+                f"a table of pairs of {model.id} cannot run with post_norm={model.post_norm!r}, where a "
+                "target does not read the sum of a clean and a corrupted part; use 'exact' or 'frozen'"
             )
         self.model = model
         self.dtype = model.result_dtype

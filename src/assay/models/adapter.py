@@ -218,7 +218,7 @@ class Model:
         }
 
     def machine(self) -> dict[str, Any]:
-        """The entry of a provenance that names the kind of device, which is no part of an identity."""
+        """The entry of a provenance that names the kind of device, which is not part of an identity."""
         return {} if self.device.type == "cpu" else {MACHINE: {"device": self.device.type}}
 
     def treating(self, post_norm: str | None) -> "Model":
@@ -392,8 +392,8 @@ class Model:
                 tables = self.family.tables(block.module, kwargs)
                 if tables is None:
                     raise UnsupportedModelError(
-                        f"the blocks of {self.id} are not given rotary tables, where the description of "
-                        f"family {self.family.key!r} says so; correct its `table` or `tables`"
+                        f"the blocks of {self.id} are not given rotary tables, though the description of "
+                        f"family {self.family.key!r} has them; correct its `table` or `tables`"
                     )
                 found[kind] = (tables[0].to(self.device), tables[1].to(self.device))
         return found

@@ -11,7 +11,7 @@ from assay.models.family import Config, Vision, config_facts, config_sizes, pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ClassifierReading:
     """How one class of classifiers reads the final stream.
 
     Attributes:
@@ -60,15 +60,15 @@ def vision_config(module: nn.Module) -> Config:
     return getattr(config, "vision_config", config)
 
 
-def read_by(readings: Mapping[str, Reading]) -> dict[str, Any]:
+def read_by(readings: Mapping[str, ClassifierReading]) -> dict[str, Any]:
     """Entries of a description whose classifiers are of some classes, or inherit from one."""
 
-    def of(module: nn.Module) -> Reading | None:
+    def of(module: nn.Module) -> ClassifierReading | None:
         return next(
             (readings[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in readings), None
         )
 
-    def found(module: nn.Module) -> Reading:
+    def found(module: nn.Module) -> ClassifierReading:
         reading = of(module)
         assert reading is not None  # `refuse` comes first
         return reading

@@ -88,7 +88,7 @@ def number_type(name: str | None) -> torch.dtype | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class PartsPlacement:
     """Where the parts of one model go.
 
     Attributes:
@@ -157,7 +157,9 @@ def _device_or_file(place: str | int | torch.device) -> torch.device | None:
     return check_device(place)
 
 
-def place_parts(module: nn.Module, device_map: DeviceMap, device: Device, dtype: torch.dtype) -> Placement:
+def place_parts(
+    module: nn.Module, device_map: DeviceMap, device: Device, dtype: torch.dtype
+) -> PartsPlacement:
     """Where each part of a module goes.
 
     Args:
@@ -167,11 +169,11 @@ def place_parts(module: nn.Module, device_map: DeviceMap, device: Device, dtype:
         dtype: Number type of its weights.
 
     Raises:
-        InputError: If a path of a map is no part of the module, or a weight is under none.
+        InputError: If a path of a map is not a part of the module, or a weight is under none.
     """
     if device_map == STREAM:
         main = choose_device(device)
-        return Placement(main=main, parts={"": None})
+        return PartsPlacement(main=main, parts={"": None})
     if isinstance(device_map, str):
         dealt: Mapping[str, Any] = _spread(module, device_map, dtype)
     else:
@@ -184,7 +186,7 @@ def place_parts(module: nn.Module, device_map: DeviceMap, device: Device, dtype:
         parts = {
             path: None if place is None or place.type == "cpu" else place for path, place in parts.items()
         }
-    return Placement(main=used[0] if used else torch.device("cpu"), parts=parts)
+    return PartsPlacement(main=used[0] if used else torch.device("cpu"), parts=parts)
 
 
 def _check_paths(module: nn.Module, dealt: Mapping[str, Any], paths: set[str]) -> None:
@@ -218,7 +220,7 @@ def _spread(module: nn.Module, way: str, dtype: torch.dtype) -> Mapping[str, Any
     return dealt
 
 
-def dispatch(module: nn.Module, placement: Placement) -> nn.Module:
+def dispatch(module: nn.Module, placement: PartsPlacement) -> nn.Module:
     """A module whose parts lie on several devices, with the hooks of accelerate that take inputs to them."""
     used = {placement.device_of(name) for name, _ in module.named_parameters()}
     if len(used) == 1:

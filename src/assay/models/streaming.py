@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from assay.core.errors import FileFormatError, InputError, UnsafeFileError
-from assay.models.placing import Placement, dispatch
+from assay.models.placing import PartsPlacement, dispatch
 
 
 T = TypeVar("T")
@@ -181,8 +181,10 @@ def per_block(module: nn.Module, make: Callable[[int], T]) -> Callable[[int], T]
     return make if streams(module) else cache(make)
 
 
-def streamed(module: nn.Module, files: Sequence[Path], placement: Placement, dtype: torch.dtype) -> nn.Module:
-    """A module whose matrices stay in its checkpoint where the placement says so; vectors are in memory.
+def streamed(
+    module: nn.Module, files: Sequence[Path], placement: PartsPlacement, dtype: torch.dtype
+) -> nn.Module:
+    """A module whose matrices stay in its checkpoint, as placed; vectors are in memory.
 
     Args:
         module: Parameters on the device `meta`, buffers as they are computed. It is filled.

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.models.adapter import FAMILIES
-from assay.models.classifier_reading import Reading, read_by
+from assay.models.classifier_reading import ClassifierReading, read_by
 from assay.models.families.vit import VIT
 from assay.models.family import pair
 from assay.models.folding import scale_output
@@ -41,7 +41,7 @@ def _fold(module: Any) -> bool:
     return found
 
 
-_READING = Reading(
+_READING = ClassifierReading(
     backbone="beit",
     features=lambda module, hidden: (module.beit.pooler(hidden),),
     pools=lambda config: config.use_mean_pooling,

@@ -31,7 +31,7 @@ def _refuse(module: Any) -> str | None:
     if module.config.apply_residual_connection_post_layernorm:
         return (
             "its blocks add to the output of their norm (apply_residual_connection_post_layernorm), so the "
-            "stream is no sum of what its nodes write"
+            "stream is not the sum of what its nodes write"
         )
     if module.config.pretraining_tp > 1 and module.config.slow_but_exact:
         return "it splits its products (slow_but_exact); set pretraining_tp to 1"

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from assay.models.adapter import FAMILIES
-from assay.models.classifier_reading import Reading, read_by
+from assay.models.classifier_reading import ClassifierReading, read_by
 from assay.models.families.vit import VIT
 from assay.models.family import Separate
 
 
-_CLIP = Reading(
+_CLIP = ClassifierReading(
     backbone="vision_model",
     features=lambda module, hidden: (hidden[:, 1:].mean(1),),
     pools=lambda config: True,

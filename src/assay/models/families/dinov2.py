@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from assay.models.adapter import FAMILIES
-from assay.models.classifier_reading import Reading, read_by
+from assay.models.classifier_reading import ClassifierReading, read_by
 from assay.models.families.vit import VIT
 from assay.models.family import Config
 
@@ -22,7 +22,9 @@ def _features(module: Any, hidden: Tensor) -> tuple[Tensor, ...]:
 
 
 for _backbone, _name in (("dinov2", "Dinov2"), ("dinov2_with_registers", "Dinov2WithRegisters")):
-    _reading = Reading(backbone=_backbone, features=_features, pools=lambda config: True, prefix=_prefix)
+    _reading = ClassifierReading(
+        backbone=_backbone, features=_features, pools=lambda config: True, prefix=_prefix
+    )
     _key = _backbone.replace("_", "-")
     FAMILIES.add(
         _key,

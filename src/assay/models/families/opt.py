@@ -1,4 +1,4 @@
-"""OPT: the MLP's two layers stand in the block itself."""
+"""OPT: the MLP's two layers are in the block itself."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def _refuse(module: Any) -> str | None:
     if not module.config.do_layer_norm_before:
         return (
             "its blocks normalise the stream itself behind each addition (do_layer_norm_before is False, as "
-            "in OPT-350m), so the stream is no sum of what its nodes write"
+            "in OPT-350m), so the stream is not the sum of what its nodes write"
         )
     if module.model.decoder.project_out is not None:
         return "it projects the stream between blocks and embeddings (word_embed_proj_dim), as OPT-350m does"

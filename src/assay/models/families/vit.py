@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from assay.models.adapter import FAMILIES
-from assay.models.classifier_reading import Reading, read_by
+from assay.models.classifier_reading import ClassifierReading, read_by
 from assay.models.family import Family, Separate
 
 
@@ -25,10 +25,10 @@ VIT = FAMILIES.add(
         mlp="mlp",
         activation="mlp.activation_fn",
         norm="layer",
-        **read_by({"ViTForImageClassification": Reading(backbone="vit")}),
+        **read_by({"ViTForImageClassification": ClassifierReading(backbone="vit")}),
     ),
 )
-_DEIT = Reading(backbone="deit", prefix=lambda config: 2)
+_DEIT = ClassifierReading(backbone="deit", prefix=lambda config: 2)
 _TAUGHT = replace(
     _DEIT,
     heads=("cls_classifier", "distillation_classifier"),
