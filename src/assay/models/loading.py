@@ -121,16 +121,7 @@ def load_model(
         start = load_model(
             base.name, dtype=dtype, device=place, revision=at, token=token, allow_pickle=allow_pickle
         )
-        tokenizer = tokenizer or stored_tokenizer(path) or start.tokenizer
-        adapted, preprocessing = attach(start.module, path), start.preprocessing
-        return _merged(
-            adapted,
-            tokenizer=tokenizer,
-            name=name,
-            preprocessing=preprocessing,
-            origin=origin,
-            base={"id": start.id, **start.origin},
-        )
+        return _adapted(start, path, tokenizer=tokenizer, name=name, origin=origin)
     if not named and not (path / "config.json").is_file():
         raise FileFormatError(f"{path} has no config.json; expected a directory written by save_pretrained")
     location = text if named else str(path)
@@ -147,13 +138,8 @@ def load_model(
         preprocessing = image_processor(path) if sees else None
         tokenizer = stored_tokenizer(path) if tokenizer is None and not sees else tokenizer
     with malformed(location, "a model with a consistent configuration"):
-        return _bound(
-            module.eval(),
-            tokenizer=tokenizer,
-            name=name,
-            preprocessing=preprocessing,
-            origin=origin,
-        )
+        module.eval()
+        return _bound(module, tokenizer=tokenizer, name=name, preprocessing=preprocessing, origin=origin)
 
 
 def _refuse_device_map(device_map: DeviceMap, source: str, why: str) -> None:
@@ -191,6 +177,18 @@ def _planted(source: str, *, tokenizer: Any, dtype: NumberType, device: torch.de
     if tokenizer is not None:
         model.tokenizer = tokenizer
     return model
+
+
+def _adapted(start: Model, path: Path, *, tokenizer: Any, name: str, origin: Mapping[str, Any]) -> Model:
+    """A model with the adapter of a directory."""
+    return _merged(
+        attach(start.module, path),
+        tokenizer=tokenizer or stored_tokenizer(path) or start.tokenizer,
+        name=name,
+        preprocessing=start.preprocessing,
+        origin=origin,
+        base={"id": start.id, **start.origin},
+    )
 
 
 def _merged(
