@@ -68,6 +68,11 @@ def test_every_image_meets_every_counterpart(model: Model, digits: ImageTask, ci
         assert found.divergence[i, j] == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
 
 
+def test_the_side_without_a_number_is_taken_whole(model: Model, digits: ImageTask, circuit: Circuit) -> None:
+    worst = worst_case(circuit, model, digits, n_clean=2)
+    assert worst.divergence.shape == (2, digits.n)
+
+
 def test_donors_are_other_images_and_need_no_counterparts(
     model: Model, digits: ImageTask, circuit: Circuit
 ) -> None:

@@ -203,6 +203,14 @@ def test_refined_steps_equal_the_rule_they_stop_at(
     assert automatic.details["completeness_gap"] == pytest.approx(fixed.details["completeness_gap"])
 
 
+@pytest.mark.parametrize("method", ["eap", "ifr", "relp"])
+def test_automatic_steps_mean_nothing_to_methods_without_steps(gpt2_tiny64: nn.Module, method: str) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_task(model)
+    automatic, fixed = (discover(model, task, method, steps=steps) for steps in ("auto", STEPS))
+    assert torch.equal(automatic.values, fixed.values)
+
+
 @given(st.integers(1, 40), st.sampled_from(["midpoint", "left", "right", "gauss-legendre"]))
 def test_quadrature_integrates_a_line(steps: int, rule: str) -> None:
     nodes = quadrature_nodes(steps, rule)

@@ -169,9 +169,11 @@ READINGS: dict[str, Reading] = {
 }
 
 
-@pytest.mark.parametrize("name", READINGS)
-def test_every_method_on_two_devices(name: str) -> None:
-    plain = load_model(test_families.build("llama").float())
+@pytest.mark.parametrize(
+    ("family", "name"), [*(("llama", name) for name in READINGS), ("gemma2", "eap-ig-activations")]
+)
+def test_every_method_on_two_devices(family: str, name: str) -> None:
+    plain = load_model(test_families.build(family).float())
     clean = test_families.tokens(plain)
     task = PairTask(clean=clean, corrupted=clean.flip(0), answers=clean[:, :1], wrong=clean[:, 1:2])
     circuit = a_circuit(plain)

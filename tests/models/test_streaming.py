@@ -24,10 +24,12 @@ from assay.core.errors import (
     UnsafeFileError,
     UnsupportedModelError,
 )
-from assay.execution import run_circuit
+from assay.execution import run_circuit, run_model
+from assay.execution.forward import plain_run
+from assay.execution.memory import peak_bytes, weight_bytes
 from assay.models import Model, load_model
-from assay.models.placing import PartsPlacement, place_parts
-from assay.models.streaming import StreamedWeight, streams
+from assay.models.placing import PartsPlacement, accelerator, place_parts
+from assay.models.streaming import StreamedWeight, check_ties, streams
 from assay.tasks import PairTask
 
 
@@ -111,6 +113,51 @@ def test_what_does_not_fit_into_memory_is_streamed(tmp_path: Path, monkeypatch: 
     assert not all(kept)
     task = task_of(held)
     assert torch.equal(*(assay.discover(model, task, "eap").values for model in (partly, held)))
+
+
+def test_a_discovery_leaves_a_model_in_half_precision_as_it_was(tmp_path: Path) -> None:
+    model = load_model(saved("llama", tmp_path), dtype=torch.bfloat16, device_map="stream")
+    task = task_of(model)
+    logits, hashed = run_model(model, task), model.weight_hash
+    details = assay.discover(model, task, "eap").details
+    assert np.isnan(details["drift"])
+    assert "stay in its checkpoint" in details["drift_reason"]
+    assert (model.dtype, model.weight_hash) == (torch.bfloat16, hashed)
+    assert torch.equal(run_model(model, task), logits)
+    copy.deepcopy(model.module).float()
+    assert torch.equal(run_model(model, task), logits)
+
+
+def test_parts_are_dealt_by_the_number_type_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, dealt = saved("llama", tmp_path, torch.bfloat16), []
+
+    def room(module: nn.Module, **options: Any) -> dict[str, int]:
+        dealt.append(options["dtype"])
+        return {"cpu": 2**30}
+
+    monkeypatch.setattr("accelerate.utils.get_balanced_memory", room)
+    for dtype in ("auto", torch.float64):
+        load_model(folder, device="auto", dtype=dtype, device_map="auto")
+    expected = torch.float32 if accelerator() is None else torch.bfloat16
+    assert dealt == [expected, torch.float64]
+
+
+def test_a_tied_matrix_in_the_checkpoint_beside_several_devices_is_refused(tmp_path: Path) -> None:
+    module = load_model(saved("llama with tied embeddings", tmp_path), device_map="stream").module
+    parts = {"": None, "model.layers.0": torch.device("cuda:0"), "model.layers.1": torch.device("cuda:1")}
+    placement = PartsPlacement(main=torch.device("cuda:0"), parts=parts)
+    with pytest.raises(InputError, match=r"embed_tokens.weight and lm_head.weight, which are one matrix"):
+        check_ties(module, placement)
+
+
+def test_memory_of_a_streamed_model_is_not_predicted_as_if_it_were_held(tmp_path: Path) -> None:
+    streamed, held = (load_model(saved("llama", tmp_path), device_map=way) for way in ("stream", None))
+    assert peak_bytes(streamed, task_of(streamed), plain_run) is None
+    assert peak_bytes(held, task_of(held), plain_run) is not None
+    vectors = sum(each.nbytes for each in streamed.module.parameters() if each.ndim < 2)
+    assert weight_bytes(streamed) == vectors < weight_bytes(held)
 
 
 # ---- what is in memory ------------------------------------------------------------------------------

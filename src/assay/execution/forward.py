@@ -87,9 +87,10 @@ def _rough_pass(model: Model, task: Task, *, kept: bool) -> int:
 
 
 def _check_fits(model: Model, task: Task, fit: Fit) -> None:
-    """Refuse a run that does not even fit for a single example, before it starts."""
+    """Refuse a run that does not even fit for a single example on its device, before it starts."""
     free = measured_free(model.device)
-    if fit.size == 1 and fit.bytes > free:
+    spread = len({weight.device for weight in model.module.parameters()}) > 1
+    if fit.size == 1 and fit.bytes > free and not spread:
         raise InputError(
             f"one example of {task.length} positions needs about {fit.bytes / 2**30:.2f} GiB beyond the "
             f"weights of {model.id}, but {free / 2**30:.2f} GiB are free on {model.device}. Use shorter "

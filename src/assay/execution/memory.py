@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from assay.core.errors import AssayError
 from assay.models import Model
+from assay.models.streaming import StreamedWeight, streams
 from assay.tasks import Task
 
 
@@ -109,8 +110,9 @@ def _weights(model: Model) -> Iterator[Tensor]:
 
 
 def weight_bytes(model: Model) -> int:
-    """Memory of the weights."""
-    return sum(weight.nbytes for weight in model.module.parameters())
+    """Memory of the weights, without those that stay in their checkpoint."""
+    held = (each for each in model.module.parameters() if not isinstance(each, StreamedWeight))
+    return sum(weight.nbytes for weight in held)
 
 
 def peak_bytes(model: Model, task: Task, run: Run) -> int | None:
@@ -123,16 +125,20 @@ def peak_bytes(model: Model, task: Task, run: Run) -> int | None:
 
     Returns:
         Bytes; None where it cannot be known beforehand: the run asks for the numbers of an activation, as
-        some methods do, or uses an operation that PyTorch cannot describe by shapes alone.
+        some methods do, or uses an operation that PyTorch cannot describe by shapes alone, or its weights
+        are read from a checkpoint and let go.
     """
+    if streams(model.module):
+        return None
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     hollow = _without_numbers(model, mode)
     meter = MemoryMeter(hollow)
     try:
         with _masks_as_in_a_run(), mode, meter:
             run(hollow, task)
-    except (AssayError, NotImplementedError, RuntimeError):
-        return None  # an error of the run itself is met again when it is done
+    # An error of the run itself is met again when it is done; numbers that are not there may make others.
+    except (AssayError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        return None
     return meter.peak
 
 

@@ -189,8 +189,8 @@ class Block:
         if all(bias is None for bias in biases):
             return None
         filled = [
-            self._matrix(part).new_zeros(self._matrix(part).shape[1]) if bias is None else bias
-            for part, bias in zip(self.qkv, biases, strict=True)
+            torch.zeros(matrix.shape[1], dtype=matrix.dtype, device=self.home) if bias is None else bias
+            for matrix, bias in zip(map(self._matrix, self.qkv), biases, strict=True)
         ]
         return self.channels(filled)
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import nn
 
@@ -108,7 +107,8 @@ def from_pretrained(
         placement = None
         if device_map is not None:
             empty = _empty(lambda: build(config, trust_remote_code=False))
-            placement = place_parts(empty, device_map, device, stored or torch.float32)
+            dealt = choose_dtype(dtype, choose_device(device or "auto"), stored)
+            placement = place_parts(empty, device_map, device, dealt)
         number_type = choose_dtype(
             dtype, choose_device(device) if placement is None else placement.main, stored
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from assay.core.errors import FileFormatError, InputError
+from assay.core.errors import FileFormatError, InputError, UnsupportedModelError
 from assay.core.untrusted import malformed
 from assay.models.adapter import Model, hash_weights
 from assay.models.conformance import check_conformance, check_same
@@ -19,6 +19,7 @@ from assay.models.merging import CONFIG as ADAPTER
 from assay.models.merging import attach, base_of, is_adapted, merge_adapters
 from assay.models.placing import Device, DeviceMap, NumberType, check_device_map, choose_device, choose_dtype
 from assay.models.recognition import family_of
+from assay.models.streaming import streams
 from assay.models.timm_loading import check_channels, from_timm, is_timm_directory, short_name
 from assay.models.timm_reading import preprocessing as timm_preprocessing
 
@@ -227,6 +228,11 @@ def _bound(
     family = family_of(module)
     if family.vision is not None:
         check_channels(module, name)
+    if family.fold is not None and streams(module):
+        raise UnsupportedModelError(
+            f"{name} has bare parameters that are folded into its projections, which therefore cannot stay "
+            "in its checkpoint; load it without device_map"
+        )
     own = folded(module, family)
     origin = origin if own is module else {**origin, "folded": True}
     model = Model(own, family, tokenizer=tokenizer, name=name, preprocessing=preprocessing, origin=origin)

@@ -114,6 +114,10 @@ class PartsPlacement:
         """The device on which a weight is used."""
         return self[name] or self.main
 
+    def devices_of(self, module: nn.Module) -> set[torch.device]:
+        """The devices on which the weights of a module are used."""
+        return {self.device_of(name) for name, _ in module.named_parameters()}
+
 
 def check_device_map(device_map: DeviceMap, device: Device) -> None:
     """Refuse a map that nothing can be placed by.
@@ -222,8 +226,7 @@ def _spread(module: nn.Module, way: str, dtype: torch.dtype) -> Mapping[str, Any
 
 def dispatch(module: nn.Module, placement: PartsPlacement) -> nn.Module:
     """A module whose parts lie on several devices, with the hooks of accelerate that take inputs to them."""
-    used = {placement.device_of(name) for name, _ in module.named_parameters()}
-    if len(used) == 1:
+    if len(placement.devices_of(module)) == 1:
         return module
     from accelerate import dispatch_model
 

@@ -122,8 +122,13 @@ class StreamedWeight(Tensor):
         """The numbers in memory; a copy always, as pages of the file have no fixed place."""
         return self._mapped().to(self.device, self.dtype, copy=True)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "StreamedWeight":
-        return self  # nothing can change it
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        # Another tensor of the same file: modules convert their parameters in place.
+        other: Tensor = StreamedWeight(self.stored, self, self.dtype, self.device, self.views)
+        if isinstance(self, nn.Parameter):
+            other = nn.Parameter(other, requires_grad=self.requires_grad)
+        memo[id(self)] = other
+        return other
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -228,6 +233,7 @@ def streamed(
     tie = getattr(module, "tie_weights", None)
     if tie is not None:
         tie()
+    check_ties(module, placement)
     parameters = dict(module.named_parameters())
     absent = [name for name, parameter in parameters.items() if parameter.is_meta]
     if absent:
@@ -238,6 +244,20 @@ def streamed(
             "experts), and then the model must be in memory: leave device_map out"
         )
     return dispatch(module, placement)
+
+
+def check_ties(module: nn.Module, placement: PartsPlacement) -> None:
+    """Refuse a streamed matrix of two names beside several devices: the hooks for those know memory only."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, StreamedWeight):
+            names.setdefault(id(parameter), []).append(name)
+    tied = [each for each in names.values() if len(each) > 1]
+    if tied and len(placement.devices_of(module)) > 1:
+        raise InputError(
+            f"device_map leaves {' and '.join(tied[0])}, which are one matrix, in the checkpoint and puts "
+            "other parts on several devices; give that matrix a device, or use device_map='stream'"
+        )
 
 
 def _contents(module: nn.Module, files: Sequence[Path]) -> dict[str, StoredWeight]:

@@ -60,6 +60,8 @@ def _attention_refused(block: Any, served: str, *, post_norm: bool) -> str | Non
         return "gates its attention output (attn.gate)"
     if not isinstance(block.norm1, nn.LayerNorm):
         return f"has norm {type(block.norm1).__name__}; supported is LayerNorm"
+    if post_norm and not isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity):
+        return "normalises what its heads give (attn.norm) and what they write; served is one of the two"
     bias = attention.proj.bias
     if post_norm and bias is not None and bool(bias.any()):
         return (

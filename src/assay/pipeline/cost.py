@@ -122,6 +122,9 @@ def cost_of(
 
     Raises:
         InputError: If not even one example fits.
+
+    Notes:
+        Memory is that of the task's own ablation and objective, and of the method with its usual options.
     """
     forecast = Forecast(model=model.describe(), n=n, stages=tuple(stages))
     if task is None:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from assay.analyses.worst_case.image_inputs import no_counterparts
 from assay.analyses.worst_case.sampling import check_ablation, grammar_of, usual_protocol
 from assay.circuits import load_circuit
 from assay.core.errors import InputError
@@ -27,7 +28,7 @@ from assay.pipeline.ranking import lineup
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.shards import n_batches
 from assay.pipeline.worst import PairCounts, plan_attack, sizes
-from assay.tasks import PairTask, Task
+from assay.tasks import ImageTask, PairTask, Task
 
 
 SWEEP_RUNS = 40  # runs over all examples that the search for a size makes, about
@@ -266,6 +267,8 @@ class _Made:
         """The worst case of a circuit under the plan's ablation, in parts where the plan asks for them."""
         protocol = attack.protocol or usual_protocol(measured, self.ablation)
         check_ablation(self.ablation, protocol, enumerate=False)
+        if isinstance(measured, ImageTask) and measured.corrupted is None and self.ablation == "resample":
+            raise no_counterparts(measured)
         size = sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
         if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
             size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)

@@ -252,7 +252,7 @@ class PairTask:
         return replace(self, corrupted=self.clean[rows], corrupted_texts=None)
 
     def paired(self, pairs: Int[Tensor, "n_pairs 2"]) -> "PairTask":
-        """One row per (clean row, corrupted row)."""
+        """One row per (clean row, corrupted row); a corrupted row keeps an answer that stands behind it."""
         clean, corrupted = pairs.unbind(1)
         other = self.subset(corrupted)
         return replace(self.subset(clean), corrupted=other.corrupted, corrupted_texts=other.corrupted_texts)

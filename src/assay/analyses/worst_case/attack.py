@@ -117,7 +117,8 @@ def worst_case(
     """
     model = model.treating(post_norm)
     check_circuit(model, circuit)
-    counted = n_clean is not None or n_corrupted is not None
+    asked = (n_clean, n_corrupted)
+    counted = asked != (None, None)
     n_clean, n_corrupted = (DEFAULT_N if count is None else count for count in (n_clean, n_corrupted))
     if not isinstance(task, Task) and model.vision is not None:
         task = named_task(os.fspath(task), model)
@@ -135,8 +136,8 @@ def worst_case(
         protocol = usual_protocol(task, ablation)
         if protocol == "file" and (counted or enumerate):
             protocol = "all"
-    if protocol == "all" and grammar_of(task) is None and not counted:
-        n_clean = n_corrupted = task.n
+    if protocol == "all" and grammar_of(task) is None:
+        n_clean, n_corrupted = (task.n if count is None else count for count in asked)
     task = model.bind(task)
     sample = sample_pairs(
         task,

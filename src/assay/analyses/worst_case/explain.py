@@ -337,7 +337,7 @@ def _prepared(
     task: Task
     if model.vision is None:
         read = torch.full((len(clean),), clean.shape[1] - 1) if positions is None else positions
-        task = PairTask(clean=clean, corrupted=clean, answers=clean[:, :1], positions=read)
+        task = PairTask(clean=clean, corrupted=clean, answers=clean[:, :1], positions=read, lengths=read + 1)
     else:
         task = ImageTask(images=clean, corrupted=corrupted)
     task = model.bind(task)

@@ -93,9 +93,9 @@ def packages(extra: str) -> dict[str, Any]:
 def engine_checks() -> list[dict[str, Any]]:
     """Facts that hold for every model, on the embedded one and its default device.
 
-    The full circuit gives the logits of the model's own forward pass. Single runs and runs of pairs of
-    inputs, which add up a circuit in different ways, agree on a random one. The scores of `eap-ig-inputs` out
-    of the input add up to the effect of ablating it.
+    The full circuit, run as pairs of inputs, gives the logits of the model's own forward pass. Single runs
+    and runs of pairs, which add up a circuit in different ways, agree on a random one. The scores of
+    `eap-ig-inputs` out of the input add up to the effect of ablating it.
 
     Returns:
         Of each check: what was measured, its limit, and whether it holds (an undefined value does not).
@@ -112,7 +112,9 @@ def engine_checks() -> list[dict[str, Any]]:
     task = load_task("ioi", model, n=PROMPTS)
     logits, half = run_model(model, task), Circuit.random(model.graph, model.graph.n_edges // 2)
     own = torch.arange(PROMPTS)[:, None].expand(-1, 2)
-    full = run_circuit(model, task, Circuit.full(model.graph)) - logits
+    own_pass = model.module(task.clean.to(model.device)).logits.cpu()
+    native = own_pass[torch.arange(PROMPTS), task.positions]
+    full = run_circuit(model, task, Circuit.full(model.graph), pairs=own) - native
     two_ways = run_circuit(model, task, half) - run_circuit(model, task, half, pairs=own)
     values = (
         (

@@ -355,7 +355,7 @@ class EapIgActivations(BatchMethod):
                 weight = block.out_weight().flatten(0, 1)
                 added = ((leaf - passes.clean.z[layer]).to(weight.dtype) @ weight).to(leaf.dtype)
                 handle = block.branch_norm.module.register_forward_hook(
-                    lambda module, args, output: output.detach() + added
+                    lambda module, args, output: output.detach() + added.to(output.device)
                 )
             elif kind == "heads":
                 handle = block.out.register_forward_pre_hook(lambda module, args: (leaf, *args[1:]))

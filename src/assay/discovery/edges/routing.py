@@ -43,7 +43,7 @@ def _chosen(model: Model, inputs: Tensor) -> Tensor:
     found: list[Tensor] = []
 
     def keep(module: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        found.append(output[-1].view(*inputs.shape, -1).sort(-1).values)
+        found.append(output[-1].view(*inputs.shape, -1).sort(-1).values.to(inputs.device))
 
     router = model.family.router
     assert router is not None

@@ -27,6 +27,7 @@ from assay.execution import Ablation
 from assay.execution.forward import choose_batch_size, free_memory
 from assay.execution.memory import Run, peak_bytes
 from assay.models import Model
+from assay.models.streaming import streams
 from assay.objectives import Loss, Objective
 from assay.tasks import Task
 
@@ -192,8 +193,8 @@ def _in_one_batch(method: EdgeMethod, model: Model, settings: Choices) -> Run | 
 
     None where that takes too many passes to go through them for their memory.
     """
-    auto = settings.steps == "auto" and method.integrates
-    chosen = replace(settings, steps="auto, refined") if auto else settings
+    auto = settings.steps == "auto"
+    chosen = replace(settings, steps="auto, refined") if auto and method.integrates else settings
     if method.most_passes(model, 6 if auto else int(settings.steps)) > MOST_TRACED:
         return None
 
@@ -206,6 +207,9 @@ def _in_one_batch(method: EdgeMethod, model: Model, settings: Choices) -> Run | 
 def _drift(asked: Asked) -> dict[str, Any]:
     """`drift`: relative L2 distance of half-precision scores from those of a float32 copy; or why not."""
     model = asked.model
+    if streams(model.module):
+        reason = f"no drift: a float32 copy of {model.id} would hold the weights that stay in its checkpoint"
+        return {"drift": float("nan"), "drift_reason": reason}
     free = free_memory(model.device) * 6 // 10 if asked.memory is None else asked.memory
     takes, most = 4 * model.n_parameters, min(free, WIDE_BYTES)
     if takes > most:
