@@ -59,8 +59,8 @@ class SoftPairs:
     baseline: Baseline
     tables: dict[Hashable, Tables]
     scale: list[Float[Tensor, "batch pos 1"]]
-    read: Int[Tensor, "batch *reads"]
-    model_logits: Float[Tensor, "batch *reads d_vocab"]
+    read: Int[Tensor, "batch ..."]
+    model_logits: Float[Tensor, "batch ... d_vocab"]
 
     def __len__(self) -> int:
         return len(self.read)

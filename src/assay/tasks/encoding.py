@@ -37,9 +37,9 @@ class EncodedPrompts:
 
     ids: Int[Tensor, "n pos"]
     lengths: Int[Tensor, " n"]
-    positions: Int[Tensor, "n *reads"]
-    answers: Int[Tensor, "n *reads n_answers"] | None
-    wrong: Int[Tensor, "n *reads n_wrong"] | None
+    positions: Int[Tensor, "n ..."]
+    answers: Int[Tensor, "n ... n_answers"] | None
+    wrong: Int[Tensor, "n ... n_wrong"] | None
     forced: tuple[tuple[int, ...], ...]
     slots: Mapping[str, Int[Tensor, " n"]]
     fields: Mapping[str, list[Any]]

@@ -44,10 +44,10 @@ class PairBatch:
 
     clean: Int[Tensor, "batch pos"]
     corrupted: Int[Tensor, "batch pos"]
-    answers: Int[Tensor, "batch *reads n_answers"]
-    wrong: Int[Tensor, "batch *reads n_wrong"] | None
+    answers: Int[Tensor, "batch ... n_answers"]
+    wrong: Int[Tensor, "batch ... n_wrong"] | None
     lengths: Int[Tensor, " batch"]
-    positions: Int[Tensor, "batch *reads"]
+    positions: Int[Tensor, "batch ..."]
     indices: Int[Tensor, " batch"]
 
     @property
@@ -143,11 +143,11 @@ class PairTask:
 
     clean: Int[Tensor, "n pos"]
     corrupted: Int[Tensor, "n pos"]
-    answers: Int[Tensor, "n *reads n_answers"]
-    wrong: Int[Tensor, "n *reads n_wrong"] | None = None
+    answers: Int[Tensor, "n ... n_answers"]
+    wrong: Int[Tensor, "n ... n_wrong"] | None = None
     # Left out, these four are filled in by `__post_init__`, so that readers never meet None.
     lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]
-    positions: Int[Tensor, "n *reads"] = None  # type: ignore[assignment]
+    positions: Int[Tensor, "n ..."] = None  # type: ignore[assignment]
     ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
     fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
     name: str = "custom"
