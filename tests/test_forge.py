@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPOSITORY
 
 import assay
 from assay.core.extras import EXTRAS
+
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 FORGE = REPOSITORY / ".github"

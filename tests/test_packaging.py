@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import REPOSITORY
 from packaging.requirements import Requirement
 from planted_subsets import planted_matrix
 
 import assay
 from assay.core.errors import MissingExtraError
 from assay.core.extras import DISTRIBUTION, EXTRAS, install_command, needs_extra
+
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]

@@ -338,7 +338,7 @@ def test_a_module_that_accelerate_keeps_off_its_devices_is_refused() -> None:
 
 def test_a_missing_accelerate_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'assay\[placement\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'circuit-assay\[placement\]'"):
         load_model("mini", device_map="stream")
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import REPOSITORY
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
@@ -21,6 +20,9 @@ from assay.app.monitor.watched import WatchedMonitor, read_options
 from assay.app.site.answers import Answers
 from assay.core.extras import EXTRAS
 from assay.store import Store
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 DEPLOY = REPOSITORY / "deploy"

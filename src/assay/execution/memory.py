@@ -184,7 +184,7 @@ def largest_batch(peak: Callable[[int], int | None], most: int, memory: int) -> 
 
     Notes:
         One prediction where `most` fits, else at most five: a straight line between a batch that fits and one
-        that does not gives the next to try.
+        that does not gives the next to try, less a tenth for each that proved too large.
     """
     over = peak(most)
     if over is None or over <= memory or most == 1:
@@ -192,11 +192,11 @@ def largest_batch(peak: Callable[[int], int | None], most: int, memory: int) -> 
     above, least = most, peak(1)
     if least is None:
         return None
-    fit = Fit(size=1, bytes=least)
+    fit, slack = Fit(size=1, bytes=least), 1.0
     for _ in range(3):
         if above - fit.size <= 1 or fit.bytes >= memory:
             break
-        share = (memory - fit.bytes) / (over - fit.bytes)
+        share = slack * (memory - fit.bytes) / (over - fit.bytes)
         size = min(above - 1, max(fit.size + 1, int(fit.size + share * (above - fit.size))))
         needed = peak(size)
         if needed is None:
@@ -204,5 +204,5 @@ def largest_batch(peak: Callable[[int], int | None], most: int, memory: int) -> 
         if needed <= memory:
             fit = Fit(size=size, bytes=needed)
         else:
-            above, over = size, needed
+            above, over, slack = size, needed, slack - 0.1
     return fit
