@@ -22,6 +22,7 @@ from assay.execution import Prepared
 from assay.execution.forward import check_finite
 from assay.models import Block, Model, Norm, Trace
 from assay.models.block import constant_scale, replace_gradient
+from assay.models.conformance import check_heads_apart
 from assay.models.family import submodule
 from assay.tasks import Batch
 
@@ -133,9 +134,12 @@ def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[
 
     Raises:
         UnknownNameError: If `attention` is neither.
-        UnsupportedModelError: If a norm or an MLP is of a kind without a rule; it is named.
+        UnsupportedModelError: If a norm or an MLP is of a kind without a rule; it is named. For image
+            classifiers with a norm of all heads' outputs or behind their branches, too.
     """
     _check_attention(attention)
+    if model.vision is not None:
+        check_heads_apart(model, "relp")
     with ExitStack() as hooks:
 
         def add(module: nn.Module, hook: Callable[..., Tensor | None]) -> None:
