@@ -337,7 +337,12 @@ def _unchanged(prompts: Sequence[Prompt], rng: np.random.Generator) -> Sequence[
     return prompts
 
 
-def check_ablation(ablation: str, protocol: str, *, enumerate: bool) -> None:  # noqa: A002
+def check_ablation(
+    ablation: str,
+    protocol: str,
+    *,
+    enumerate: bool,  # noqa: A002 - the name users know
+) -> None:
     """Refuse a protocol whose second inputs an ablation has no use for, and the other way about."""
     paired = edge_ablation(ablation).paired
     if not paired and protocol != INPUTS:
