@@ -98,7 +98,7 @@ def test_every_room_asks_here(groups: Path) -> None:
     (groups / "memory.current").write_text("0\n")
     assert Limits(threads=1).n_workers == 3
     assert n_workers(None, Settings()) == 3
-    assert execution.forward.free_memory(torch.device("cpu")) == GIB
+    assert execution.batches.free_memory(torch.device("cpu")) == GIB
     assert {each.free_memory for each in (_contents, archive, layouts, untrusted)} == {free_memory}
 
 

@@ -255,7 +255,7 @@ def test_runs_of_single_heads_fit_into_memory(
     """A run that others begin from keeps much more than a plain pass does."""
     task, circuit = make_task(n=6), Circuit.from_heads(model64.graph, [(0, 0)])
     needed = bytes_of_base(model64, task.length)
-    monkeypatch.setattr("assay.execution.forward.free_memory", lambda device: 6 * needed)
+    monkeypatch.setattr("assay.execution.batches.free_memory", lambda device: 6 * needed)
     sizes = []
 
     def counted(model: Model, tokens: torch.Tensor) -> Trace:

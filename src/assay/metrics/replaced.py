@@ -17,7 +17,8 @@ from assay.discovery.heads.edges import run_with_edges_replaced
 from assay.discovery.heads.interventions import INTERVENTIONS, Donor
 from assay.discovery.heads.replacing import outside, run_with_heads_replaced
 from assay.execution import ABLATIONS, Ablation, CircuitRuns
-from assay.execution.forward import choose_batch_size, finite_rows
+from assay.execution.batches import choose_batch_size
+from assay.execution.forward import finite_rows
 from assay.execution.sites import Replacement, Setting
 from assay.metrics.divergence import at_each_read, by_prompt
 from assay.metrics.outputs import divergences

@@ -10,7 +10,8 @@ from assay.core.record import Record
 from assay.discovery.edges import EdgeMethod, get_method
 from assay.discovery.edges.running import resolve
 from assay.execution import CircuitRunner, get_ablation, run_circuit, run_model
-from assay.execution.forward import circuit_batch, circuit_run, measured_free, usual_batch
+from assay.execution.batches import measured_free, usual_batch
+from assay.execution.forward import circuit_batch, circuit_run
 from assay.execution.memory import peak_bytes, weight_bytes
 from assay.models import Model
 from assay.tasks import Task

@@ -13,7 +13,7 @@ from assay.circuits import load_circuit
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
 from assay.discovery.edges import EdgeMethod, get_method
-from assay.execution.forward import assumed_memory
+from assay.execution.batches import assumed_memory
 from assay.execution.memory import weight_bytes
 from assay.models import Model
 from assay.pipeline.cost import run_bytes

@@ -21,7 +21,7 @@ from assay.core.registry import Registry
 from assay.discovery.edges import EdgeMethod, get_method
 from assay.discovery.edges.method import Choices, join_parts
 from assay.discovery.edges.running import Asked, resolve
-from assay.execution.forward import assumed_memory
+from assay.execution.batches import assumed_memory
 from assay.models import Model, load_model
 from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.discovery import discovery_stage

@@ -21,7 +21,7 @@ from assay.core.random import stream
 from assay.core.record import library_version, plain
 from assay.discovery.edges import discover
 from assay.execution import Ablation, CircuitRuns
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, faithfulness_curve
 from assay.metrics.metric import check_choice
 from assay.models import Model

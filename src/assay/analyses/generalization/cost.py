@@ -9,7 +9,7 @@ from assay.analyses.generalization.depth_bias import dependency_depth_bias
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.discovery.edges import discover
 from assay.execution import run_model
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.tasks import ImageTask
 

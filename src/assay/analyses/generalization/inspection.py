@@ -23,7 +23,7 @@ from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, un
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record, library_version, record_id
 from assay.discovery.edges import discover, output_scores
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.graph import Graph, build_graph
 from assay.models import Model
 from assay.stats.intervals import draw_counts

@@ -25,7 +25,8 @@ from assay.analyses.worst_case.pair_divergence import (
 from assay.circuits import Circuit
 from assay.core.errors import InputError, NonFiniteError
 from assay.execution import PairRunner, PreparedInputs
-from assay.execution.forward import TOKENS_PER_PASS, check_circuit, free_memory
+from assay.execution.batches import TOKENS_PER_PASS, free_memory
+from assay.execution.forward import check_circuit
 from assay.models import Model
 
 

@@ -13,7 +13,8 @@ from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.record import Record, same
 from assay.execution import Ablation, get_ablation
-from assay.execution.forward import check_circuit, free_memory
+from assay.execution.batches import free_memory
+from assay.execution.forward import check_circuit
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 from assay.objectives import get_objective

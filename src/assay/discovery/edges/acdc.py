@@ -13,7 +13,8 @@ from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, unknown_name
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep
 from assay.execution import SuffixRunner
-from assay.execution.forward import check_finite, free_memory
+from assay.execution.batches import free_memory
+from assay.execution.forward import check_finite
 from assay.models import Model
 from assay.tasks import Batch, Task
 

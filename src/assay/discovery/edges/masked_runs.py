@@ -11,7 +11,7 @@ from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError
 from assay.core.random import torch_stream
 from assay.discovery.edges.method import Choices, EdgeMethod, check_differentiable, get_method
-from assay.execution.forward import free_memory
+from assay.execution.batches import free_memory
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 from assay.tasks import Batch, Task, map_tensors

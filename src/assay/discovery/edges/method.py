@@ -19,7 +19,7 @@ from assay.discovery.edges.quadrature import quadrature_nodes
 from assay.execution import Ablation, Prepared, get_ablation
 from assay.execution.ablation import Mean
 from assay.execution.baseline import KeptRuns
-from assay.execution.forward import free_memory
+from assay.execution.batches import free_memory
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task, map_tensors

@@ -21,7 +21,8 @@ from assay.discovery.edges.gradients import norm_backward
 from assay.discovery.edges.method import Choices, provenance_of
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.execution import Ablation, Baseline, get_ablation
-from assay.execution.forward import check_finite, choose_batch_size
+from assay.execution.batches import choose_batch_size
+from assay.execution.forward import check_finite
 from assay.graph import Graph
 from assay.models import Model, Trace
 from assay.objectives import Loss, Objective, get_objective

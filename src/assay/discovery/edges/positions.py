@@ -25,7 +25,7 @@ from assay.discovery.edges.gradients import CHUNK_BYTES, ActivationDifferences, 
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, get_method, provenance_of
 from assay.discovery.edges.running import completeness_gap
 from assay.execution import Ablation, Prepared, get_ablation
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task

@@ -24,7 +24,7 @@ from assay.discovery.edges.method import (
 )
 from assay.discovery.edges.routing import routing_change
 from assay.execution import Ablation
-from assay.execution.forward import choose_batch_size, free_memory
+from assay.execution.batches import choose_batch_size, free_memory
 from assay.execution.memory import Run, peak_bytes
 from assay.models import Model
 from assay.models.streaming import streams

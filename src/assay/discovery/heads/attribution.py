@@ -5,7 +5,7 @@ from torch import Tensor
 
 from assay.discovery.heads.recording import recording
 from assay.discovery.heads.scores import HeadScores, provenance_of
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Task

@@ -18,7 +18,7 @@ from torch import Tensor
 from assay.core.errors import InconsistentRunError, InputError, ShapeError
 from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.discovery.heads.weights import unembedding_rows
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.tasks import Task, check_read_once
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from assay.discovery.heads.llc import coefficient_scores, some_examples, value_columns
 from assay.discovery.heads.recording import recording
 from assay.discovery.heads.scores import HeadScores
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.models import Block, Model
 from assay.objectives import Objective, get_objective
 from assay.tasks import Task

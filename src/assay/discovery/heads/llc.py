@@ -20,7 +20,7 @@ from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.random import torch_stream
 from assay.discovery.heads.replacing import heads_of_model
 from assay.discovery.heads.scores import HeadScores, provenance_of
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.models import Block, Model, Separate, Trace
 from assay.objectives import Objective, get_objective
 from assay.tasks import Batch, Task, map_tensors

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from assay.circuits.heads import check_heads
 from assay.core.errors import InputError
-from assay.execution.forward import check_finite, choose_batch_size
+from assay.execution.batches import choose_batch_size
+from assay.execution.forward import check_finite
 from assay.execution.sites import Replacement, Site
 from assay.models import Model, Trace
 from assay.tasks import Batch, Task, map_tensors

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from assay.core.errors import ShapeError
 from assay.discovery.heads.replacing import outside, replaced_outputs
-from assay.execution.forward import TOKENS_PER_PASS
+from assay.execution.batches import TOKENS_PER_PASS
 from assay.execution.sites import Replacement
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention

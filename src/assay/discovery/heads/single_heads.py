@@ -23,7 +23,7 @@ from assay.discovery.heads.replacing import heads_of_model
 from assay.discovery.heads.runs import OneByOne, base_run, bytes_of_base
 from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.execution import Ablation
-from assay.execution.forward import choose_batch_size
+from assay.execution.batches import choose_batch_size
 from assay.execution.sites import Replacement, Setting
 from assay.models import Model, Trace
 from assay.objectives import Loss, Objective, get_objective
