@@ -13,8 +13,7 @@ from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.discovery.edges import discover, get_method
 from assay.discovery.edges.running import resolve
-from assay.execution import CircuitRunner, get_ablation, run_circuit, run_model
-from assay.execution import forward as passes
+from assay.execution import CircuitRunner, batches, get_ablation, run_circuit, run_model
 from assay.execution.forward import circuit_run, plain_run
 from assay.execution.memory import Fit, largest_batch, peak_bytes, weight_bytes
 from assay.models import Model, load_model
@@ -155,7 +154,7 @@ def test_one_example_that_does_not_fit_is_refused_before_work_starts(
     gpt2_tiny: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, task = load_model(gpt2_tiny), prompts(3, 8)
-    monkeypatch.setattr(passes, "measured_free", lambda device: 1000)
+    monkeypatch.setattr(batches, "measured_free", lambda device: 1000)
     message = (
         r"one example of 8 positions needs about 0\.00 GiB beyond the weights .* free on cpu\. Use shorter"
     )
