@@ -1,0 +1,130 @@
+"""Pictures of circuits of the embedded image classifiers, and of the subset that digits hide."""
+
+from functools import cache
+
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+from texts import of, panels
+from torch import Tensor
+
+import assay
+from assay.analyses.generalization import InspectionSettings
+from assay.analyses.subsets.digits import digits_data
+from assay.page.draw import INK, MUTED, SUPPORTS
+from assay.tasks import EvalTransform, draw_shapes
+from assay.tasks.corruptions import CORRUPTIONS, corrupt
+
+
+TARGET, N = "sketch", 60
+
+
+@cache
+def zoo() -> assay.Zoo:
+    return assay.Zoo.embedded()
+
+
+@cache
+def matrices() -> dict[str, tuple[Tensor, float]]:
+    """Dependency matrix of each model on sketches, and its accuracy there."""
+    images = draw_shapes(TARGET, N, start=20_000)
+    found = {}
+    for key in zoo().keys:
+        model = zoo().load(key)
+        task = images.task(EvalTransform.for_model(model))
+        right = assay.run_model(model, task).argmax(1) == task.labels
+        matrix = assay.dependency_matrix(assay.discover(model, task))
+        found[key] = (matrix, float(right.double().mean()))
+    return found
+
+
+def depth_bias() -> Figure:
+    by_bias = sorted(matrices().items(), key=lambda item: assay.dependency_depth_bias(item[1][0]))
+    figure, axes = panels(1, 2, (8.5, 3.8))
+    for axis, (key, (matrix, accuracy)) in zip(axes.flat, (by_bias[0], by_bias[-1]), strict=True):
+        shares = 100 * matrix / matrix.sum()
+        axis.imshow(shares, cmap="Blues", vmin=0, vmax=40)
+        names = ["input", *(f"block {block}" for block in range(len(matrix) - 2)), "logits"]
+        axis.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axis.set_yticks(range(len(names)), names)
+        for row, column in (shares >= 1).nonzero().tolist():
+            shade = "white" if shares[row, column] > 25 else INK
+            axis.text(
+                column, row, f"{shares[row, column]:.0f}", ha="center", va="center", fontsize=7, color=shade
+            )
+        bias = assay.dependency_depth_bias(matrix)
+        axis.set_title(f"{key}\nDDB {bias:+.2f}, accuracy {accuracy:.0%}", fontsize=9, color=INK)
+        axis.set_xlabel("read by", fontsize=9, color=MUTED)
+    axes[0, 0].set_ylabel("written by", fontsize=9, color=MUTED)
+    return figure
+
+
+def motif() -> Figure:
+    found, performance = zip(*matrices().values(), strict=True)
+    return of(assay.motif(found, performance), (5.5, 4.5))
+
+
+def ranking() -> Figure:
+    metrics = ["ddb-output", "id-accuracy", "average-confidence", "atc"]
+    found = assay.rank(
+        zoo(),
+        draw_shapes(TARGET, N, start=20_000),
+        id_data=draw_shapes("flat", N, start=1_000_000),
+        metrics=metrics,
+        settings=InspectionSettings(draws=200),
+    )
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    found.plot(figure.subplots())
+    return figure
+
+
+def shift_and_accuracy() -> Figure:
+    """One model on 39 corruptions of the images that it knows."""
+    key = max(zoo().entries, key=lambda entry: entry.id_accuracy or 0.0).key
+    model = zoo().load(key)
+    transform = EvalTransform.for_model(model)
+    known = draw_shapes("flat", N, start=1_000_000).task(transform)
+    reference = assay.discover(model, known)
+    images = draw_shapes("flat", N, start=3_000_000)
+    shifts, accuracies = [], []
+    for corruption in CORRUPTIONS:
+        task = corrupt(images, corruption).task(transform)
+        shifts.append(assay.circuit_shift(reference, assay.discover(model, task)))
+        right = assay.run_model(model, task).argmax(1) == task.labels
+        accuracies.append(float(right.double().mean()))
+    figure, axes = panels(1, 1, (5.5, 3.6))
+    axis = axes[0, 0]
+    axis.plot(shifts, accuracies, "o", color=SUPPORTS, markersize=4)
+    rho = spearmanr(shifts, accuracies).statistic
+    title = f"{len(shifts)} corruptions, {N} images each: rank correlation {rho:.2f}"
+    axis.set_title(title, loc="left", fontsize=9, color=INK)
+    axis.set_xlabel("circuit shift", fontsize=9, color=MUTED)
+    axis.set_ylabel("accuracy", fontsize=9, color=MUTED)
+    return figure
+
+
+def corruptions() -> Figure:
+    keys = list(CORRUPTIONS)
+    images = draw_shapes("flat", 1, start=1_000_000)
+    figure, axes = panels(5, 8, (9, 6.6))
+    for axis in axes.flat:
+        axis.axis("off")
+    shown = {"as drawn": images.pixels[0], **{key: corrupt(images, key).pixels[0] for key in keys}}
+    for axis, (name, pixels) in zip(axes.flat, shown.items(), strict=True):
+        axis.imshow(pixels)
+        axis.set_title(name, fontsize=6, color=INK)
+    return figure
+
+
+def hidden_subset() -> Figure:
+    data = digits_data(n_models=64)
+    return of(assay.selection_path(data, sizes=[20, 40, 80, 160, 320]), (6.5, 3.8))
+
+
+PICTURES = {
+    "depth-bias.svg": depth_bias,
+    "motif-shapes.svg": motif,
+    "ranking-shapes.svg": ranking,
+    "shift-and-accuracy.svg": shift_and_accuracy,
+    "corruptions.png": corruptions,
+    "hidden-subset.svg": hidden_subset,
+}
