@@ -225,8 +225,9 @@ class AuditOptions:
         images = isinstance(measured, ImageTask)
         ablation = get_ablation(self.ablation or measured.ablation).key
         scope = scope_of(full=self.full, skip=self.skip, images=images)
-        if isinstance(measured, PairTask) and measured.positions.ndim == 2:
-            scope = scope.without(("attack", "calibrate"), READS)
+        read_once = measured.positions.ndim == 1
+        if not read_once:
+            scope = scope.without(("calibrate",), READS)
         if not self.full and usual_replacement(ablation) != ablation:
             scope = scope.without(("calibrate",), EDGES)
         plan = AuditPlan(
@@ -240,6 +241,7 @@ class AuditOptions:
             held_out=whole.held_out,
             ablation=ablation,
             labelled=not isinstance(measured, ImageTask) or measured.labels is not None,
+            read_once=read_once,
         )
         if self.budget is not None:
             plan = fitted(plan, self._passes(model, whole), fixed=self.n is not None, full=self.full)

@@ -272,7 +272,10 @@ class _Made:
         size = sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
         if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
             size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
-        plan = plan_attack(self.model, protocol, size, ablation=self.ablation, circuit=None)
+        read_once = measured.positions.ndim == 1
+        plan = plan_attack(
+            self.model, protocol, size, ablation=self.ablation, circuit=None, read_once=read_once
+        )
         pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
         return self.dealt(
             "attack",

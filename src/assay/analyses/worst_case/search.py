@@ -25,6 +25,7 @@ from assay.analyses.worst_case.row_by_row import (
     RowEvaluator,
     ablation_of,
     edge_ablation,
+    evaluator_of,
     shares_inputs,
 )
 from assay.analyses.worst_case.rows import WorstPair
@@ -36,7 +37,7 @@ from assay.core.record import HIDDEN, Record
 from assay.execution import PairRunner
 from assay.execution.forward import check_circuit
 from assay.models import Model
-from assay.tasks import Prompt, Task
+from assay.tasks import Prompt, Task, check_read_once
 
 
 BUDGET = 20_000
@@ -133,7 +134,7 @@ class SearchResult(Record):
         return f"SearchResult(max={self.max:.4g} {self.unit}, {self.n_evaluations:,} evaluations)"
 
 
-@takes_text(untouched=("task",))
+@takes_text(untouched=("task",), reads=True)
 def search_worst(
     circuit: Circuit,
     model: Model,
@@ -150,8 +151,10 @@ def search_worst(
 
     `restarts` climbs over the grammar from random pairs (`grammar_ascent`), then one `matrix_search` over the
     inputs that stood in the worst pairs met. A task without a grammar, and images, get the matrix search
-    alone, over their own rows. Under an ablation that reads no second input the climbs go over single clean
-    prompts, and there is nothing to combine.
+    alone, over their own rows. So do prompts that are read at several positions: the answer behind a
+    corrupted prompt is that of the clean prompt it was made from, which a climb would leave behind. Under an
+    ablation that reads no second input the climbs go over single clean prompts, and there is nothing to
+    combine.
 
     Args:
         circuit: Edges to keep.
@@ -231,25 +234,35 @@ class _PairSearch:
         self.model, self.circuit, self.task = model, circuit, task
         self.divergence, self.seed, self.ablation = divergence, seed, ablation
         self.single = not edge_ablation(ablation).paired
-        grammar = grammar_of(task)
+        grammar = grammar_of(task) if task.positions.ndim == 1 else None
         example = None if grammar is None else grammar.choose(np.random.default_rng(seed))
         self.grammar = grammar if example is not None and grammar and grammar.slots(example) else None
         if self.single and self.grammar is None:
             raise InputError(
                 f"under {ablation!r} ablation a search varies the words of single prompts, but the inputs of "
-                f"{task.name!r} are given and cannot be varied; worst_case runs all of them"
+                f"{task.name!r} are given, or read at several positions, and cannot be varied; worst_case "
+                "runs all of them"
             )
         self.reference, self.carried = None, edge_ablation(ablation)
         if self.single:  # what cut edges carry is measured as by `worst_case`; the one input here is not run
             one = sample_pairs(task, INPUTS, 1, ablation=ablation, seed=seed, prefix=PREFIX)
             self.reference, self.carried = one.reference, ablation_of(one)
-        self.runner = PairRunner(model, circuit) if shares_inputs(model, circuit, ablation) else None
+        shared = shares_inputs(model, circuit, ablation, task.positions)
+        self.runner = PairRunner(model, circuit) if shared else None
 
     def evaluator(self, clean: PromptSet, corrupted: PromptSet) -> PairEvaluator | RowEvaluator:
-        of = self.model, self.circuit, clean, corrupted
-        if self.runner is None:
-            return RowEvaluator(*of, ablation=self.carried, divergence=self.divergence)
-        return PairEvaluator(*of, divergence=self.divergence, runner=self.runner)
+        if self.grammar is not None:
+            check_read_once(clean.positions, "a climb over a grammar")
+        return evaluator_of(
+            self.model,
+            self.circuit,
+            clean,
+            corrupted,
+            ablation=self.ablation,
+            carried=self.carried,
+            divergence=self.divergence,
+            runner=self.runner,
+        )
 
     def climb(self, budget: int, restarts: int) -> Climbs | None:
         """Climbs over the grammar; None without one."""

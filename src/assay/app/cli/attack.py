@@ -120,7 +120,14 @@ def attack(settings: AttackSettings) -> None:
     if settings.dry_run:
         n = settings.n or pipeline.DEFAULT_N
         carried = settings.ablation
-        stages = pipeline.plan_attack(model, protocol, size, ablation=carried, circuit=circuit)
+        stages = pipeline.plan_attack(
+            model,
+            protocol,
+            size,
+            ablation=carried,
+            circuit=circuit,
+            read_once=task.positions.ndim == 1,
+        )
         if circuit is None:
             stages = [*call(settings, pipeline.plan_circuit, model, n=n), *stages]
         settings.show_cost(model, n, stages, few_inputs(settings.task, settings.images, model))
