@@ -118,6 +118,7 @@ def audit(
     options = AuditOptions(
         task=task if images is None else f"{IMAGES}{images}",
         method=method,
+        objective=objective,
         ablation=ablation,
         n=n,
         steps=steps,
@@ -180,6 +181,7 @@ class AuditOptions:
 
     task: Task | str = "ioi"
     method: str = "eap-ig-inputs"
+    objective: str | Objective | None = None
     ablation: str | None = None
     n: int | None = None
     steps: int | str = 5
@@ -250,7 +252,7 @@ class AuditOptions:
     def cost(self, model: Model) -> Forecast:
         """What the audit would cost, from a pass timed here."""
         plan, draws = self.settled(model)
-        return audit_cost(plan, draws.discovery, batch_size=self.batch_size)
+        return audit_cost(plan, draws.discovery, objective=self.objective, batch_size=self.batch_size)
 
     def _passes(self, model: Model, draws: Division) -> Budget:
         """The budget in passes."""

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,7 +130,8 @@ def attack(settings: AttackSettings) -> None:
         )
         if circuit is None:
             stages = [*call(settings, pipeline.plan_circuit, model, n=n), *stages]
-        settings.show_cost(model, n, stages, few_inputs(settings.task, settings.images, model))
+        found = replace(settings, ablation=_found_under(settings, task))
+        found.show_cost(model, n, stages, few_inputs(settings.task, settings.images, model))
         return
     check_outputs(settings)
     if settings.resume is not None and settings.resume.is_file():
