@@ -26,6 +26,7 @@ from assay.analyses.worst_case.inputs import PromptSet, stacked
 from assay.analyses.worst_case.page import worst_case_page
 from assay.analyses.worst_case.pair_divergence import get_divergence
 from assay.analyses.worst_case.reads import likeliest_differs, pair_divergences, read_divergences
+from assay.analyses.worst_case.search import reads_several
 from assay.circuits import Circuit
 from assay.core.errors import InputError, TokenizationError
 from assay.core.random import stream
@@ -312,11 +313,36 @@ def test_a_search_goes_over_the_rows(tiny: Model, aligned: PairTask, circuit: Ci
 
 
 def test_a_search_of_drawn_prompts_does_not_climb(capitals: tuple[Model, PairTask]) -> None:
-    model, task = capitals
-    short = task.subset(((task.positions >= 0).sum(1) == 2).nonzero()[:, 0])
-    same = short.subset((short.lengths == short.lengths[0]).nonzero()[:, 0])
-    found = search_worst(Circuit.random(model.graph, 8, seed=0), model, same, budget=50, restarts=1, k=1)
-    assert (found.ascents, found.matrix_shape[0] > 0) == ((), True)
+    model, _ = capitals
+    two = {"Peru": "Bamako", "Spain": "Bamaga"}
+    task = load_task("capital-country", model, n=1, capitals=two, answer_tokens="each")
+    circuit = Circuit.random(model.graph, 8, seed=0)
+    found = search_worst(circuit, model, task, budget=64, restarts=1, k=1)
+    assert (found.ascents, max(found.matrix_shape) <= 8) == ((), True)
+    assert found.worst[0].reads
+    with pytest.raises(InputError, match="or read at several positions, and cannot be varied"):
+        search_worst(circuit, model, task, ablation="zero", budget=64, restarts=1)
+
+
+def test_whether_a_grammar_draws_answers_of_several_tokens_is_seen_beforehand(
+    capitals: tuple[Model, PairTask],
+) -> None:
+    model, _ = capitals
+    options = {"capitals": {"France": "Paris", "Italy": "Rome", "Peru": "Bamako", "Spain": "Bamaga"}}
+    first = next(
+        seed
+        for seed in range(20)
+        if load_task("capital-country", model, n=1, seed=seed, answer_tokens="each", **options).positions.ndim
+        == 1
+    )
+    one = load_task("capital-country", model, n=1, seed=first, answer_tokens="each", **options)
+    assert reads_several(one)
+    assert not reads_several(load_task("capital-country", model, n=1))
+
+
+def test_a_search_of_single_prompts_is_refused(tiny: Model, task: PairTask, circuit: Circuit) -> None:
+    with pytest.raises(InputError, match="are given, or read at several positions, and cannot be varied"):
+        search_worst(circuit, tiny, task, ablation="zero", budget=40, restarts=1)
 
 
 @pytest.mark.parametrize("method", ["mask", "swap"])

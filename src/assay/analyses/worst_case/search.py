@@ -33,6 +33,7 @@ from assay.analyses.worst_case.sampling import INPUTS, grammar_of, sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import named_task, takes_text
 from assay.core.errors import InputError
+from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
 from assay.execution import PairRunner
 from assay.execution.forward import check_circuit
@@ -151,10 +152,10 @@ def search_worst(
 
     `restarts` climbs over the grammar from random pairs (`grammar_ascent`), then one `matrix_search` over the
     inputs that stood in the worst pairs met. A task without a grammar, and images, get the matrix search
-    alone, over their own rows. So do prompts that are read at several positions: the answer behind a
-    corrupted prompt is that of the clean prompt it was made from, which a climb would leave behind. Under an
-    ablation that reads no second input the climbs go over single clean prompts, and there is nothing to
-    combine.
+    alone, over their own rows. So do prompts that are read at several positions, over what their grammar
+    draws: the answer behind a corrupted prompt is that of the clean prompt it was made from, which a climb
+    would leave behind. Under an ablation that reads no second input the climbs go over single clean prompts,
+    and there is nothing to combine.
 
     Args:
         circuit: Edges to keep.
@@ -219,6 +220,15 @@ def search_worst(
     )
 
 
+def reads_several(task: Task, seed: int = 0) -> bool:
+    """Whether prompts of a task are read at several positions, or some of 100 that its grammar draws."""
+    grammar = grammar_of(task)
+    if grammar is None or task.positions.ndim == 2 or grammar.tokens.answer_tokens != "each":
+        return task.positions.ndim == 2
+    drawn = grammar.draw(100, stream(seed, "search:reads"))
+    return prompt_set(drawn, grammar.tokens, keep=False).positions.ndim == 2
+
+
 class _PairSearch:
     """The model and circuit of a search, its inputs as the stages need them."""
 
@@ -234,7 +244,8 @@ class _PairSearch:
         self.model, self.circuit, self.task = model, circuit, task
         self.divergence, self.seed, self.ablation = divergence, seed, ablation
         self.single = not edge_ablation(ablation).paired
-        grammar = grammar_of(task) if task.positions.ndim == 1 else None
+        several = reads_several(task, seed)
+        grammar = None if several else grammar_of(task)
         example = None if grammar is None else grammar.choose(np.random.default_rng(seed))
         self.grammar = grammar if example is not None and grammar and grammar.slots(example) else None
         if self.single and self.grammar is None:
@@ -247,7 +258,7 @@ class _PairSearch:
         if self.single:  # what cut edges carry is measured as by `worst_case`; the one input here is not run
             one = sample_pairs(task, INPUTS, 1, ablation=ablation, seed=seed, prefix=PREFIX)
             self.reference, self.carried = one.reference, ablation_of(one)
-        shared = shares_inputs(model, circuit, ablation, task.positions)
+        shared = not several and shares_inputs(model, circuit, ablation, task.positions)
         self.runner = PairRunner(model, circuit) if shared else None
 
     def evaluator(self, clean: PromptSet, corrupted: PromptSet) -> PairEvaluator | RowEvaluator:
@@ -290,8 +301,10 @@ class _PairSearch:
         # Eight evaluations per input of either side: twice what the effects need.
         most = max(1, budget // 8)
         if climbs is None:
-            n = self.task.n
-            sample = sample_pairs(self.task, "all", n, n, ablation=self.ablation, seed=self.seed)
+            n = self.task.n if grammar_of(self.task) is None else most
+            sample = sample_pairs(
+                self.task, "all", n, n, ablation=self.ablation, seed=self.seed, prefix="search:"
+            )
             sides = [
                 side.subset(side.distinct.first_index[:most]) for side in (sample.clean, sample.corrupted)
             ]
