@@ -37,6 +37,7 @@ _VIEWS = frozenset(
         _aten._unsafe_view.default,
     }
 )
+_SAME = frozenset({_aten.alias.default, _aten.detach.default})  # the whole weight
 # What transformers does with the matrices of experts: stacked, those of one expert joined by rows.
 _OF_EXPERTS = ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])
 # These take some rows, so that the others need not be read.
@@ -209,7 +210,9 @@ class StreamedWeight(Tensor):
             if fewer is not None and fewer.experts:  # the others need not be read
                 first = () if func is _aten.slice.Tensor else (lambda mapped: mapped[0],)
                 return StreamedWeight(fewer, shape, self.dtype, self.device, first)
-        views = (*self.views, lambda mapped: func(mapped, *more, **kwargs))
+        views = self.views
+        if func not in _SAME:
+            views = (*views, lambda mapped: func(mapped, *more, **kwargs))
         return StreamedWeight(self.stored, shape, self.dtype, self.device, views)
 
     def _picked(self, func: Any, more: Any, kwargs: Any) -> Tensor:
