@@ -155,7 +155,8 @@ def _pair_line(pair: Document, unit: str, other: _ThirdRun) -> Text:
     if pair.get("clean_index") is not None:
         second_row = "" if other.side is None else f", {other.side} {pair['corrupted_index']}"
         line += [" ", quiet(f"clean {pair['clean_index']}{second_row}")]
-    if len(reads := pair.get("reads") or ()) > 1:
+    reads: Sequence[Document] = pair.get("reads") or ()
+    if len(reads) > 1:
         worst = reads[0]
         line += [
             " ",
