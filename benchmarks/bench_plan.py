@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from allocator import peak_on_cpu
 from bench_engine import SHAPES, random_model, random_task
-from torch._C._profiler import _EventType
 
 from assay.circuits import Circuit
 from assay.discovery.edges import discover, get_method
@@ -31,27 +31,6 @@ from assay.tasks import PairTask
 
 
 BATCH = {16: 8}  # examples by length; else 1
-
-
-def measured_on_cpu(job: Callable[[], object]) -> int:
-    """Peak of the bytes that the allocator gave out and had not yet back, from the start of a job."""
-    gc.collect()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        job()
-    assert profile.profiler is not None
-    events = list(profile.profiler.kineto_results.experimental_event_tree())
-    changes = []
-    while events:
-        event = events.pop()
-        events += event.children
-        if event.tag == _EventType.Allocation:
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
-    held = peak = 0
-    for _, change in sorted(changes):
-        held += change
-        peak = max(peak, held)
-    return peak
 
 
 def measured_on_gpu(job: Callable[[], object]) -> int:
@@ -69,7 +48,7 @@ def row(
     started = time.perf_counter()
     predicted = predict()
     took = time.perf_counter() - started
-    measured = (measured_on_cpu if device == "cpu" else measured_on_gpu)(job)
+    measured = (peak_on_cpu if device == "cpu" else measured_on_gpu)(job)
     assert predicted is not None
     return {
         "run": name,

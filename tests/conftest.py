@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from tiny_decoders import SIZES, VOCABULARY
 from type_checks import begin_a_test, install_type_checks, no_type_checks
 
 
@@ -127,8 +128,6 @@ def unchecked() -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------- tiny models
 
-VOCABULARY = 61  # prime: a transposed or flattened vocabulary axis cannot pass unnoticed
-
 
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -171,17 +170,8 @@ def _llama() -> nn.Module:
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCABULARY,
+            **SIZES,
             max_position_embeddings=32,
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=6,
-            intermediate_size=40,
-            initializer_range=0.3,
-            bos_token_id=0,
-            eos_token_id=0,
         )
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 import transformers
+from tiny_decoders import SIZES
 from torch import Tensor, nn
 from vit_conformance import image_task, randomise
 
@@ -25,17 +26,8 @@ _VIT = {
 def _windowed() -> nn.Module:
     """Grouped queries, rotary positions and a sliding window of two positions."""
     config = transformers.MistralConfig(
-        vocab_size=61,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        intermediate_size=40,
+        **SIZES,
         sliding_window=2,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=0,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

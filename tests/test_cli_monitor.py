@@ -103,6 +103,32 @@ def test_a_row_per_batch_and_everything_is_kept(run: Run, tmp_path: Path) -> Non
     assert "Shift over time" in (out / "monitor.html").read_text()
 
 
+def test_a_streamed_model_reads_the_same(run: Run, tmp_path: Path) -> None:
+    watched = (
+        *KNOWN,
+        "--known-batches",
+        "0",
+        "--threshold",
+        "9",
+        "--images",
+        "shapes:neon",
+        "--n",
+        "16",
+        "--json",
+    )
+    held, streamed = (
+        run(*watched, "--out", name, *more)
+        for name, more in (("held", ()), ("streamed", ("--device-map", "stream")))
+    )
+    assert streamed.exit_code == 0, streamed.stderr
+    shifts = [[each["shift"] for each in json.loads(out.stdout)["readings"]] for out in (held, streamed)]
+    assert shifts[0] == shifts[1]
+    assert len(shifts[0]) == 2
+    both = run(*watched, "--out", "both", "--device", "cpu", "--device-map", "balanced")
+    assert both.exit_code == 2
+    assert "both say where the model goes" in both.stderr
+
+
 def test_the_same_command_goes_on_with_what_is_new(run: Run, tmp_path: Path) -> None:
     arguments = (*FEW, "--images", str(tmp_path / "new"))
     fill(tmp_path / "new", "flat", 20)

@@ -55,7 +55,7 @@ def test_commands_run_on_turns_of_a_chat(command: str, directory: Path, tmp_path
 
 
 def test_commands_score_answers_token_by_token(directory: Path, tmp_path: Path) -> None:
-    """Discovery, a circuit and an audit of answers of several tokens; what reads one position says so."""
+    """Discovery, a worst case and an audit of answers of several tokens; gates, of one position, say so."""
     cities = [("Peru", "Bamako", "Bamaga"), ("Spain", "Bamaga", "Bamako"), ("Kenya", "Paris", "London")]
     lines = [
         {
@@ -78,9 +78,12 @@ def test_commands_score_answers_token_by_token(directory: Path, tmp_path: Path) 
     done = invoke("measure", *common, "--circuit", str(circuit), "--metric", "kl", "--json")
     assert done.exit_code == 0, done.stderr
     assert [each["n"] for each in json.loads(done.stdout)] == [3]
-    done = invoke("attack", *common, "--circuit", str(circuit))
-    assert done.exit_code != 0
-    assert "a worst case reads prompts at one position, but some here are read at 2" in done.stderr
+    done = invoke("attack", *common, "--circuit", str(circuit), "--explain", "--independent", "--json")
+    assert done.exit_code == 0, done.stderr
+    worst = json.loads(done.stdout)
+    assert (worst["n_pairs"], worst["certificates"][0]["n_needed"] > 3) == (3, True)
+    assert sorted(len(pair["reads"]) for pair in worst["worst"]) == [1, 2, 2]
+    assert worst["explanation"]["n_pairs"] == 3
     done = invoke("audit", *common, "--skip", "random,curve", "--json")
     assert done.exit_code == 0, done.stderr
     audit = json.loads(done.stdout)

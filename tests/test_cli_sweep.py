@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from command_line import Outcome, invoke
 from processes import CommandProcess
 
@@ -156,6 +157,43 @@ def test_a_wrong_plan_ends_with_2(tmp_path: Path, text: str, message: str) -> No
     ],
 )
 def test_devices_that_cannot_be_dealt_to_are_refused(
+    plan: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = run(plan, "--store", tmp_path / "store", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_models_of_jobs_are_streamed_by_plan_or_option(calm: tuple[Path, Outcome], tmp_path: Path) -> None:
+    path = tmp_path / "streamed.toml"
+    path.write_text(PLAN.replace('["eap", "clean-corrupted"]', '["eap"]') + 'device-map = "stream"\n')
+    result = run(path, "--store", tmp_path / "store", "--json", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    streamed = {job["id"]: job["results"] for job in json.loads(result.stdout)["jobs"]}
+    again = run(path, "--store", calm[0], "--dry-run", "--json", "--quiet", "--device-map", "stream")
+    assert json.loads(again.stdout)["done"] == len(streamed) == 6  # where a model lies is no part of a job
+    stores = Store(tmp_path / "store"), Store(calm[0])
+    for each in (each for results in streamed.values() for each in results):
+        arrays = [store.get(each).arrays for store in stores]
+        assert arrays[0].keys() == arrays[1].keys()
+        assert all(torch.equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--device-map", "auto", "--devices", "cuda:0"],
+            "--devices deals a GPU to each job, but device_map",
+        ),
+        (["--device-map", "balanced", "--ray", "local"], "--ray deals a GPU to each job, but device_map"),
+        (["--device-map", "auto", "--workers", "2"], "spreads every model over all devices, and 2 workers"),
+        (["--device-map", "auto", "--device", "cpu"], "both say where the model goes"),
+        (["--device-map", "disk"], "disk"),
+    ],
+)
+def test_device_maps_that_do_not_go_with_dealing_are_refused(
     plan: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     result = run(plan, "--store", tmp_path / "store", *arguments)

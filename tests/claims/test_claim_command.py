@@ -67,6 +67,9 @@ def test_the_tests_the_checklist_and_the_tier_are_printed(run: Run) -> None:
     assert again["passes"]["forward"] == 0
     assert again["tests"] == document["tests"]
     assert sorted(path.name for path in Path("assay-out").iterdir()) == ["tables"]
+    streamed = run("movers.toml", "--json", "--store", "streamed", "--device-map", "stream")
+    assert streamed.exit_code == 0, streamed.stderr
+    assert json.loads(streamed.stdout)["tests"] == document["tests"]
 
 
 def test_a_contradicted_claim_or_a_tier_out_of_reach_exits_with_3_where_asked(run: Run) -> None:
@@ -125,3 +128,15 @@ def test_mistakes_are_refused_before_the_work(
     assert message in result.stderr
     assert not Path("assay-out").exists()
     assert not Path("movers.registered.json").exists()
+
+
+def test_a_device_map_is_checked_before_anything_is_measured(run: Run) -> None:
+    both = run("movers.toml", "--device", "cpu", "--device-map", "auto")
+    assert (both.exit_code, both.stdout) == (2, "")
+    assert "device='cpu' and device_map='auto' both say where the model goes" in both.stderr
+    assert run("movers.toml", "--device-map", "spread").exit_code == 2
+    planned = run("movers.toml", "--dry-run", "--device-map", "stream", "--json")
+    assert (
+        json.loads(planned.stdout)["passes"]
+        == json.loads(run("movers.toml", "--dry-run", "--json").stdout)["passes"]
+    )

@@ -13,6 +13,7 @@ import torch
 import transformers
 from literal_relevance import vit_with_rules
 from test_methods import Literal, assert_scores, random_task
+from tiny_decoders import SIZES
 from torch import Tensor, nn
 from vit_conformance import image_task, randomise
 
@@ -30,14 +31,7 @@ def qwen3() -> nn.Module:
     """Grouped-query attention with norms of queries and keys."""
     return transformers.Qwen3ForCausalLM(
         transformers.Qwen3Config(
-            vocab_size=61,
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=6,
-            intermediate_size=40,
-            initializer_range=0.3,
+            **SIZES,
         )
     )
 

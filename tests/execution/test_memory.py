@@ -1,13 +1,12 @@
 """Predicted peak memory: by hand, against the allocator, and what batches and errors make of it."""
 
-import gc
 from collections.abc import Callable
 
 import pytest
 import torch
 import transformers
+from allocator import peak_on_cpu
 from torch import Tensor, nn
-from torch._C._profiler import _EventType
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
@@ -29,10 +28,11 @@ SHAPES: dict[str, tuple[str, dict]] = {
     "gemma2": ("gemma2", {**WIDE, "pad_token_id": 0, "sliding_window": 24}),
     "olmo2": ("olmo2", {**WIDE, "pad_token_id": 0, "num_key_value_heads": 4}),
 }
+MANY_TOKENS = ("gpt2", {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20011})
 
 
 def wide_model(shape: str) -> Model:
-    model_type, entries = SHAPES[shape]
+    model_type, entries = (SHAPES | {"many tokens": MANY_TOKENS})[shape]
     entries = {**entries, "bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(model_type, **entries)
@@ -46,24 +46,9 @@ def prompts(batch: int, length: int) -> PairTask:
 
 
 def allocated(job: Callable[[], object]) -> int:
-    """Peak of the bytes that PyTorch's allocator gave out from the start of a job."""
-    job()  # what is kept for later runs
-    gc.collect()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        job()
-    assert profile.profiler is not None
-    events, changes = list(profile.profiler.kineto_results.experimental_event_tree()), []
-    while events:
-        event = events.pop()
-        events += event.children
-        if event.tag == _EventType.Allocation:
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
-    held = peak = 0
-    for _, change in sorted(changes):
-        held += change
-        peak = max(peak, held)
-    return peak
+    """Peak of the bytes of a job once what is kept for later runs is there."""
+    job()
+    return peak_on_cpu(job)
 
 
 def test_the_peak_of_a_run_worked_by_hand(gpt2_tiny: nn.Module) -> None:
@@ -181,6 +166,35 @@ def test_a_forecast_names_peak_batch_and_free_memory(gpt2_tiny: nn.Module) -> No
     assert forecast.free_bytes is not None
     assert forecast.bytes is not None
     peak = allocated(lambda: discover(model, many, batch_size=10))
+    assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "options"),
+    [
+        ("gpt2", 40, {"ablation": "zero"}),
+        ("gpt2", 40, {"ablation": "mean-positional"}),
+        ("many tokens", 4, {"objective": "kl"}),  # whose losses take more than the blocks
+        ("many tokens", 4, {"objective": "js"}),
+    ],
+)
+def test_a_forecast_follows_ablation_and_objective(shape: str, length: int, options: dict[str, str]) -> None:
+    model, task = wide_model(shape), prompts(6, length)
+    forecast = cost_of(model, 6, [], task, method="eap-ig-inputs", steps=2, batch_size=6, **options)
+    usual = cost_of(model, 6, [], task, method="eap-ig-inputs", steps=2, batch_size=6)
+    assert forecast.bytes is not None
+    peak = allocated(lambda: discover(model, task, steps=2, batch_size=6, **options))
+    assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
+    assert forecast.bytes != usual.bytes
+
+
+@pytest.mark.parametrize("ablation", ["zero", "mean", "resample"])
+def test_a_forecast_of_a_circuit_follows_the_ablation(ablation: str) -> None:
+    model, task = wide_model("llama"), prompts(6, 40)
+    forecast = cost_of(model, 6, [], task, batch_size=6, ablation=ablation)
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 10, seed=0)
+    assert forecast.bytes is not None
+    peak = allocated(lambda: run_circuit(model, task, circuit, ablation=ablation, batch_size=6))
     assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
 
 

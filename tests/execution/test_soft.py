@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from test_circuit_run import GOLDEN, ablated_outputs, golden_model, random_task
+from tiny_decoders import SIZES
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -46,15 +47,8 @@ def _mistral() -> nn.Module:
 
     return MistralForCausalLM(
         MistralConfig(
-            vocab_size=61,
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=6,
-            intermediate_size=40,
+            **SIZES,
             sliding_window=3,
-            initializer_range=0.3,
             attn_implementation="sdpa",
         )
     )
@@ -65,14 +59,7 @@ def _qwen3() -> nn.Module:
 
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=61,
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=6,
-            intermediate_size=40,
-            initializer_range=0.3,
+            **SIZES,
         )
     )
 

@@ -8,6 +8,7 @@ import literal
 import pytest
 import torch
 import transformers
+from tiny_decoders import SIZES, VOCABULARY
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -30,25 +31,15 @@ from assay.tasks import PairTask
 
 TREATMENTS = ("exact", "frozen", "per-target", "eap-ig")
 STEPS = 3
-VOCABULARY = 61
 
 
 def tiny(kind: str, dtype: torch.dtype = torch.float64) -> Model:
     """A random model of two blocks with norms behind its branches, gains off their defaults."""
     config = transformers.AutoConfig.for_model(
         kind,
-        vocab_size=VOCABULARY,
+        **SIZES,
         max_position_embeddings=32,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        intermediate_size=40,
-        initializer_range=0.3,
         pad_token_id=0,
-        bos_token_id=0,
-        eos_token_id=0,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

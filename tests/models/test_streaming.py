@@ -29,7 +29,7 @@ from assay.execution.forward import plain_run
 from assay.execution.memory import peak_bytes, weight_bytes
 from assay.models import Model, load_model
 from assay.models.placing import PartsPlacement, accelerator, place_parts
-from assay.models.streaming import StreamedWeight, check_ties, streams
+from assay.models.streaming import StoredWeight, StreamedWeight, check_ties, streams
 from assay.tasks import PairTask
 
 
@@ -57,7 +57,8 @@ READINGS: dict[str, Callable[[Model, PairTask, Circuit], Any]] = {
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "llama", "gemma2", "gpt_neox parallel", "llama with tied embeddings"]
+    "name",
+    ["gpt2", "llama", "gemma2", "gpt_neox parallel", "llama with tied embeddings", "mixtral", "olmoe"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_streamed_weights_give_the_same_bytes(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -71,6 +72,33 @@ def test_streamed_weights_give_the_same_bytes(name: str, dtype: torch.dtype, tmp
     for what, reading in READINGS.items():
         found, expected = reading(streamed, task, circuit), reading(held, task, circuit)
         np.testing.assert_array_equal(np.asarray(found), np.asarray(expected), err_msg=what)
+
+
+def test_of_a_mixture_the_experts_that_are_asked_for_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved("mixtral", tmp_path)
+    held, streamed = load_model(folder), load_model(folder, device_map="stream")
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    whole, weight = (model.module.get_parameter(name) for model in (held, streamed))
+    read, mapped = [], StoredWeight.mapped
+
+    def watched(stored: StoredWeight) -> Tensor:
+        read.append(stored.key)
+        return mapped(stored)
+
+    monkeypatch.setattr(StoredWeight, "mapped", watched)
+    last = len(whole) - 1
+    for part, experts in (
+        (lambda weight: weight[last], [last]),
+        (lambda weight: weight[torch.tensor(1)].T, [1]),
+        (lambda weight: weight[1:], list(range(1, last + 1))),
+        (lambda weight: weight.transpose(1, 2)[0], list(range(last + 1))),
+    ):
+        read.clear()
+        assert torch.equal(part(weight).clone(), part(whole))
+        assert {int(key.split("experts.")[1].split(".")[0]) for key in read} == set(experts)
+        assert len(read) == 2 * len(experts)
 
 
 def test_worst_cases_are_the_same() -> None:
@@ -238,6 +266,14 @@ def lacking(folder: Path) -> Path:
     return folder
 
 
+def without_an_expert(folder: Path) -> Path:
+    saved("mixtral", folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights[next(name for name in weights if "layers.1." in name and ".1.w1." in name)]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def pickled(folder: Path) -> Path:
     module: Any = test_families.build("gpt2")
     module.config.save_pretrained(folder)
@@ -305,10 +341,10 @@ BAD: list[tuple[Callable[[Path], Any], dict[str, Any], type[AssayError], str]] =
         r"no weights under the names model.layers.1.mlp.up_proj.weight \(1 of \d+\)",
     ),
     (
-        lambda folder: saved("mixtral", folder),
+        without_an_expert,
         {"device_map": "stream"},
         FileFormatError,
-        r"experts\), and then the model must be in memory",
+        r"no weights under the names model.layers.1.mlp.experts.gate_up_proj .*makes them of others",
     ),
     (with_nan, {"device_map": "stream"}, AssayError, r"'model.layers.1.mlp.up_proj.weight' .* NaN"),
 ]

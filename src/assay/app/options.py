@@ -72,22 +72,36 @@ class Revised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnModel(Typed, Revised, Placed):
+class Spread(Placed):
+    """Where the parts of a model go.
+
+    Attributes:
+        device_map: Spread the model over devices (auto, balanced, sequential), or stream its weights.
+    """
+
+    device_map: Annotated[str | None, RUNNING, one_of("auto", "balanced", "sequential", "stream")] = None
+
+    @property
+    def spreads(self) -> bool:
+        """Whether a model is dealt to several devices, so that the map says where it all goes."""
+        return self.device_map not in (None, "stream")
+
+    def place(self, tell: Callable[[str], None] = note) -> str | None:
+        """The device to use; as it was given where the model is spread."""
+        return self.device if self.spreads else super().place(tell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnModel(Typed, Revised, Spread):
     """The model.
 
     Attributes:
         model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
         post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact, frozen or per-target.
-        device_map: Spread the model over devices (auto, balanced, sequential), or stream its weights.
     """
 
     model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
-    device_map: Annotated[str | None, RUNNING, one_of("auto", "balanced", "sequential", "stream")] = None
     post_norm: Annotated[str | None, CIRCUIT, one_of("exact", "frozen", "per-target", "eap-ig")] = None
-
-    def place(self, tell: Callable[[str], None] = note) -> str | None:
-        """The device to use; with a device map as it was given, since the map may say it all."""
-        return self.device if self.device_map else super().place(tell)
 
     def load_model(self) -> "Model":
         """The model on its device, with numbers of the type and norms of the treatment asked for."""

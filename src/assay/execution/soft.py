@@ -26,6 +26,7 @@ from assay.models import Block, Model
 from assay.models.attention import PlacedAttention, Tables
 from assay.models.streaming import per_block
 from assay.tasks import Batch
+from assay.tasks.task import NO_POSITION
 
 
 MIXED = 5  # numbers moved along an edge take as long as so many multiplications by a weight (on CPUs)
@@ -120,17 +121,18 @@ class SoftRunner:
         self,
         clean: Int[Tensor, "batch pos"],
         corrupted: Int[Tensor, "batch pos"],
-        read: Int[Tensor, " batch"] | None = None,
+        read: Int[Tensor, "batch *reads"] | None = None,
     ) -> SoftPairs:
         """Run the model on both sides of some pairs of prompts, resampling: two forward passes.
 
         Args:
             clean: Token ids; prompts shorter than the longest are padded on the right.
             corrupted: Token ids, same shape.
-            read: Read position of each pair; default: the last. Later positions are dropped.
+            read: Read position of each pair, or several `[batch, reads]`, -1 where there are fewer; default:
+                the last. Positions behind all of them are dropped.
 
         Raises:
-            ShapeError: If the two sides differ in shape, or `read` is not one position per pair.
+            ShapeError: If the two sides differ in shape, or `read` has no row of positions per pair.
             InputError: If a read position is outside the prompts.
         """
         self.model.check_text("preparing pairs of prompts")
@@ -141,9 +143,11 @@ class SoftRunner:
             )
         if read is None:
             read = torch.full((len(clean),), clean.shape[1] - 1)
-        if read.shape != clean.shape[:1]:
-            raise ShapeError(f"read has shape {tuple(read.shape)}; expected ({len(clean)},)")
-        if int(read.min()) < 0 or int(read.max()) >= clean.shape[1]:
+        if read.ndim not in (1, 2) or len(read) != len(clean):
+            raise ShapeError(
+                f"read has shape {tuple(read.shape)}; expected ({len(clean)},) or ({len(clean)}, reads)"
+            )
+        if int(read.min()) < (0 if read.ndim == 1 else NO_POSITION) or int(read.max()) >= clean.shape[1]:
             raise InputError(
                 f"read positions run from {int(read.min())} to {int(read.max())}, but prompts have "
                 f"positions 0 to {clean.shape[1] - 1}"

@@ -4,6 +4,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,43 +80,32 @@ def from_pretrained(
         allow_pickle: Accept checkpoints that are pickles.
         device_map: Where its parts go instead; see `load_model`.
     """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+    from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
-    from assay.models import attention_only  # which needs transformers
-
-    attention_only.register()
-    what = "a causal language model or image classifier"
     location, described = str(directory), directory / "config.json"
-    try:
+    with _file_errors(location, "a causal language model or image classifier"):
         check_description(directory)
         files = weight_files(directory, timm=False, allow_pickle=allow_pickle)
         shapes = check_sizes(described, files)
-        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
-        refuse_config({**vars(config), "model_type": config.model_type}, location)
-        # How attention is computed is ours to say: a name of a repository here would load a kernel from it.
-        config._attn_implementation = None
-        family = family_of_type(config.model_type)
-        sees = family is not None and family.vision is not None
-        what = "an image classifier" if sees else "a causal language model"
-        auto = AutoModelForImageClassification if sees else AutoModelForCausalLM
+        config = _checked_config(location)
+    family = family_of_type(config.model_type)
+    sees = family is not None and family.vision is not None
+    auto = AutoModelForImageClassification if sees else AutoModelForCausalLM
+    build: Callable[..., nn.Module] = partial(auto.from_config, config, trust_remote_code=False)
+    with _file_errors(location, "an image classifier" if sees else "a causal language model"):
         stored = config.dtype
-        build: Callable[..., nn.Module] = auto.from_config
         if shapes is not None:
-            check_shapes(lambda: build(config, trust_remote_code=False), shapes, described)
+            check_shapes(build, shapes, described)
             stored = stored_dtype(files)
         placement = None
         if device_map is not None:
-            empty = _empty(lambda: build(config, trust_remote_code=False))
             dealt = choose_dtype(dtype, choose_device(device or "auto"), stored)
-            placement = place_parts(empty, device_map, device, dealt)
-        number_type = choose_dtype(
-            dtype, choose_device(device) if placement is None else placement.main, stored
-        )
+            placement = place_parts(_empty(build), device_map, device, dealt)
+        main = choose_device(device) if placement is None else placement.main
+        number_type = choose_dtype(dtype, main, stored)
         if placement is not None and placement.streams:
             # Some modules compute constants in the number type that they are built with.
-            empty = _empty(lambda: build(config, dtype=number_type, trust_remote_code=False))
-            return streamed(empty, files, placement, number_type)
+            return streamed(_empty(partial(build, dtype=number_type)), files, placement, number_type)
         with without_progress_bars():
             loaded: Any = auto.from_pretrained(
                 location,
@@ -126,6 +116,19 @@ def from_pretrained(
                 trust_remote_code=False,  # code of a checkpoint is never run
                 device_map=None if placement is None else dict(placement.parts),
             )
+    module: nn.Module
+    module, info = loaded
+    _refuse_missing(location, info, len(list(module.parameters())))
+    return module if placement is not None else module.to(main)
+
+
+@contextmanager
+def _file_errors(location: str, what: str) -> Iterator[None]:
+    """What transformers raises inside about the files of a model, as errors that name them."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
     except AssayError:
         raise
     except pickle.UnpicklingError as error:
@@ -139,10 +142,20 @@ def from_pretrained(
             f"cannot load {location!r} as {what}: {error}. Expected a directory with "
             "config.json and model.safetensors, written by save_pretrained"
         ) from error
-    module: nn.Module
-    module, info = loaded
-    _refuse_missing(location, info, len(list(module.parameters())))
-    return module if placement is not None else module.to(choose_device(device))
+
+
+def _checked_config(location: str) -> Any:
+    """The configuration of a model that is served, with attention left to be chosen here."""
+    from transformers import AutoConfig
+
+    from assay.models import attention_only  # which needs transformers
+
+    attention_only.register()
+    config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+    refuse_config({**vars(config), "model_type": config.model_type}, location)
+    # How attention is computed is ours to say: a name of a repository here would load a kernel from it.
+    config._attn_implementation = None
+    return config
 
 
 def _empty(build: Callable[[], nn.Module]) -> nn.Module:

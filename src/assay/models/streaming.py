@@ -1,5 +1,6 @@
 """Weights that stay in their checkpoint: read whenever an operation needs their numbers, then let go."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +37,9 @@ _VIEWS = frozenset(
         _aten._unsafe_view.default,
     }
 )
+_SAME = frozenset({_aten.alias.default, _aten.detach.default})  # the whole weight
+# What transformers does with the matrices of experts: stacked, those of one expert joined by rows.
+_OF_EXPERTS = ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])
 # These take some rows, so that the others need not be read.
 _PICKS = frozenset({_aten.embedding.default, _aten.index.Tensor, _aten.index_select.default})
 
@@ -71,6 +75,53 @@ class StoredWeight:
             raise FileFormatError(f"cannot read {self.key!r} of {self.file}: {error}") from error
         return stored
 
+    def outline(self) -> Tensor:
+        """A tensor of the shape and number type that are stored."""
+        return self.mapped()
+
+
+@dataclass(frozen=True, eq=False)
+class StoredExperts:
+    """Where the numbers of a matrix per expert are, which transformers puts together when it loads them.
+
+    Attributes:
+        experts: Of each expert, the stored matrices whose rows stand one under the other.
+    """
+
+    experts: tuple[tuple[StoredWeight, ...], ...]
+
+    @property
+    def file(self) -> Path:
+        """The file of the first of them."""
+        return self.experts[0][0].file
+
+    @property
+    def key(self) -> str:
+        """Their names."""
+        return f"{self.experts[0][0].key} to {self.experts[-1][-1].key}"
+
+    def mapped(self) -> Tensor:
+        """The numbers as they are stored, in memory.
+
+        Raises:
+            FileFormatError: As `StoredWeight.mapped`.
+        """
+        return torch.stack([torch.cat([part.mapped() for part in each]) for each in self.experts])
+
+    def outline(self) -> Tensor:
+        """A tensor of the shape and number type that are stored; it has no numbers."""
+        meta = [[part.mapped().to("meta") for part in each] for each in self.experts]
+        return torch.stack([torch.cat(parts) for parts in meta])
+
+    def only(self, func: Any, more: Any) -> "StoredExperts | None":
+        """The experts that an operation on the first axis leaves; None for another operation."""
+        if func is _aten.select.int and more[0] == 0:
+            return StoredExperts((self.experts[more[1]],))
+        if func is _aten.slice.Tensor and more[:1] == (0,):
+            start, end, step = (*more[1:], None, None, None)[:3]
+            return StoredExperts(self.experts[start:end:step])
+        return None
+
 
 def file_state(file: Path) -> tuple[int, int]:
     """Size in bytes and time of change, which differ once a file is another."""
@@ -86,13 +137,13 @@ class StreamedWeight(Tensor):
     the numbers are read again for it.
     """
 
-    stored: StoredWeight
+    stored: StoredWeight | StoredExperts
     views: tuple[Callable[[Tensor], Tensor], ...]
 
     @staticmethod
     def __new__(
         cls,
-        stored: StoredWeight,
+        stored: StoredWeight | StoredExperts,
         like: Tensor,
         dtype: torch.dtype,
         device: torch.device,
@@ -154,7 +205,14 @@ class StreamedWeight(Tensor):
 
     def _viewed(self, func: Any, more: Any, kwargs: Any) -> "StreamedWeight":
         shape = func(torch.empty_strided(self.size(), self.stride(), device="meta"), *more, **kwargs)
-        views = (*self.views, lambda mapped: func(mapped, *more, **kwargs))
+        if isinstance(self.stored, StoredExperts) and not self.views:
+            fewer = self.stored.only(func, more)
+            if fewer is not None and fewer.experts:  # the others need not be read
+                first = () if func is _aten.slice.Tensor else (lambda mapped: mapped[0],)
+                return StreamedWeight(fewer, shape, self.dtype, self.device, first)
+        views = self.views
+        if func not in _SAME:
+            views = (*views, lambda mapped: func(mapped, *more, **kwargs))
         return StreamedWeight(self.stored, shape, self.dtype, self.device, views)
 
     def _picked(self, func: Any, more: Any, kwargs: Any) -> Tensor:
@@ -214,13 +272,13 @@ def streamed(
         if name not in where:
             continue  # perhaps tied to one that is there
         stored = where[name]
-        mapped = stored.mapped()
-        if mapped.shape != parameter.shape or not mapped.is_floating_point() or mapped.dtype.itemsize == 1:
+        like = stored.outline()
+        if like.shape != parameter.shape or not like.is_floating_point() or like.dtype.itemsize == 1:
             raise FileFormatError(
-                f"{stored.file} has {stored.key!r} as {tuple(mapped.shape)} of {mapped.dtype}; expected "
+                f"{stored.file} has {stored.key!r} as {tuple(like.shape)} of {like.dtype}; expected "
                 f"{tuple(parameter.shape)} of floating-point numbers"
             )
-        weight: Tensor = StreamedWeight(stored, mapped, dtype, placement.device_of(name))
+        weight: Tensor = StreamedWeight(stored, like, dtype, placement.device_of(name))
         if parameter.ndim < 2 or placement[name] is not None:
             weight = weight.clone()
         filled[name] = nn.Parameter(weight, requires_grad=False)
@@ -240,8 +298,8 @@ def streamed(
         raise FileFormatError(
             f"{files[0].parent} has no weights under the names {', '.join(absent[:5])}"
             f"{', ...' if len(absent) > 5 else ''} ({len(absent)} of {len(parameters)}). Either the "
-            "checkpoint is not complete, or transformers makes them of others when it loads it (mixtures of "
-            "experts), and then the model must be in memory: leave device_map out"
+            "checkpoint is not complete, or transformers makes them of others when it loads it, and then the "
+            "model must be in memory: leave device_map out"
         )
     return dispatch(module, placement)
 
@@ -260,8 +318,11 @@ def check_ties(module: nn.Module, placement: PartsPlacement) -> None:
         )
 
 
-def _contents(module: nn.Module, files: Sequence[Path]) -> dict[str, StoredWeight]:
-    """Name of each parameter that is stored as it is -> where; older names as transformers reads them."""
+def _contents(module: nn.Module, files: Sequence[Path]) -> dict[str, StoredWeight | StoredExperts]:
+    """Name of each parameter that is stored as it is, or expert by expert -> where.
+
+    Older names are taken as transformers reads them.
+    """
     from safetensors import safe_open
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -271,7 +332,8 @@ def _contents(module: nn.Module, files: Sequence[Path]) -> dict[str, StoredWeigh
     renamings = [change for change in changes if isinstance(change, WeightRenaming)]
     converters = [change for change in changes if isinstance(change, WeightConverter)]
     wanted = module.state_dict()
-    found = {}
+    found: dict[str, StoredWeight | StoredExperts] = {}
+    parts: dict[str, dict[str, list[StoredWeight]]] = {}
     for file in files:
         state = file_state(file)
         with safe_open(file, framework="pt") as opened:
@@ -280,4 +342,18 @@ def _contents(module: nn.Module, files: Sequence[Path]) -> dict[str, StoredWeigh
             name, made_of = rename_source_key(stored, renamings, converters, known.base_model_prefix, wanted)
             if made_of is None:
                 found[name] = StoredWeight(file, stored, state)
+            else:
+                parts.setdefault(name, {}).setdefault(made_of, []).append(StoredWeight(file, stored, state))
+    kinds = {pattern: change for change in converters for pattern in change.source_patterns}
+    for name, by_pattern in parts.items():
+        change = kinds[next(iter(by_pattern))]
+        if [(type(each).__name__, getattr(each, "dim", None)) for each in change.operations] in _OF_EXPERTS:
+            rows = [sorted(by_pattern.get(each, ()), key=_expert) for each in change.source_patterns]
+            if len({len(row) for row in rows}) == 1:
+                found[name] = StoredExperts(tuple(zip(*rows, strict=True)))
     return found
+
+
+def _expert(stored: StoredWeight) -> list[int]:
+    """The numbers in the name of a weight: of its block, then of its expert."""
+    return [int(number) for number in re.findall(r"\d+", stored.key)]

@@ -117,6 +117,7 @@ class AuditPlan:
         held_out: Whether the circuit is measured on other inputs than those of discovery.
         ablation: What cut edges carry.
         labelled: Whether right answers are known, which some metrics need.
+        read_once: Whether every prompt is read at one position.
     """
 
     model: Model
@@ -129,6 +130,7 @@ class AuditPlan:
     held_out: bool = True
     ablation: str = "resample"
     labelled: bool = True
+    read_once: bool = True
 
     @property
     def random_circuits(self) -> int:
@@ -195,6 +197,9 @@ class AuditPlan:
             return plan_row_by_row(self.model, INPUTS, size, self.ablation, None)
         side = min(self.n, USUAL_SIDE)
         size = PairCounts(n_clean=side, n_corrupted=side)
+        if not self.read_once:
+            size = PairCounts(n_clean=self.n, n_corrupted=self.n)
+            return plan_row_by_row(self.model, "matched", size, self.ablation, None)
         if self.model.vision is not None:
             return plan_row_by_row(self.model, "all", size, self.ablation, None)
         return plan_worst_case("all", size)

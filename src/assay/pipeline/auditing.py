@@ -118,6 +118,7 @@ def audit(
     options = AuditOptions(
         task=task if images is None else f"{IMAGES}{images}",
         method=method,
+        objective=objective,
         ablation=ablation,
         n=n,
         steps=steps,
@@ -180,6 +181,7 @@ class AuditOptions:
 
     task: Task | str = "ioi"
     method: str = "eap-ig-inputs"
+    objective: str | Objective | None = None
     ablation: str | None = None
     n: int | None = None
     steps: int | str = 5
@@ -225,8 +227,9 @@ class AuditOptions:
         images = isinstance(measured, ImageTask)
         ablation = get_ablation(self.ablation or measured.ablation).key
         scope = scope_of(full=self.full, skip=self.skip, images=images)
-        if isinstance(measured, PairTask) and measured.positions.ndim == 2:
-            scope = scope.without(("attack", "calibrate"), READS)
+        read_once = measured.positions.ndim == 1
+        if not read_once:
+            scope = scope.without(("calibrate",), READS)
         if not self.full and usual_replacement(ablation) != ablation:
             scope = scope.without(("calibrate",), EDGES)
         plan = AuditPlan(
@@ -240,6 +243,7 @@ class AuditOptions:
             held_out=whole.held_out,
             ablation=ablation,
             labelled=not isinstance(measured, ImageTask) or measured.labels is not None,
+            read_once=read_once,
         )
         if self.budget is not None:
             plan = fitted(plan, self._passes(model, whole), fixed=self.n is not None, full=self.full)
@@ -248,7 +252,7 @@ class AuditOptions:
     def cost(self, model: Model) -> Forecast:
         """What the audit would cost, from a pass timed here."""
         plan, draws = self.settled(model)
-        return audit_cost(plan, draws.discovery, batch_size=self.batch_size)
+        return audit_cost(plan, draws.discovery, objective=self.objective, batch_size=self.batch_size)
 
     def _passes(self, model: Model, draws: Division) -> Budget:
         """The budget in passes."""

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, replace
 
 from assay.core.errors import InputError
+from assay.objectives import Objective
 from assay.pipeline.audit_plan import BUDGET, DEFAULT, N_FULL, STAGES, AuditPlan, N, Scope
 from assay.pipeline.cost import Forecast, cost_of
 from assay.pipeline.sizing import COARSE, FINE
@@ -109,7 +110,13 @@ def _ladder(scope: Scope, *, full: bool) -> list[tuple[Scope, tuple[int, ...]]]:
     ]
 
 
-def audit_cost(plan: AuditPlan, task: Task, *, batch_size: int | None = None) -> Forecast:
+def audit_cost(
+    plan: AuditPlan,
+    task: Task,
+    *,
+    objective: str | Objective | None = None,
+    batch_size: int | None = None,
+) -> Forecast:
     """What a plan costs on these examples."""
     model = plan.model
     table = model.graph.n_sources * model.graph.n_targets
@@ -122,6 +129,8 @@ def audit_cost(plan: AuditPlan, task: Task, *, batch_size: int | None = None) ->
             batch_size=batch_size,
             method=plan.method,
             steps=plan.steps,
+            objective=objective,
+            ablation=plan.ablation,
         ),
         stored_bytes=2 * (4 * table) + table + 64 * plan.n * len(plan.metric_keys),
         left_out=tuple(plan.left_out),

@@ -14,6 +14,7 @@ from assay.execution.batches import measured_free, usual_batch
 from assay.execution.forward import circuit_batch, circuit_run
 from assay.execution.memory import peak_bytes, weight_bytes
 from assay.models import Model
+from assay.objectives import Objective
 from assay.tasks import Task
 
 
@@ -109,6 +110,8 @@ def cost_of(
     batch_size: int | None = None,
     method: str | EdgeMethod | None = None,
     steps: int | str = 5,
+    objective: str | Objective | None = None,
+    ablation: str | None = None,
 ) -> Forecast:
     """The cost of some stages.
 
@@ -120,20 +123,31 @@ def cost_of(
         batch_size: Inputs of a pass; None: by free memory.
         method: Method of discovery, where the command discovers; it takes more memory than anything else.
         steps: Its steps.
+        objective: What it attributes; None: its own, or the task's.
+        ablation: What a cut edge carries; None: as the task says.
 
     Raises:
         InputError: If not even one example fits.
 
     Notes:
-        Memory is that of the task's own ablation and objective, and of the method with its usual options.
+        Memory is that of the method with its usual options.
     """
     forecast = Forecast(model=model.describe(), n=n, stages=tuple(stages))
     if task is None:
         return forecast
-    size, peak = batch_memory(model, task, n, batch_size=batch_size, method=method, steps=steps)
+    size, peak = batch_memory(
+        model,
+        task,
+        n,
+        batch_size=batch_size,
+        method=method,
+        steps=steps,
+        objective=objective,
+        ablation=ablation,
+    )
     return replace(
         forecast,
-        pass_seconds=pass_seconds(model, task, batch_size=min(size, TIMED_EXAMPLES)),
+        pass_seconds=pass_seconds(model, task, batch_size=min(size, TIMED_EXAMPLES), ablation=ablation),
         bytes=weight_bytes(model) + peak,
         batch_size=size,
         free_bytes=measured_free(model.device),
@@ -148,6 +162,8 @@ def batch_memory(
     batch_size: int | None = None,
     method: str | EdgeMethod | None = None,
     steps: int | str = 5,
+    objective: str | Objective | None = None,
+    ablation: str | None = None,
 ) -> tuple[int, int]:
     """The batch that a command takes, and the most memory that it holds beyond the weights.
 
@@ -158,23 +174,25 @@ def batch_memory(
         batch_size: What the user asks for.
         method: Method of discovery; None: runs of circuits, of which one of a tenth of the edges is taken.
         steps: Its steps.
+        objective: What it attributes; None: its own, or the task's.
+        ablation: What a cut edge carries; None: as the task says.
     """
     task = model.bind(task)
     most = max(1, min(n or task.n, batch_size or usual_batch(model, task)))
     whole = task.subset([row % task.n for row in range(most)])
     if method is not None:
         chosen = get_method(method)
-        settings = chosen.choices(whole, steps=steps)
+        settings = chosen.choices(whole, steps=steps, objective=objective, ablation=ablation)
         asked = resolve(model, whole, chosen, settings, batch_size=batch_size)
         peak = asked.peak_bytes()
         rough = chosen.bytes_per_example(model, whole.length, settings)
         return asked.size, asked.size * rough if peak is None else peak
     circuit = Circuit.random(model.graph, max(1, model.graph.n_edges // 10), seed=0)
-    ablation = get_ablation(whole.ablation)
+    carried = get_ablation(ablation or whole.ablation)
     several = task.positions.ndim == 2
-    runner = CircuitRunner(model, circuit, resample=ablation.paired, several=several)
-    size = circuit_batch(runner, circuit, whole, ablation, asked=batch_size)
-    peak = peak_bytes(model, whole.subset(range(size)), circuit_run(runner, circuit, ablation))
+    runner = CircuitRunner(model, circuit, resample=carried.paired, several=several)
+    size = circuit_batch(runner, circuit, whole, carried, asked=batch_size)
+    peak = peak_bytes(model, whole.subset(range(size)), circuit_run(runner, circuit, carried))
     return size, size * runner.bytes_per_pair(whole.length) if peak is None else peak
 
 
@@ -211,7 +229,9 @@ def added(name: str, stages: Sequence[Workload]) -> Workload:
     return Workload(stage=name, runs=runs, passes=passes)
 
 
-def pass_seconds(model: Model, task: Task, *, batch_size: int | None = None) -> float:
+def pass_seconds(
+    model: Model, task: Task, *, batch_size: int | None = None, ablation: str | None = None
+) -> float:
     """Seconds of a pass over one example here: of the model or of a circuit, whichever takes longer.
 
     A circuit of a tenth of the edges is timed with all that its run needs, so the figure is rather high.
@@ -220,7 +240,7 @@ def pass_seconds(model: Model, task: Task, *, batch_size: int | None = None) -> 
     circuit = Circuit.random(model.graph, max(1, model.graph.n_edges // 10), seed=0)
     runs = (
         lambda: run_model(model, some, batch_size=batch_size, check=False),
-        lambda: run_circuit(model, some, circuit, batch_size=batch_size, check=False),
+        lambda: run_circuit(model, some, circuit, ablation=ablation, batch_size=batch_size, check=False),
     )
     return max(map(_seconds, runs)) / some.n
 

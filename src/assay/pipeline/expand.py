@@ -16,6 +16,7 @@ from assay.discovery.edges import EdgeMethod, get_method
 from assay.execution.batches import assumed_memory
 from assay.execution.memory import weight_bytes
 from assay.models import Model
+from assay.models.placing import SPREADING
 from assay.pipeline.cost import run_bytes
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
@@ -45,13 +46,16 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
         dtype: Number type of the weights, e.g. `float64`; None: as of `load_model`.
 
     Raises:
-        InputError: If parts of the plan do not fit each other: gates on images, an attack whose protocol the
-            ablation has no use for, a method that cannot be dealt to several jobs, a circuit of another
+        InputError: If parts of the plan do not fit each other: several workers, or a zoo to rank, where every
+            model is spread over all devices, gates on images, an attack whose protocol the ablation has no
+            use for, a method that cannot be dealt to several jobs, a circuit of another
             graph, a size beyond a model's graph.
         AssayError: What loading a model or drawing a task raises.
     """
     found: dict[str, Job] = {}
+    _check_device_map(plan)
     placed = {"device": device, "dtype": dtype}
+    mapped = {**placed, "device_map": plan.limits.device_map}
 
     def add(jobs: Iterator[Job]) -> None:
         for job in jobs:
@@ -59,8 +63,8 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
 
     for name in plan.models:
         location = plan.locate(name)
-        source = {"model": location, **placed}
-        model = model_at(location, device, dtype)
+        source = {"model": location, **mapped}
+        model = model_at(location, **mapped)
         _check_sizes(plan, model, name)
         for task in plan.tasks:
             for seed in plan.seeds:
@@ -72,7 +76,7 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
     single: dict[str, tuple[str, ...]] = {}
     for job in plan.jobs:
         needs = tuple(each for other in job.needs for each in single[other])
-        jobs = list(_single(plan, job, {"model": plan.locate(job.model), **placed}, needs))
+        jobs = list(_single(plan, job, {"model": plan.locate(job.model), **mapped}, needs))
         single[job.name] = tuple(each.id for each in jobs)
         add(iter(jobs))
     if plan.rank is not None:
@@ -272,7 +276,10 @@ class _Made:
         size = sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
         if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
             size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
-        plan = plan_attack(self.model, protocol, size, ablation=self.ablation, circuit=None)
+        read_once = measured.positions.ndim == 1
+        plan = plan_attack(
+            self.model, protocol, size, ablation=self.ablation, circuit=None, read_once=read_once
+        )
         pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
         return self.dealt(
             "attack",
@@ -300,6 +307,21 @@ def _check_dealt(shards: int, method: EdgeMethod, choice: MethodChoice) -> None:
         )
 
 
+def _check_device_map(plan: Plan) -> None:
+    """Refuse what does not go with a model whose parts are placed apart."""
+    way, workers = plan.limits.device_map, plan.limits.workers
+    if way in SPREADING and (workers or 1) > 1:
+        raise InputError(
+            f"device_map {way!r} spreads every model over all devices, and {workers} workers would share "
+            "them; give 1 worker, or leave the map out, so that each job has a device of its own"
+        )
+    if way is not None and plan.rank is not None:
+        raise InputError(
+            f"[rank] does not go with device_map {way!r}: the models of a zoo are small and run on one "
+            "device each; leave device_map out, or make a separate plan for the ranking"
+        )
+
+
 def _check_sizes(plan: Plan, model: Model, name: str) -> None:
     """Refuse sizes that no circuit of a model has."""
     n_edges = model.graph.n_edges
@@ -312,7 +334,7 @@ def _check_sizes(plan: Plan, model: Model, name: str) -> None:
 
 def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[str, ...]) -> Iterator[Job]:
     """A circuit from a file, and its measurements."""
-    model = model_at(source["model"], source["device"], source["dtype"])
+    model = model_at(source["model"], source["device"], source["dtype"], source["device_map"])
     path = plan.locate(job.circuit)
     if not Path(path).is_file():
         raise InputError(f"[[job]] {job.name!r}: circuit file {path} does not exist")

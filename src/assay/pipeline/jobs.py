@@ -127,8 +127,8 @@ def warm_up() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _model(source: str, device: str | None, dtype: str | None) -> Model:
-    return model_at(source, device, dtype)
+def _model(source: str, device: str | None, dtype: str | None, device_map: str | None) -> Model:
+    return model_at(source, device, dtype, device_map)
 
 
 @functools.lru_cache(maxsize=4)
@@ -137,8 +137,8 @@ def _inputs(place: tuple[Any, ...], task: str, n: int | None, seed: int) -> Divi
 
 
 def _place(job: Job) -> tuple[Any, ...]:
-    """Where a job's model comes from, where it runs, and in which numbers."""
-    return job.source["model"], job.source.get("device"), job.source.get("dtype")
+    """Where a job's model comes from, where it and its parts run, and in which numbers."""
+    return job.source["model"], *map(job.source.get, ("device", "dtype", "device_map"))
 
 
 def model_of(job: Job) -> Model:

@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from assay.core.errors import InputError
 from assay.core.machine import usable_cores
+from assay.models.placing import SPREADING
 
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class Limits(BaseModel):
         memory: Bytes that a worker's process may hold (its resident set), the interpreter and PyTorch
             included (some 400 MiB); read from `"4 GiB"`. None: no limit.
         threads: Threads of each worker.
+        device_map: Where the parts of each model go, as `--device-map` says; None: all to one device.
         batch_size: Examples per pass of every job. Fixed by the plan and not by free memory, so that the
             bytes of a result do not depend on who computed it.
     """
@@ -89,11 +91,17 @@ class Limits(BaseModel):
     timeout: Annotated[float | None, BeforeValidator(_unless_none(parse_duration))] = None
     memory: Annotated[int | None, BeforeValidator(_unless_none(parse_size))] = None
     threads: Annotated[int, Field(ge=1)] = 1
+    device_map: Literal["auto", "balanced", "sequential", "stream"] | None = None
     batch_size: Annotated[int, Field(ge=1)] = 32
 
     @property
     def n_workers(self) -> int:
-        """Workers on this machine: as asked for, else one for every `threads` cores that may be used."""
+        """Workers on this machine: as asked for, else one for every `threads` cores that may be used.
+
+        One where a model is spread over all devices.
+        """
         if self.workers is not None:
             return self.workers
+        if self.device_map in SPREADING:
+            return 1
         return max(1, usable_cores() // self.threads)

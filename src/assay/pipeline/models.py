@@ -24,12 +24,14 @@ def models_run_on(device: str | None) -> Iterator[None]:
         _HERE.reset(before)
 
 
-def model_at(source: str, device: str | None, dtype: str | None) -> Model:
+def model_at(source: str, device: str | None, dtype: str | None, device_map: str | None = None) -> Model:
     """The model of a job, in this process.
 
     Args:
         source: A name or path as of `load_model`.
         device: Where jobs run it; see `models_run_on`.
         dtype: Number type of the weights, e.g. `float64`; None: as of `load_model`.
+        device_map: Where its parts go; see `load_model`.
     """
-    return load_model(source, device=_HERE.get() or device, dtype=number_type(dtype))
+    placed = _HERE.get() or device
+    return load_model(source, device=placed, device_map=device_map, dtype=number_type(dtype))

@@ -169,7 +169,7 @@ def benchmark_cost(
         batch_size: Examples of a pass.
     """
     n, sizes = task.n, len(FRACTIONS) - 1  # the last is the model itself
-    cost = cost_of(model, n, [], task, batch_size=batch_size)
+    cost = cost_of(model, n, [], task, batch_size=batch_size, ablation=ablation)
     assert cost.pass_seconds is not None
     # Once at the usual batch size; a method that needs smaller batches, so with long passes, once more.
     plain = len(entries) * (1 + most_turns(n * cost.pass_seconds) + 1 + TURNS)

@@ -13,7 +13,8 @@ from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pai
 from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.outside import outside_grammar
-from assay.analyses.worst_case.pair_divergence import get_divergence, table_divergences
+from assay.analyses.worst_case.pair_divergence import get_divergence
+from assay.analyses.worst_case.reads import likeliest_differs, pair_divergences
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import SHOWN_PAIRS
 from assay.analyses.worst_case.row_by_row import ablation_of, edge_ablation
@@ -100,9 +101,9 @@ def sizes(
 def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts]:
     """Protocol and sizes of the worst case inside a full audit.
 
-    All pairs of a few inputs where the prompts have one length, matched pairs where they have several, single
-    inputs where the ablation reads no second one. Where no grammar can draw others, the task's own pairs; of
-    images every combination of them.
+    All pairs of a few inputs where the prompts have one length, matched pairs where they have several or are
+    read at several positions, single inputs where the ablation reads no second one. Where no grammar can draw
+    others, the task's own pairs; of images every combination of them.
     """
     protocol = usual_protocol(task, ablation)
     if isinstance(task, ImageTask) and protocol == "file":
@@ -110,7 +111,7 @@ def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts
     if grammar_of(task) is None or protocol == INPUTS:
         return protocol, PairCounts(n_clean=task.n, n_corrupted=task.n)
     side = min(task.n, USUAL_SIDE)
-    if bool((task.lengths == task.lengths[0]).all()):
+    if task.positions.ndim == 1 and bool((task.lengths == task.lengths[0]).all()):
         # As many inputs as rows would be taken for the rows themselves.
         side -= side == task.n
         return "all", PairCounts(n_clean=max(side, 1), n_corrupted=max(side, 1))
@@ -136,7 +137,13 @@ def plan_row_by_row(
 
 
 def plan_attack(
-    model: Model, protocol: str, size: PairCounts, *, ablation: str, circuit: Circuit | None
+    model: Model,
+    protocol: str,
+    size: PairCounts,
+    *,
+    ablation: str,
+    circuit: Circuit | None,
+    read_once: bool = True,
 ) -> list[Workload]:
     """What is run before pairs and after them to confirm these, and the pairs."""
     n_pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
@@ -146,7 +153,7 @@ def plan_attack(
     again = 4 if circuit is None or circuit.spans is None else 4 + mask_cost(model)
     checks = Workload(stage="checks", runs=1, passes=ceil(dense + again * min(SHOWN_PAIRS, n_pairs)))
     shared = edge_ablation(ablation).key == "resample" and (circuit is None or circuit.spans is None)
-    shared = shared and model.vision is None
+    shared = shared and model.vision is None and read_once
     if shared and model.post_norm not in ("per-target", "eap-ig"):
         return [checks, plan_worst_case(protocol, size)]
     return [checks, plan_row_by_row(model, protocol, size, ablation, circuit)]
@@ -275,12 +282,13 @@ def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCas
         full, keep, empty = (runs.logits(which) for which in ("full", "keep", "empty"))
         for logits, what in ((full, "the model"), (keep, "the circuit"), (empty, "the empty circuit")):
             check_finite(logits, what, torch.arange(task.n))
-        kept, nothing = (table_divergences(divergence, full, each[:, None])[:, 0] for each in (keep, empty))
+        clean = sample.clean
+        kept, nothing = (pair_divergences(divergence, full, each, clean) for each in (keep, empty))
         precise = runs.model.result_dtype == torch.float64
         return WorstCase(
             divergence=kept if precise else kept.astype(np.float32).astype(np.float64),
             empty=nothing if precise else nothing.astype(np.float32).astype(np.float64),
-            argmax_differs=(full.argmax(1) != keep.argmax(1)).numpy(),
+            argmax_differs=likeliest_differs(full, keep, clean),
             sample=sample,
             facts=facts_of(runs.circuit, runs.model, sample, divergence, ()),
             thresholds=(),

@@ -52,6 +52,7 @@ from assay.core.record import Record, laid_out, library_version, same
 from assay.core.verdict import Verdict
 from assay.discovery.heads.table import MeasurementTable
 from assay.models import Model, load_model
+from assay.models.placing import DeviceMap
 
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def run_claim(
     *,
     folder: str | Path | None = None,
     device: str | None = None,
+    device_map: DeviceMap = None,
     dtype: torch.dtype | None = None,
     batch_size: int | None = None,
     max_passes: float | None = None,
@@ -193,6 +195,7 @@ def run_claim(
         model: The model; default: the one the claim names.
         folder: Where measurement tables are kept and found again, each in a folder named by its hash.
         device: Where to load the model.
+        device_map: Where its parts go, if not all to one device; see `load_model`.
         dtype: Number type of its weights. Default: float32.
         batch_size: Prompts per pass; default: by free memory. Never changes a number.
         max_passes: Whole-pass equivalents that tables over all heads may cost for each task; beyond, the
@@ -212,7 +215,8 @@ def run_claim(
         claim = load_claim(path)
         registered(claim, path, anew=register_anew)  # another content is refused before a model is loaded
     progress("load", 0, 1)
-    model = load_model(claim.model, device=device, dtype=dtype) if model is None else model
+    if model is None:
+        model = load_model(claim.model, device=device, device_map=device_map, dtype=dtype)
     sets = head_sets(claim, shape_of(model))
     circuit = Circuit.from_heads(model.graph, claim.heads)
     samples = {name: claim_prompts(claim, name, model) for name in claim.tasks}

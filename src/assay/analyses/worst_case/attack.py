@@ -31,7 +31,7 @@ PREFIX = "certificate:"
 DEFAULT_N = 1000  # inputs of either side, or pairs
 
 
-@takes_text(untouched=("task",), spans=True)
+@takes_text(untouched=("task",), spans=True, reads=True)
 def worst_case(
     circuit: Circuit,
     model: Model,
@@ -57,7 +57,8 @@ def worst_case(
 
     K(x, x~) = KL(M(x) || C(x, x~)) at the read position, for every pair of a sample: M the model, C the
     circuit with every edge outside it carrying what it carries in the model's run on x~. Under an ablation
-    that reads no second input, K belongs to a clean input alone.
+    that reads no second input, K belongs to a clean input alone. Where prompts are read at several positions,
+    K is the mean over the read positions of x.
 
     Args:
         circuit: Edges to keep, everywhere or at spans of positions.

@@ -13,10 +13,10 @@ from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from assay.analyses.worst_case.evaluation import NonFinitePairError, PairEvaluator, PairValues
+from assay.analyses.worst_case.evaluation import NonFinitePairError, PairValues
 from assay.analyses.worst_case.inputs import PairSample, first_occurrences, shown
 from assay.analyses.worst_case.pair_divergence import Divergence
-from assay.analyses.worst_case.row_by_row import RowEvaluator, ablation_of, shares_inputs
+from assay.analyses.worst_case.row_by_row import ablation_of, evaluator_of
 from assay.circuits import Circuit, write_atomically
 from assay.core.errors import InputError, NonFiniteError, OutputError
 from assay.core.record import canonical_json, record_id
@@ -164,14 +164,15 @@ class PairBlocks:
         # What a model in float32 or less resolves is kept in float32.
         self._kind = np.float64 if model.result_dtype == torch.float64 else np.float32
         sides = sample.clean.subset(self.rows[0]), sample.corrupted.subset(self.rows[1])
-        self._evaluator: PairEvaluator | RowEvaluator
-        if shares_inputs(model, circuit, sample.ablation):
-            self._evaluator = PairEvaluator(model, circuit, *sides, divergence=divergence, memory=memory)
-        else:
-            carried = ablation_of(sample)
-            self._evaluator = RowEvaluator(
-                model, circuit, *sides, ablation=carried, divergence=divergence, memory=memory
-            )
+        self._evaluator = evaluator_of(
+            model,
+            circuit,
+            *sides,
+            ablation=sample.ablation,
+            carried=ablation_of(sample),
+            divergence=divergence,
+            memory=memory,
+        )
         size = TILE if self._pairs is None else LISTED
         parts = [[slice(start, min(start + size, n)) for start in range(0, n, size)] for n in self.shape]
         self._blocks = [block[::-1] for block in itertools.product(*reversed(parts))]

@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from assay.analyses.worst_case.inputs import no_answers
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.record import Record, same
+from assay.discovery.edges.masks import PairLoss, loss_over_reads
 from assay.execution import Ablation, get_ablation
 from assay.execution.batches import free_memory
 from assay.execution.forward import check_circuit
@@ -24,8 +26,6 @@ from assay.tasks import Batch, ImageTask, PairTask, Task
 # Pairs per pass on a CPU: beyond this, passes get no faster.
 PAIRS_PER_PASS = 32
 STEPS = 8  # nodes of the integral
-
-PairLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ def explain(
     clean: Int[Tensor, "pairs pos"] | Float[Tensor, "pairs 3 h w"],
     corrupted: Int[Tensor, "pairs pos"] | Float[Tensor, "pairs 3 h w"],
     *,
-    positions: Int[Tensor, " pairs"] | None = None,
+    positions: Int[Tensor, "pairs *reads"] | None = None,
     ablation: str | Ablation = "resample",
     weights: Float[Tensor, " pairs"] | None = None,
     divergence: str | PairLoss = "kl",
@@ -245,7 +245,8 @@ def explain(
         clean: Token ids of the clean side of each pair; short prompts are padded on the right. Or images.
         corrupted: Token ids or images of the corrupted side, same shape. Not read by an ablation without a
             second input.
-        positions: Read position of each prompt; default: the last.
+        positions: Read position of each prompt; default: the last. `[pairs, reads]` where there are several,
+            -1 where a pair has fewer: its divergence is then the mean over them.
         ablation: What cut edges carry; means are over the clean inputs, unless they were measured elsewhere.
         weights: Weight of each pair in the mean, >= 0 and not all 0; default: equal.
         divergence: `kl` (default), `js`, or a differentiable callable of the model's and the circuit's
@@ -294,7 +295,7 @@ def explain(
         share = shares[rows].to(model.device)
 
         def values(mask: Tensor, pairs: Any = pairs, rows: Tensor = rows) -> Tensor:
-            result = loss(pairs.model_logits.double(), runner.logits(pairs, mask).double())
+            result = loss_over_reads(loss, pairs, runner.logits(pairs, mask))
             _check_finite(result, rows)
             return result
 
@@ -338,7 +339,10 @@ def _prepared(
     task: Task
     if model.vision is None:
         read = torch.full((len(clean),), clean.shape[1] - 1) if positions is None else positions
-        task = PairTask(clean=clean, corrupted=clean, answers=clean[:, :1], positions=read, lengths=read + 1)
+        lengths = read.reshape(len(read), -1).amax(1) + 1
+        task = PairTask(
+            clean=clean, corrupted=clean, answers=no_answers(read), positions=read, lengths=lengths
+        )
     else:
         task = ImageTask(images=clean, corrupted=corrupted)
     task = model.bind(task)

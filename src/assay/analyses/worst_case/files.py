@@ -51,7 +51,10 @@ def write_result(
             inputs[name] = "clean"
             continue
         arrays |= {f"{name}{_SLOT}{slot}": where for slot, where in side.slots.items()}
-        arrays |= {f"{name}.{key}": value for key in _IDS if (value := getattr(side, key)) is not None}
+        # Copies: the two sides of a task's own rows share lengths and positions, which no file may hold.
+        arrays |= {
+            f"{name}.{key}": value.clone() for key in _IDS if (value := getattr(side, key)) is not None
+        }
         # A list, since the text of the record sorts keys and fields have an order.
         inputs[name] = {"texts": side.texts, "fields": list(side.fields.items())}
     if sample.clean.images is not None:  # all sides number the same images
@@ -149,11 +152,12 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
         if inputs == "clean":
             sides[name] = sides["clean"]
             continue
-        for key in ("tokens", "lengths", "positions"):
-            _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), 2 if key == "tokens" else 1)
-        for key in ("answers", "wrong"):
-            if f"{name}.{key}" in arrays:
-                _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), 2)
+        several = arrays[f"{name}.positions"].ndim == 2  # an axis of reads
+        axes = {"tokens": 2, "lengths": 1, "positions": 1 + several, "answers": 2 + several}
+        for key in _IDS:
+            if key in ("tokens", "lengths", "positions") or f"{name}.{key}" in arrays:
+                n_axes = axes.get(key, 2 + several)
+                _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), n_axes)
         sides[name] = PromptSet(
             # An absent array is None, which answers may be; the hash of the file vouches for the others.
             **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]

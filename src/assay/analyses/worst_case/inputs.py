@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -21,8 +21,8 @@ from assay.analyses.worst_case.image_inputs import (
 )
 from assay.core.errors import InputError
 from assay.core.record import laid_out, plain, same
-from assay.tasks import ImageTask, PairTask, Prompt, Task, Tokens, check_read_once, encode_prompts
-from assay.tasks.task import NO_TOKEN
+from assay.tasks import ImageTask, PairTask, Prompt, Task, Tokens, encode_prompts
+from assay.tasks.task import NO_POSITION, NO_TOKEN
 
 
 _OTHER = "corrupted."  # prefix of a task's fields that belong to the corrupted prompt
@@ -47,8 +47,10 @@ class PromptSet:
     Attributes:
         tokens: Token ids `[n, pos]`, padded on the right; of images `[n, 1]`, their rows in `images`.
         lengths: Tokens of each input.
-        positions: Position whose logits are read.
-        answers: Right next tokens `[n, n_answers]`, -1 where a row has fewer; None where there are none.
+        positions: Position whose logits are read; `[n, reads]` where there are several, -1 where a row has
+            fewer.
+        answers: Right next tokens `[n, n_answers]` (`[n, reads, n_answers]`), -1 where a row has fewer; None
+            where there are none.
         wrong: Tokens the answers are compared with, likewise.
         texts: The inputs as text; None where there is none.
         slots: Slot name to the token position of its filler in each input `[n]`.
@@ -60,9 +62,9 @@ class PromptSet:
 
     tokens: Int[Tensor, "n pos"]
     lengths: Int[Tensor, " n"]
-    positions: Int[Tensor, " n"]
-    answers: Int[Tensor, "n n_answers"] | None = None
-    wrong: Int[Tensor, "n n_wrong"] | None = None
+    positions: Int[Tensor, "n *reads"]
+    answers: Int[Tensor, "n *reads_and_answers"] | None = None
+    wrong: Int[Tensor, "n *reads_and_wrong"] | None = None
     texts: tuple[str, ...] | None = None
     slots: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
     fields: Mapping[str, list[Any]]
@@ -77,13 +79,13 @@ class PromptSet:
     @cached_property
     def distinct(self) -> DistinctInputs:
         """The distinct inputs in order of first occurrence: token sequence and read position, or image."""
-        return _distinct(self.lengths[:, None], self.positions[:, None], self.tokens)
+        return _distinct(self.lengths, self.positions, self.tokens)
 
     @cached_property
     def distinct_with_answers(self) -> DistinctInputs:
         """The same, with inputs that differ only in their answers or wrong answers kept distinct."""
         known = [ids for ids in (self.answers, self.wrong) if ids is not None]
-        return _distinct(self.lengths[:, None], self.positions[:, None], self.tokens, *known)
+        return _distinct(self.lengths, self.positions, self.tokens, *known)
 
     def subset(self, indices: Int[np.ndarray, " k"] | Sequence[int]) -> "PromptSet":
         """The inputs in these rows, in this order; rows may repeat."""
@@ -112,11 +114,11 @@ class PromptSet:
         texts = [part.texts for part in parts if part.texts is not None]
         prompts = [part.prompts for part in parts if part.prompts is not None]
         return PromptSet(
-            tokens=_stacked([part.tokens for part in parts], pad_id),
+            tokens=stacked([part.tokens for part in parts], pad_id),
             lengths=torch.cat([part.lengths for part in parts]),
-            positions=torch.cat([part.positions for part in parts]),
-            answers=_stacked([part.answers for part in parts], NO_TOKEN),
-            wrong=_stacked([part.wrong for part in parts], NO_TOKEN),
+            positions=stacked([part.positions for part in parts], NO_POSITION),
+            answers=stacked([part.answers for part in parts], NO_TOKEN),
+            wrong=stacked([part.wrong for part in parts], NO_TOKEN),
             texts=tuple(itertools.chain(*texts)) if len(texts) == len(parts) else None,
             slots={
                 name: torch.cat([part.slots[name] for part in parts])
@@ -238,20 +240,34 @@ class PairSample:
 
 
 @overload
-def _stacked(tables: Sequence[Tensor], fill: int) -> Tensor: ...
+def stacked(tables: Sequence[Tensor], fill: int) -> Tensor: ...
 @overload
-def _stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None: ...
-def _stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None:
-    """Tables of several widths as one, filled on the right; None where one is missing."""
+def stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None: ...
+def stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None:
+    """Tables of several widths as one, filled on the right; None where one is missing.
+
+    A table of one read per input has no axis of reads; beside one that has, it gets it, second.
+    """
     known = [table for table in tables if table is not None]
     if len(known) < len(tables):
         return None
-    width = max(table.shape[1] for table in known)
-    return torch.cat([functional.pad(table, (0, width - table.shape[1]), value=fill) for table in known])
+    most = max(table.ndim for table in known)
+    known = [table if table.ndim == most else table[:, None] for table in known]
+    widths = [max(sizes) for sizes in zip(*(table.shape for table in known), strict=True)]
+    return torch.cat(
+        [
+            functional.pad(
+                table,
+                [each for axis in range(most - 1, 0, -1) for each in (0, widths[axis] - table.shape[axis])],
+                value=fill,
+            )
+            for table in known
+        ]
+    )
 
 
 def _distinct(*columns: Tensor) -> DistinctInputs:
-    return first_occurrences(torch.cat(columns, dim=1).numpy())
+    return first_occurrences(torch.cat([each.reshape(len(each), -1) for each in columns], dim=1).numpy())
 
 
 def first_occurrences(values: Int64[np.ndarray, "n ..."]) -> DistinctInputs:
@@ -266,10 +282,28 @@ def first_occurrences(values: Int64[np.ndarray, "n ..."]) -> DistinctInputs:
     )
 
 
-def prompt_set(prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True) -> PromptSet:
-    """Prompts of a grammar as the inputs of one side; `keep` says whether they stay with their ids."""
-    encoded = encode_prompts(prompts, tokens)
-    check_read_once(encoded.positions, "a worst case")
+def prompt_set(
+    prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True, of: Sequence[Prompt] | None = None
+) -> PromptSet:
+    """Prompts of a grammar as the inputs of one side.
+
+    Args:
+        prompts: The prompts.
+        tokens: The tokenizer.
+        keep: Whether they stay with their ids.
+        of: Of corrupted prompts the clean ones they were made from. Where the answers of these stand behind
+            them, to be read token by token, they stand behind the corrupted ones too.
+    """
+    source = encode_prompts(of, tokens) if of is not None and tokens.answer_tokens == "each" else None
+    if source is not None and source.positions.ndim == 2:
+        encoded = replace(
+            encode_prompts(prompts, tokens, behind=source.forced),
+            positions=source.positions,
+            answers=None,
+            wrong=None,
+        )
+    else:
+        encoded = encode_prompts(prompts, tokens)
     return PromptSet(
         tokens=encoded.ids,
         lengths=encoded.lengths,
@@ -290,7 +324,6 @@ def names_of(task: Task) -> Any:
 
 def sides_of(task: Task) -> dict[str, PromptSet]:
     """The two sides of a task's own pairs; images without counterparts have one."""
-    check_read_once(task.positions, "a worst case")
     if isinstance(task, ImageTask):
         return _sides_of_images(task)
     own = {name: list(values) for name, values in task.fields.items() if not name.startswith(_OTHER)}
@@ -352,11 +385,16 @@ def task_of(clean: PromptSet, corrupted: PromptSet) -> Task:
     return PairTask(
         clean=tokens[0],
         corrupted=tokens[1],
-        answers=torch.zeros(clean.n, 1, dtype=torch.long) if clean.answers is None else clean.answers,
+        answers=no_answers(clean.positions) if clean.answers is None else clean.answers,
         lengths=clean.lengths,
         positions=clean.positions,
         slots=clean.slots,
     )
+
+
+def no_answers(positions: Int[Tensor, "n *reads"]) -> Int[Tensor, "n *reads 1"]:
+    """Answers for a task of prompts that have none, whose runs do not read them."""
+    return torch.where(positions >= 0, 0, NO_TOKEN)[..., None]
 
 
 def check_least(least: int, **counts: int) -> None:

@@ -15,7 +15,7 @@ from assay.analyses.worst_case.pair_divergence import Divergence, Kernel
 from assay.analyses.worst_case.result import WorstCase
 from assay.analyses.worst_case.row_by_row import edge_ablation
 from assay.analyses.worst_case.rows import WorstPair, pieces_of
-from assay.analyses.worst_case.sampling import INPUTS, sample_pairs
+from assay.analyses.worst_case.sampling import INPUTS, check_lengths, sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core.errors import FileFormatError, InputError, unknown_name
@@ -104,7 +104,7 @@ class Outside(Record):
         )
 
 
-@takes_text(untouched=("task",))
+@takes_text(untouched=("task",), reads=True)
 def outside_grammar(
     circuit: Circuit,
     model: Model,
@@ -178,6 +178,7 @@ def outside_grammar(
         prompts = [replace(each, reference=usual_values.reference) for each in prompts]
     if corrupted == "ordinary":
         prompts[0] = replace(prompts[0], corrupted=prompts[1].corrupted)
+        check_lengths(prompts[0])
     result, ordinary = (run_sample(circuit, model, sample, divergence=divergence) for sample in prompts)
     assert changed.grammar is not None
     assert usual.grammar is not None

@@ -155,6 +155,16 @@ def _pair_line(pair: Document, unit: str, other: _ThirdRun) -> Text:
     if pair.get("clean_index") is not None:
         second_row = "" if other.side is None else f", {other.side} {pair['corrupted_index']}"
         line += [" ", quiet(f"clean {pair['clean_index']}{second_row}")]
+    reads: Sequence[Document] = pair.get("reads") or ()
+    if len(reads) > 1:
+        worst = reads[0]
+        line += [
+            " ",
+            quiet(
+                f"mean of {len(reads)} reads; the worst, below, is at token {number(worst['position'])}: "
+                f"{significant(worst['divergence'])}"
+            ),
+        ]
     if answer:
         line += [" ", quiet(("answer ", _answer(answer.get("text", ""), other)))]
     if agreement:

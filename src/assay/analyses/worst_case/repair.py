@@ -138,7 +138,7 @@ class Repair(Record):
         return () if self.training is None else self.training.history
 
 
-@takes_text()
+@takes_text(reads=True)
 def repair(
     start: Circuit | EdgeScores,
     model: Model,

@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.explain import explain
 from assay.analyses.worst_case.inputs import PairSample
+from assay.analyses.worst_case.row_by_row import evaluator_of
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.slots import check_n_edges
 from assay.core.random import stream
 from assay.core.record import Record, same
 from assay.discovery.edges.masks import LearnedMask, MaskSettings, PairLoss, learn_mask
+from assay.execution import get_ablation
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 from assay.stats import certificate
@@ -87,8 +88,14 @@ class RepairSearch:
         """Divergence of the circuit and of the empty one on pairs of a sample."""
         pairs = sample.pairs if pairs is None else pairs
         assert pairs is not None
-        evaluator = PairEvaluator(
-            self.model, circuit, sample.clean, sample.corrupted, divergence=self.divergence
+        evaluator = evaluator_of(
+            self.model,
+            circuit,
+            sample.clean,
+            sample.corrupted,
+            ablation=sample.ablation,
+            carried=get_ablation(sample.ablation),
+            divergence=self.divergence,
         )
         values = evaluator.pairs(pairs[:, 0].copy(), pairs[:, 1].copy())
         self.cost["circuit"] += len(pairs)
@@ -124,7 +131,8 @@ class RepairSearch:
     def draw(self, n: int) -> Pairs:
         """Discovery pairs: inputs of both sides crossed where they are independent."""
         sample = self.discovery
-        if sample.protocol == "iid" and len({*sample.clean.positions.tolist()}) == 1:
+        positions = sample.clean.positions
+        if sample.protocol == "iid" and bool((positions == positions[0]).all()):
             return np.stack([self.generator.integers(sample.clean.n, size=n) for _ in range(2)], axis=1)
         assert sample.pairs is not None
         chosen: Pairs = sample.pairs[self.generator.integers(len(sample.pairs), size=n)]

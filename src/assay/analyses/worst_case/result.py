@@ -194,9 +194,15 @@ class WorstCase(display.Shown, PairStatistics, Record):
             )
         ranking = rank_pairs(self.divergence, self.sample, k, distinct=distinct)
         stored = self.divergence.ravel()[ranking.place]
-        logits_of_runs = self.rerun.confirmed(ranking, stored, exact=exact)
+        runs = self.rerun.confirmed(ranking, stored, exact=exact)
         return describe_pairs(
-            ranking, self.divergence, self.empty, self.sample, logits_of_runs, centred=logits == "centered"
+            ranking,
+            self.divergence,
+            self.empty,
+            self.sample,
+            runs.logits,
+            runs.by_read,
+            centred=logits == "centered",
         )
 
     # ---- documents and files ----------------------------------------------------------------------

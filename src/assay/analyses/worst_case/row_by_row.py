@@ -1,8 +1,8 @@
 """Divergences pair by pair, for what has no parts that pairs could share.
 
 Two inputs share nothing where cut edges carry zeros or means, where a circuit keeps its edges at spans of
-positions, or where what a target reads is normalised target by target. Images are run in this way too. Such
-pairs are runs of one circuit.
+positions, or where what a target reads is normalised target by target. Images are run in this way too, and
+prompts that are read at several positions. Such pairs are runs of one circuit.
 """
 
 from collections.abc import Iterator
@@ -10,15 +10,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 from torch import Tensor
 
-from assay.analyses.worst_case.evaluation import PairValues, check_finite_pairs
+from assay.analyses.worst_case.evaluation import PairEvaluator, PairValues, check_finite_pairs
 from assay.analyses.worst_case.inputs import PairSample, PromptSet, task_of
-from assay.analyses.worst_case.pair_divergence import Divergence, table_divergences
+from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
+from assay.analyses.worst_case.reads import likeliest_differs, pair_divergences
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.execution import Ablation, get_ablation, run_circuit, run_model
+from assay.execution import Ablation, PairRunner, get_ablation, run_circuit, run_model
 from assay.execution.ablation import MeasuredOn
 from assay.models import Model
 from assay.tasks import Task
@@ -56,10 +57,11 @@ def ablation_of(sample: PairSample) -> Ablation:
     return _MEASURED[sample]
 
 
-def shares_inputs(model: Model, circuit: Circuit, ablation: str) -> bool:
+def shares_inputs(model: Model, circuit: Circuit, ablation: str, positions: Int[Tensor, "n *reads"]) -> bool:
     """Whether pairs are sums of a part of the clean and a part of the corrupted input; see `PairRunner`."""
     summed = model.vision is None and all(block.target_norm is None for block in model.blocks)
-    return edge_ablation(ablation).key == "resample" and circuit.spans is None and summed
+    whole = circuit.spans is None and positions.ndim == 1
+    return edge_ablation(ablation).key == "resample" and whole and summed
 
 
 class RowEvaluator:
@@ -110,7 +112,8 @@ class RowEvaluator:
 
     def _portions(self, *index: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         images = self.clean.images
-        size = max(1, HELD // max(self.model.n_vocab, 0 if images is None else images[0].numel()))
+        logits = self.model.n_vocab * self.clean.positions[0].numel()
+        size = max(1, HELD // max(logits, 0 if images is None else images[0].numel()))
         for start in range(0, len(index[0]), size):
             yield tuple(each[start : start + size] for each in index)
 
@@ -123,12 +126,8 @@ class RowEvaluator:
             empty = self._distinct_logits(self.corrupted, corrupted_index)
         else:
             empty = self._circuit_logits(self.empty, task)
-        answers = {"answers": clean.answers, "wrong": clean.wrong} if self.divergence.needs_answers else {}
-        found, anchor = (
-            table_divergences(self.divergence, model, each[:, None], **answers)[:, 0]
-            for each in (kept, empty)
-        )
-        values = PairValues(found, anchor, (kept.argmax(1) != model.argmax(1)).numpy())
+        found, anchor = (pair_divergences(self.divergence, model, each, clean) for each in (kept, empty))
+        values = PairValues(found, anchor, likeliest_differs(model, kept, clean))
         check_finite_pairs(values, clean_index, corrupted_index)
         return values
 
@@ -141,3 +140,34 @@ class RowEvaluator:
         own = side.subset(rows)
         logits = run_model(self.model, task_of(own, own), memory=self.memory, check=False)
         return logits[torch.from_numpy(back.ravel())]
+
+
+def evaluator_of(
+    model: Model,
+    circuit: Circuit,
+    clean: PromptSet,
+    corrupted: PromptSet,
+    *,
+    ablation: str,
+    carried: Ablation,
+    divergence: str | Divergence | Kernel,
+    memory: int | None = None,
+    runner: PairRunner | None = None,
+) -> PairEvaluator | RowEvaluator:
+    """What runs pairs of these inputs: by the parts that they share, or each by itself.
+
+    Args:
+        model: The model.
+        circuit: The edges to keep.
+        clean: Clean inputs.
+        corrupted: Corrupted inputs.
+        ablation: Key of what cut edges carry.
+        carried: The same, measured where it has to be.
+        divergence: What is measured.
+        memory: Bytes to spend; default: a share of what is free.
+        runner: A runner of the same model and circuit, to share its weights.
+    """
+    sides = model, circuit, clean, corrupted
+    if shares_inputs(model, circuit, ablation, clean.positions):
+        return PairEvaluator(*sides, divergence=divergence, memory=memory, runner=runner)
+    return RowEvaluator(*sides, ablation=carried, divergence=get_divergence(divergence), memory=memory)

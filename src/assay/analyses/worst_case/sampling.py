@@ -22,12 +22,14 @@ from assay.analyses.worst_case.inputs import (
     prompt_set,
     shown,
     sides_of,
+    stacked,
 )
 from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
 from assay.analyses.worst_case.support import distinct_matched, distinct_product
 from assay.core.errors import InputError, TokenizationError, unknown_name
 from assay.core.random import stream
-from assay.tasks import Grammar, ImageTask, Prompt, Task
+from assay.tasks import Grammar, ImageTask, Prompt, Task, check_read_once
+from assay.tasks.task import NO_POSITION
 
 
 INPUTS = "inputs"  # of ablations that read no second input
@@ -103,7 +105,7 @@ def sample_pairs(
         sample = draw.resampled(reuse_clean=reuse_clean)
     else:
         sample = draw.drawn(reuse_clean=reuse_clean)
-    _check_lengths(sample)
+    check_lengths(sample)
     return sample
 
 
@@ -247,13 +249,14 @@ class _PairDraw:
             sides[0].append(self.encoded(prompts, keep=self.n_clean <= KEPT_PROMPTS))
             if counterparts:
                 changed = corrupt(prompts, changes)
-                sides[1].append(self.encoded(changed, keep=self.n_clean <= KEPT_PROMPTS))
+                sides[1].append(self.encoded(changed, keep=self.n_clean <= KEPT_PROMPTS, of=prompts))
         if not counterparts:
             rng = self.stream("corrupted:clean")
             total = self.n_clean if self.protocol == "iid" else self.n_corrupted
             for count in _pieces(total):
-                changed = corrupt(grammar.draw(count, rng), changes)
-                sides[1].append(self.encoded(changed, keep=total <= KEPT_PROMPTS))
+                prompts = grammar.draw(count, rng)
+                changed = corrupt(prompts, changes)
+                sides[1].append(self.encoded(changed, keep=total <= KEPT_PROMPTS, of=prompts))
         clean, corrupted = (PromptSet.concatenate(parts, pad_id=grammar.tokens.pad_id) for parts in sides)
         return self.sample(
             clean,
@@ -278,11 +281,15 @@ class _PairDraw:
             return self._enumerated_rows(max_pairs)
         if self.protocol == "matched":
             product = distinct_matched(self.grammar, max_pairs)
-            sides = self.encoded(product.clean), self.encoded(product.corrupted)
+            sides = self.encoded(product.clean), self.encoded(product.corrupted, of=product.clean)
             return self.sample(*sides, weights=product.clean_weights)
         product = distinct_product(self.grammar, max_pairs)
-        sides = self.encoded(product.clean), self.encoded(product.corrupted)
-        return self._crossed(*sides, product.clean_weights, product.corrupted_weights)
+        clean = self.encoded(product.clean)
+        check_read_once(
+            clean.positions, "an enumeration of all combinations, which tells prompts by their text,"
+        )
+        corrupted = self.encoded(product.corrupted)
+        return self._crossed(clean, corrupted, product.clean_weights, product.corrupted_weights)
 
     def _enumerated_rows(self, max_pairs: int) -> PairSample:
         clean, corrupted = self.sides["clean"], self.sides["corrupted"]
@@ -320,10 +327,13 @@ class _PairDraw:
             **facts,
         )
 
-    def encoded(self, prompts: Sequence[Prompt], *, keep: bool = True) -> PromptSet:
-        """Prompts of the grammar as token ids; `keep` them too."""
+    def encoded(
+        self, prompts: Sequence[Prompt], *, keep: bool = True, of: Sequence[Prompt] | None = None
+    ) -> PromptSet:
+        """Prompts of the grammar as token ids; see `prompt_set`."""
         assert self.grammar is not None
-        return prompt_set(prompts, self.grammar.tokens, keep=keep)
+        of = None if self.ablation == DONOR else of  # a donor's own answer stands behind it
+        return prompt_set(prompts, self.grammar.tokens, keep=keep, of=of)
 
 
 def _drawn_from(task: Task) -> dict[str, Any]:
@@ -383,30 +393,31 @@ def _check_size(n_pairs: int, max_pairs: int, what: str) -> None:
         )
 
 
-def _check_lengths(sample: PairSample) -> None:
+def check_lengths(sample: PairSample) -> None:
     """All inputs of a product, or the two of each pair, have one length and are read at one position."""
     clean, corrupted = sample.clean, sample.corrupted
     if sample.pairs is not None:
         rows = torch.from_numpy(sample.pairs)
         for name in ("lengths", "positions"):
-            left, right = getattr(clean, name)[rows[:, 0]], getattr(corrupted, name)[rows[:, 1]]
+            both = stacked([getattr(clean, name), getattr(corrupted, name)], NO_POSITION)
+            left, right = both[: clean.n][rows[:, 0]], both[clean.n :][rows[:, 1]]
             if not torch.equal(left, right):
-                pair = int((left != right).nonzero()[0])
+                pair = int((left != right).reshape(len(left), -1).any(1).nonzero()[0])
                 first, second = sample.pairs[pair].tolist()
                 raise TokenizationError(
                     f"pair {pair}: clean prompt {shown(clean, first, sample.tokenizer)} has {name} "
-                    f"{int(left[pair])}, corrupted prompt {shown(corrupted, second, sample.tokenizer)} has "
-                    f"{int(right[pair])}, but the two must agree. Restrict the task to one template and "
-                    "fillers of one token"
+                    f"{left[pair].tolist()}, corrupted prompt {shown(corrupted, second, sample.tokenizer)} "
+                    f"has {right[pair].tolist()}, but the two must agree. Restrict the task to one template "
+                    "and fillers of one token"
                 )
         return
     for name, what in (("lengths", "tokens"), ("positions", "as read position")):
-        values = torch.cat([getattr(clean, name), getattr(corrupted, name)])
-        lengths = torch.unique(values).tolist()
+        values = stacked([getattr(clean, name), getattr(corrupted, name)], NO_POSITION)
+        lengths = torch.unique(values, dim=0).tolist()
         if len(lengths) > 1:
             examples = []
             for value in lengths[:4]:
-                row = int((values == value).nonzero()[0])
+                row = values.tolist().index(value)
                 side, at = (clean, row) if row < clean.n else (corrupted, row - clean.n)
                 examples.append(f"{value} {what}: {shown(side, at, sample.tokenizer)}")
             raise TokenizationError(

@@ -25,6 +25,7 @@ from assay.analyses.worst_case.row_by_row import (
     RowEvaluator,
     ablation_of,
     edge_ablation,
+    evaluator_of,
     shares_inputs,
 )
 from assay.analyses.worst_case.rows import WorstPair
@@ -32,11 +33,12 @@ from assay.analyses.worst_case.sampling import INPUTS, grammar_of, sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import named_task, takes_text
 from assay.core.errors import InputError
+from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
 from assay.execution import PairRunner
 from assay.execution.forward import check_circuit
 from assay.models import Model
-from assay.tasks import Prompt, Task
+from assay.tasks import Prompt, Task, check_read_once
 
 
 BUDGET = 20_000
@@ -133,7 +135,7 @@ class SearchResult(Record):
         return f"SearchResult(max={self.max:.4g} {self.unit}, {self.n_evaluations:,} evaluations)"
 
 
-@takes_text(untouched=("task",))
+@takes_text(untouched=("task",), reads=True)
 def search_worst(
     circuit: Circuit,
     model: Model,
@@ -150,8 +152,10 @@ def search_worst(
 
     `restarts` climbs over the grammar from random pairs (`grammar_ascent`), then one `matrix_search` over the
     inputs that stood in the worst pairs met. A task without a grammar, and images, get the matrix search
-    alone, over their own rows. Under an ablation that reads no second input the climbs go over single clean
-    prompts, and there is nothing to combine.
+    alone, over their own rows. So do prompts that are read at several positions, over what their grammar
+    draws: the answer behind a corrupted prompt is that of the clean prompt it was made from, which a climb
+    would leave behind. Under an ablation that reads no second input the climbs go over single clean prompts,
+    and there is nothing to combine.
 
     Args:
         circuit: Edges to keep.
@@ -216,6 +220,15 @@ def search_worst(
     )
 
 
+def reads_several(task: Task, seed: int = 0) -> bool:
+    """Whether prompts of a task are read at several positions, or some of 100 that its grammar draws."""
+    grammar = grammar_of(task)
+    if grammar is None or task.positions.ndim == 2 or grammar.tokens.answer_tokens != "each":
+        return task.positions.ndim == 2
+    drawn = grammar.draw(100, stream(seed, "search:reads"))
+    return prompt_set(drawn, grammar.tokens, keep=False).positions.ndim == 2
+
+
 class _PairSearch:
     """The model and circuit of a search, its inputs as the stages need them."""
 
@@ -231,25 +244,36 @@ class _PairSearch:
         self.model, self.circuit, self.task = model, circuit, task
         self.divergence, self.seed, self.ablation = divergence, seed, ablation
         self.single = not edge_ablation(ablation).paired
-        grammar = grammar_of(task)
+        several = reads_several(task, seed)
+        grammar = None if several else grammar_of(task)
         example = None if grammar is None else grammar.choose(np.random.default_rng(seed))
         self.grammar = grammar if example is not None and grammar and grammar.slots(example) else None
         if self.single and self.grammar is None:
             raise InputError(
                 f"under {ablation!r} ablation a search varies the words of single prompts, but the inputs of "
-                f"{task.name!r} are given and cannot be varied; worst_case runs all of them"
+                f"{task.name!r} are given, or read at several positions, and cannot be varied; worst_case "
+                "runs all of them"
             )
         self.reference, self.carried = None, edge_ablation(ablation)
         if self.single:  # what cut edges carry is measured as by `worst_case`; the one input here is not run
             one = sample_pairs(task, INPUTS, 1, ablation=ablation, seed=seed, prefix=PREFIX)
             self.reference, self.carried = one.reference, ablation_of(one)
-        self.runner = PairRunner(model, circuit) if shares_inputs(model, circuit, ablation) else None
+        shared = not several and shares_inputs(model, circuit, ablation, task.positions)
+        self.runner = PairRunner(model, circuit) if shared else None
 
     def evaluator(self, clean: PromptSet, corrupted: PromptSet) -> PairEvaluator | RowEvaluator:
-        of = self.model, self.circuit, clean, corrupted
-        if self.runner is None:
-            return RowEvaluator(*of, ablation=self.carried, divergence=self.divergence)
-        return PairEvaluator(*of, divergence=self.divergence, runner=self.runner)
+        if self.grammar is not None:
+            check_read_once(clean.positions, "a climb over a grammar")
+        return evaluator_of(
+            self.model,
+            self.circuit,
+            clean,
+            corrupted,
+            ablation=self.ablation,
+            carried=self.carried,
+            divergence=self.divergence,
+            runner=self.runner,
+        )
 
     def climb(self, budget: int, restarts: int) -> Climbs | None:
         """Climbs over the grammar; None without one."""
@@ -277,8 +301,10 @@ class _PairSearch:
         # Eight evaluations per input of either side: twice what the effects need.
         most = max(1, budget // 8)
         if climbs is None:
-            n = self.task.n
-            sample = sample_pairs(self.task, "all", n, n, ablation=self.ablation, seed=self.seed)
+            n = self.task.n if grammar_of(self.task) is None else most
+            sample = sample_pairs(
+                self.task, "all", n, n, ablation=self.ablation, seed=self.seed, prefix="search:"
+            )
             sides = [
                 side.subset(side.distinct.first_index[:most]) for side in (sample.clean, sample.corrupted)
             ]

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,6 +105,7 @@ def attack(settings: AttackSettings) -> None:
     Percentiles of the divergence from the model come with certificates.
     """
     from assay import pipeline
+    from assay.analyses.worst_case.search import reads_several
     from assay.pipeline.inputs import few_inputs
     from assay.tasks import load_task
 
@@ -114,16 +115,30 @@ def attack(settings: AttackSettings) -> None:
     model = settings.load_model()
     circuit = settings.edge_circuit(model.graph)
     task, found_on = _inputs(settings, model, circuit, size)
+    several = reads_several(task, settings.seed)
+    if settings.search is not None and protocol == "inputs" and several:
+        raise InputError(
+            f"--search varies the words of single prompts under {settings.ablation} ablation, but these are "
+            "read at several positions, which a search does not climb; remove --search"
+        )
     counted = settings.n_clean or settings.n_corrupted or settings.n_pairs
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
     if settings.dry_run:
         n = settings.n or pipeline.DEFAULT_N
         carried = settings.ablation
-        stages = pipeline.plan_attack(model, protocol, size, ablation=carried, circuit=circuit)
+        stages = pipeline.plan_attack(
+            model,
+            protocol,
+            size,
+            ablation=carried,
+            circuit=circuit,
+            read_once=not several,
+        )
         if circuit is None:
             stages = [*call(settings, pipeline.plan_circuit, model, n=n), *stages]
-        settings.show_cost(model, n, stages, few_inputs(settings.task, settings.images, model))
+        found = replace(settings, ablation=_found_under(settings, task))
+        found.show_cost(model, n, stages, few_inputs(settings.task, settings.images, model))
         return
     check_outputs(settings)
     if settings.resume is not None and settings.resume.is_file():

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_json, progress_on_stderr
 from assay.app.option_groups import RUNNING, at_least, own_group
-from assay.app.options import Typed
+from assay.app.options import Spread, Typed
 from assay.app.running import Batched, Computing, Reporting, call, check_outputs
 from assay.core.errors import InputError
 
@@ -20,7 +20,7 @@ CLAIM = own_group("Claim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimSettings(Computing, Reporting, Batched, Typed):
+class ClaimSettings(Computing, Reporting, Batched, Typed, Spread):
     """How a claim is registered and tested.
 
     Attributes:
@@ -108,7 +108,12 @@ def _show_plan(file: Path, settings: ClaimSettings) -> None:
     from assay.pipeline.planning import plan_claim
 
     claim = claims.load_claim(file)
-    model = load_model(claim.model, device=settings.place(), dtype=settings.torch_dtype)
+    model = load_model(
+        claim.model,
+        device=settings.place(),
+        device_map=settings.device_map,
+        dtype=settings.torch_dtype,
+    )
     stages = plan_claim(claim, model, max_passes=settings.budget)
     source = str(claim.folder / claim.task) if claim.task in claim.files else claim.task
     settings.show_cost(model, claim.n, stages, few_inputs(source, None, model))

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,8 +25,8 @@ from assay.app.console import (
     show_cost,
 )
 from assay.app.option_groups import DEFAULT_STORE, RUNNING, Count
-from assay.app.options import Typed
-from assay.app.running import Computing, Placed, check_outputs
+from assay.app.options import Spread, Typed
+from assay.app.running import Computing, check_outputs
 
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepSettings(Computing, Placed, Typed):
+class SweepSettings(Computing, Typed, Spread):
     """How a plan is run.
 
     Attributes:
@@ -59,11 +59,19 @@ class SweepSettings(Computing, Placed, Typed):
 
         Raises:
             InputError: For --devices that are not there, are no CUDA devices, or come with --device or --ray;
-                for a --device of one GPU with --ray.
+                for a --device of one GPU with --ray; for either with models spread over all devices.
         """
         from assay.core.errors import InputError
         from assay.pipeline import check_options
 
+        if self.spreads:
+            given = {"--devices": self.devices, "--ray": self.ray}
+            for name in (name for name, value in given.items() if value is not None):
+                raise InputError(
+                    f"{name} deals a GPU to each job, but device_map {self.device_map!r} spreads every model "
+                    "over all GPUs of this machine; leave one out"
+                )
+            return []
         if self.devices is None and self.ray is not None:
             if self.device not in ("auto", "cpu", "cuda"):
                 raise InputError(
@@ -99,12 +107,13 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     from assay.pipeline.plan_file import read_plan
 
     read = read_plan(plan)
+    settings = replace(settings, device_map=settings.device_map or read.limits.device_map)
+    read = _limited(read, device_map=settings.device_map)
     devices = settings.dealt()
     # Two jobs share a GPU only where their number is asked for.
     workers = settings.workers or read.limits.workers or (len(devices) if settings.ray is None else None)
     if workers:
-        limits = read.limits.model_copy(update={"workers": workers})
-        read = read.model_copy(update={"limits": limits})
+        read = _limited(read, workers=workers)
     if not settings.dry_run:
         check_outputs(settings)
     with closing(_executor(settings.ray, settings.device, devices)) as executor:
@@ -116,6 +125,11 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
                 _show_cost(settings, read, jobs)
                 return 0
         return _run(settings, read, jobs, executor)
+
+
+def _limited(plan: "Plan", **limits: Any) -> "Plan":
+    """A plan with some of its limits replaced."""
+    return plan.model_copy(update={"limits": plan.limits.model_copy(update=limits)})
 
 
 def _run(settings: SweepSettings, read: "Plan", jobs: "Sequence[Job]", executor: "Executor") -> int:

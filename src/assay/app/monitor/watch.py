@@ -258,15 +258,21 @@ class MonitorRun:
 
 def _model(options: MonitorOptions, tell: Callable[[str], None]) -> tuple[Model, str | None]:
     """The model to watch, and the style of shapes that an embedded one was trained on."""
-    name, device, dtype = options.model, options.place(tell), options.torch_dtype
-    if name is not None:
-        loaded = load_model(name, device=device, dtype=dtype, revision=options.revision)
-        if not loaded.vision:
-            raise InputError(f"{name} reads text; assay monitor watches image classifiers")
-        return loaded, None
-    zoo = Zoo.embedded()
-    best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
-    return load_model(str(zoo.folder(best)), device=device, dtype=dtype), zoo.id_domain
+    name, style, revision = options.model, None, options.revision
+    if name is None:
+        zoo = Zoo.embedded()
+        best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
+        name, style, revision = str(zoo.folder(best)), zoo.id_domain, None
+    loaded = load_model(
+        name,
+        device=options.place(tell),
+        device_map=options.device_map,
+        dtype=options.torch_dtype,
+        revision=revision,
+    )
+    if not loaded.vision:
+        raise InputError(f"{name} reads text; assay monitor watches image classifiers")
+    return loaded, style
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from assay.core.random import torch_stream
 from assay.core.record import Record
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.graph import Graph
+from assay.objectives import mean_over_reads
 
 
 PairLoss = Callable[[Tensor, Tensor], Tensor]
@@ -159,7 +160,7 @@ def learn_mask(
         draw: The pairs of step s, from `runner.prepare`; fresh ones each time where there are enough.
         n_edges: Edges wanted, 1 to all.
         divergence: What a run gets wrong: the model's and the run's logits `[batch, d_vocab]` to `[batch]`,
-            differentiable.
+            differentiable. Of pairs that are read at several positions the mean over these counts.
         loss: Divergences of the batch `[batch]` and the share of steps done, 0 to 1, to a number; default:
             the mean.
         start: Scores to start from: gates of strong edges begin open. Default: all alike.
@@ -200,7 +201,7 @@ def learn_mask(
         # One gate per edge and pair: the gradient is less noisy than with one draw for the batch.
         uniform = torch.rand((len(pairs), *openness.shape), generator=generator).clamp(1e-6, 1 - 1e-6)
         mask = gates.sample(openness, uniform.to(device))
-        found = divergence(pairs.model_logits.double(), runner.logits(pairs, mask).double())
+        found = loss_over_reads(divergence, pairs, runner.logits(pairs, mask))
         value = loss(found, step / settings.steps)
         if not bool(torch.isfinite(value)):
             raise NonFiniteError(
@@ -227,6 +228,17 @@ def learn_mask(
         history=history,
         seconds=time.perf_counter() - began,
     )
+
+
+def loss_over_reads(
+    loss: PairLoss, pairs: SoftPairs, logits: Float[Tensor, "batch *reads d_vocab"]
+) -> Float[Tensor, " batch"]:
+    """Loss of each pair in float64: where it is read at several positions, its mean over them."""
+    model, run = pairs.model_logits.double(), logits.double()
+    if pairs.read.ndim == 1:
+        return loss(model, run)
+    counted = pairs.read >= 0
+    return mean_over_reads(loss(model[counted], run[counted]), counted)
 
 
 class _SizeGoal:
