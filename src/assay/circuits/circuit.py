@@ -430,8 +430,15 @@ class Circuit(display.Shown):
         """Upload the circuit to a repository of the Hugging Face Hub, with a card; see `upload_circuit`."""
         from assay.circuits.hub import upload_circuit
 
-        settings = {"token": token, "private": private, "revision": revision, "path": path}
-        return upload_circuit(self, repo_id, measurements=measurements, **settings)
+        return upload_circuit(
+            self,
+            repo_id,
+            token=token,
+            private=private,
+            revision=revision,
+            path=path,
+            measurements=measurements,
+        )
 
 
 def _minus(first: Any, second: Any) -> Any:

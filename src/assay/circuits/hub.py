@@ -205,12 +205,11 @@ def upload_circuit(
 
 def _token(repo_id: str, token: str | None) -> str:
     """The access token, before anything is sent."""
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import constants, get_token, utils
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(repo_id)
+        utils.validate_repo_id(repo_id)
     except HFValidationError as error:
         raise InputError(f"the repository is {printable(repo_id)[:200]!r}; write OWNER/NAME") from error
     if "/" not in repo_id:
@@ -230,14 +229,14 @@ def _token(repo_id: str, token: str | None) -> str:
 def _sent(file: HubFile) -> Iterator[None]:
     """Errors of an upload as one that says what to do."""
     # The client's own HTTP library is not ours: its errors come from there, whichever it is.
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub import errors
 
     from assay.models.hugging_face import without_progress_bars
 
     try:
         with without_progress_bars():
             yield
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
             raise HubError(
@@ -246,7 +245,7 @@ def _sent(file: HubFile) -> Iterator[None]:
             ) from error
         text = printable(str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise HubError(f"the hub did not take the circuit for {file.repository!r}: {text}") from error
-    except HTTPError as error:
+    except errors.HTTPError as error:
         raise HubError(
             f"the circuit was not uploaded to {file.repository!r}: the hub does not answer "
             f"({printable(str(error))[:200]}); check the network and repeat"

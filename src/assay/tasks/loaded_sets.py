@@ -255,7 +255,7 @@ class _Table:
             content, path = cell.get("bytes"), cell.get("path")
             if content is None and path is None:
                 raise InputError(f"row {row} of the data set has no image; drop such rows with filter")
-            return Path(path) if content is None else content
+            return Path(str(path)) if content is None else content
         return cell if isinstance(cell, bytes) else _eight_bits(np.asarray(cell), row)
 
     def labels(self, rows: Sequence[int]) -> list[int] | None:
@@ -340,7 +340,8 @@ class _Records(Mapping[int, str | dict[str, Any]]):
 
     def __init__(self, dataset: MapStyle, columns: Mapping[str, str]) -> None:
         plain = dataset.with_format(None) if isinstance(dataset, Columns) else dataset
-        self._dataset, self._columns = plain, {own: name for name, own in columns.items()}
+        self._dataset: Any = plain
+        self._columns = {own: name for name, own in columns.items()}
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -354,7 +355,7 @@ class _Records(Mapping[int, str | dict[str, Any]]):
             raise InputError(
                 f"row {number} of the data set is a {type(row).__name__}; expected named columns"
             )
-        record = {self._columns.get(name, name): value for name, value in row.items()}
+        record = {self._columns.get(str(name), str(name)): value for name, value in row.items()}
         for name in {"answers", "wrong"} & set(record):
             if isinstance(record[name], str):
                 record[name] = [record[name]]
