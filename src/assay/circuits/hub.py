@@ -205,15 +205,12 @@ def upload_circuit(
 
 def _token(repo_id: str, token: str | None) -> str:
     """The access token, before anything is sent."""
-    from huggingface_hub import constants, get_token, utils
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import constants, get_token
 
-    try:
-        utils.validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise InputError(f"the repository is {printable(repo_id)[:200]!r}; write OWNER/NAME") from error
     if "/" not in repo_id:
-        raise InputError(f"the repository is {repo_id!r}; write OWNER/NAME, with your name on the hub")
+        raise InputError(
+            f"the repository is {printable(repo_id)[:200]!r}; write OWNER/NAME, with your name on the hub"
+        )
     if constants.HF_HUB_OFFLINE:
         raise HubError(f"nothing was sent to {repo_id!r}, since HF_HUB_OFFLINE is set; unset it to upload")
     if (found := token or get_token()) is None:
@@ -236,6 +233,10 @@ def _sent(file: HubFile) -> Iterator[None]:
     try:
         with without_progress_bars():
             yield
+    except errors.HFValidationError as error:  # of the client, before it sends anything
+        raise InputError(
+            f"the repository is {printable(file.repository)[:200]!r}; write OWNER/NAME"
+        ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
@@ -245,7 +246,7 @@ def _sent(file: HubFile) -> Iterator[None]:
             ) from error
         text = printable(str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise HubError(f"the hub did not take the circuit for {file.repository!r}: {text}") from error
-    except errors.HTTPError as error:
+    except errors.HTTPError as error:  # type: ignore[attr-defined]
         raise HubError(
             f"the circuit was not uploaded to {file.repository!r}: the hub does not answer "
             f"({printable(str(error))[:200]}); check the network and repeat"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.generalization.monitor_words import evidence, moment, reason
 from assay.page.blocks import Custom, Details, Figure, Gallery, Note, Picture
-from assay.page.text import bounded, interval, number, plural
+from assay.page.text import bounded, cut_text, interval, number, plural
 from assay.page.thumbnail import png_source
 
 
@@ -93,7 +93,7 @@ def _batch(document: Document, reading: Document, pictures: Sequence[Document]) 
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     files = f"Files: {', '.join(bounded(names[:NAMED]))}{rest}." if names else ""
     why = reason(document, reading)
-    shown = [Picture(source=png_source(each["image"]), lines=[str(each["name"])]) for each in pictures]
+    shown = [Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))]) for each in pictures]
     return Details(
         summary=_words(reading),
         blocks=[
