@@ -93,7 +93,9 @@ def _batch(document: Document, reading: Document, pictures: Sequence[Document]) 
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     files = f"Files: {', '.join(bounded(names[:NAMED]))}{rest}." if names else ""
     why = reason(document, reading)
-    shown = [Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))]) for each in pictures]
+    shown = [
+        Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))]) for each in pictures
+    ]
     return Details(
         summary=_words(reading),
         blocks=[
