@@ -72,7 +72,7 @@ def frame(body: str, *, title: str, served: bool = False) -> str:
         style="\n".join(map(source, ["page.css", *(["uplot.css", "series.css"] if drawn else [])])),
         scripts=[source("page.js"), *([series_script()] if drawn else [])],
         served=served,
-        policy=content_policy(),
+        policy=content_policy(series=drawn),
     )
 
 
@@ -176,11 +176,15 @@ def series_script() -> str:
 
 
 @functools.cache
-def content_policy() -> str:
-    """The pages' Content-Security-Policy: nothing remote, and no script but those of the page itself."""
+def content_policy(*, series: bool = True) -> str:
+    """The pages' Content-Security-Policy: nothing remote, and no script but those of the page itself.
+
+    Args:
+        series: Whether the script of series is one of them.
+    """
     digests = [
         base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
-        for script in (source("page.js"), series_script())
+        for script in (source("page.js"), *([series_script()] if series else []))
     ]
     scripts = " ".join(f"'sha256-{each}'" for each in digests)
     return (
