@@ -675,3 +675,20 @@ def test_the_process_ends_with_the_documented_codes(tmp_path: Path) -> None:
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: unknown task")
     assert wrong.stdout == ""
+
+
+def test_a_terminal_that_lacks_signs_shows_the_others_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "assay", "measure", "--n", "8", "--top", "20", "--metric", "kl"]
+    place = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=place, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert (
+        b"note: the encoding of this terminal (ascii) lacks some signs, which are shown as '?'" in done.stderr
+    )
+    assert b"?" in done.stdout
+    done = subprocess.run(
+        [*command, "--json", "--quiet"], env=place, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.stderr == b""
+    (record,) = json.loads(done.stdout.decode("ascii"))
+    assert record["name"] == "kl"

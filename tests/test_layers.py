@@ -59,6 +59,8 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "torchvision": (),
     "ray": (),
     "mlflow": (),
+    "trackio": (),
+    "huggingface_hub": (),
     "psycopg": (),
 }
 

@@ -110,6 +110,14 @@ def test_the_dashboard_takes_its_data_source_and_monitors_from_variables() -> No
     assert len(ids) == len(set(ids))
 
 
+def test_a_dashboard_without_a_data_source_says_what_to_do() -> None:
+    source = DASHBOARD["templating"]["list"][0]
+    assert "every panel is empty: add it under Connections" in source["description"]
+    for panel in DASHBOARD["panels"]:
+        said = panel["fieldConfig"]["defaults"]["noValue"]
+        assert said.startswith("No data: choose a Prometheus data source above that scrapes /metrics of")
+
+
 def promtool(*arguments: str, folder: Path) -> str:
     if shutil.which("promtool") is None:
         pytest.skip("NOT TESTED: Prometheus' configuration; no promtool (Debian: apt-get install prometheus)")

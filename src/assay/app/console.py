@@ -1,5 +1,6 @@
 """The terminal: errors and warnings as messages, results on stdout, notes and progress on stderr."""
 
+import io
 import json
 import re
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from assay.pipeline import Forecast, Progress
 
 Document = Mapping[str, Any]
+SIGNS = "\N{BLACK CIRCLE}\N{MINUS SIGN}\N{NARROW NO-BREAK SPACE}\N{HORIZONTAL ELLIPSIS}"  # of our own output
 _quiet = False
 
 
@@ -37,6 +39,29 @@ def quiet(*, silent: bool = True) -> Iterator[None]:
 def is_quiet() -> bool:
     """Whether notes and progress are off."""
     return _quiet
+
+
+def fit_terminal() -> str:
+    """Let streams that cannot write every sign write what they can.
+
+    Returns:
+        The encoding that lacks some; empty where none does.
+    """
+    lacking = ""
+    for stream in (sys.stderr, sys.stdout):
+        if not isinstance(stream, io.TextIOWrapper) or _writes(stream.encoding, SIGNS):
+            continue
+        stream.reconfigure(errors="replace")
+        lacking = stream.encoding
+    return lacking
+
+
+def _writes(encoding: str, text: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
@@ -70,7 +95,8 @@ def print_json(document: object) -> None:
     """The one JSON document of a `--json` call; undefined numbers are null."""
     from assay.core.record import plain
 
-    text = json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=False)
+    ascii_only = not _writes(sys.stdout.encoding or "utf-8", SIGNS)
+    text = json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=ascii_only)
     # The controls that JSON itself allows raw; some terminals obey them.
     sys.stdout.write(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 

@@ -258,8 +258,8 @@ class OfCircuit(Storing, Seeded, Batched, Sizing, Counted, OnModel):
     Attributes:
         n: Prompts in each half, to discover on and to measure on; with --circuit, in total. Default: 200; all
             rows of a file.
-        circuit: Circuit file, published circuit, heads as a2.h3,a3.h0, head JSON, or id in the store.
-            Default: discover one, as audit does.
+        circuit: Circuit file, hf://OWNER/NAME, published circuit, heads as a2.h3,a3.h0, head JSON, or id in
+            the store. Default: discover one, as audit does.
         top: Cut a discovered circuit from this many of the strongest edges, instead of --target.
     """
 

@@ -2,7 +2,7 @@
 
 from assay.circuits.certification import certify, selection_probability
 from assay.circuits.certified import CertifiedCircuit, load_certified
-from assay.circuits.circuit import Circuit, load_circuit
+from assay.circuits.circuit import Circuit
 from assay.circuits.eap_ig_files import GraphFile, read_eap_ig, write_eap_ig
 from assay.circuits.exchange import SubmissionEntry, load_submission, save_submission
 from assay.circuits.files import write_atomically
@@ -14,6 +14,7 @@ from assay.circuits.heads import (
     load_head_circuit,
     published_head_circuits,
 )
+from assay.circuits.loading import load_circuit
 from assay.circuits.paths import prune
 from assay.circuits.published import published_circuit, published_circuits
 from assay.circuits.scores import EdgeScores, load_scores

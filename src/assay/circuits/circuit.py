@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from assay.circuits.files import flags, read_edges, write_edges
+from assay.circuits.files import write_edges
 from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
 from assay.circuits.paths import prune
 from assay.circuits.slots import check_n_edges, edge_frame, edge_slots, mask_of, slot_names
@@ -21,13 +21,14 @@ from assay.circuits.spans import Spans
 from assay.core import display
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, ShapeError
 from assay.core.random import torch_stream
-from assay.core.untrusted import malformed
 from assay.graph import Graph
 
 
 if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
+
+    from assay.core.measurement import Measurement
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -416,31 +417,27 @@ class Circuit(display.Shown):
             **({} if self.spans is None else {"spans": self.spans.describe()}),
         )
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        token: str | None = None,
+        private: bool | None = None,
+        revision: str | None = None,
+        path: str = "circuit.safetensors",
+        measurements: Sequence["Measurement | Mapping[str, Any]"] = (),
+    ) -> str:
+        """Upload the circuit to a repository of the Hugging Face Hub, with a card; see `upload_circuit`."""
+        from assay.circuits.hub import upload_circuit
 
-def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
-    """Read a circuit written by `Circuit.save`.
-
-    Args:
-        path: The file.
-        graph: The graph it must belong to; default: the one it was saved with.
-
-    Raises:
-        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
-        GraphMismatchError: If it belongs to another graph.
-    """
-    stored, arrays, metadata = read_edges(path, "circuit", graph)
-    with malformed(path, "a circuit written by .save()"):
-        heads, spans = metadata.get("heads"), metadata.get("spans")
-        return Circuit(
-            graph=stored,
-            mask=flags(arrays["mask"]),
-            heads=None if heads is None else check_heads(heads, stored.n_layers, stored.n_heads),
-            roles={
-                name: check_heads(pairs, stored.n_layers, stored.n_heads)
-                for name, pairs in metadata.get("roles", {}).items()
-            },
-            provenance=dict(metadata["provenance"]),
-            spans=None if spans is None else Spans.restored(spans),
+        return upload_circuit(
+            self,
+            repo_id,
+            token=token,
+            private=private,
+            revision=revision,
+            path=path,
+            measurements=measurements,
         )
 
 

@@ -8,8 +8,10 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from assay.circuits.circuit import Circuit, load_circuit
+from assay.circuits.circuit import Circuit
 from assay.circuits.heads import HeadCircuit, heads_of, load_head_circuit, published_head_circuits
+from assay.circuits.hub import is_address
+from assay.circuits.loading import load_circuit
 from assay.circuits.published import published_circuit, published_circuits
 from assay.circuits.scores import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
@@ -142,8 +144,9 @@ def named_circuit(source: str | Path, graph: Graph) -> Circuit | HeadCircuit:
     """The circuit that `--circuit` names, ids of a store apart.
 
     Args:
-        source: Path of a circuit file or of a head-circuit JSON file; heads, e.g. `a2.h3,a3.h0`; name of a
-            published circuit or head circuit (`assay.list("circuits")`).
+        source: Path of a circuit file or of a head-circuit JSON file; `hf://OWNER/NAME[@REVISION][/PATH]`;
+            heads, e.g. `a2.h3,a3.h0`; name of a published circuit or head circuit
+            (`assay.list("circuits")`).
         graph: The graph that it must belong to.
 
     Raises:
@@ -151,10 +154,10 @@ def named_circuit(source: str | Path, graph: Graph) -> Circuit | HeadCircuit:
         GraphMismatchError: For a file of another graph.
     """
     path, text = Path(source), str(source)
-    if path.suffix == ".json":
+    if path.suffix == ".json" and not is_address(source):
         return load_head_circuit(path)
-    if path.is_file() or path.suffix == ".safetensors" or not isinstance(source, str):
-        circuit = load_circuit(path, graph)
+    if is_address(source) or path.is_file() or path.suffix == ".safetensors" or not isinstance(source, str):
+        circuit = load_circuit(source, graph)
         _check_everywhere("circuit", circuit, "a circuit that is named")
         return circuit
     heads = heads_of(text)

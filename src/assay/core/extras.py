@@ -18,6 +18,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "mlflow": ("mlflow-skinny", "alembic"),
     "adapters": ("peft",),
     "placement": ("accelerate",),
+    "hub": ("datasets", "huggingface-hub"),
+    "trackio": ("trackio",),
 }
 
 

@@ -30,6 +30,7 @@ _DESCRIPTION = (
     "spiece.model",
     "chat_template.jinja",
 )
+_DIRECTORY = "a directory written by save_pretrained"
 _PICKLES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
@@ -63,7 +64,7 @@ class Repository:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         index = self.folder / INDEX
-        with _explained(self.name, self.commit):
+        with explained(self.name, self.commit):
             try:
                 for name in shard_names(index) if index.is_file() else [WEIGHTS]:
                     hf_hub_download(self.name, name, revision=self.commit, token=self.token)
@@ -94,7 +95,7 @@ def fetch_description(name: str, *, revision: str | None = None, token: str | No
     """
     from assay.models.hugging_face import without_progress_bars
 
-    with _explained(name, revision), without_progress_bars():
+    with explained(name, revision), without_progress_bars():
         folder = _snapshot(name, revision, token, _DESCRIPTION)
     return Repository(name=name, folder=folder, token=token)
 
@@ -106,8 +107,18 @@ def _snapshot(name: str, revision: str | None, token: str | None, patterns: tupl
 
 
 @contextmanager
-def _explained(name: str, revision: str | None) -> Iterator[None]:
-    """Errors of the hub's client as one that says what to do."""
+def explained(name: str, revision: str | None, *, instead: str = _DIRECTORY) -> Iterator[None]:
+    """Errors of the hub's client as one that says what to do.
+
+    Args:
+        name: Id of the repository.
+        revision: Branch, tag or commit; None: its main branch.
+        instead: What can be given where the hub is out of reach.
+
+    Raises:
+        FileFormatError: If the name is not one of the hub.
+        HubError: If the repository is missing, gated or out of reach, or has no such revision.
+    """
     from huggingface_hub import errors
 
     try:
@@ -133,7 +144,7 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
             "private repository set HF_TOKEN, log in with `hf auth login`, or pass token="
         ) from error
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, ConnectionError) as error:
-        raise HubError(_unreachable(name, revision, error)) from error
+        raise HubError(_unreachable(name, revision, error, instead)) from error
 
 
 def _page(name: str) -> str:
@@ -142,7 +153,7 @@ def _page(name: str) -> str:
     return f"{constants.ENDPOINT}/{name}"
 
 
-def _unreachable(name: str, revision: str | None, error: Any) -> str:
+def _unreachable(name: str, revision: str | None, error: Any, instead: str) -> str:
     """What to do where the hub gave no answer."""
     from huggingface_hub import constants
 
@@ -155,7 +166,7 @@ def _unreachable(name: str, revision: str | None, error: Any) -> str:
         why = f"the hub does not answer ({first}); check the network"
     return (
         f"cannot load {cached}: it is neither a directory nor in the cache {constants.HF_HUB_CACHE}, and "
-        f"{why}, or give a directory written by save_pretrained"
+        f"{why}, or give {instead}"
     )
 
 

@@ -16,8 +16,9 @@ from assay.page.text import Span, Text, cut_text, number, plain_text
 
 
 PAGE_LIMIT = 3_000_000  # bytes of a page, whatever its results hold
-ROOM_FOR_FRAME = 100_000  # bytes for styles, script and titles
+ROOM_FOR_FRAME = 180_000  # bytes for styles, scripts and titles
 TITLES = 8  # of several pages named in the title
+SERIES = '<figure class="series"'  # what the script of series looks for
 
 _DRAWING = threading.RLock()  # settings of Matplotlib are of the whole process
 _ELEMENTS = {"b": "b", "i": "i", "code": "code", "mark": "mark", "sup": "sup"}
@@ -64,13 +65,14 @@ def frame(body: str, *, title: str, served: bool = False) -> str:
         title: Text of the window's title.
         served: With the navigation of `assay serve`.
     """
+    drawn = SERIES in body
     return _template("frame.html").render(
         body=body,
         title=cut_text(title),
-        style=source("page.css"),
-        script=source("page.js"),
+        style="\n".join(map(source, ["page.css", *(["uplot.css", "series.css"] if drawn else [])])),
+        scripts=[source("page.js"), *([series_script()] if drawn else [])],
         served=served,
-        policy=content_policy(),
+        policy=content_policy(series=drawn),
     )
 
 
@@ -168,12 +170,25 @@ def source(name: str) -> str:
 
 
 @functools.cache
-def content_policy() -> str:
-    """The pages' Content-Security-Policy: nothing remote, and no script but the one of the page itself."""
-    digest = hashlib.sha256(f"\n{source('page.js')}\n".encode()).digest()
-    script = f"'sha256-{base64.b64encode(digest).decode()}'"
+def series_script() -> str:
+    """The script of series, with the charts that it draws with and their licence."""
+    return f"/*\n{source('uplot.LICENSE')}*/\n{source('uplot.js')}\n{source('series.js')}"
+
+
+@functools.cache
+def content_policy(*, series: bool = True) -> str:
+    """The pages' Content-Security-Policy: nothing remote, and no script but those of the page itself.
+
+    Args:
+        series: Whether the script of series is one of them.
+    """
+    digests = [
+        base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+        for script in (source("page.js"), *([series_script()] if series else []))
+    ]
+    scripts = " ".join(f"'sha256-{each}'" for each in digests)
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src {script}; img-src data:; "
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; img-src data:; "
         "base-uri 'none'; form-action 'self'"
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from assay.analyses.worst_case.image_inputs import no_counterparts
 from assay.analyses.worst_case.sampling import check_ablation, grammar_of, usual_protocol
 from assay.circuits import load_circuit
+from assay.circuits.hub import HubFile, is_address
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
 from assay.discovery.edges import EdgeMethod, get_method
@@ -336,9 +337,11 @@ def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[
     """A circuit from a file, and its measurements."""
     model = model_at(source["model"], source["device"], source["dtype"], source["device_map"])
     path = plan.locate(job.circuit)
-    if not Path(path).is_file():
+    if not is_address(path) and not Path(path).is_file():
         raise InputError(f"[[job]] {job.name!r}: circuit file {path} does not exist")
     circuit = load_circuit(path, model.graph)
+    if is_address(path):  # the job must find what the plan was made for, whatever is pushed meanwhile
+        path = str(HubFile.parse(path).at(circuit.provenance["hub"]["revision"]))
     for seed in plan.seeds:
         made = _Made(plan=plan, model=model, model_name=job.model, task=job.task, seed=seed, source=source)
         record = {**made.base, "circuit": {"hash": circuit.hash}}

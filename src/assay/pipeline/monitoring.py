@@ -13,6 +13,7 @@ from filelock import lock_descriptor
 
 from assay.analyses.generalization.alarms import batches_for
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
+from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
 from assay.circuits import EdgeScores, load_scores, write_atomically
 from assay.core.errors import FileFormatError, InputError, OutputError
@@ -20,7 +21,8 @@ from assay.core.random import stream
 from assay.core.untrusted import malformed, parse_json
 from assay.discovery.edges import discover
 from assay.models import Model
-from assay.pipeline.image_stream import known_images
+from assay.pipeline.batch_pictures import BatchPictures
+from assay.pipeline.image_stream import Batch, known_images
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
@@ -151,7 +153,19 @@ class StartedMonitor:
         head = self._head
         new = self.monitor.readings[len(self._shown) :]
         self._shown.extend(each.to_dict() for each in new)
-        return {**head, "readings": list(self._shown), "passed": list(self.passed)}
+        of_now = {"readings": list(self._shown), "passed": list(self.passed)}
+        return {**head, **of_now, "pictures": self._pictures.to_dict()}
+
+    @cached_property
+    def _pictures(self) -> BatchPictures:
+        return BatchPictures(self.out / DOCUMENT)
+
+    def observe(self, batch: Batch) -> Reading:
+        """Observe a batch and keep pictures of it; errors as `Monitor.observe`."""
+        reading = self.monitor.observe(batch.images, sources=batch.sources, skipped=batch.skipped)
+        alarmed = frozenset(each.index for each in self.monitor.readings if each.alarm)
+        self._pictures.add(batch, reading, alarmed)
+        return reading
 
     @property
     def done(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores, load_circuit
+from assay.circuits.hub import is_address
 from assay.core.errors import AssayError, InputError
 from assay.core.record import Record, same
 from assay.graph import Graph, build_graph
@@ -65,9 +66,9 @@ def side_of(store: Store, given: str, *, files: bool) -> Side:
         InputError: For a result of another kind, or a file that does not exist.
         UnknownNameError: For an id that the store does not have.
     """
-    if files and Path(given).is_file():
+    if files and (is_address(given) or Path(given).is_file()):
         circuit = load_circuit(given)
-        label = Path(given).name
+        label = given if is_address(given) else Path(given).name
         return Side(
             label=label,
             kind="circuit file",

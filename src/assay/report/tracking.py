@@ -1,4 +1,4 @@
-"""Results as runs of MLflow: parameters, metrics, tags and files."""
+"""Results as runs of a tracker, MLflow or trackio: parameters, metrics, tags and files."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import InputError
+from assay.core.errors import InputError, unknown_name
 from assay.core.extras import needs_extra
 from assay.core.record import library_version, plain, record_id
 from assay.report.save import save_report
@@ -27,7 +27,7 @@ FOLDER = "assay"  # of the artifacts
 
 @dataclass(kw_only=True)
 class _Entry:
-    """One result as MLflow takes it."""
+    """One result as a tracker takes it."""
 
     name: str
     id: str
@@ -39,39 +39,56 @@ class _Entry:
     source: Any = None  # for the page; None where there is none of it
 
 
-def log_to_mlflow(*results: Any, run_id: str | None = None, experiment: str | None = None) -> str:
-    """Log results to a run of MLflow: the active one, a given one, or a new one.
+def log_results(
+    *results: Any, tracker: str = "mlflow", run_id: str | None = None, experiment: str | None = None
+) -> str:
+    """Log results to a run of a tracker: the active one, a given one, or a new one.
 
     Parameters are the flattened provenance; one that differs between results, or from what the run holds,
     has the name of its result in front. Metrics are `NAME/value`, `NAME/low`, `NAME/high` and `NAME/n` of
     measurements, and the numbers of other documents; what is undefined is left out. Tags `assay.NAME.id` and
-    `assay.NAME.verdict` hold identity and judgement. The artifacts, in `assay/`, are a JSON document per
-    result, circuits and scores as safetensors, and `report.html`.
+    `assay.NAME.verdict` hold identity and judgement. The files, in `assay/`, are a JSON document per result,
+    circuits and scores as safetensors, and `report.html`.
 
     Args:
         results: Measurements, circuits, edge scores, audits, calibration reports, worst cases, stored
             results, or documents of such.
-        run_id: The run to add to; it keeps its status.
-        experiment: Name of the experiment of a new run; made if need be. Default: the active run, else a new
-            one in MLflow's default experiment.
+        tracker: `mlflow` or `trackio`.
+        run_id: The run to add to: its id in MLflow, which keeps its status; its name in trackio, where
+            `experiment` names its project.
+        experiment: Name of the experiment (MLflow) or project (trackio) of a new run; made if need be.
+            Default: the active run, else a new one in MLflow's default experiment or the project `assay`.
 
     Returns:
-        The id of the run.
+        The id of the run in MLflow, its name in trackio.
 
     Raises:
-        MissingExtraError: If MLflow is not installed.
-        InputError: If there is nothing to log, both a run and an experiment are given, or a result is none.
+        MissingExtraError: If the tracker is not installed.
+        InputError: If there is nothing to log, a result is none, or the run is not named as the tracker
+            needs it.
+        UnknownNameError: For another tracker.
 
     Notes:
-        Where runs are kept is MLflow's choice: `mlflow.set_tracking_uri`, or `MLFLOW_TRACKING_URI`.
+        Where runs are kept is the tracker's choice: `MLFLOW_TRACKING_URI`, `TRACKIO_DIR`. Parameters and tags
+        are the config of a new run of trackio; a run that exists keeps its own, and they are in the file
+        `config.json` beside the others.
     """
+    if tracker not in _TRACKERS:
+        raise unknown_name("tracker", tracker, _TRACKERS)
     if not results:
         raise InputError("nothing to log; give one result or more")
+    entries = _named([each for result in results for each in _entries(result)])
+    return _TRACKERS[tracker](entries, run_id, experiment)
+
+
+# ----------------------------------------------------------------------------------------------------- MLflow
+
+
+def _to_mlflow(entries: Sequence[_Entry], run_id: str | None, experiment: str | None) -> str:
     if run_id is not None and experiment is not None:
         raise InputError(
             "run and experiment exclude each other, because a run belongs to its experiment; give one"
         )
-    entries = _named([each for result in results for each in _entries(result)])
     with needs_extra("mlflow", "logging to MLflow needs mlflow-skinny"):
         import mlflow
     client = mlflow.MlflowClient()
@@ -108,23 +125,81 @@ def _log(client: Any, run_id: str, entries: Sequence[_Entry]) -> None:
     held: Mapping[str, str] = client.get_run(run_id).data.params
     parameters = [Param(key, value) for key, value in _parameters(entries, held).items()]
     now = int(time.time() * 1000)
-    metrics = [
-        Metric(_key(f"{entry.name}/{key}"), value, now, 0)
-        for entry in entries
-        for key, value in entry.metrics.items()
-    ]
-    tags = {"assay.version": library_version()}
-    for entry in entries:
-        tags[_key(f"assay.{entry.name}.id")] = entry.id
-        for key, verdict in entry.verdicts.items():
-            tags[_key(".".join(filter(None, ("assay", entry.name, key, "verdict"))))] = verdict[:LONGEST_TAG]
-    listed = [RunTag(key, value) for key, value in tags.items()]
+    metrics = [Metric(key, value, now, 0) for key, value in _metrics(entries).items()]
+    listed = [RunTag(key, value) for key, value in _tags(entries).items()]
     for start in range(0, max(len(parameters), len(metrics), len(listed)), PER_BATCH):
         part = slice(start, start + PER_BATCH)
         client.log_batch(run_id, metrics=metrics[part], params=parameters[part], tags=listed[part])
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder), entries)
         client.log_artifacts(run_id, folder, artifact_path=FOLDER)
+
+
+# ---------------------------------------------------------------------------------------------------- trackio
+
+
+def _to_trackio(entries: Sequence[_Entry], run_id: str | None, experiment: str | None) -> str:
+    if run_id is not None and experiment is None:
+        raise InputError(
+            "trackio finds a run by its name in a project; give the project too: experiment='PROJECT'"
+        )
+    with needs_extra("trackio", "logging to trackio needs trackio"):
+        import trackio
+        from trackio.context_vars import current_run
+    active = current_run.get()
+    if active is not None and experiment is not None:
+        raise InputError(
+            f"the run {active.name!r} is active, and trackio has one run at a time; call trackio.finish() "
+            "first, or leave out experiment to add to it"
+        )
+    config = {**_parameters(entries, {}), **_tags(entries)}
+    if active is not None:
+        _log_to_run(active, entries, config)
+        return str(active.name)
+    named = {} if run_id is None else {"name": run_id, "resume": "must"}
+    try:
+        run = trackio.init(
+            experiment or FOLDER,
+            config=config if run_id is None else None,
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+            **named,
+        )
+    except ValueError as error:  # of names, and of a run that is not there
+        raise InputError(f"trackio has no such run: {error}") from error
+    try:
+        _log_to_run(run, entries, config)
+    finally:
+        trackio.finish()
+    return str(run.name)
+
+
+def _log_to_run(run: Any, entries: Sequence[_Entry], config: Mapping[str, str]) -> None:
+    run.log(_metrics(entries))
+    with tempfile.TemporaryDirectory() as folder:
+        _write(Path(folder), entries)
+        (Path(folder) / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        run.log_artifact(folder, name=FOLDER, type="results")
+
+
+_TRACKERS = {"mlflow": _to_mlflow, "trackio": _to_trackio}
+
+
+# ---------------------------------------------------------------------------------------- what both are given
+
+
+def _metrics(entries: Sequence[_Entry]) -> dict[str, float]:
+    return {_key(f"{entry.name}/{key}"): value for entry in entries for key, value in entry.metrics.items()}
+
+
+def _tags(entries: Sequence[_Entry]) -> dict[str, str]:
+    tags = {"assay.version": library_version()}
+    for entry in entries:
+        tags[_key(f"assay.{entry.name}.id")] = entry.id
+        for key, verdict in entry.verdicts.items():
+            tags[_key(".".join(filter(None, ("assay", entry.name, key, "verdict"))))] = verdict[:LONGEST_TAG]
+    return tags
 
 
 def _parameters(entries: Sequence[_Entry], held: Mapping[str, str]) -> dict[str, str]:

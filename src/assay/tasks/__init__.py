@@ -34,6 +34,7 @@ from assay.tasks.images import ImageTask
 from assay.tasks.indirect_object import IndirectObject
 from assay.tasks.induction import Induction
 from assay.tasks.load import draw_task, load_images, load_task
+from assay.tasks.loaded_sets import read_dataset
 from assay.tasks.published import published_pair
 from assay.tasks.rows import is_task_file
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
@@ -102,6 +103,7 @@ __all__ = [
     "pair_task",
     "published_pair",
     "question_of",
+    "read_dataset",
     "read_domains",
     "read_image_folder",
     "read_imagenet_c",

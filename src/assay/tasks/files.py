@@ -23,6 +23,7 @@ from assay.tasks.choices import MultipleChoice, is_question, question_of
 from assay.tasks.encoding import pair_task
 from assay.tasks.grammar import Prompt, Read
 from assay.tasks.image_set import draw_rows
+from assay.tasks.loaded_sets import loaded_rows, name_of
 from assay.tasks.published import is_published, published_pair
 from assay.tasks.rows import Rows, read_rows
 from assay.tasks.task import PairTask
@@ -37,7 +38,7 @@ _KEYS = ("clean", "corrupted", "answers", "wrong", "positions")
 
 
 def read_pairs(
-    path: str | Path,
+    path: Any,
     tokenizer: Any = None,
     *,
     n: int | None = None,
@@ -45,9 +46,10 @@ def read_pairs(
     bos: bool = False,
     chat: bool = False,
     answer_tokens: str = "one",
+    columns: Mapping[str, str] | None = None,
     **options: Any,
 ) -> PairTask:
-    """A task from a file with one JSON object per line, or a parquet file with one per row.
+    """A task from a file with one JSON object per line, or a parquet file or a data set with one per row.
 
     The keys of the first row tell which of three forms the rows have.
 
@@ -60,13 +62,14 @@ def read_pairs(
     - Questions, as `question_of` reads them; each is asked once, with letters from the stream `questions`.
 
     Args:
-        path: The file, text in UTF-8; empty lines are skipped.
+        path: The file, text in UTF-8; empty lines are skipped. Or a data set, as `loaded_rows` takes it.
         tokenizer: Needed for lines of text.
         n: Read only so many pairs, drawn at random; they keep their order. Default: all.
         seed: Root seed of that draw, and of the letters of questions.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
         chat: Make every prompt the user's turn of the tokenizer's chat template.
         answer_tokens: `one`, `first` or `each`; see `load_task`.
+        columns: For a data set: key of a row -> the column that holds it.
         **options: `corruption` of MIB's rows (the counterfactual) and of questions; `leading_space` of MIB's
             rows; `letters` of questions.
 
@@ -76,12 +79,18 @@ def read_pairs(
         MissingExtraError: If the file is parquet and pyarrow is not installed.
         TokenizationError: If a prompt or answer breaks a token rule; file and line are named.
     """
-    path = Path(path)
     rules: dict[str, Any] = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
     tokens = None if tokenizer is None else Tokens(tokenizer, **rules)
     if tokens is None and chat:
         raise TokenizationError("chat=True needs the model's tokenizer; pass it, or set chat to False")
-    rows = read_rows(path, what="pairs", expected=_PAIR)
+    if isinstance(path, str | Path):
+        _check_options({} if columns is None else {"columns": columns}, (), "a file")
+        rows = read_rows(path, what="pairs", expected=_PAIR)
+        name, file = Path(path).stem, Path(path).name
+    else:
+        rows = loaded_rows(path, columns=columns, expected=_PAIR)
+        name, split = name_of(path)
+        file = name if not split else f"{name}, {split['split']}"
     numbers = np.array(list(rows.contents), dtype=np.int64)
     first = rows.record(int(numbers[0]))
     if is_published(first):
@@ -95,19 +104,19 @@ def read_pairs(
         else:
             _check_options(options, (), "a task file")
             pairs = [_pair(rows.record(number), rows.where(number)) for number in ids.tolist()]
-            _check_wrong(path, pairs)
+            _check_wrong(rows.path, pairs)
     told = {"bos": bos} if tokens is None else tokens.rules
-    config: dict[str, Any] = {"task": path.stem, "file": path.name, **told, "n": len(pairs)}
+    config: dict[str, Any] = {"task": name, "file": file, **told, "n": len(pairs)}
     if options:
         config["options"] = dict(sorted(options.items()))
     if len(ids) < len(numbers) or is_question(first):
         config["seed"] = seed
     try:
-        task = _task(pairs, tokens, name=path.stem, config=config)
+        task = _task(pairs, tokens, name=name, config=config)
     except AssayError:
         for number, pair in zip(ids.tolist(), pairs, strict=True):
             try:
-                _task([pair], tokens, name=path.stem)
+                _task([pair], tokens, name=name)
             except AssayError as error:
                 raise TokenizationError(f"{rows.where(number)}: {error}") from error
         raise
@@ -196,7 +205,7 @@ def _all_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(piece) is int and 0 <= piece < _LARGEST_ID for piece in value)
 
 
-def _check_wrong(path: Path, pairs: Sequence[Pair]) -> None:
+def _check_wrong(path: Path | str, pairs: Sequence[Pair]) -> None:
     have = {bool(clean.wrong) or any(read.wrong for read in clean.reads) for clean, _ in pairs}
     if len(have) == 2:
         raise FileFormatError(
@@ -252,7 +261,7 @@ def _usable_rows(
             reasons.append(f"{where}: the counterfactual is empty")
             continue
         try:
-            _task([pair], tokens, name=rows.path.stem)
+            _task([pair], tokens, name="")
         except AssayError as error:
             reasons.append(f"{where}: {error}")
         else:

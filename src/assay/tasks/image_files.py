@@ -4,7 +4,7 @@ Every reader samples before it decodes, keeps the place of an image in the full 
 the file that cannot be read; with `skip_bad` such files are left out and counted instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +20,10 @@ from assay.core.errors import (
     ShapeError,
     unknown_name,
 )
+from assay.core.machine import free_memory
 from assay.core.untrusted import load_npz, malformed, parse_json, read_parquet_file
 from assay.tasks.image_set import ImageSet, draw_rows
-from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
+from assay.tasks.image_transform import BROKEN, EvalTransform, as_rgb, read_rgb
 
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
@@ -331,12 +332,14 @@ class RawImage:
     """An image that is not decoded yet, and how to call it in a message."""
 
     name: str
-    content: Path | bytes | UInt8[np.ndarray, "h w 3"]
+    content: Path | bytes | UInt8[np.ndarray, "h w 3"] | Callable[[], Any]  # what is called gives the others
 
     def decode(self, transform: EvalTransform | None) -> UInt8[np.ndarray, "h w 3"]:
-        content = self.content
+        content = self.content() if callable(self.content) else self.content
         if isinstance(content, np.ndarray):
             return content if transform is None else self._transformed(Image.fromarray(content), transform)
+        if isinstance(content, Image.Image):
+            return self._transformed(as_rgb(content), transform or EvalTransform(resize=None))
         where = content if isinstance(content, Path) else self.name
         try:
             rgb = read_rgb(content)
@@ -381,6 +384,7 @@ def decoded_set(
             skipped.append(sources[row].name)
             continue
         if pixels is None:
+            _check_room(len(rows), image, domain)
             pixels = np.empty((len(rows), *image.shape), dtype=np.uint8)
         if image.shape != pixels.shape[1:]:
             raise ShapeError(
@@ -407,6 +411,16 @@ def decoded_set(
         config={**config, "geometry": geometry, "n": options.n, "seed": options.seed},
         skipped=tuple(skipped),
     )
+
+
+def _check_room(n: int, image: UInt8[np.ndarray, "h w 3"], domain: str) -> None:
+    """Refuse more images than the memory holds, before the second is decoded."""
+    needed, free = n * image.nbytes, free_memory()
+    if needed > free:
+        raise InputError(
+            f"{n:,} images of {domain!r} with {image.shape[0]} x {image.shape[1]} pixels take "
+            f"{needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free; read a sample with n="
+        )
 
 
 def checked_folder(path: str | Path) -> Path:

@@ -16,6 +16,7 @@ from assay.tasks.image_files import ReadOptions
 from assay.tasks.image_source import FIRST_FREE, one_domain, read_source
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
+from assay.tasks.loaded_sets import read_dataset
 from assay.tasks.rows import is_task_file
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
@@ -43,7 +44,7 @@ class HasTokenizer(Protocol):
 
 
 def load_task(
-    name: str | Path,
+    name: Any,
     model: Any,
     *,
     n: int | None = None,
@@ -54,7 +55,7 @@ def load_task(
     allow_unaligned: bool = False,
     **options: Any,
 ) -> PairTask:
-    """A registered text task, or one from a JSONL file, tokenised for a model.
+    """A registered text task, or one from a file or a loaded data set, tokenised for a model.
 
     Clean prompts come from the stream `clean` of the seed, corruptions from the stream `corrupted`, so a
     longer draw begins with the shorter one.
@@ -62,7 +63,8 @@ def load_task(
     Args:
         name: Key of a registered task (`assay.list("tasks")`; `greater_than` and `greater-than` are the
             same), or the path of a `.jsonl` or `.parquet` file of pairs (`read_pairs`) or of questions
-            (`question_of`), each asked once.
+            (`question_of`), each asked once; or a `datasets.Dataset` or other map-style data set of such
+            rows, with `columns={"clean": "COLUMN", ...}` where its columns have other names.
         model: A loaded model, or a tokenizer.
         n: Number of pairs. Default: 200, and all lines of a file. Of a file n lines are drawn at random, in
             their order (a file with fewer lines gives those, with a warning); `ids` are their line numbers.
@@ -106,12 +108,13 @@ def load_task(
     told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
     usual = getattr(model, "prompt_rules", {})
     rules = {**usual, **{key: value for key, value in told.items() if value is not None}}
-    if isinstance(name, Path) or is_task_file(name):
+    if not isinstance(name, str) or is_task_file(name):
+        source = name if isinstance(name, str | Path) else "the data set"
         task = read_pairs(name, tokenizer, n=n, seed=seed, **rules, **options)
         if n is not None and n > task.n:
-            _note(f"{name} holds {task.n} pairs, fewer than the requested {n}; all of them are used")
+            _note(f"{source} holds {task.n} pairs, fewer than the requested {n}; all of them are used")
         if seed and "seed" not in task.config:
-            _note(f"all pairs of {name} are used, so seed={seed} has no effect on the choice of pairs")
+            _note(f"all pairs of {source} are used, so seed={seed} has no effect on the choice of pairs")
     else:
         grammar = _grammar(str(name), tokenizer, rules, options)
         if not grammar.aligned and not allow_unaligned:
@@ -150,15 +153,16 @@ def draw_task(
 
 
 def load_images(
-    source: str | Path, model: Any, *, n: int | None = None, seed: int = 0, skip_bad: bool = False
+    source: Any, model: Any, *, n: int | None = None, seed: int = 0, skip_bad: bool = False
 ) -> ImageTask:
     """Images of one domain, normalised for an image classifier.
 
     Args:
         source: `shapes:DOMAIN` (drawn, no download; numbers from 20,000 on, which no model of the embedded
             zoo was trained on), `colour-digits[:AGREEMENT[/SWAP]]` (as `digits_task` draws
-            them; default 0.9 and `both`), an `.npz` or `.parquet` file, a folder with a folder per class, or
-            a folder of unlabelled images.
+            them; default 0.9 and `both`), an `.npz` or `.parquet` file, a folder with a folder per class, a
+            folder of unlabelled images; or a data set of PyTorch or of the `datasets` library, as
+            `read_dataset` takes it.
         model: A loaded image classifier; its stored transform is applied, its class names give the labels.
         n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
         seed: Seed of the sample, or of the drawing.
@@ -180,6 +184,10 @@ def load_images(
         )
     if n is not None and n < 1:
         raise InputError(f"n is {n}; a task needs at least one image")
+    transform = EvalTransform.for_model(model)
+    read = ReadOptions(n=n, seed=seed, skip_bad=skip_bad, transform=transform)
+    if not isinstance(source, str | Path):
+        return read_dataset(source, classes=model.classes, options=read).task(transform)
     if (digits := digits_source(source)) is not None:
         return digits_task(
             model,
@@ -188,8 +196,6 @@ def load_images(
             swap=digits.swap or "both",
             seed=seed,
         )
-    transform = EvalTransform.for_model(model)
-    read = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
     sets = read_source(
         source, transform=transform, classes=model.classes, options=read, start=FIRST_FREE, drawn=DEFAULT_N
     )

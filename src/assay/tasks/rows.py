@@ -23,13 +23,13 @@ class Rows:
     """Rows of a file, parsed when they are asked for.
 
     Attributes:
-        path: The file.
+        path: The file; of a data set that is loaded already, what messages call it.
         unit: What the file calls a row: `line` or `row`.
         contents: Number of each row, from 1, to its text or its record; empty lines are left out.
         expected: What a row should be, for messages.
     """
 
-    path: Path
+    path: Path | str
     unit: str
     contents: Mapping[int, str | dict[str, Any]]
     expected: str

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from assay.analyses.generalization import monitor_plots as plots
+from assay.analyses.generalization.monitor_series import batch_details, series_block
+from assay.analyses.generalization.monitor_words import DRAWN, alarm_reasons, caveats, verdict
 from assay.core.errors import InputError
 from assay.core.record import plain
 from assay.page.blocks import Block, Code, Column, Details, Figure, Page, Pair, Section, Table, columns
@@ -30,9 +32,7 @@ from assay.page.text import (
 
 
 LISTED = 500  # readings of the table; the file beside the page has all
-DRAWN = 2_000  # readings of the pictures
 MOVED = 6  # pairs of layers listed
-FAR = 0.05  # distance of a threshold's performance from its target that is worth a caveat
 NAMES = {
     "ac": "average confidence",
     "ane": "negative entropy",
@@ -68,6 +68,7 @@ def monitor_page(document: Document) -> Page:
         f"{plural(len(readings), 'batch')} of images",
         verdict=verdict(document),
         remark=document["guarantee"]["statement"],
+        reasons=alarm_reasons(document),
         caveats=caveats(document),
         lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
         f"a batch and the circuit on {reference.get('n', 'known')} images in distribution. Sampling alone "
@@ -85,61 +86,6 @@ def monitor_page(document: Document) -> Page:
     )
 
 
-# ------------------------------------------------------------------------------------------------ sentences
-
-
-def verdict(document: Document) -> str:
-    """What the readings say, in a sentence or two."""
-    readings = document["readings"]
-    last, alarms = readings[-1], [each for each in readings if each["alarm"]]
-    ends = interval(last["interval"]["low"], last["interval"]["high"], 3)
-    shift = f"The last batch has a shift of {number(last['shift'], 3)} {ends}".strip()
-    if known := (document.get("calibration") or {}).get("shifts"):
-        least, largest = number(min(known), 3), number(max(known), 3)
-        shift += f"; {len(known)} batches in distribution have {least} to {largest}"
-    if document.get("rule") is None:
-        return f"{shift}. No alarm is set."
-    batches = plural(len(readings), "batch")
-    if not alarms:
-        return f"No alarm in {batches}. {shift}."
-    stays = " and stays on" if document["rule"] == "sequential" else ""
-    return (
-        f"{number(len(alarms))} of {batches} raised the alarm, the first at batch {alarms[0]['index'] + 1}, "
-        f"{alarms[0]['time'][:16].replace('T', ' ')} UTC{stays}. {shift}."
-    )
-
-
-def caveats(document: Document) -> list[str]:
-    """What a reader must know before acting on the page."""
-    notes = []
-    readings, threshold = document["readings"], document.get("threshold") or {}
-    if len(readings) > DRAWN:
-        notes.append(
-            f"The figures show the newest {DRAWN:,} of {len(readings):,} batches; the file beside the page, "
-            "or the store, has all of them."
-        )
-    n_reference = (document["reference"].get("task") or {}).get("n")
-    sizes = sorted({each["n"] for each in readings})
-    if document.get("calibration") is None and n_reference is not None and sizes != [n_reference]:
-        notes.append(
-            f"The reference circuit is based on {n_reference} images, the batches on "
-            f"{', '.join(map(str, sizes))}. Smaller batches have larger shifts by sampling alone, so "
-            "thresholds from another batch size do not apply."
-        )
-    performance, target = threshold.get("performance"), threshold.get("target")
-    if performance is not None and target is not None and abs(performance - target) > FAR:
-        notes.append(
-            f"The threshold was calibrated on {threshold['domain']}, where performance is "
-            f"{rounded(performance)}: no other calibration domain is closer to the target of "
-            f"{rounded(target)}."
-        )
-    if n := sum(len(each["skipped"]) for each in readings) + len(document.get("passed", ())):
-        notes.append(
-            f"{plural(n, 'image file')} could not be read and {'was' if n == 1 else 'were'} left out."
-        )
-    return notes
-
-
 # ------------------------------------------------------------------------------------------- shift over time
 
 
@@ -150,15 +96,16 @@ def _shift(document: Document) -> list[Block]:
     named = f" ({document['rule']} rule)" if document.get("rule") else ""
     known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
     blocks: list[Block] = [
-        Figure(
+        series_block(
+            drawn,
             draw=partial(plots.plot_shift, drawn),
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
             caption=f"Shift of each batch{known}. Diamonds raised the alarm{named}. Band: "
             f"{_level(document)} intervals of the mean shift of such batches (jackknife over images; "
             "conservative).",
-            name="shift",
-        )
+        ),
+        *batch_details(document),
     ]
     if any(each["e_value"] is not None for each in drawn["readings"]):
         alpha = document["alpha"]

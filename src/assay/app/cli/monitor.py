@@ -136,7 +136,7 @@ def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "lis
         if started.passed:
             echo(f"skipped {len(started.passed)} unreadable image file(s)")
     else:
-        from assay.analyses.generalization.monitor_page import verdict
+        from assay.analyses.generalization.monitor_words import verdict
 
         echo()
         echo(verdict(started.document))

@@ -30,7 +30,7 @@ from cyclopts import (
 from cyclopts.config import Dict, Env
 
 from assay.app.cli.pages import Pages
-from assay.app.console import quiet, say, show_warning
+from assay.app.console import fit_terminal, quiet, remark, say, show_warning
 from assay.app.running import Quiet
 from assay.core.errors import AssayError, AssayWarning, InputError, near_matches
 
@@ -264,6 +264,11 @@ def run(arguments: Sequence[str]) -> int:
             if not settings.quiet:
                 warnings.simplefilter("always", AssayWarning)
                 warnings.showwarning = show_warning
+            if lacking := fit_terminal():
+                remark(
+                    f"the encoding of this terminal ({lacking}) lacks some signs, which are shown as '?'; "
+                    "set PYTHONIOENCODING=utf-8, or a UTF-8 locale such as LC_ALL=C.UTF-8"
+                )
             code = function(*bound.args, **bound.kwargs)
         helped = function.__name__ == "help_print" and not {"--help", "-h"} & set(arguments)
         return 2 if helped else code or 0
@@ -349,6 +354,7 @@ def main() -> None:
     """Entry point of the command."""
     # One kind of progress at a time: transformers draws a bar even for weights on disk.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    fit_terminal()  # also for errors before a command runs
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

@@ -181,9 +181,7 @@ class MonitorRun:
             for batch in self._batches():
                 if batch.note:
                     self._tell(batch.note)
-                reading = self.started.monitor.observe(
-                    batch.images, sources=batch.sources, skipped=batch.skipped
-                )
+                reading = self.started.observe(batch)
                 if self._notifier is not None:
                     self._notifier.take(reading)
                 self.started.passed.clear()  # the reading names them

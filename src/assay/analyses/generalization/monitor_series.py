@@ -1,0 +1,108 @@
+"""The series of a monitor that can be zoomed and read off, and the batches that open to their images."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from assay.analyses.generalization.monitor_words import evidence, moment, reason
+from assay.page.blocks import Custom, Details, Figure, Gallery, Note, Picture
+from assay.page.text import bounded, cut_text, interval, number, plural
+from assay.page.thumbnail import png_source
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAMED = 12  # files of a batch that are named
+Document = Mapping[str, Any]
+
+
+def series_block(document: Document, *, draw: "Callable[[], Axes]", label: str, caption: str) -> Custom:
+    """Shift of every batch as a picture, in whose place a script puts a chart.
+
+    Args:
+        document: Of the monitor, with the readings that are drawn.
+        draw: Makes the picture.
+        label: What is read out in its place.
+        caption: What it shows.
+    """
+    picture = Figure(draw=draw, label=label, name="shift")
+    return Custom(
+        template="series.html", values={"picture": picture, "caption": caption, "data": _data(document)}
+    )
+
+
+def _data(document: Document) -> dict[str, Any]:
+    """What the script reads: a list per fact, one entry per batch."""
+    readings = document["readings"]
+    threshold = (document.get("threshold") or {}).get("value")
+    limit = (document.get("conformal") or {}).get("limit")
+    levels = ((threshold, "threshold", False), (limit, "conformal limit", True))
+    return {
+        "batch": [each["index"] + 1 for each in readings],
+        "shift": [each["shift"] for each in readings],
+        "low": [each["interval"]["low"] for each in readings],
+        "high": [each["interval"]["high"] for each in readings],
+        "known": list((document.get("calibration") or {}).get("shifts") or ()),
+        "alarm": [bool(each["alarm"]) for each in readings],
+        "words": bounded([_words(each) for each in readings]),
+        "levels": [
+            {"value": value, "name": name, "dashed": dashed}
+            for value, name, dashed in levels
+            if value is not None
+        ],
+        "axis": f"circuit shift ({document['distance']['key']})",
+    }
+
+
+def _words(reading: Document) -> str:
+    """A batch in a line: what a pointer over it shows and a screen reader says."""
+    ends = interval(reading["interval"]["low"], reading["interval"]["high"], 3)
+    p_value, e_value = reading["p_value"], reading["e_value"]
+    parts = [
+        f"Batch {reading['index'] + 1}",
+        f"{moment(reading)} UTC",
+        str(reading["domain"]),
+        f"{reading['n']} images",
+        f"shift {number(reading['shift'], 3)} {ends}".strip(),
+        "" if p_value is None else f"p {number(p_value, 3)}",
+        "" if e_value is None else f"e-value {evidence(e_value)}",
+        "alarm" if reading["alarm"] else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def batch_details(document: Document) -> list[Details]:
+    """Batches whose images were kept, each behind a click, the newest first."""
+    kept: Mapping[str, Sequence[Document]] = document.get("pictures") or {}
+    readings = {each["index"]: each for each in document["readings"]}
+    shown = [readings[index] for index in sorted(map(int, kept), reverse=True) if index in readings]
+    if not shown:
+        return []
+    batches = [_batch(document, each, kept[str(each["index"])]) for each in shown]
+    return [
+        Details(
+            summary=f"Images of {plural(len(batches), 'batch')}: the newest, and longer those with an alarm",
+            blocks=batches,
+            name="batches",
+        )
+    ]
+
+
+def _batch(document: Document, reading: Document, pictures: Sequence[Document]) -> Details:
+    names = list(map(str, reading["sources"]))
+    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    files = f"Files: {', '.join(bounded(names[:NAMED]))}{rest}." if names else ""
+    why = reason(document, reading)
+    shown = [
+        Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))]) for each in pictures
+    ]
+    return Details(
+        summary=_words(reading),
+        blocks=[
+            *([Note(text=why)] if why else []),
+            Gallery(pictures=shown),
+            Note(text=f"{len(shown)} of {reading['n']} images. {files}", style="quiet"),
+        ],
+        name=f"batch-{reading['index'] + 1}",
+        style="batch",
+    )
