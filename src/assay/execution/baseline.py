@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.models import Model, Trace
@@ -38,6 +38,34 @@ class Baseline:
             tensors += self.trace.attention_in + self.trace.mlp_in + self.trace.block_in
             tensors += [part for parts in self.trace.qkv for part in parts]
         return sum(tensor.nbytes for tensor in tensors)
+
+    @classmethod
+    def aligned(cls, model: Model, trace: Trace, alignment: Int[Tensor, "rows pos"]) -> "Baseline":
+        """Values of a run on other prompts, each at the place of the clean token that it stands for.
+
+        A clean token without a counterpart gets zeros, as under zero ablation.
+
+        Args:
+            model: The model.
+            trace: The pass over the other prompts, at positions of their own.
+            alignment: Place of the other token for each clean one, -1 where there is none.
+        """
+
+        def placed(value: Tensor) -> Tensor:
+            return at_counterparts(value, alignment)
+
+        z, mlp = [placed(value) for value in trace.z], [placed(value) for value in trace.mlp]
+        found = cls(model=model, input=placed(trace.input), z=z, mlp=mlp)
+        if trace.attention_in:  # the streams of that run itself, not sums that agree up to rounding
+            assert trace.final_in is not None
+            none = [torch.zeros_like(value[:1, :1]) for value in (found.input, *z, *mlp)]
+            nothing = cls(model=model, input=none[0], z=none[1 : len(z) + 1], mlp=none[len(z) + 1 :])
+            inner = [each for pair in zip(trace.attention_in, trace.mlp_in, strict=True) for each in pair]
+            found._streams = [
+                at_counterparts(stream, alignment, otherwise)
+                for stream, otherwise in zip([*inner, trace.final_in], nothing._streams, strict=True)
+            ]
+        return found
 
     def repeat(self, times: int) -> "Baseline":
         """The values of every example `times` times, all examples first; shared ones serve as they are."""
@@ -109,6 +137,18 @@ class Baseline:
                 streams.append(stream)
                 stream = stream + attention + self.mlp[layer]
         return [*streams, stream]
+
+
+def at_counterparts(
+    value: Float[Tensor, "rows corrupted_pos *axes"],
+    alignment: Int[Tensor, "rows pos"],
+    otherwise: Float[Tensor, "..."] | None = None,
+) -> Float[Tensor, "rows pos *axes"]:
+    """What stands at the counterpart of each clean token; zeros, or `otherwise`, where there is none."""
+    rows = torch.arange(len(value), device=value.device)[:, None]
+    found = value[rows, alignment.clamp(min=0)]
+    known = (alignment >= 0).view(*alignment.shape, *[1] * (value.ndim - 2))
+    return torch.where(known, found, found.new_zeros(()) if otherwise is None else otherwise.to(found))
 
 
 class KeptRuns:

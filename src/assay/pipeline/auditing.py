@@ -16,7 +16,7 @@ from assay.core.errors import InputError
 from assay.execution import get_ablation
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
-from assay.pipeline.audit_plan import EDGES, N_FULL, RANDOM, RANDOM_FULL, READS, AuditPlan, N, scope_of
+from assay.pipeline.audit_plan import EDGES, LENGTHS, N_FULL, RANDOM, RANDOM_FULL, READS, AuditPlan, N, scope_of
 from assay.pipeline.audit_result import Audit
 from assay.pipeline.audit_run import AuditRun
 from assay.pipeline.budget import Budget, audit_cost, fitted, read_budget
@@ -30,7 +30,7 @@ from assay.store import Store
 from assay.tasks import TASKS, ImageTask, PairTask, Task, digits_source
 
 
-@takes_text(untouched=("model", "task"))
+@takes_text(untouched=("model", "task"), lengths=True)
 def audit(
     model: Model | str | os.PathLike[str] = "mini",
     task: Task | str = "ioi",
@@ -227,6 +227,8 @@ class AuditOptions:
         scope = scope_of(full=self.full, skip=self.skip, images=images)
         if isinstance(measured, PairTask) and measured.positions.ndim == 2:
             scope = scope.without(("attack", "calibrate"), READS)
+        if isinstance(measured, PairTask) and measured.alignment is not None:
+            scope = scope.without(("attack", "calibrate"), LENGTHS)
         if not self.full and usual_replacement(ablation) != ablation:
             scope = scope.without(("calibrate",), EDGES)
         plan = AuditPlan(

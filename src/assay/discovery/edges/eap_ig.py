@@ -53,8 +53,10 @@ class Passes:
             self.clean, logits = kept
             self.traces[1.0], self.losses[1.0] = self.clean, self.loss(logits)
         trace = None
-        if settings.ablation.paired:
+        if settings.ablation.paired and batch.alignment is None:
             trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)
+        elif settings.ablation.paired:
+            self.forward += 1  # the baseline's own: at other places, it is not the run of alpha = 0
         self.baseline: Baseline = prepared.baseline(batch, trace)
         ablated = self.baseline.input.to(self.clean.input.dtype).expand_as(self.clean.input)
         self.ablated_input, self.clean_input = ablated, self.clean.input
@@ -183,6 +185,7 @@ class Eap(_PathGradient):
     """Edge attribution patching: the gradient at the clean run."""
 
     key = "eap"
+    aligns = True
     source = "Syed et al. 2023, arXiv:2310.10348"
 
     def nodes(self, settings: Choices) -> Sequence[Node]:
@@ -219,6 +222,7 @@ class EapIgInputs(_PathGradient):
     """
 
     key = "eap-ig-inputs"
+    aligns = True
     source = "Hanna et al. 2024, arXiv:2403.17806"
     measures_completeness = True
     integrates = True
@@ -270,6 +274,7 @@ class EapIgActivations(BatchMethod):
     """
 
     key = "eap-ig-activations"
+    aligns = True
     needs_gradients = True
     integrates = True
     source = "Marks et al. 2024, arXiv:2403.19647"

@@ -53,7 +53,7 @@ def output_passes(nodes: int, *, reference: bool = True) -> int:
     return 1 + nodes + reference
 
 
-@takes_text(reads=True)
+@takes_text(reads=True, lengths=True)
 def output_scores(
     model: Model,
     task: Task,
