@@ -165,7 +165,7 @@ def run_circuit(
 def run_aligned(
     model: Model, circuit: Circuit, tokens: Tensor, corrupted: Tensor, alignment: Tensor
 ) -> Tensor:
-    """The same resampling from prompts of another length: nodes that keep nothing write what they wrote there.
+    """The same with prompts of another length: nodes that keep nothing write what they wrote there.
 
     `corrupted` holds prompts as they are, without padding, so all have one length.
     """

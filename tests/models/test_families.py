@@ -252,7 +252,10 @@ def test_ablated_runs_are_literal_ones(model: Model) -> None:
     torch.testing.assert_close(run_circuit(model, task, empty), native, rtol=near, atol=near)
 
 
-SPANS = ((1, 3), (1, 2)), ((4, 4), (3, 5))  # the clean side has a token more in the one, two less in the other
+SPANS = (
+    ((1, 3), (1, 2)),
+    ((4, 4), (3, 5)),
+)  # of clean and corrupted prompts
 
 
 @pytest.mark.parametrize("spans", [(), SPANS], ids=["whole prompts", "spans"])

@@ -16,7 +16,17 @@ from assay.core.errors import InputError
 from assay.execution import get_ablation
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
-from assay.pipeline.audit_plan import EDGES, LENGTHS, N_FULL, RANDOM, RANDOM_FULL, READS, AuditPlan, N, scope_of
+from assay.pipeline.audit_plan import (
+    EDGES,
+    LENGTHS,
+    N_FULL,
+    RANDOM,
+    RANDOM_FULL,
+    READS,
+    AuditPlan,
+    N,
+    scope_of,
+)
 from assay.pipeline.audit_result import Audit
 from assay.pipeline.audit_run import AuditRun
 from assay.pipeline.budget import Budget, audit_cost, fitted, read_budget

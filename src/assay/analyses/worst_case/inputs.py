@@ -21,7 +21,16 @@ from assay.analyses.worst_case.image_inputs import (
 )
 from assay.core.errors import InputError
 from assay.core.record import laid_out, plain, same
-from assay.tasks import ImageTask, PairTask, Prompt, Task, Tokens, check_equal_lengths, check_read_once, encode_prompts
+from assay.tasks import (
+    ImageTask,
+    PairTask,
+    Prompt,
+    Task,
+    Tokens,
+    check_equal_lengths,
+    check_read_once,
+    encode_prompts,
+)
 from assay.tasks.checks import NO_TOKEN
 
 
