@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.models import Model, Trace
@@ -17,7 +17,8 @@ class Baseline:
     """Ablated values of every source for some inputs.
 
     `rows` is 1 where all examples share them (zero, mean), else one per example; heads are kept
-    before the output projection (`z`), which is 1 / n_heads of the memory of their outputs.
+    before the output projection (`z`), which is 1 / n_heads of the memory of their outputs. `absent` is
+    True at clean tokens that have no counterpart to carry anything from.
     """
 
     model: Model
@@ -25,6 +26,7 @@ class Baseline:
     z: list[Tensor]
     mlp: list[Tensor]
     trace: Trace | None = None
+    absent: Bool[Tensor, "rows pos"] | None = None
 
     @property
     def rows(self) -> int:
@@ -55,7 +57,7 @@ class Baseline:
             return at_counterparts(value, alignment)
 
         z, mlp = [placed(value) for value in trace.z], [placed(value) for value in trace.mlp]
-        found = cls(model=model, input=placed(trace.input), z=z, mlp=mlp)
+        found = cls(model=model, input=placed(trace.input), z=z, mlp=mlp, absent=alignment < 0)
         if trace.attention_in:  # the streams of that run itself, not sums that agree up to rounding
             assert trace.final_in is not None
             none = [torch.zeros_like(value[:1, :1]) for value in (found.input, *z, *mlp)]
@@ -66,6 +68,15 @@ class Baseline:
                 for stream, otherwise in zip([*inner, trace.final_in], nothing._streams, strict=True)
             ]
         return found
+
+    def far_end(self, ablated: Tensor, clean: Tensor) -> Tensor:
+        """Where the path of a source from its clean to its ablated value ends.
+
+        Tokens without a counterpart stay clean on the way: a norm of a stream that vanishes has a gradient
+        without bound.
+        """
+        ablated = ablated.to(clean.dtype).expand_as(clean)
+        return ablated if self.absent is None else torch.where(self.absent[..., None], clean, ablated)
 
     def repeat(self, times: int) -> "Baseline":
         """The values of every example `times` times, all examples first; shared ones serve as they are."""

@@ -263,7 +263,8 @@ class PairTask:
         clean, other = int(self.lengths.sum()), int(self.corrupted_lengths.sum())
         return (
             f"{self.unequal} of {self.n} pairs differ in length; aligned span by span from their ends, "
-            f"{clean - both} of {clean} clean and {other - both} of {other} corrupted tokens have no counterpart"
+            f"{clean - both} of {clean} clean and {other - both} of {other} corrupted tokens have no "
+            "counterpart"
         )
 
     @cached_property

@@ -141,7 +141,7 @@ def _batch(
         hidden = model.forward(batch.clean)
         clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
         check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
-    ablated = baseline.input.to(clean.input.dtype)
+    ablated = baseline.far_end(baseline.input, clean.input)
     gradient = None
     for node in nodes:
         with torch.no_grad():
