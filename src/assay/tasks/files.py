@@ -60,7 +60,8 @@ def read_pairs(
       lengths are aligned, `spans` names parts of both prompts in order, each as its clean and its corrupted
       text, or as two ranges `[start, stop]` of ids: `{"name": [" Mary", " Elizabeth"]}`.
     - MIB: `prompt`, its answer and counterfactuals, as `published_pair` reads them. Rows that the tokenizer
-      cannot use (an answer of several tokens, prompts of unequal length) are left out, with a warning.
+      cannot use (an answer of several tokens, prompts of unequal length unless aligned) are left out, with a
+      warning.
     - Questions, as `question_of` reads them; each is asked once, with letters from the stream `questions`.
 
     Args:

@@ -319,7 +319,7 @@ class PairTask:
             corrupted=self.clean[rows],
             corrupted_texts=None,
             alignment=None,
-            corrupted_lengths=None,  # type: ignore[arg-type]  # filled in again
+            corrupted_lengths=self.lengths,
         )
 
     def paired(self, pairs: Int[Tensor, "n_pairs 2"]) -> "PairTask":

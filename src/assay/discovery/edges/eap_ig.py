@@ -159,10 +159,8 @@ class _PathGradient(BatchMethod):
         absent = passes.baseline.absent
         if effect is not None and absent is not None:  # the path leaves these tokens out, the scores do not
             alone = replace(differences, input=differences.input * absent[..., None])
-            first = slice(0, 1)
-            effect += float(
-                sums.contract(alone, batch.positions, rows=first, per_example=False).double().sum()
-            )
+            scores = sums.contract(alone, batch.positions, rows=slice(0, 1), per_example=False)
+            effect += float(scores.double().sum())
         return BatchScores(
             scores=sums.contract(differences, batch.positions, per_example=settings.per_example),
             coarse=centre.contract(differences, batch.positions, per_example=False) if middle else None,

@@ -229,7 +229,7 @@ def test_what_exchanges_positions_is_refused(gpt2_tiny64: nn.Module) -> None:
     ):
         discover_positions(model, task, spans="each")
     with pytest.raises(InputError, match="estimator='spsa' under resample needs"):
-        discover(model, task, estimator="spsa", draws=2)
+        discover(model, task, estimator="spsa", draws=9)
     full = Circuit.full(model.graph)
     with pytest.raises(InputError, match="pairs= needs clean and corrupted prompts of one length"):
         run_circuit(model, task, full, pairs=torch.tensor([[0, 1]]))
