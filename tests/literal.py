@@ -110,7 +110,43 @@ def run_plain(model: Model, tokens: Tensor) -> tuple[Tensor, Outputs]:
         return run(model, tokens, plain_stream)
 
 
-def run_circuit(model: Model, circuit: Circuit, tokens: Tensor, ablated: Outputs) -> Tensor:
+def placed(outputs: Outputs, alignment: Tensor) -> Outputs:
+    """Outputs of a run on other prompts at the places of the clean tokens, token by token; else zeros."""
+    rows, length = alignment.shape
+    result = {name: torch.zeros(rows, length, value.shape[-1]).to(value) for name, value in outputs.items()}
+    for row in range(rows):
+        for place, other in enumerate(alignment[row].tolist()):
+            if other >= 0:
+                for name, value in outputs.items():
+                    result[name][row, place] = value[row, other]
+    return result
+
+
+def keeping_nothing(model: Model, circuit: Circuit) -> list[str]:
+    """Nodes that no kept edge reaches from a node which some kept edge, or the clean prompt, reaches."""
+    graph, cut = circuit.graph, []
+    for row, node in enumerate(graph.sources):
+        targets = [target for column, target in enumerate(graph.targets) if graph.feeds[column, row]]
+        block = f"{node.split('.')[0]}."
+        if ".h" in node and model.coupling == "heads":
+            targets = [target for target in graph.targets if target.startswith(block)]
+        elif ".h" in node and model.coupling == "queries":
+            targets += [t for t in graph.targets if t.startswith(block) and not t.endswith("v")]
+        columns = [graph.target_index(target) for target in targets]
+        kept = [source for i, source in enumerate(graph.sources) if bool(circuit.mask[i, columns].any())]
+        if node != "input" and set(kept) <= set(cut):
+            cut.append(node)
+    return cut
+
+
+def run_circuit(
+    model: Model,
+    circuit: Circuit,
+    tokens: Tensor,
+    ablated: Outputs,
+    *,
+    override: Outputs | None = None,
+) -> Tensor:
     """Equation (1): every target reads kept sources of this run and ablated values of the others."""
     graph = circuit.graph
 
@@ -123,7 +159,20 @@ def run_circuit(model: Model, circuit: Circuit, tokens: Tensor, ablated: Outputs
                 total = total + (value if circuit.mask[row, column] else ablated[name])
         return total
 
-    return run(model, tokens, stream_of)[0]
+    return run(model, tokens, stream_of, override=override)[0]
+
+
+def run_aligned(
+    model: Model, circuit: Circuit, tokens: Tensor, corrupted: Tensor, alignment: Tensor
+) -> Tensor:
+    """The same with prompts of another length: nodes that keep nothing write what they wrote there.
+
+    `corrupted` holds prompts as they are, without padding, so all have one length.
+    """
+    ablated = placed(run_plain(model, corrupted)[1], alignment)
+    override = {name: ablated[name] for name in keeping_nothing(model, circuit)}
+    with torch.no_grad():
+        return run_circuit(model, circuit, tokens, ablated, override=override)
 
 
 def edge_gradients(

@@ -1,4 +1,4 @@
-"""`--chat` and `--answer-tokens`: what the commands run on is what `load_task` makes with the same words."""
+"""`--chat`, `--answer-tokens`, `--lengths`: commands run on what `load_task` makes with the same words."""
 
 import json
 from collections.abc import Callable
@@ -89,3 +89,44 @@ def test_commands_score_answers_token_by_token(directory: Path, tmp_path: Path) 
     audit = json.loads(done.stdout)
     reason = "serves prompts that are read at one position each"
     assert {each for each in json.dumps(audit).split('"') if each.startswith("serves")} == {reason}
+
+
+def test_commands_align_prompts_of_other_lengths(tmp_path: Path) -> None:
+    """Discovery, a circuit and an audit; what exchanges prompts by position says so."""
+    lines = [
+        {
+            "clean": f"Then, {a} and {b} went to the store. {b} gave a ring to",
+            "corrupted": f"Then, {a} went to the store. {c} gave a ring to",
+            "spans": {"names": [f"{a} and {b}", a]},
+            "answers": [f" {a}"],
+            "wrong": [f" {b}"],
+        }
+        for a, b, c in [("Mary", "John", "Lisa"), ("Sara", "Paul", "Eric"), ("Amy", "Mark", "Laura")]
+    ]
+    path = tmp_path / "lengths.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    plain = ["--model", "mini", "--task", str(path)]
+    refused = invoke("discover", *plain)
+    assert refused.exit_code != 0
+    assert "or align the prompts with lengths='aligned'" in refused.stderr
+    common = [*plain, "--lengths", "aligned"]
+    said = "3 of 3 pairs differ in length; aligned span by span from their ends, 6 of 45 clean and 0 of 39"
+    assert said in invoke("discover", *common, "--dry-run").stdout
+    forecast = json.loads(invoke("discover", *common, "--dry-run", "--json").stdout)
+    assert forecast["alignment"].startswith(said)
+    save = ["--top", "20", "--save", str(tmp_path / "c.safetensors"), "--json"]
+    found = invoke("discover", *common, *save)
+    assert found.exit_code == 0, found.stderr
+    assert '"lengths": "aligned"' in json.dumps(json.loads(found.stdout))
+    circuit = ["--circuit", str(tmp_path / "c.safetensors")]
+    measured = invoke("measure", *common, *circuit, "--metric", "kl", "--json")
+    assert measured.exit_code == 0, measured.stderr
+    audited = invoke("audit", *common, "--out", str(tmp_path / "audit"), "--json")
+    assert audited.exit_code in (0, 3), audited.stderr
+    left_out = json.loads((tmp_path / "audit" / "audit.json").read_text())["left_out"]
+    whys = {each["stage"]: each["reason"] for each in left_out}
+    assert whys["attack"] == whys["calibrate"] == "serves pairs whose prompts are of one length"
+    for command, what in (("attack", "a worst case"), ("calibrate", "a table of measurements")):
+        done = invoke(command, *common, *circuit)
+        assert done.exit_code != 0
+        assert f"{what} needs clean and corrupted prompts of one length" in done.stderr

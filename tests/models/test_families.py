@@ -17,7 +17,7 @@ from assay.discovery.heads.runs import base_run, one_head_replaced, one_head_rep
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftRunner
 from assay.models import FAMILIES, Model, attention_only, load_model
-from assay.tasks import PairTask
+from assay.tasks import PairTask, align_prompts
 
 
 COMMON = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 0}
@@ -250,6 +250,36 @@ def test_ablated_runs_are_literal_ones(model: Model) -> None:
             torch.testing.assert_close(found, dict.fromkeys(found, expected), rtol=1e-5, atol=1e-5)
     near, empty = rounding(model), Circuit(graph=graph, mask=torch.zeros_like(kept))
     torch.testing.assert_close(run_circuit(model, task, empty), native, rtol=near, atol=near)
+
+
+SPANS = (
+    ((1, 3), (1, 2)),
+    ((4, 4), (3, 5)),
+)  # of clean and corrupted prompts
+
+
+@pytest.mark.parametrize("spans", [(), SPANS], ids=["whole prompts", "spans"])
+def test_ablated_runs_of_other_lengths_are_literal_ones(model: Model, spans: tuple[Any, ...]) -> None:
+    """Positions of every kind: learned, rotary, slopes, windows."""
+    n, length, other = 3, 7, 8
+    clean, corrupted = tokens(model, n, length), tokens(model, n, other).flip(0)
+    alignment = align_prompts([length] * n, [other] * n, [spans] * n)
+    task = PairTask(
+        clean=clean, corrupted=corrupted, answers=clean[:, :1], alignment=alignment, objective="ce"
+    )
+    graph, near = model.graph, rounding(model)
+    generator = torch.Generator().manual_seed(4)
+    masks = [graph.valid & (torch.rand(graph.valid.shape, generator=generator) < p) for p in (0.6, 0.1, 0.03)]
+    one = graph.valid.clone()
+    one[0, graph.channel_target(1, "k")] = False
+    for mask in (*masks, one):
+        circuit = Circuit(graph=graph, mask=mask)
+        expected = literal.run_aligned(model, circuit, clean, corrupted, alignment)[:, -1]
+        torch.testing.assert_close(run_circuit(model, task, circuit), expected, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        native = [model.module(ids).logits[:, -1] for ids in (clean, corrupted)]
+    for circuit, logits in zip((Circuit.full(graph), Circuit.empty(graph)), native, strict=True):
+        torch.testing.assert_close(run_circuit(model, task, circuit), logits, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("at_read", [False, True], ids=["everywhere", "at the read position"])

@@ -124,15 +124,17 @@ class Prompted(OnModel):
     Attributes:
         chat: Make each prompt the user's turn of the tokenizer's chat template.
         answer_tokens: one; or answers of several tokens are scored by their first, or by each.
+        lengths: equal; or clean and corrupted prompts of other lengths are aligned.
     """
 
     chat: Annotated[bool, INPUTS] = False
     answer_tokens: Annotated[str, INPUTS, one_of("one", "first", "each")] = "one"
+    lengths: Annotated[str, INPUTS, one_of("equal", "aligned")] = "equal"
 
     @property
     def usually_prompted(self) -> bool:
-        """Whether prompts are given as they are and answers are one token."""
-        return not self.chat and self.answer_tokens == "one"
+        """Whether prompts are given as they are, in pairs of one length, and answers are one token."""
+        return not self.chat and self.answer_tokens == "one" and self.lengths == "equal"
 
     def load_model(self) -> "Model":
         """The model, with what holds for its prompts."""
@@ -141,7 +143,7 @@ class Prompted(OnModel):
             return model
         from assay.models import prompted
 
-        return prompted(model, chat=self.chat, answer_tokens=self.answer_tokens)
+        return prompted(model, chat=self.chat, answer_tokens=self.answer_tokens, lengths=self.lengths)
 
 
 @dataclass(frozen=True, kw_only=True)

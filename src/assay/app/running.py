@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 from cyclopts import Parameter
 
-from assay.app.console import echo_files, echo_result, note, print_json, print_result, show_cost
+from assay.app.console import echo, echo_files, echo_result, note, print_json, print_result, show_cost
 from assay.app.option_groups import DEFAULT_STORE, OUTPUT, RUNNING, STORED, Count, at_least, one_of
 from assay.core.errors import OutputError
 
@@ -285,7 +285,11 @@ class Computing(Talking, DryRun, Storing):
         """What the command would run on some inputs of its task; without any, no time is estimated."""
         from assay.pipeline import cost_of
 
-        show_cost(call(self, cost_of, model, n, stages, task), as_json=self.json, **facts)
+        aligned = getattr(task, "how_aligned", None)  # of prompts
+        more = {} if aligned is None else {"alignment": aligned}
+        show_cost(call(self, cost_of, model, n, stages, task), as_json=self.json, **more, **facts)
+        if aligned is not None and not self.json:
+            echo(aligned)
 
 
 @dataclass(frozen=True, kw_only=True)

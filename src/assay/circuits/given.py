@@ -17,7 +17,16 @@ from assay.circuits.scores import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
 from assay.graph import Graph
 from assay.models import Model, load_model
-from assay.tasks import TASKS, PairTask, Task, check_read_once, digits_source, load_images, load_task
+from assay.tasks import (
+    TASKS,
+    PairTask,
+    Task,
+    check_equal_lengths,
+    check_read_once,
+    digits_source,
+    load_images,
+    load_task,
+)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,6 +53,7 @@ def takes_text(
     several_tasks: bool = False,
     spans: bool = False,
     reads: bool = False,
+    lengths: bool = False,
 ) -> Callable[[Function], Function]:
     """Let a function take its `model`, `task` and `circuit` as text too, and name what is of a wrong type.
 
@@ -52,6 +62,7 @@ def takes_text(
         several_tasks: Whether `task` may be a sequence of tasks.
         spans: Whether a circuit, or scores, may be of edges at spans of positions.
         reads: Whether prompts may be read at several positions.
+        lengths: Whether the clean and the corrupted prompt of a pair may differ in length.
     """
 
     def decorate(function: Function) -> Function:
@@ -78,6 +89,8 @@ def takes_text(
                 _check_everywhere(name, given[name], function.__name__)
             if not reads and isinstance(task := given.get("task"), PairTask):
                 check_read_once(task.positions, function.__name__)
+            if not lengths:
+                check_equal_lengths(given.get("task"), function.__name__)
             return function(*bound.args, **bound.kwargs)
 
         return cast(Function, call)

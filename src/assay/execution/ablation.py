@@ -20,7 +20,7 @@ from assay.core.registry import Registry
 from assay.execution.baseline import Baseline, KeptRuns, Prepared
 from assay.execution.sites import Replacement, Setting, Site, real_tokens
 from assay.models import Model, Trace
-from assay.tasks import Batch, Task
+from assay.tasks import Batch, Task, check_equal_lengths
 
 
 class Ablation(abc.ABC):
@@ -81,7 +81,10 @@ class Zero(Ablation):
 
 
 class Resample(Ablation):
-    """Activations of the unablated run on the paired corrupted input."""
+    """Activations of the unablated run on the paired corrupted input.
+
+    Where its prompt has no token for one of the clean prompt, zeros.
+    """
 
     key = "resample"
     paired = True
@@ -89,10 +92,15 @@ class Resample(Ablation):
     summary = "its output on the corrupted input"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
+        if model.post_norm not in ("exact", None):
+            check_equal_lengths(task, f"resampling under post_norm={model.post_norm!r}")
+
         def make(batch: Batch, trace: Trace | None) -> Baseline:
             if trace is None:
                 with torch.no_grad(), model.tracing(streams=True) as trace:
                     model.forward(batch.corrupted)
+            if batch.alignment is not None:
+                return Baseline.aligned(model, trace, batch.alignment)
             streams = trace if trace.attention_in else None
             return Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=streams)
 

@@ -18,7 +18,7 @@ from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
 from assay.execution.soft import SoftRunner
 from assay.models import Model, Trace
-from assay.tasks import Batch, PairTask, Task
+from assay.tasks import Batch, PairTask, Task, check_equal_lengths
 
 
 def finite_rows(logits: Float[Tensor, "n *reads d_vocab"]) -> Bool[Tensor, " n"]:
@@ -64,7 +64,7 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
         )
 
 
-@takes_text(reads=True)
+@takes_text(reads=True, lengths=True)
 def run_model(
     model: Model,
     task: Task,
@@ -108,7 +108,8 @@ def run_model(
 @torch.no_grad()
 def _plain_logits(model: Model, batch: Batch, *, corrupted: bool = False) -> Tensor:
     hidden = model.forward(batch.corrupted if corrupted else batch.clean)
-    return model.read(hidden, batch.positions).to(model.result_dtype)
+    positions = batch.corrupted_positions if corrupted else batch.positions
+    return model.read(hidden, positions).to(model.result_dtype)
 
 
 def plain_run(model: Model, task: Task) -> None:
@@ -117,7 +118,7 @@ def plain_run(model: Model, task: Task) -> None:
         _plain_logits(model, batch.to(model.device))
 
 
-@takes_text(spans=True, reads=True)
+@takes_text(spans=True, reads=True, lengths=True)
 def run_circuit(
     model: Model,
     task: Task,
@@ -159,7 +160,8 @@ def run_circuit(
     Raises:
         GraphMismatchError: If the circuit belongs to another graph.
         NonFiniteError: If a logit is NaN or infinite.
-        InputError: For a circuit at spans: `pairs`, or positions that cannot be labelled.
+        InputError: For a circuit at spans: `pairs`, or positions that cannot be labelled. For pairs whose
+            prompts differ in length: `pairs`, resampling at spans, or `post_norm` other than `exact`.
 
     Notes:
         At spans every target has its own stream at every position, so a run costs what one under a
@@ -178,12 +180,15 @@ def run_circuit(
             raise InputError(
                 "pairs= works only with ordinary circuits; give circuit.anywhere(), or task.paired(pairs)"
             )
+        if replacement.paired:
+            check_equal_lengths(task, "resampling at spans of positions")
         where = circuit.spans.label(task, labels)
         return _run_soft(
             model, task, circuit, where, replacement, asked=batch_size, memory=memory, seed=seed, check=check
         )
     dense = model.post_norm in ("per-target", "eap-ig")
     if pairs is not None:
+        check_equal_lengths(task, "pairs=")
         _check_pairs(task, replacement, pairs)
         if isinstance(task, PairTask) and task.positions.ndim == 1:
             run = _run_pairs_soft if dense else _run_pairs

@@ -26,7 +26,7 @@ from assay.models import Block, Model
 from assay.models.attention import PlacedAttention, Tables
 from assay.models.streaming import per_block
 from assay.tasks import Batch
-from assay.tasks.task import NO_POSITION
+from assay.tasks.checks import NO_POSITION
 
 
 MIXED = 5  # numbers moved along an edge take as long as so many multiplications by a weight (on CPUs)

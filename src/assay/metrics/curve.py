@@ -229,7 +229,7 @@ def trapezoid_weights(
     return np.asarray(np.append(widths, 0.0) + np.append(0.0, widths))
 
 
-@takes_text(reads=True)
+@takes_text(reads=True, lengths=True)
 def faithfulness_curve(
     scores: EdgeScores,
     model: Model,

@@ -26,7 +26,7 @@ def measure(circuit: Circuit, model: Model, task: Task, metric: str, **keywords:
 def measure(
     circuit: Circuit, model: Model, task: Sequence[Task], metric: str, **keywords: Any
 ) -> list[Measurement]: ...
-@takes_text(several_tasks=True, spans=True, reads=True)
+@takes_text(several_tasks=True, spans=True, reads=True, lengths=True)
 def measure(
     circuit: Circuit,
     model: Model,

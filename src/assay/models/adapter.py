@@ -284,8 +284,8 @@ class Model:
         if self.vision is None:
             known.validate(self.n_vocab, self.n_positions)
             most = getattr(self.module.config, "max_position_embeddings", None)
-            if most is not None and known.length > most:
-                warn_of_length(known.name, known.length, self.id, most)
+            if most is not None and known.longest > most:
+                warn_of_length(known.name, known.longest, self.id, most)
             return task
         known.validate(self.image_size, self.classes, n_classes=self.n_classes)
         return cast(T, known.bound(self.n_tokens))

@@ -32,12 +32,14 @@ N, N_FULL = 100, 200  # prompts or images of either draw
 # Why a stage, or its larger form, is not run.
 DEFAULT, SKIPPED, BUDGET, IMAGES, LARGE, EDGES = "default", "skip", "budget", "images", "large", "edges"
 READS = "reads"
+LENGTHS = "lengths"
 CAUSES = {
     DEFAULT: "not part of a default audit",
     SKIPPED: "left out by --skip",
     BUDGET: "does not fit the budget",
     IMAGES: "needs prompts; the inputs are images",
     READS: "serves prompts that are read at one position each",
+    LENGTHS: "serves pairs whose prompts are of one length",
     EDGES: "the ablation is defined for edges alone; gates then take the mean",
     LARGE: f"the model has more than {MINIMALITY_HEADS} heads",
 }

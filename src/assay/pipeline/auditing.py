@@ -16,7 +16,17 @@ from assay.core.errors import InputError
 from assay.execution import get_ablation
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
-from assay.pipeline.audit_plan import EDGES, N_FULL, RANDOM, RANDOM_FULL, READS, AuditPlan, N, scope_of
+from assay.pipeline.audit_plan import (
+    EDGES,
+    LENGTHS,
+    N_FULL,
+    RANDOM,
+    RANDOM_FULL,
+    READS,
+    AuditPlan,
+    N,
+    scope_of,
+)
 from assay.pipeline.audit_result import Audit
 from assay.pipeline.audit_run import AuditRun
 from assay.pipeline.budget import Budget, audit_cost, fitted, read_budget
@@ -30,7 +40,7 @@ from assay.store import Store
 from assay.tasks import TASKS, ImageTask, PairTask, Task, digits_source
 
 
-@takes_text(untouched=("model", "task"))
+@takes_text(untouched=("model", "task"), lengths=True)
 def audit(
     model: Model | str | os.PathLike[str] = "mini",
     task: Task | str = "ioi",
@@ -230,6 +240,8 @@ class AuditOptions:
         read_once = measured.positions.ndim == 1
         if not read_once:
             scope = scope.without(("calibrate",), READS)
+        if isinstance(measured, PairTask) and measured.alignment is not None:
+            scope = scope.without(("attack", "calibrate"), LENGTHS)
         if not self.full and usual_replacement(ablation) != ablation:
             scope = scope.without(("calibrate",), EDGES)
         plan = AuditPlan(

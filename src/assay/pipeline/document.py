@@ -83,18 +83,18 @@ def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
         text: str = task.tokenizer.decode(ids.tolist())
         return text
 
-    def prompt(texts: Sequence[str] | None, ids: torch.Tensor) -> str:
+    def prompt(texts: Sequence[str] | None, ids: torch.Tensor, lengths: torch.Tensor) -> str:
         if texts is not None:
             return texts[row]
-        return decode(ids[row, : int(task.lengths[row])])
+        return decode(ids[row, : int(lengths[row])])
 
     def words(ids: torch.Tensor | None) -> list[str]:
         known = [] if ids is None else [number for number in ids[row].flatten() if number >= 0]
         return [decode(number[None]).strip() for number in known]
 
     return {
-        "clean": prompt(task.texts, task.clean),
-        "corrupted": prompt(task.corrupted_texts, task.corrupted),
+        "clean": prompt(task.texts, task.clean, task.lengths),
+        "corrupted": prompt(task.corrupted_texts, task.corrupted, task.corrupted_lengths),
         "answers": words(task.answers),
         "wrong": words(task.wrong),
         "margin": margin,

@@ -1,5 +1,6 @@
 """Tasks: pairs of clean and corrupted prompts drawn from seeded grammars or read from files, and images."""
 
+from assay.tasks.alignment import align_prompts
 from assay.tasks.arithmetic import Arithmetic
 from assay.tasks.capitals import CapitalCountry
 from assay.tasks.choices import MultipleChoice, Question, question_of, read_questions
@@ -38,7 +39,7 @@ from assay.tasks.loaded_sets import read_dataset
 from assay.tasks.published import published_pair
 from assay.tasks.rows import is_task_file
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
-from assay.tasks.task import PairBatch, PairTask, Split, check_read_once, map_tensors
+from assay.tasks.task import PairBatch, PairTask, Split, check_equal_lengths, check_read_once, map_tensors
 from assay.tasks.text import GenderedPronoun, GreaterThan, SubjectVerbAgreement
 from assay.tasks.tokens import Tokens
 
@@ -85,6 +86,8 @@ __all__ = [
     "TableLayout",
     "Task",
     "Tokens",
+    "align_prompts",
+    "check_equal_lengths",
     "check_read_once",
     "corrupt",
     "digits_source",

@@ -1,7 +1,7 @@
 """From prompts to padded token ids, and from two lists of prompts to a task of pairs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,10 +9,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from assay.core.errors import InputError, TokenizationError
+from assay.tasks.alignment import Part, Span, align_prompts
 from assay.tasks.grammar import Prompt
 from assay.tasks.reads import PromptReads, Reader, tables_of
 from assay.tasks.task import PairTask
-from assay.tasks.tokens import Tokens
+from assay.tasks.tokens import TokenizedPrompt, Tokens
 
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ class EncodedPrompts:
         answers: Right next tokens, -1 where a row has fewer; None if a prompt has none.
         wrong: Wrong next tokens, likewise.
         forced: Tokens of the answer at the end of each row, behind the prompt.
-        slots: Slot name to token position.
+        slots: Slot name to position of its last token.
+        spans: For each prompt, slot name to its range of tokens.
+        starts: For each prompt, the first token of its own text, behind what the tokenizer begins it with.
         fields: Field name to one value per prompt; `n_tokens` is among them.
         texts: The prompts as the model reads them; None if one has no text.
     """
@@ -42,6 +45,8 @@ class EncodedPrompts:
     wrong: Int[Tensor, "n ... n_wrong"] | None
     forced: tuple[tuple[int, ...], ...]
     slots: Mapping[str, Int[Tensor, " n"]]
+    spans: tuple[Mapping[str, Part], ...]
+    starts: tuple[int, ...]
     fields: Mapping[str, list[Any]]
     texts: tuple[str, ...] | None
 
@@ -64,7 +69,8 @@ def encode_prompts(
     """
     if not prompts:
         raise InputError("the task is empty; give at least one prompt")
-    rows, places = _tokenize(prompts, tokens)
+    tokenized = _tokenize(prompts, tokens)
+    rows = [each.ids for each in tokenized]
     for prompt, row in zip(prompts, rows, strict=True):
         if not row:
             raise TokenizationError(f"prompt {prompt} has no token; give it some text")
@@ -77,10 +83,11 @@ def encode_prompts(
     known = tables_of(reads)
     n_tokens = [len(row) for row in rows]
     rows = [(*row, *ids) for row, ids in zip(rows, behind, strict=True)]
+    spans = tuple(each.slots for each in tokenized)
     slots = {
-        name: torch.tensor([place[name] for place in places])
-        for name in places[0]
-        if all(name in place for place in places)
+        name: torch.tensor([place[name][1] - 1 for place in spans])
+        for name in spans[0]
+        if all(name in place and place[name][0] < place[name][1] for place in spans)
     }
     names = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
     fields = {name: [prompt.fields.get(name) for prompt in prompts] for name in names}
@@ -92,6 +99,8 @@ def encode_prompts(
         wrong=known.wrong,
         forced=tuple(behind),
         slots=slots,
+        spans=spans,
+        starts=tuple(each.start for each in tokenized),
         fields={**fields, "n_tokens": n_tokens},
         texts=_texts(prompts, tokens) if all(p.ids is None for p in prompts) else None,
     )
@@ -105,21 +114,32 @@ def pair_task(
     name: str,
     grammar: "Grammar | None" = None,
     config: Mapping[str, Any] | None = None,
+    aligned: bool = False,
 ) -> PairTask:
     """A task out of clean prompts and, in the same order, their corrupted counterparts.
 
+    Args:
+        clean: The prompts; the slots that both prompts of a pair have are its spans.
+        corrupted: Their counterparts.
+        tokens: The tokenizer; None is enough for ids.
+        name: Name of the task.
+        grammar: What the prompts were drawn from.
+        config: How the task was made.
+        aligned: Whether the prompts of a pair may differ in length; `config` then says so, where they do.
+
     Raises:
         TokenizationError: If a pair differs in token count, or a prompt breaks a rule of `encode_prompts`.
+        InputError: If the spans of a pair overlap or differ in order.
     """
     left = encode_prompts(clean, tokens)
     right = encode_prompts(corrupted, tokens, behind=left.forced)
-    if not torch.equal(left.lengths, right.lengths):
+    if not aligned and not torch.equal(left.lengths, right.lengths):
         index = int((left.lengths != right.lengths).nonzero()[0])
         counts = [side.fields["n_tokens"][index] for side in (left, right)]
         raise TokenizationError(
             f"pair {index}: clean prompt {clean[index]} has {counts[0]} tokens, corrupted prompt "
             f"{corrupted[index]} has {counts[1]}; patching by position needs equal counts, so use fillers of "
-            "one token"
+            "one token, or align the prompts with lengths='aligned'"
         )
     if left.answers is None:
         without = next(
@@ -128,7 +148,7 @@ def pair_task(
         raise TokenizationError(f"prompt {without} has no answer; give at least one")
     if tokens is not None and tokens.answer_tokens == "first":
         _check_first(clean, left)
-    return PairTask(
+    task = PairTask(
         clean=left.ids,
         corrupted=right.ids,
         answers=left.answers,
@@ -145,7 +165,22 @@ def pair_task(
         grammar=grammar,
         config=config or {},
         pad_id=0 if tokens is None else tokens.pad_id,
+        alignment=_alignment(left, right) if aligned else None,
+        corrupted_lengths=right.lengths,
     )
+    if task.alignment is None:
+        return task
+    return replace(task, config={**task.config, "lengths": "aligned"})
+
+
+def _alignment(left: EncodedPrompts, right: EncodedPrompts) -> Int[Tensor, "n pos"]:
+    """Clean and corrupted tokens part by part: what the tokenizer begins with, and the slots of both."""
+    spans: list[list[Span]] = []
+    for clean, other, *starts in zip(left.spans, right.spans, left.starts, right.starts, strict=True):
+        names = sorted((name for name in clean if name in other), key=lambda name: clean[name])
+        begins = (starts[0], starts[0]), (starts[1], starts[1])
+        spans.append([begins, *((clean[name], other[name]) for name in names)])
+    return align_prompts(left.lengths.tolist(), right.lengths.tolist(), spans)
 
 
 def _texts(prompts: Sequence[Prompt], tokens: Tokens | None) -> tuple[str, ...]:
@@ -172,9 +207,7 @@ def padded(rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "n width"]:
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
-def _tokenize(
-    prompts: Sequence[Prompt], tokens: Tokens | None
-) -> tuple[list[tuple[int, ...]], list[dict[str, int]]]:
+def _tokenize(prompts: Sequence[Prompt], tokens: Tokens | None) -> list[TokenizedPrompt]:
     written = [i for i, prompt in enumerate(prompts) if prompt.ids is None]
     if written and tokens is None:
         raise TokenizationError(
@@ -187,10 +220,17 @@ def _tokenize(
             f"prompt {prompt} has no text that a chat template could wrap; set chat to False"
         )
     prefix = () if tokens is None else tokens.prefix
-    rows = [prefix + (prompt.ids or ()) for prompt in prompts]
-    places = [{name: start + len(prefix) for name, (start, _) in prompt.slots.items()} for prompt in prompts]
+    shift = len(prefix)
+    found = [
+        TokenizedPrompt(
+            prefix + (prompt.ids or ()),
+            {name: (start + shift, stop + shift) for name, (start, stop) in prompt.slots.items()},
+            shift,
+        )
+        for prompt in prompts
+    ]
     if tokens is not None and written:
         coded = tokens.encode([prompts[i].text for i in written], [prompts[i].slots for i in written])
-        for i, (ids, where) in zip(written, coded, strict=True):
-            rows[i], places[i] = ids, where
-    return rows, places
+        for i, each in zip(written, coded, strict=True):
+            found[i] = each
+    return found

@@ -1,6 +1,7 @@
 """A batch of images on a device, as a model reads it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -37,6 +38,7 @@ class ImageBatch(ObjectiveBatch):
     foils: Int[Tensor, "batch n_foils"] | None
     indices: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
+    alignment: ClassVar[None] = None  # counterparts have as many positions
 
     @property
     def clean(self) -> Float[Tensor, "batch 3 h w"]:
@@ -72,6 +74,11 @@ class ImageBatch(ObjectiveBatch):
     def wrong(self) -> Int[Tensor, "batch n_foils"] | None:
         """The classes the right one is compared with."""
         return self.foils
+
+    @property
+    def corrupted_positions(self) -> Int[Tensor, " batch"]:
+        """The position at which counterparts are read: the same."""
+        return self.positions
 
     @property
     def width(self) -> int:

@@ -52,6 +52,7 @@ def load_task(
     bos: bool = False,
     chat: bool | None = None,
     answer_tokens: str | None = None,
+    lengths: str | None = None,
     allow_unaligned: bool = False,
     **options: Any,
 ) -> PairTask:
@@ -77,6 +78,9 @@ def load_task(
             without its last token stands behind both prompts, and a prompt counts by the mean over the tokens
             of its answer. It has one right answer, and wrong ones of as many tokens. Default: as the model
             has it, else `one`.
+        lengths: `equal`: the two prompts of a pair have as many tokens. `aligned`: they may differ, and are
+            aligned slot by slot (of a file: by the `spans` of a line), else by their ends; see
+            `align_prompts`. Default: as the model has it, else `equal`.
         allow_unaligned: Permit corruptions that move words to other positions.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
             `objects=["ring", "bone"]`.
@@ -105,7 +109,7 @@ def load_task(
             f"load_model({str(model)!r}))"
         )
     tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
-    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
+    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens, "lengths": lengths}
     usual = getattr(model, "prompt_rules", {})
     rules = {**usual, **{key: value for key, value in told.items() if value is not None}}
     if not isinstance(name, str) or is_task_file(name):
@@ -149,7 +153,15 @@ def draw_task(
         "n": n,
         "seed": seed,
     }
-    return pair_task(clean, corrupted, grammar.tokens, name=grammar.key, grammar=grammar, config=config)
+    return pair_task(
+        clean,
+        corrupted,
+        grammar.tokens,
+        name=grammar.key,
+        grammar=grammar,
+        config=config,
+        aligned=grammar.tokens.lengths == "aligned",
+    )
 
 
 def load_images(

@@ -13,8 +13,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from assay.core.errors import InputError, TokenizationError
+from assay.tasks.checks import NO_POSITION, NO_TOKEN
 from assay.tasks.grammar import Prompt
-from assay.tasks.task import NO_POSITION, NO_TOKEN
 from assay.tasks.tokens import Tokens
 
 

@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from assay.core.errors import InputError, ShapeError, TokenizationError
+from assay.core.errors import InputError, TokenizationError
 from assay.core.random import stream
+from assay.tasks.alignment import one_by_one
+from assay.tasks.checks import PER_ROW, check_rows, check_shapes, check_values, integers
 
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NO_TOKEN = -1  # fills `answers` and `wrong` where a row has fewer than the longest
-NO_POSITION = -1  # fills `positions` where a prompt is read at fewer than others
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairBatch:
@@ -33,22 +32,33 @@ class PairBatch:
 
     Attributes:
         clean: Token ids `[batch, pos]`.
-        corrupted: Token ids of the counterparts, same shape.
+        corrupted: Token ids of the counterparts, same shape unless there is an alignment.
         answers: Right next tokens `[batch, n_answers]`, -1 where a row has fewer.
         wrong: Tokens to compare with `[batch, n_wrong]`, -1 where a row has fewer; None if there are none.
         lengths: Tokens of each prompt; what stands right of them is padding.
         positions: Position whose logits are read; `[batch, reads]` where there are several, -1 where a row
             has fewer. `answers` and `wrong` are then `[batch, reads, ...]`.
         indices: Row numbers in the task.
+        alignment: As that of `PairTask`, `[batch, pos]`; None: tokens of one number stand at one place.
     """
 
     clean: Int[Tensor, "batch pos"]
-    corrupted: Int[Tensor, "batch pos"]
+    corrupted: Int[Tensor, "batch corrupted_pos"]
     answers: Int[Tensor, "batch ... n_answers"]
     wrong: Int[Tensor, "batch ... n_wrong"] | None
     lengths: Int[Tensor, " batch"]
     positions: Int[Tensor, "batch ..."]
     indices: Int[Tensor, " batch"]
+    alignment: Int[Tensor, "batch pos"] | None = None
+
+    @property
+    def corrupted_positions(self) -> Int[Tensor, "batch ..."]:
+        """`positions` as places of the corrupted prompts."""
+        if self.alignment is None:
+            return self.positions
+        places = self.positions.reshape(len(self.positions), -1)
+        found = self.alignment.gather(1, places.clamp(min=0)).where(places >= 0, places)
+        return found.view(self.positions.shape)
 
     @property
     def width(self) -> int:
@@ -70,6 +80,7 @@ class PairBatch:
             lengths=self.lengths[row],
             positions=self.positions[counted],
             indices=self.indices[row],
+            alignment=None if self.alignment is None else self.alignment[row],
         )
 
 
@@ -84,6 +95,19 @@ def check_read_once(positions: Int[Tensor, "n *reads"], what: str) -> None:
         raise InputError(
             f"{what} reads prompts at one position, but some here are read at {count}; give each position a "
             "prompt of its own, or score answers of several tokens by the first (answer_tokens='first')"
+        )
+
+
+def check_equal_lengths(task: object, what: str) -> None:
+    """Refuse pairs whose prompts differ in length where only equal ones are served.
+
+    Raises:
+        InputError: Naming `what` needs equal ones.
+    """
+    if isinstance(task, PairTask) and task.alignment is not None:
+        raise InputError(
+            f"{what} needs clean and corrupted prompts of one length, but {task.unequal} of {task.n} pairs "
+            f"of {task.name!r} differ in it; give pairs of one length (leave out lengths='aligned')"
         )
 
 
@@ -102,11 +126,11 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PairTask:
-    """Pairs of a clean and a corrupted prompt of equal length, with answers.
+    """Pairs of a clean and a corrupted prompt, with answers.
 
     Args:
         clean: Token ids `[N, T]`; prompts shorter than T are padded on the right.
-        corrupted: Token ids of the counterparts, same shape and lengths.
+        corrupted: Token ids of the counterparts, same shape and lengths; `[N, U]` with an alignment.
         answers: Right next tokens of the clean prompts `[N, A]`; -1 fills rows that have fewer.
         wrong: Tokens the answers are compared with `[N, W]`, -1 as above; None if there are none.
         lengths: Tokens of each prompt `[N]`, 1..T. Default: T.
@@ -128,6 +152,11 @@ class PairTask:
         grammar: What the prompts were drawn from, so that more can be drawn.
         config: How the task was made (JSON values): part of every result's provenance.
         pad_id: Id that fills short rows.
+        alignment: Where prompts of a pair differ in length, the place of the corrupted token that stands at
+            the place of each clean one `[N, T]`, -1 where there is none; `align_prompts` makes it. None, as
+            also where it says no more: tokens of one number stand at one place.
+        corrupted_lengths: Tokens of each corrupted prompt `[N]`, 1..U. Default: `lengths`; with an alignment
+            U.
 
     Raises:
         InputError: If there is no prompt, a length or position is out of range, an id is negative, a row
@@ -142,7 +171,7 @@ class PairTask:
     """
 
     clean: Int[Tensor, "n pos"]
-    corrupted: Int[Tensor, "n pos"]
+    corrupted: Int[Tensor, "n corrupted_pos"]
     answers: Int[Tensor, "n ... n_answers"]
     wrong: Int[Tensor, "n ... n_wrong"] | None = None
     # Left out, these four are filled in by `__post_init__`, so that readers never meet None.
@@ -160,24 +189,30 @@ class PairTask:
     grammar: "Grammar | None" = None
     config: Mapping[str, Any] = field(default_factory=dict)
     pad_id: int = 0
+    alignment: Int[Tensor, "n pos"] | None = None
+    corrupted_lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]  # filled in, as above
 
     def __post_init__(self) -> None:
         tensors = {
-            name: getattr(self, name) for name in ("clean", "corrupted", "answers", "wrong", *_PER_ROW)
+            name: getattr(self, name)
+            for name in ("clean", "corrupted", "answers", "wrong", "alignment", *PER_ROW)
         }
         for name, value in tensors.items():
             if value is not None:
-                object.__setattr__(self, name, _ids(name, value))
+                object.__setattr__(self, name, integers(name, value))
         places = tensors["positions"]
         if places is not None and places.shape[1:] == (1,):  # one per prompt, as usual
             for name, ndim in (("positions", 2), ("answers", 3), ("wrong", 3)):
                 value = getattr(self, name)
                 if value is not None and value.ndim == ndim:
                     object.__setattr__(self, name, value[:, 0])
-        _check_shapes(self)
+        check_shapes(self)
         n, width = self.clean.shape
         defaults: dict[str, Callable[[], Tensor]] = {
             "lengths": lambda: torch.full((n,), width),
+            "corrupted_lengths": lambda: (
+                self.lengths if self.alignment is None else torch.full((n,), self.corrupted.shape[1])
+            ),
             "positions": lambda: self.lengths - 1,
             "ids": lambda: torch.arange(n),
         }
@@ -185,8 +220,10 @@ class PairTask:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default())
         object.__setattr__(self, "fields", dict(self.fields or {}))
-        _check_rows(self)
-        _check_values(self)
+        check_rows(self)
+        check_values(self)
+        if not self.unequal and self.clean.shape == self.corrupted.shape:
+            object.__setattr__(self, "alignment", None)
 
     def describe(self) -> dict[str, Any]:
         """Identity of the prompts as it enters records."""
@@ -205,11 +242,37 @@ class PairTask:
         """Width T of the token matrix: tokens of the longest prompt."""
         return self.clean.shape[1]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt, clean or corrupted."""
+        return max(self.clean.shape[1], self.corrupted.shape[1])
+
+    @property
+    def unequal(self) -> int:
+        """Pairs whose tokens are not aligned one by one: they differ in length, or inside their spans."""
+        if self.alignment is None:
+            return 0
+        return int((~one_by_one(self.alignment, self.lengths, self.corrupted_lengths)).sum())
+
+    @property
+    def how_aligned(self) -> str | None:
+        """How many pairs differ in length and what that leaves out, for notes; None where none does."""
+        if self.alignment is None:
+            return None
+        both = int((self.alignment >= 0).sum())
+        clean, other = int(self.lengths.sum()), int(self.corrupted_lengths.sum())
+        return (
+            f"{self.unequal} of {self.n} pairs differ in length; aligned span by span from their ends, "
+            f"{clean - both} of {clean} clean and {other - both} of {other} corrupted tokens have no "
+            "counterpart"
+        )
+
     @cached_property
     def data_hash(self) -> str:
         """SHA-256 over shapes and values of every tensor that a result depends on, 64 hex digits."""
         digest = hashlib.sha256()
-        for name in ("clean", "corrupted", "answers", "wrong", "lengths", "positions"):
+        aligned = () if self.alignment is None else ("alignment", "corrupted_lengths")
+        for name in ("clean", "corrupted", "answers", "wrong", "lengths", "positions", *aligned):
             value = getattr(self, name)
             shape = "none" if value is None else str(tuple(value.shape))
             digest.update(f"{name}{shape}".encode())
@@ -237,9 +300,11 @@ class PairTask:
             )
         places = rows.tolist()
         changed: dict[str, Any] = {
-            name: getattr(self, name)[rows] for name in ("clean", "corrupted", "answers", *_PER_ROW)
+            name: getattr(self, name)[rows] for name in ("clean", "corrupted", "answers", *PER_ROW)
         }
-        changed["wrong"] = None if self.wrong is None else self.wrong[rows]
+        for name in ("wrong", "alignment"):
+            value = getattr(self, name)
+            changed[name] = None if value is None else value[rows]
         changed["fields"] = {name: [values[i] for i in places] for name, values in self.fields.items()}
         changed["slots"] = {name: where[rows] for name, where in self.slots.items()}
         for name in ("texts", "corrupted_texts"):
@@ -249,10 +314,21 @@ class PairTask:
 
     def with_donors(self, rows: Int[Tensor, " n"]) -> "PairTask":
         """The same prompts with, as counterparts, the clean prompts of the given rows."""
-        return replace(self, corrupted=self.clean[rows], corrupted_texts=None)
+        return replace(
+            self,
+            corrupted=self.clean[rows],
+            corrupted_texts=None,
+            alignment=None,
+            corrupted_lengths=self.lengths,
+        )
 
     def paired(self, pairs: Int[Tensor, "n_pairs 2"]) -> "PairTask":
-        """One row per (clean row, corrupted row); a corrupted row keeps an answer that stands behind it."""
+        """One row per (clean row, corrupted row); a corrupted row keeps an answer that stands behind it.
+
+        Raises:
+            InputError: If the prompts of a pair differ in length, so that other pairs have no alignment.
+        """
+        check_equal_lengths(self, "pairing prompts anew")
         clean, corrupted = pairs.unbind(1)
         other = self.subset(corrupted)
         return replace(self.subset(clean), corrupted=other.corrupted, corrupted_texts=other.corrupted_texts)
@@ -287,6 +363,7 @@ class PairTask:
                 lengths=self.lengths[rows],
                 positions=self.positions[rows],
                 indices=rows,
+                alignment=None if self.alignment is None else self.alignment[rows],
             )
 
     def validate(self, n_vocab: int, n_positions: int | None = None) -> None:
@@ -296,9 +373,9 @@ class PairTask:
             TokenizationError: If an id is `n_vocab` or more (the first such prompt is named), or the longest
                 prompt has more than `n_positions` tokens.
         """
-        if n_positions is not None and self.length > n_positions:
+        if n_positions is not None and self.longest > n_positions:
             raise TokenizationError(
-                f"the longest prompt of {self.name!r} has {self.length} tokens, but the model reads only "
+                f"the longest prompt of {self.name!r} has {self.longest} tokens, but the model reads only "
                 f"{n_positions}; make the prompts shorter"
             )
         for name in ("clean", "corrupted", "answers", "wrong"):
@@ -310,106 +387,3 @@ class PairTask:
                 f"{name} holds id {int(ids[row, *column])} (prompt {row}, place {column[-1]}), but the "
                 f"model's vocabulary ends at {n_vocab - 1}; build the task with this model's own tokenizer"
             )
-
-
-_PER_ROW = ("lengths", "positions", "ids")
-
-
-def _ids(name: str, value: Any) -> Tensor:
-    """An integer tensor as int64 on the CPU."""
-    if not isinstance(value, Tensor):
-        raise ShapeError(
-            f"{name} is a {type(value).__name__}; give a tensor of token ids, e.g. torch.tensor([[5, 7]])"
-        )
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        raise ShapeError(f"{name} has dtype {value.dtype}; token ids and positions are integers (torch.long)")
-    return value.detach().to("cpu", torch.long)
-
-
-def _check_shapes(task: PairTask) -> None:
-    if task.clean.ndim != 2:
-        raise ShapeError(
-            f"clean has shape {tuple(task.clean.shape)}; expected [N, T], one row of ids per prompt"
-        )
-    if task.clean.numel() == 0:
-        raise InputError(
-            f"the task is empty: clean has shape {tuple(task.clean.shape)}; give at least one prompt"
-        )
-    if task.corrupted.shape != task.clean.shape:
-        raise ShapeError(
-            f"clean has shape {tuple(task.clean.shape)}, but corrupted {tuple(task.corrupted.shape)}; every "
-            "corrupted prompt needs the token count of its clean one"
-        )
-    n = len(task.clean)
-    rows: tuple[int, ...] = (n,)
-    for name in _PER_ROW:
-        value = getattr(task, name)
-        several = name == "positions" and value is not None and value.ndim == 2 and value.shape[1] > 1
-        if value is not None and (len(value) != n or not (value.ndim == 1 or several)):
-            or_more = f" (or [{n}, P] where several are read)" if name == "positions" else ""
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}; expected [{n}], one number per prompt{or_more}"
-            )
-        if name == "positions" and value is not None:
-            rows = tuple(value.shape)
-    for name in ("answers", "wrong"):
-        value = getattr(task, name)
-        if value is not None and (value.shape[:-1] != rows or value.shape[-1] == 0):
-            expected = ", ".join(map(str, rows))
-            each = "prompt" if len(rows) == 1 else "prompt and read position"
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}; expected [{expected}, at least 1]: one row of "
-                f"single-token ids per {each} (-1 fills rows that have fewer)"
-            )
-
-
-def _check_rows(task: PairTask) -> None:
-    """Whatever accompanies the ids has one entry per prompt."""
-    per_prompt: dict[str, Any] = {f"field {name!r}": values for name, values in task.fields.items()}
-    per_prompt |= {f"slot {name!r}": where for name, where in task.slots.items()}
-    per_prompt |= {name: getattr(task, name) for name in ("texts", "corrupted_texts") if getattr(task, name)}
-    for name, values in per_prompt.items():
-        if isinstance(values, str) or len(values) != task.n:
-            raise ShapeError(f"{name} has {len(values)} entries for {task.n} prompts; give one per prompt")
-
-
-def _check_values(task: PairTask) -> None:
-    for name in ("clean", "corrupted"):
-        _first(getattr(task, name) < 0, f"{name} holds a negative token id", "pad on the right with pad_id")
-    for name in ("answers", "wrong"):
-        ids = getattr(task, name)
-        if ids is not None:
-            _first(ids < NO_TOKEN, f"{name} holds a negative id other than -1", "-1 alone means 'none'")
-            named = (ids >= 0).flatten(1).any(1)
-            _first(~named, f"{name} names no token", "give every prompt one")
-    width = task.length
-    outside = (task.lengths < 1) | (task.lengths > width)
-    _first(outside, f"lengths is out of range 1..{width}", "count the tokens before the padding")
-    _check_positions(task)
-    if task.wrong is not None:
-        same = (task.answers[..., :, None] == task.wrong[..., None, :]) & (task.answers[..., :, None] >= 0)
-        _first(same, "an answer is also a wrong answer", "an id can be only one of them")
-
-
-def _check_positions(task: PairTask) -> None:
-    where = task.positions
-    if where.ndim == 1:
-        outside = (where < 0) | (where >= task.lengths)
-    else:
-        outside = (where < NO_POSITION) | (where >= task.lengths[:, None])
-        read = where >= 0
-        _first(~read.any(1), "positions names none", "give every prompt one; -1 only fills rows")
-        for name in ("answers", "wrong"):
-            ids = getattr(task, name)
-            if ids is not None:
-                named = (ids >= 0).any(2)
-                _first(named & ~read, f"{name} names a token where no position is read", "fill with -1")
-        _first(read & ~(task.answers >= 0).any(2), "a read position has no answer", "give each one")
-    _first(outside, "positions lies outside its prompt", "count from 0; the last token is lengths - 1")
-
-
-def _first(bad: Tensor, fact: str, remedy: str) -> None:
-    """Raise for the first row in which `bad` holds."""
-    if bool(bad.any()):
-        row = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
-        raise InputError(f"{fact} (prompt {row}); {remedy}")

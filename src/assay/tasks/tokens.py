@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.core.errors import TokenizationError, unknown_name
+from assay.tasks.alignment import Part
 
 
 if TYPE_CHECKING:
@@ -13,12 +14,27 @@ if TYPE_CHECKING:
 
 
 ANSWER_TOKENS = ("one", "first", "each")
+LENGTHS = ("equal", "aligned")
 _CONTENT = "assay"  # stands for a prompt where only what surrounds it counts
 
 
 def comparable(answer: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Whether the ids that two answers are scored by differ and are as many."""
     return len(answer) == len(other) and answer != other
+
+
+class TokenizedPrompt(NamedTuple):
+    """A prompt as ids, with ranges of them."""
+
+    ids: tuple[int, ...]
+    slots: dict[str, Part]
+    start: int  # first token of the prompt's own text
+
+
+def check_lengths(lengths: str) -> None:
+    """Refuse an unknown rule of lengths."""
+    if lengths not in LENGTHS:
+        raise unknown_name("lengths", lengths, LENGTHS)
 
 
 class Tokens:
@@ -31,10 +47,11 @@ class Tokens:
             turn, so it loses its leading space.
         answer_tokens: `one`: an answer is one token. `first`: it is scored by its first token. `each`: by
             every one, behind those before it.
+        lengths: `equal`: the prompts of a pair have as many tokens. `aligned`: they may differ.
 
     Raises:
         TokenizationError: If the tokenizer has no such id or no such template, or both are asked for.
-        UnknownNameError: For another rule of answers.
+        UnknownNameError: For another rule of answers or lengths.
     """
 
     def __init__(
@@ -44,11 +61,14 @@ class Tokens:
         bos: bool = False,
         chat: bool = False,
         answer_tokens: str = "one",
+        lengths: str = "equal",
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.prefix: tuple[int, ...] = ()
         self.chat = chat
         self.answer_tokens = answer_tokens
+        self.lengths = lengths
+        check_lengths(lengths)
         if answer_tokens not in ANSWER_TOKENS:
             raise unknown_name("answer_tokens", answer_tokens, ANSWER_TOKENS)
         if chat and getattr(tokenizer, "chat_template", None) is None:
@@ -72,7 +92,10 @@ class Tokens:
 
     @property
     def rules(self) -> dict[str, Any]:
-        """How prompts and answers become ids: arguments that make this object again from its tokenizer."""
+        """How prompts and answers become ids: arguments that make this object again from its tokenizer.
+
+        `lengths` is not among them: it changes no prompt, and a task names it where pairs differ in length.
+        """
         rules: dict[str, Any] = {"bos": bool(self.prefix)}
         if self.chat:
             rules["chat"] = True
@@ -100,8 +123,8 @@ class Tokens:
 
     def encode(
         self, texts: Sequence[str], slots: Sequence[Mapping[str, tuple[int, int]]]
-    ) -> list[tuple[tuple[int, ...], dict[str, int]]]:
-        """Ids of each prompt and, for each slot, the index of the last token of its filler.
+    ) -> list[TokenizedPrompt]:
+        """Ids of each prompt and, for each slot, the range of tokens of its filler.
 
         Args:
             texts: Prompts.
@@ -111,6 +134,7 @@ class Tokens:
             TokenizationError: If a piece of a prompt is unknown to the vocabulary.
         """
         turns = [self.turn_of(text) for text in texts]
+        before = len(self._around[0]) if self.chat else 0
         texts = [text for text, _ in turns]
         slots = [
             {name: (start + shift, end + shift) for name, (start, end) in spans.items()}
@@ -128,9 +152,16 @@ class Tokens:
                     f"prompt {text!r} has a word outside the vocabulary (token {ids.index(unknown)}); "
                     "replace it"
                 )
-            where = {name: self._last_token(text, end, offsets) for name, (_, end) in spans.items()}
             shift = len(self.prefix)
-            results.append((self.prefix + ids, {name: at + shift for name, at in where.items()}))
+            where = {
+                name: (
+                    self._first_token(text, start, offsets) + shift,
+                    self._last_token(text, end, offsets) + shift + 1,
+                )
+                for name, (start, end) in spans.items()
+            }
+            own = self._first_token(text, before, offsets) if before else 0
+            results.append(TokenizedPrompt(self.prefix + ids, where, own + shift))
         return results
 
     def turn_of(self, text: str) -> tuple[str, int]:
@@ -220,6 +251,11 @@ class Tokens:
         """The last word with the white space around it: enough context to judge what may follow."""
         match = re.search(r"\s?\S+\s*$", text)
         return match.group() if match else text
+
+    def _first_token(self, text: str, start: int, offsets: Sequence[tuple[int, int]] | None) -> int:
+        if offsets is None:
+            return len(self.ids(text[:start].rstrip()))
+        return next((index for index, (_, stop) in enumerate(offsets) if stop > start), len(offsets))
 
     def _last_token(self, text: str, end: int, offsets: Sequence[tuple[int, int]] | None) -> int:
         if offsets is None:

@@ -21,8 +21,8 @@ from assay.analyses.worst_case.image_inputs import (
 )
 from assay.core.errors import InputError
 from assay.core.record import laid_out, plain, same
-from assay.tasks import ImageTask, PairTask, Prompt, Task, Tokens, encode_prompts
-from assay.tasks.task import NO_POSITION, NO_TOKEN
+from assay.tasks import ImageTask, PairTask, Prompt, Task, Tokens, check_equal_lengths, encode_prompts
+from assay.tasks.checks import NO_POSITION, NO_TOKEN
 
 
 _OTHER = "corrupted."  # prefix of a task's fields that belong to the corrupted prompt
@@ -324,6 +324,7 @@ def names_of(task: Task) -> Any:
 
 def sides_of(task: Task) -> dict[str, PromptSet]:
     """The two sides of a task's own pairs; images without counterparts have one."""
+    check_equal_lengths(task, "a worst case")
     if isinstance(task, ImageTask):
         return _sides_of_images(task)
     own = {name: list(values) for name, values in task.fields.items() if not name.startswith(_OTHER)}

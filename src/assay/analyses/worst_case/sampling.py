@@ -29,7 +29,7 @@ from assay.analyses.worst_case.support import distinct_matched, distinct_product
 from assay.core.errors import InputError, TokenizationError, unknown_name
 from assay.core.random import stream
 from assay.tasks import Grammar, ImageTask, Prompt, Task, check_read_once
-from assay.tasks.task import NO_POSITION
+from assay.tasks.checks import NO_POSITION
 
 
 INPUTS = "inputs"  # of ablations that read no second input

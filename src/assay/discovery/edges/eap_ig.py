@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ from assay.discovery.edges.spsa import check_spsa, spsa_sweep
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
-from assay.tasks import Batch, Task
+from assay.tasks import Batch, Task, check_equal_lengths
 
 
 ESTIMATORS = ("gradient", "spsa")
@@ -53,11 +53,13 @@ class Passes:
             self.clean, logits = kept
             self.traces[1.0], self.losses[1.0] = self.clean, self.loss(logits)
         trace = None
-        if settings.ablation.paired:
+        if settings.ablation.paired and batch.alignment is None:
             trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)
+        elif settings.ablation.paired:
+            self.forward += 1  # the baseline's own: at other places, it is not the run of alpha = 0
         self.baseline: Baseline = prepared.baseline(batch, trace)
-        ablated = self.baseline.input.to(self.clean.input.dtype).expand_as(self.clean.input)
-        self.ablated_input, self.clean_input = ablated, self.clean.input
+        self.clean_input = self.clean.input
+        self.ablated_input = self.baseline.far_end(self.baseline.input, self.clean_input)
 
     def _native(self, tokens: Tensor, alpha: float, *, gradients: bool) -> Trace:
         with torch.set_grad_enabled(gradients), self.model.tracing(gradients=gradients) as trace:
@@ -154,6 +156,11 @@ class _PathGradient(BatchMethod):
                 trace.release()
             effect = passes.input_effect() if self.measures_completeness else None
         differences = passes.differences()
+        absent = passes.baseline.absent
+        if effect is not None and absent is not None:  # the path leaves these tokens out, the scores do not
+            alone = replace(differences, input=differences.input * absent[..., None])
+            scores = sums.contract(alone, batch.positions, rows=slice(0, 1), per_example=False)
+            effect += float(scores.double().sum())
         return BatchScores(
             scores=sums.contract(differences, batch.positions, per_example=settings.per_example),
             coarse=centre.contract(differences, batch.positions, per_example=False) if middle else None,
@@ -183,6 +190,7 @@ class Eap(_PathGradient):
     """Edge attribution patching: the gradient at the clean run."""
 
     key = "eap"
+    aligns = True
     source = "Syed et al. 2023, arXiv:2310.10348"
 
     def nodes(self, settings: Choices) -> Sequence[Node]:
@@ -219,6 +227,7 @@ class EapIgInputs(_PathGradient):
     """
 
     key = "eap-ig-inputs"
+    aligns = True
     source = "Hanna et al. 2024, arXiv:2403.17806"
     measures_completeness = True
     integrates = True
@@ -241,6 +250,8 @@ class EapIgInputs(_PathGradient):
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         if self.estimator == "spsa":
+            if settings.ablation.paired:
+                check_equal_lengths(task, "estimator='spsa' under resample")
             return spsa_sweep(model, task, settings, size, self.draws, self.epsilon)
         return super().sweep(model, task, settings, size)
 
@@ -270,6 +281,7 @@ class EapIgActivations(BatchMethod):
     """
 
     key = "eap-ig-activations"
+    aligns = True
     needs_gradients = True
     integrates = True
     source = "Marks et al. 2024, arXiv:2403.19647"
@@ -340,7 +352,8 @@ class EapIgActivations(BatchMethod):
     def _value(passes: Passes, kind: str, layer: int, alpha: float) -> Tensor:
         """Outputs of one group of block `layer` at a~ + alpha (a - a~)."""
         clean = passes.clean.z[layer] if kind == "heads" else passes.clean.mlp[layer]
-        ablated = (passes.baseline.z if kind == "heads" else passes.baseline.mlp)[layer].expand_as(clean)
+        ablated = (passes.baseline.z if kind == "heads" else passes.baseline.mlp)[layer]
+        ablated = passes.baseline.far_end(ablated, clean)
         return ablated + alpha * (clean - ablated)
 
     @classmethod

@@ -55,6 +55,7 @@ class Ifr(BatchMethod):
     """
 
     key = "ifr"
+    aligns = True
     needs_gradients = False
     cuts = False
     source = "Ferrando and Voita 2024, arXiv:2403.00824"

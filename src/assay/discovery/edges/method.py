@@ -121,6 +121,7 @@ class EdgeMethod(abc.ABC):
         keeps_examples: Whether the scores of each example can be kept.
         cuts: Whether its scores speak of runs with edges cut, so that treatments of norms behind branches
             change them.
+        aligns: Whether it resamples from prompts of another length (docs/theory/lengths.md).
     """
 
     key: ClassVar[str]
@@ -130,6 +131,7 @@ class EdgeMethod(abc.ABC):
     objective: ClassVar[str | None] = None
     keeps_examples: ClassVar[bool] = True
     cuts: ClassVar[bool] = True
+    aligns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):

@@ -53,7 +53,7 @@ def output_passes(nodes: int, *, reference: bool = True) -> int:
     return 1 + nodes + reference
 
 
-@takes_text(reads=True)
+@takes_text(reads=True, lengths=True)
 def output_scores(
     model: Model,
     task: Task,
@@ -141,7 +141,7 @@ def _batch(
         hidden = model.forward(batch.clean)
         clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
         check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
-    ablated = baseline.input.to(clean.input.dtype)
+    ablated = baseline.far_end(baseline.input, clean.input)
     gradient = None
     for node in nodes:
         with torch.no_grad():

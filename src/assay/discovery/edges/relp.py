@@ -69,6 +69,7 @@ class Relp(BatchMethod):
     attention: Attention = "full"
 
     key = "relp"
+    aligns = True
     needs_gradients = True
     source = "Rezaei Jafari et al. 2025, arXiv:2508.21258"
 

@@ -22,7 +22,8 @@ def routing_change(model: Model, task: Task, batch_size: int) -> dict[str, int]:
         batch_size: Examples per pass.
 
     Returns:
-        `choices`, tokens (padding left out) times blocks, and `changed`, how many of them differ.
+        `choices`, tokens that both prompts have (padding left out) times blocks, and `changed`, how many of
+        them differ.
 
     Notes:
         Costs two forward passes.
@@ -33,6 +34,9 @@ def routing_change(model: Model, task: Task, batch_size: int) -> dict[str, int]:
         assert batch.corrupted is not None
         clean, corrupted = (_chosen(model, inputs) for inputs in (batch.clean, batch.corrupted))
         real = torch.arange(clean.shape[2], device=clean.device) < batch.lengths[:, None]
+        if batch.alignment is not None:
+            rows = torch.arange(len(real), device=real.device)[:, None]
+            corrupted, real = corrupted[:, rows, batch.alignment.clamp(min=0)], batch.alignment >= 0
         changed += int(((clean != corrupted).any(-1) & real).sum())
         choices += int(real.sum()) * len(clean)
     return {"choices": choices, "changed": changed}

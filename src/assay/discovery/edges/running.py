@@ -29,7 +29,7 @@ from assay.execution.memory import Run, peak_bytes
 from assay.models import Model
 from assay.models.streaming import streams
 from assay.objectives import Loss, Objective
-from assay.tasks import Task
+from assay.tasks import Task, check_equal_lengths
 
 
 TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
@@ -37,7 +37,7 @@ WIDE_BYTES = 8 * 2**30  # a float32 copy for `drift` takes no more, so that a pa
 MOST_TRACED = 64  # passes that are gone through to predict their memory
 
 
-@takes_text(reads=True)
+@takes_text(reads=True, lengths=True)
 def discover(
     model: Model,
     task: Task,
@@ -174,6 +174,9 @@ def resolve(
             f"{method.key} decides on all examples together, so it has no scores of single examples; remove "
             f"per_example, or use one of {able}"
         )
+    if settings.ablation.paired and not method.aligns:
+        able = ", ".join(key for key, known in METHODS.items() if known.aligns)
+        check_equal_lengths(task, f"{method.key} under resample, unlike {able},")
     method.check(settings)
     task = model.bind(task)
     extra = method.bytes_per_example(model, task.length, settings)

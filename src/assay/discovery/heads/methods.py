@@ -29,7 +29,7 @@ from assay.discovery.heads.single_heads import activation_patching, drop_effect,
 from assay.discovery.heads.weights import MATRICES, answer_norm, weight_scores
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
-from assay.tasks import Task
+from assay.tasks import Task, check_equal_lengths
 
 
 Objectives = str | Objective | Loss | None
@@ -117,7 +117,7 @@ def find_head_method(name: str) -> HeadMethod:
     raise unknown_name("head method", name, [*HEAD_METHODS, *(spec.id for spec in known)])
 
 
-@takes_text(reads=True)
+@takes_text(reads=True, lengths=True)
 def discover_heads(
     model: Model, task: Task, method: str = "activation-patching", **options: Any
 ) -> HeadScores:
@@ -150,6 +150,8 @@ def discover_heads(
     for name in options:
         if name not in spec.options:
             raise unknown_name(f"option of head method {spec.key!r}", name, spec.options)
+    if "pairs" in spec.requires:
+        check_equal_lengths(task, f"{spec.key}, which exchanges activations by position,")
     found = spec.compute(model.uncut, model.bind(task), **options)
     how = {"key": spec.key, "id": spec.id, "version": spec.version}
     return replace(found, provenance={**found.provenance, "method": how})

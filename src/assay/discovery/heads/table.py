@@ -26,7 +26,7 @@ from assay.discovery.heads.shelf import Shelf
 from assay.execution.forward import check_circuit
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective, is_registered
-from assay.tasks import PairTask, check_read_once
+from assay.tasks import PairTask, check_equal_lengths, check_read_once
 
 
 ROWS_AT_ONCE = 64  # prompts of one block of a table over all heads: what an interruption can cost
@@ -122,6 +122,7 @@ class MeasurementTable:
         for prompts in (task, *([] if more is None else [more])):
             prompts.validate(model.n_vocab, model.n_positions)
             check_read_once(prompts.positions, "a table of measurements")
+            check_equal_lengths(prompts, "a table of measurements")
         self.donors = donors
         self.heads = self.circuit.kept_heads()
         self.measured_heads = self._measured(max_passes)
