@@ -80,7 +80,11 @@ def from_pretrained(
         device_map: Where its parts go instead; see `load_model`.
     """
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+
+    with warnings.catch_warnings():
+        # Of tqdm, in a notebook without ipywidgets: its bars are off here.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
     from assay.models import attention_only  # which needs transformers
 

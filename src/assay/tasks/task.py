@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError, TokenizationError
 from assay.core.random import stream
 
@@ -101,7 +102,7 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PairTask:
+class PairTask(Carded):
     """Pairs of a clean and a corrupted prompt of equal length, with answers.
 
     Args:
@@ -140,6 +141,8 @@ class PairTask:
         >>> task.n, task.length, task.positions.tolist()
         (2, 3, [2, 2])
     """
+
+    carded_by = "assay.report.cards:pairs_card"
 
     clean: Int[Tensor, "n pos"]
     corrupted: Int[Tensor, "n pos"]
