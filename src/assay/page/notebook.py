@@ -2,6 +2,7 @@
 
 import base64
 import html
+import importlib
 import re
 import sys
 import time
@@ -91,8 +92,7 @@ class ProgressDisplay:
             self._draw()
 
     def _draw(self) -> None:
-        from IPython.display import display as show
-
+        show = importlib.import_module("IPython.display").display  # which has no types
         self._drawn = time.monotonic()
         if self._handle is None:
             self._handle = show(self, display_id=True)
