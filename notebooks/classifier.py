@@ -20,7 +20,7 @@ zoo = assay.Zoo.embedded()
 zoo
 
 # %%
-draw_shapes("flat", 12, start=1_000_000)
+draw_shapes("flat", 10, start=1_000_000)
 
 # %% [markdown]
 # The new images are sketches. No model was trained on them.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Is it real?
 #
-# A circuit keeps nearly all of a behaviour. Is that number a discovery? This notebook asks three kinds of
+# A circuit keeps most of a behaviour. Is that number a discovery? This notebook asks three kinds of
 # questions about the circuit of [the first notebook](circuit.ipynb):
 #
 # 1. **Calibrations**: does the number depend on the prompts, the group of prompts, the ablation?

@@ -165,6 +165,13 @@ def test_numbers_in_words() -> None:
     assert display.ends(None, 1.0) == "95 % interval undefined"
 
 
+def test_nodes_of_a_circuit_are_drawn_in_the_same_order_in_every_process(things: dict[str, Any]) -> None:
+    drawn = things["circuit"].plot().lines[-1].get_xydata().tolist()
+    assert len(drawn) == len(things["circuit"].nodes())
+    assert [y for _, y in drawn[:2]] == [0, things["model"].n_layers + 1]  # input, logits
+    assert drawn[2:] == sorted(drawn[2:], key=lambda place: (place[1], place[0]))
+
+
 def test_in_a_browser_nothing_runs_and_the_text_is_there(things: dict[str, Any], visit: Visit) -> None:
     shown = [things[name]._repr_html_() for name in ("scores", "circuit", "measurement", "curve", "worst")]
     page = visit.open(

@@ -18,7 +18,7 @@ from assay.tasks import ImageSet, ImageTask, PairTask
 from assay.zoo import Zoo
 
 
-MOST_PAIRS, MOST_IMAGES = 4, 12
+MOST_PAIRS, MOST_IMAGES = 4, 10
 
 
 def model_card(model: Model) -> str:
