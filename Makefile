@@ -12,10 +12,10 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 # Bytecode of the tests, and of the package with its type checks, is kept: making it takes each process of the
 # suite some ten seconds. One thread for each process, since there is a process for each CPU.
 unexport PYTHONDONTWRITEBYTECODE
-test test-timm test-quick test-oldest: export OMP_NUM_THREADS := 1
+test test-timm test-quick test-oldest notebooks notebooks-update: export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-timm test-quick test-oldest lint format bench bench-gpu gate-rates docs lock clean
+.PHONY: help setup setup-tests demo test test-timm test-quick test-oldest lint format bench bench-gpu gate-rates notebooks notebooks-update docs lock clean
 
 help:
 	@echo "make setup      virtual environment $(VENV) with the locked requirements"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench      every benchmark, one JSON document each"
 	@echo "make bench-gpu  attribution and ablated runs on a GPU: GPT-2 and Llama shapes, with peak memory"
 	@echo "make gate-rates how often each gate is wrong, counted again; docs/theory/gate-rates.md (minutes)"
+	@echo "make notebooks  run the notebooks into build/notebooks; make notebooks-update writes notebooks/*.ipynb again"
 	@echo "make docs       the documentation, warnings are errors; docs/_build/html/index.html"
 	@echo "make lock       pin what $(VENV) holds now in requirements.lock"
 	@echo "make clean      remove what was built here, the environments too"
@@ -128,6 +129,12 @@ bench-gpu: setup
 # One thread for each of the two processes.
 gate-rates: setup
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/gate_rates/run.py
+
+notebooks: setup
+	$(BIN)/python .ci/notebooks.py build/notebooks
+
+notebooks-update: setup
+	$(BIN)/python .ci/notebooks.py notebooks --gallery docs/images
 
 docs: setup
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

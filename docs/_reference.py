@@ -37,7 +37,7 @@ PAGES = {
     "subsets": ("Subsets", ["assay.analyses.subsets"]),
     "stats": ("Statistics", ["assay.stats"]),
     "store": ("Store", ["assay.store", "assay.catalogue"]),
-    "pipeline": ("Audit, sweeps and report", ["assay.pipeline", "assay.report"]),
+    "pipeline": ("Audit, sweeps and report", ["assay.pipeline", "assay.report", "assay.page.notebook"]),
     "service": (
         "Services",
         [

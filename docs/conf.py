@@ -22,6 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "_choices",
     "_commands",
+    "_notebooks",
     "_reference",
 ]
 exclude_patterns = ["_build", "README.md"]

@@ -1,18 +1,25 @@
 """What a notebook shows: escaped, compact, the verdict in words, and readable in a browser."""
 
 import html.parser
+import inspect
 import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from chromium import Visit
+from planted_subsets import planted_matrix
 
 import assay
 from assay.core import display
 from assay.core.measurement import Measurement
 from assay.core.verdict import Interval, Rule, Verdict
 from assay.stats import mean_of
+from assay.tasks import EvalTransform
 
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"&"
@@ -33,7 +40,7 @@ class Tags(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.append(tag)
         self.attributes |= {name for name, _ in attrs}
-        if not (self.get_starttag_text() or "").endswith("/>"):
+        if tag not in ("img", "br"):  # which have no end
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -158,6 +165,13 @@ def test_numbers_in_words() -> None:
     assert display.ends(None, 1.0) == "95 % interval undefined"
 
 
+def test_nodes_of_a_circuit_are_drawn_in_the_same_order_in_every_process(things: dict[str, Any]) -> None:
+    drawn = things["circuit"].plot().lines[-1].get_xydata().tolist()
+    assert len(drawn) == len(things["circuit"].nodes())
+    assert [y for _, y in drawn[:2]] == [0, things["model"].n_layers + 1]  # input, logits
+    assert drawn[2:] == sorted(drawn[2:], key=lambda place: (place[1], place[0]))
+
+
 def test_in_a_browser_nothing_runs_and_the_text_is_there(things: dict[str, Any], visit: Visit) -> None:
     shown = [things[name]._repr_html_() for name in ("scores", "circuit", "measurement", "curve", "worst")]
     page = visit.open(
@@ -166,11 +180,117 @@ def test_in_a_browser_nothing_runs_and_the_text_is_there(things: dict[str, Any],
     )
     assert page.title() == "quiet"
     visit.check()
-    assert len(page.frames) == 7
-    texts = [frame.inner_text("body") for frame in page.frames[1:]]
-    assert "edge scores" in texts[0]
-    assert "onerror=" in texts[-1]
-    assert all(frame.locator("svg").bounding_box()["height"] > 40 for frame in page.frames[1:])
+    assert len(page.frames) == 1
+    assert "edge scores" in page.inner_text("body")
+    assert "onerror=" in page.inner_text("body")
+    pictures = page.locator("img").all()
+    assert len(pictures) == 6
+    for picture in pictures:
+        assert picture.evaluate("each => each.complete && each.naturalWidth > 200 && each.naturalHeight > 40")
+
+
+# ------------------------------------------------------------------------------------- without a picture
+
+
+def public_values(things: dict[str, Any], tmp_path: Path) -> dict[str, object]:
+    """One value of each public class."""
+    model, task = things["model"], things["task"]
+    images = assay.tasks.draw_shapes("sketch", 20)
+    store = assay.Store(tmp_path)
+    store.put("scores", {"seed": 0}, {})
+    data = planted_matrix(60, 120)
+    path = assay.selection_path(data.correct, data.id_accuracy, [20, 40], groups=range(60))
+    progress = assay.ProgressDisplay()
+    progress("passes", 3, 8)
+    return {
+        "Circuit": things["circuit"],
+        "CircuitRuns": assay.CircuitRuns(model, task, things["circuit"]),
+        "CorrectnessData": assay.CorrectnessData.of(data.correct, data.id_accuracy),
+        "EdgeScores": things["scores"],
+        "Graph": model.graph,
+        "HeadScores": assay.discover_heads(model, task, "drop-effect"),
+        "ImageTask": images.task(EvalTransform(resize=None)),
+        "Interval": things["measurement"].interval(),
+        "Measurement": things["measurement"],
+        "Model": model,
+        "Monitor": assay.Monitor(model, things["scores"], threshold=0.3, baselines=False),
+        "PairTask": task,
+        "ProgressDisplay": progress,
+        "SelectionPath": path,
+        "Store": store,
+        "Subset": path[20],
+        "Verdict": assay.calibrate("bootstrap-stability", things["measurement"]),
+        "WorstCase": things["worst"],
+        "Zoo": assay.Zoo.embedded(),
+    }
+
+
+def test_every_public_class_shows_itself(things: dict[str, Any], tmp_path: Path) -> None:
+    classes = {name for name in assay.__all__ if inspect.isclass(getattr(assay, name))}
+    values = public_values(things, tmp_path)
+    assert values.keys() == classes - {"AssayError"}  # which is raised, and then shown as any error
+    for name, value in values.items():
+        assert type(value) is getattr(assay, name)
+        shown = Tags(value._repr_html_())
+        assert set(shown.names) <= ALLOWED | {"img", "br"}, name
+        assert not shown.open, name
+        assert len(shown.text) > 20, name
+        assert len(repr(value)) < 2000, name
+
+
+def test_cards_say_what_is_inside(things: dict[str, Any], tmp_path: Path) -> None:
+    texts = {name: Tags(value._repr_html_()).text for name, value in public_values(things, tmp_path).items()}
+    assert "4 blocks of 8 heads" in texts["Model"]
+    assert "1,519" in texts["Graph"]
+    assert things["task"].texts[0] in texts["PairTask"]
+    assert "21 of 1,519 edges" in texts["CircuitRuns"]
+    assert "scores1" in texts["Store"]
+    assert "60" in texts["CorrectnessData"]
+    assert all(key in texts["Zoo"] for key in assay.Zoo.embedded().keys)
+
+
+def test_tasks_without_texts_or_labels_are_shown_by_number(things: dict[str, Any]) -> None:
+    ids = torch.tensor([[3, 4, 5], [3, 6, 5]])
+    task = assay.PairTask(clean=ids, corrupted=ids.flip(0), answers=torch.tensor([[7], [8]]))
+    assert "[3, 4, 5][3, 6, 5][7]" in checked(task._repr_html_()).text
+    shown = Tags(assay.ImageTask(images=torch.zeros(2, 3, 8, 8))._repr_html_())
+    assert (shown.names.count("img"), shown.text.count("?")) == (2, 2)
+
+
+# ---------------------------------------------------------------------------------------------- progress
+
+
+def test_outside_a_notebook_progress_is_a_line_per_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = assay.ProgressDisplay()
+    for stage, done in (("train", 0), ("train", 1), ("train", 2), ("select", 0)):
+        progress(stage, done, 2)
+    assert capsys.readouterr().err == "train ...\nselect ...\n"
+    assert repr(progress) == "train 2 of 2; select 0 of 2"
+
+
+def test_in_a_notebook_progress_is_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str]] = []
+
+    class Handle:
+        def update(self, value: object) -> None:
+            shown.append(("update", repr(value)))
+
+    def display(value: object, *, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(("display", repr(value)))
+        return Handle()
+
+    kernel = SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    progress = assay.ProgressDisplay()
+    for done in range(1001):
+        progress("attack", done, 1000)
+    progress("search", 1, 0)
+    assert [kind for kind, _ in shown].count("display") == 1
+    assert shown[0] == ("display", "attack 0 of 1,000")
+    assert shown[-2:] == [("update", "attack 1,000 of 1,000"), ("update", "attack 1,000 of 1,000; search 1")]
+    assert len(shown) < 50
 
 
 # ------------------------------------------------------------------------------------------------ as tables

@@ -23,6 +23,7 @@ PAGES = sorted(
         *REPOSITORY.glob("*.md"),
         *(REPOSITORY / "docs").rglob("*.md"),
         REPOSITORY / "examples/README.md",
+        *(REPOSITORY / "notebooks").glob("*.py"),
     ]
     if "_build" not in path.parts and "generated" not in path.parts
 )

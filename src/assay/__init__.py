@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from assay.metrics import faithfulness_curve, measure
     from assay.models import Model, load_model
     from assay.models.planted import planted_model
+    from assay.page.notebook import ProgressDisplay
     from assay.pipeline import audit
     from assay.report import save_report
     from assay.stats import percentile_confidence, percentile_sample_size
@@ -74,6 +75,7 @@ __all__ = [
     "Model",
     "Monitor",
     "PairTask",
+    "ProgressDisplay",
     "SelectionPath",
     "Store",
     "Subset",
@@ -138,6 +140,7 @@ _HOMES = {
     "Model": ("assay.models", "Model"),
     "Monitor": ("assay.analyses.generalization", "Monitor"),
     "PairTask": ("assay.tasks", "PairTask"),
+    "ProgressDisplay": ("assay.page.notebook", "ProgressDisplay"),
     "SelectionPath": ("assay.analyses.subsets", "SelectionPath"),
     "Store": ("assay.store", "Store"),
     "Subset": ("assay.analyses.subsets", "Subset"),

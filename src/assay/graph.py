@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from assay.core.display import Carded
 from assay.core.errors import AssayWarning, InputError, UnknownNameError, near_matches
 
 
@@ -25,7 +26,7 @@ CHANNELS = ("q", "k", "v")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graph:
+class Graph(Carded):
     """Topology of one transformer, without weights. Build it with `build_graph`.
 
     Attributes:
@@ -35,6 +36,8 @@ class Graph:
         parallel: True where the MLP of a block does not read the heads of its own block.
         mlps: False for attention-only models.
     """
+
+    carded_by = "assay.report.cards:graph_card"
 
     n_layers: int
     n_heads: int

@@ -59,11 +59,9 @@ def plot_circuit(circuit: "Circuit", ax: Axes | None = None) -> Axes:
     lines.set_rasterized(len(edges) > MANY)
     ax.add_collection(lines)
     names = set(circuit.nodes())
+    used = [place for name, place in places.items() if name in names]  # in the order of the layers
     unused = [place for name, place in places.items() if name not in names and (graph.mlps or name[0] != "m")]
-    for points, colour, size, order in (
-        (unused, RULE, 3.0, 1),
-        ([places[name] for name in names], INK, 4.5, 3),
-    ):
+    for points, colour, size, order in ((unused, RULE, 3.0, 1), (used, INK, 4.5, 3)):
         if points:
             ax.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, zorder=order)
     ax.set_xlim(-0.7, mlp + 0.7)

@@ -24,6 +24,8 @@ MARKS: Mapping[str, tuple[str, str]] = {
 }
 MOST_ROWS = 24
 MOST_TEXT = 200  # characters of one cell
+NAME = 48  # characters of a cell that stays on one line
+_TABLE = "border-collapse:collapse;margin:2px 0"
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top;background:none;border:none"
 
 
@@ -51,12 +53,26 @@ class Shown(ABC):
         return drawn if ax is not None or len(panels) == 1 else np.array(panels)
 
     def _repr_html_(self) -> str:
-        shown: str = _named("assay.page.notebook:in_frame")(self._summary(), self.plot)
+        shown: str = _named("assay.page.notebook:with_picture")(self._summary(), self.plot)
         return shown
 
     @abstractmethod
     def _summary(self) -> str:
         """The HTML above the picture, made by `card` or `table`."""
+
+
+class Carded:
+    """A value without a picture, which a notebook shows as a card.
+
+    Attributes:
+        carded_by: `module:function` that writes the HTML, with `card` or `table`. Named, as in `Shown`.
+    """
+
+    carded_by: ClassVar[str]
+
+    def _repr_html_(self) -> str:
+        shown: str = _named(self.carded_by)(self)
+        return shown
 
 
 def _named(place: str) -> Any:
@@ -108,13 +124,13 @@ def card(
         f'{html.escape(name)}</th><td style="{_CELL}">{text}</td></tr>'
         for name, text in cells
     )
+    facts = f'<table style="{_TABLE}"><tbody>{body}</tbody></table>' if body else ""
     verdict = "" if status is None else f" {badge(status)}"
     source = "" if id is None else f'<div style="opacity:.75">id <code>{html.escape(id)}</code></div>'
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.45;max-width:60em">'
         f"<div><strong>{_text(title)}</strong>{verdict}</div>"
-        f'<table style="border-collapse:collapse;margin:2px 0"><tbody>{body}</tbody></table>'
-        f"{picture}{source}</div>"
+        f"{facts}{picture}{source}</div>"
     )
 
 
@@ -142,7 +158,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     shown = "".join(
         '<tr style="background:none">'
         + "".join(
-            f'<td style="{_CELL}">{badge(str(cell)) if name == "verdict" else _text(cell)}</td>'
+            f'<td style="{_CELL}{";white-space:nowrap" if len(str(cell)) <= NAME else ""}">'
+            f"{badge(str(cell)) if name == 'verdict' else _text(cell)}</td>"
             for name, cell in zip(columns, row, strict=True)
         )
         + "</tr>"
@@ -151,7 +168,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     left = len(rows) - MOST_ROWS
     note = f"<div>... {left} more; <code>.to_frame()</code> has all</div>" if left > 0 else ""
     inner = (
-        f'<table style="border-collapse:collapse;margin:2px 0"><thead><tr style="background:none">{head}</tr>'
+        f'<table style="{_TABLE}"><thead><tr style="background:none">{head}</tr>'
         f"</thead><tbody>{shown}</tbody></table>{note}"
     )
     return card(title, (), picture=inner, id=more.get("id"))

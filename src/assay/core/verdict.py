@@ -46,6 +46,10 @@ class Interval(Record):
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def _repr_html_(self) -> str:
+        ends = display.ends(self.low, self.high, self.level)
+        return display.card("interval", (("ends", ends), ("method", self.method), ("reason", self.reason)))
+
 
 def undefined_interval(level: float, method: str, reason: str) -> Interval:
     """The interval of a quantity that these data do not determine."""

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from assay.circuits import Circuit
+from assay.core.display import Carded
 from assay.core.errors import InputError
 from assay.core.record import library_version
 from assay.execution.ablation import Ablation, get_ablation
@@ -28,7 +29,7 @@ Which = Literal["full", "keep", "drop", "empty"]
 LOGIT_BYTES = 2**30
 
 
-class CircuitRuns:
+class CircuitRuns(Carded):
     """Logits of one circuit on one task under one ablation, computed lazily and kept.
 
     Examples with NaN or infinite logits are kept as they are; measurements leave them out and count them.
@@ -43,6 +44,8 @@ class CircuitRuns:
         seed: Root seed (noise ablation, random circuits).
         labels: Span of every position, for a circuit whose spans were given as labels; see `run_circuit`.
     """
+
+    carded_by = "assay.report.cards:runs_card"
 
     def __init__(
         self,

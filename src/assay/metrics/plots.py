@@ -78,7 +78,7 @@ def plot_measurement(measurement: Measurement, ax: Axes | None = None) -> Axes:
     unit = f", {measurement.unit}" if measurement.unit else ""
     marks = (["dotted: limits"] if rule else []) + (["square: random circuits"] if random is not None else [])
     notes = "; ".join([f"n = {measurement.n}", "line: 95 % interval", *marks])
-    ax.set_xlabel(f"{measurement.name.replace('-', ' ')}{unit} ({notes})")
+    ax.set_xlabel(f"{measurement.name.replace('-', ' ')}{unit}\n({notes})")
     return ax
 
 

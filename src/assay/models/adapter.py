@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from assay.core.display import Carded
 from assay.core.errors import InputError, UnsupportedModelError, unknown_name
 from assay.core.record import MACHINE
 from assay.core.registry import Registry
@@ -48,7 +49,7 @@ def hash_weights(facts: Mapping[str, Any], parameters: Iterable[tuple[str, Tenso
     return digest.hexdigest()[:16]
 
 
-class Model:
+class Model(Carded):
     """A supported transformer with its graph. Make one with `load_model`.
 
     Attributes:
@@ -62,6 +63,8 @@ class Model:
         origin: Where the weights come from, beyond their hash: commit of a hub repository, adapters and their
             base.
     """
+
+    carded_by = "assay.report.cards:model_card"
 
     def __init__(
         self,

@@ -80,7 +80,10 @@ def from_pretrained(
         allow_pickle: Accept checkpoints that are pickles.
         device_map: Where its parts go instead; see `load_model`.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+    with warnings.catch_warnings():
+        # Of tqdm, in a notebook without ipywidgets: its bars are off here.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
     location, described = str(directory), directory / "config.json"
     with _file_errors(location, "a causal language model or image classifier"):

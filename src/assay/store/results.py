@@ -12,6 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 from torch import Tensor
 
+from assay.core.display import Carded
 from assay.core.errors import InputError, UnknownNameError
 from assay.core.record import plain, record_id
 from assay.store.about import COLUMNS, About, ResultSummary
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Store:
+class Store(Carded):
     """Results under the hash of how they came to be. Opening is cheap; several processes may write at once.
 
     Args:
@@ -74,6 +75,8 @@ class Store:
         >>> [found.value for found in store.query("measurement", where=["metric = kl", "value < 0.5"])]
         [0.25]
     """
+
+    carded_by = "assay.report.cards:store_card"
 
     def __init__(self, location: str | os.PathLike[str], *, create: bool = True) -> None:
         place = locate(location)

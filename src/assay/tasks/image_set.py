@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 
+from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
 from assay.tasks.image_transform import EvalTransform
@@ -15,7 +16,7 @@ from assay.tasks.images import ImageTask, check_per_image, checked_rows, fill
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageSet:
+class ImageSet(Carded):
     """Images of one domain in 8 bits, before normalisation: what is corrupted, sampled and split.
 
     Args:
@@ -33,6 +34,8 @@ class ImageSet:
         InputError: If there is no image, a label has no class, an id is negative.
         ShapeError: If shapes or number types do not fit together.
     """
+
+    carded_by = "assay.report.cards:image_set_card"
 
     pixels: UInt8[np.ndarray, "n h w 3"]
     labels: Int64[np.ndarray, " n"] | None = None

@@ -12,12 +12,13 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
+from assay.core.display import Carded
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.tasks.image_batch import NO_LABELS, ImageBatch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageTask:
+class ImageTask(Carded):
     """Images of one domain as a model reads them, with or without counterparts and labels.
 
     Args:
@@ -47,6 +48,8 @@ class ImageTask:
         >>> task.n, task.image_size, task.ids.tolist()
         (4, (32, 32), [0, 1, 2, 3])
     """
+
+    carded_by = "assay.report.cards:image_task_card"
 
     images: Float[Tensor, "n 3 h w"]
     corrupted: Float[Tensor, "n 3 h w"] | None = None

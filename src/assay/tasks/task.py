@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from assay.core.display import Carded
 from assay.core.errors import InputError, TokenizationError
 from assay.core.random import stream
 from assay.tasks.alignment import one_by_one
@@ -125,7 +126,7 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PairTask:
+class PairTask(Carded):
     """Pairs of a clean and a corrupted prompt, with answers.
 
     Args:
@@ -169,6 +170,8 @@ class PairTask:
         >>> task.n, task.length, task.positions.tolist()
         (2, 3, [2, 2])
     """
+
+    carded_by = "assay.report.cards:pairs_card"
 
     clean: Int[Tensor, "n pos"]
     corrupted: Int[Tensor, "n corrupted_pos"]

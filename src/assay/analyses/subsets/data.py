@@ -31,6 +31,7 @@ from assay.analyses.subsets.line import MIN_MODELS, probit
 from assay.analyses.subsets.placement import as_matrix, columns_of, row_of, rows_of, shape_of
 from assay.analyses.subsets.quality import Quality
 from assay.analyses.subsets.splits import unit_codes
+from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError
 
 
@@ -44,7 +45,7 @@ _BLOCK = 1 << 26  # bytes hashed at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CorrectnessData:
+class CorrectnessData(Carded):
     """A correctness matrix over out-of-distribution examples, and in-distribution accuracies; see `of`.
 
     Attributes:
@@ -63,6 +64,8 @@ class CorrectnessData:
         images: `[N, H, W]` or `[N, H, W, 3]`, uint8: for galleries.
         source: Where it came from.
     """
+
+    carded_by = "assay.report.cards:answers_card"
 
     correct: UInt8[np.ndarray, "m n"] | PackedMatrix
     id_accuracy: Float64[np.ndarray, " m"]

@@ -109,6 +109,10 @@ class SelectionPath(display.Shown, Record):
         """The correlation on all examples, for each part of the models."""
         return self.selections[0].full
 
+    def __repr__(self) -> str:
+        found = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.selections)
+        return f"SelectionPath(R over test models by size {found})"
+
     def _summary(self) -> str:
         rows = [
             (each.size, display.number(test.r), display.ends(test.low, test.high, test.level))

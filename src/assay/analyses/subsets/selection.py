@@ -97,6 +97,10 @@ class Subset(display.Shown, SelectedExamples, Record):
 
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    def __repr__(self) -> str:
+        test = self.correlation["test"]
+        return f"Subset({self.size} examples, R {test.r:.2f} over {test.n} test models)"
+
     def _summary(self) -> str:
         rows = [
             (
