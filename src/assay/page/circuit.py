@@ -104,7 +104,7 @@ def circuit_drawing(described: Mapping[str, Any], listed: Sequence[Mapping[str, 
                 feeds=feeds,
                 channel=suffix if suffix in ("q", "k", "v") else "",
                 score=edge["score"],
-                width=round(0.6 + 5.4 * math.sqrt(abs(edge["score"]) / largest), 2),
+                width=round(stroke_width(edge["score"], largest), 2),
                 path=grid.path(nodes[source], nodes[feeds[0]], suffix, source * 7 + target * 13),
             )
         )
@@ -116,6 +116,11 @@ def circuit_drawing(described: Mapping[str, Any], listed: Sequence[Mapping[str, 
         height=grid.height,
         shared_kv=graph.n_heads // graph.n_kv_heads,
     )
+
+
+def stroke_width(weight: float, largest: float) -> float:
+    """Width of an edge in units of the drawing: its area grows with the size of its weight."""
+    return 0.6 + 5.4 * math.sqrt(abs(weight) / largest)
 
 
 def signed(score: float) -> Text:

@@ -17,6 +17,14 @@ from assay.page.text import Span, Text, cut_text, number, plain_text
 
 PAGE_LIMIT = 3_000_000  # bytes of a page, whatever its results hold
 ROOM_FOR_FRAME = 100_000  # bytes for styles, script and titles
+SCRIPTS = (
+    "viewer_graph.js",
+    "viewer_drawing.js",
+    "viewer_panels.js",
+    "viewer_controls.js",
+    "viewer.js",
+    "page.js",
+)
 TITLES = 8  # of several pages named in the title
 
 _DRAWING = threading.RLock()  # settings of Matplotlib are of the whole process
@@ -68,7 +76,7 @@ def frame(body: str, *, title: str, served: bool = False) -> str:
         body=body,
         title=cut_text(title),
         style=source("page.css"),
-        script=source("page.js"),
+        script=script(),
         served=served,
         policy=content_policy(),
     )
@@ -168,12 +176,18 @@ def source(name: str) -> str:
 
 
 @functools.cache
+def script() -> str:
+    """The one script of every page: the files of the circuit viewer, then the page's own."""
+    return "\n".join(source(name) for name in SCRIPTS)
+
+
+@functools.cache
 def content_policy() -> str:
     """The pages' Content-Security-Policy: nothing remote, and no script but the one of the page itself."""
-    digest = hashlib.sha256(f"\n{source('page.js')}\n".encode()).digest()
-    script = f"'sha256-{base64.b64encode(digest).decode()}'"
+    digest = hashlib.sha256(f"\n{script()}\n".encode()).digest()
+    allowed = f"'sha256-{base64.b64encode(digest).decode()}'"
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src {script}; img-src data:; "
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:; "
         "base-uri 'none'; form-action 'self'"
     )
 
