@@ -127,7 +127,7 @@ def test_paper_shows_everything_and_no_controls(kind: str, visit: Visit) -> None
     page.emulate_media(media="print")
     assert page.locator(".controls:visible, .inspector:visible, .tip:visible").count() == 0
     folded = """[...document.querySelectorAll('details')].filter(
-      (each) => !each.lastElementChild.checkVisibility({contentVisibilityAuto: true})).length"""
+      (each) => each.checkVisibility() && !each.lastElementChild.checkVisibility({contentVisibilityAuto: true})).length"""
     assert page.evaluate(folded) == 0
     boxes = """[...document.querySelectorAll('.scroll')].filter(
       (each) => getComputedStyle(each).overflowY !== 'visible').length"""
