@@ -126,8 +126,8 @@ def test_paper_shows_everything_and_no_controls(kind: str, visit: Visit) -> None
     page = visit.open(page_of(kind))
     page.emulate_media(media="print")
     assert page.locator(".controls:visible, .inspector:visible, .tip:visible").count() == 0
-    folded = """[...document.querySelectorAll('details')].filter(
-      (each) => each.checkVisibility() && !each.lastElementChild.checkVisibility({contentVisibilityAuto: true})).length"""
+    folded = """[...document.querySelectorAll('details')].filter((each) => each.checkVisibility() &&
+      !each.lastElementChild.checkVisibility({contentVisibilityAuto: true})).length"""
     assert page.evaluate(folded) == 0
     boxes = """[...document.querySelectorAll('.scroll')].filter(
       (each) => getComputedStyle(each).overflowY !== 'visible').length"""

@@ -220,7 +220,7 @@ def _picture(exported: ExportedCircuit, form: str) -> bytes:
         for rank, edge in enumerate(exported.edges, start=1)
     ]
     labels: Mapping[str, str] = {} if exported.roles is None else exported.roles.labels
-    drawing = circuit_drawing(exported.circuit.graph.describe(), edges)
+    drawing = circuit_drawing(exported.circuit.graph.describe(), edges, scored=exported.scores is not None)
     return picture_bytes(drawing, form, labels=labels)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from assay.page.blocks import Block, Cell, CircuitView, Column, Details, Table
-from assay.page.circuit import CircuitDrawing, circuit_drawing, graph_of, signed
+from assay.page.circuit import CircuitDrawing, circuit_drawing, graph_of, signed, widest
 from assay.page.text import Text, number
 
 
@@ -42,7 +42,7 @@ def circuit_view(
         extras: `roles`, `attention` and `examples` of a document, where it has them.
         more: Blocks behind a click.
     """
-    drawing = circuit_drawing(described, edges)
+    drawing = circuit_drawing(described, edges, scored=scored)
     kept = [bool(edge.get("kept", True)) for edge in edges]
     on = {0, len(drawing.nodes) - 1}
     for edge, keep in zip(drawing.edges, kept, strict=True):
@@ -61,6 +61,7 @@ def circuit_view(
         more=more,
         data={
             **_graph_data(described, drawing, edges, compared=bool(sets)),
+            "largest": widest(edges, scored=scored),
             "size": min(size, len(edges)),
             "sets": bool(sets),
             "curve": curve and {key: curve[key] for key in ("n_edges", "values")},
@@ -90,7 +91,6 @@ def _graph_data(
     return {
         "graph": {**graph.describe(), "fingerprint": graph.fingerprint},
         "total": graph.n_edges,
-        "largest": max((abs(edge.score) for edge in drawing.edges), default=1.0) or 1.0,
         "nodes": [node.name for node in drawing.nodes],
         "layers": [node.layer + 1 for node in drawing.nodes],
         "targets": list(graph.targets),

@@ -202,7 +202,8 @@ function circuitView(figure) {
   function update() {
     const chosen = controls.read(), weights = ((state.example = chosen.example), view.weights());
     const role = chosen.role === null ? null : new Set((view.roles.roles[chosen.role] || []).map((name) => data.nodes.indexOf(name)));
-    state.kept = data.sets ? edges.map((edge) => chosen.sets.has(edge.set)) : connected(edges, chosen.size, nodes.length);
+    if (data.sets) state.kept = edges.map((edge) => chosen.sets.has(edge.set));
+    else state.kept = chosen.size === null ? edges.map(() => true) : connected(edges, chosen.size, nodes.length);
     const filter = { ...chosen, role, minimum: thresholdAt(chosen.share, data.largest) };
     state.shown = byWeight(edges.filter((edge) => state.kept[edge.i] && passes(edge, weights[edge.i], filter)).map((edge) => edge.i), weights);
     const into = new Array(nodes.length).fill(0), from = new Array(nodes.length).fill(0);

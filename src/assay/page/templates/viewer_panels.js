@@ -1,6 +1,7 @@
 /* What stands beside the drawing of a circuit viewer: what is picked, attention patterns, roles. */
 
 const LISTED = 12;  // edges of a list beside the drawing
+const TOKEN_ROOM = 84;  // pixels for the tokens beside an attention pattern
 const WIDEST_PATTERN = 320;  // pixels of an attention pattern
 
 function element(tag, className, text) {
@@ -99,10 +100,10 @@ function attentionPanel(view, name) {
   strongest.forEach(({ share, query, key }) => list.append(element("li", "",
     `${prompt.tokens[query]} (${query}) attends to ${prompt.tokens[key]} (${key}): ${Math.round(100 * share)}\u202f%`)));
   const said = element("p", "quiet", "Point at a cell to read it.");
-  const cell = paintPattern(canvas, rows, paletteOf(view.figure));
+  const cell = paintPattern(canvas, rows, prompt.tokens, paletteOf(view.figure));
   canvas.addEventListener("mousemove", (event) => {
     const box = canvas.getBoundingClientRect();
-    const [query, key] = [event.clientY - box.top, event.clientX - box.left].map((place) => Math.floor(place / cell));
+    const [query, key] = [event.clientY - box.top, event.clientX - box.left - TOKEN_ROOM].map((place) => Math.floor(place / cell));
     if (!rows[query] || rows[query][key] === undefined) return;
     said.textContent = `${prompt.tokens[query]} (${query}) attends to ${prompt.tokens[key]} (${key}): ${(100 * rows[query][key]).toFixed(1)}\u202f%`;
   });
@@ -114,18 +115,27 @@ function attentionPanel(view, name) {
   return part;
 }
 
-/* Paints a pattern; returns the pixels of a cell. */
-function paintPattern(canvas, rows, palette) {
+/* Paints a pattern with its tokens beside the rows; returns the pixels of a cell. */
+function paintPattern(canvas, rows, tokens, palette) {
   const n = rows.length, cell = Math.max(3, Math.min(18, Math.floor(WIDEST_PATTERN / n)));
-  canvas.width = canvas.height = cell * n;
+  canvas.width = TOKEN_ROOM + cell * n;
+  canvas.height = cell * n;
   const context = canvas.getContext("2d");
   context.fillStyle = palette.tint;
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  context.fillStyle = palette.supports;
-  rows.forEach((row, query) => row.forEach((share, key) => {
-    context.globalAlpha = Math.sqrt(share);
-    context.fillRect(key * cell, query * cell, cell - 1, cell - 1);
-  }));
+  context.fillRect(TOKEN_ROOM, 0, cell * n, cell * n);
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  context.font = "11px sans-serif";
+  rows.forEach((row, query) => {
+    context.globalAlpha = 1;
+    context.fillStyle = palette.muted;
+    if (cell >= 9) context.fillText(tokens[query].trim().slice(0, 12), TOKEN_ROOM - 6, (query + 0.5) * cell);
+    context.fillStyle = palette.supports;
+    row.forEach((share, key) => {
+      context.globalAlpha = Math.sqrt(share);
+      context.fillRect(TOKEN_ROOM + key * cell, query * cell, cell - 1, cell - 1);
+    });
+  });
   return cell;
 }
 
