@@ -43,7 +43,7 @@ class ExportSettings(Talking, Storing):
 
 
 @command(CIRCUITS, example="assay export circuit.safetensors --save circuit.pdf")
-def export(circuit: Annotated[str, Parameter(name="ID|FILE")], /, *, settings: ExportSettings) -> None:
+def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: ExportSettings) -> None:
     """Write a circuit for other programs, or as a page.
 
     The ending of --save chooses the format.
