@@ -20,7 +20,7 @@ def graph() -> Graph:
 
 @pytest.fixture
 def circuit(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A circuit file beside its scores and two roles files, the second of another graph; work begins there."""
+    """A circuit file beside its scores and two roles files, the second of another graph."""
     monkeypatch.chdir(tmp_path)
     values = torch.randn(graph.n_sources, graph.n_targets, generator=torch_stream(0, "export"))
     scores = EdgeScores(graph, values)

@@ -205,6 +205,8 @@ def test_roles_and_labels_are_given_saved_and_loaded(visit: Visit, tmp_path: Pat
     [
         ("{", "not JSON"),
         ('{"schema": "other"}', "not a roles file"),
+        ('{"schema": "assay-roles/1", "roles": null, "labels": {}}', "not a roles file"),
+        ('{"schema": "assay-roles/1", "roles": {"a": "a0.h0"}, "labels": {}}', "not a roles file"),
         (
             '{"schema": "assay-roles/1", "roles": {}, "labels": {}, "graph": '
             '{"fingerprint": "0", "n_layers": 9, "n_heads": 3}}',

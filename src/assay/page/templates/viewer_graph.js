@@ -146,7 +146,9 @@ function readRoles(text, data) {
   } catch {
     throw new Error("This file is not JSON. Choose a roles file that this page or assay saved.");
   }
-  if (!file || file.schema !== ROLES_SCHEMA || typeof file.roles !== "object" || typeof file.labels !== "object") {
+  const isNamed = (value, holds) => value && typeof value === "object" && Object.values(value).every(holds);
+  if (!file || file.schema !== ROLES_SCHEMA || !isNamed(file.roles, Array.isArray) ||
+      !isNamed(file.labels, (label) => typeof label === "string")) {
     throw new Error(`This file is not a roles file (schema ${ROLES_SCHEMA}). Choose one that this page or assay saved.`);
   }
   const graph = file.graph || {};
