@@ -12,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "report"))
 from command_line import invoke
 from synthetic_store import Filled, fill
 
+from assay.circuits import NodeRoles
+from assay.graph import build_graph
+from assay.page.circuit import graph_of
 from assay.store import Store
 
 
@@ -87,3 +90,21 @@ def test_wrong_usage_is_told(report: Any, arguments: tuple[str, ...], message: s
     assert result.exit_code == 2
     assert message in result.stderr
     assert page == ""
+
+
+def test_roles_of_a_file_are_shown_in_the_circuit_or_refused(
+    report: Any, filled: tuple[Path, Filled], tmp_path: Path
+) -> None:
+    stored = Store(filled[0]).get(filled[1].audits[0])
+    roles = NodeRoles(graph=graph_of(stored.payload["graph"]), roles={"name movers": ("a3.h0",)})
+    fitting = roles.save(tmp_path / "roles.json")
+    for arguments in ((stored.id,), ("--compare", *filled[1].audits)):
+        result, page = report(*arguments, "--roles", str(fitting))
+        assert result.exit_code == 0, result.stderr
+        assert '"name movers": ["a3.h0"]' in page
+    other = NodeRoles(graph=build_graph(9, 2)).save(tmp_path / "other.json")
+    result, _ = report(stored.id, "--roles", str(other))
+    assert result.exit_code == 2
+    assert "belongs to another graph (9 layers of 2 heads" in result.stderr
+    result, _ = report("--model", "mini", "--roles", str(fitting))
+    assert "this page has none" in result.stderr

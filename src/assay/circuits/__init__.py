@@ -5,6 +5,7 @@ from assay.circuits.certified import CertifiedCircuit, load_certified
 from assay.circuits.circuit import Circuit
 from assay.circuits.eap_ig_files import GraphFile, read_eap_ig, write_eap_ig
 from assay.circuits.exchange import SubmissionEntry, load_submission, save_submission
+from assay.circuits.export import ExportedCircuit, attribution_graph, export_circuit
 from assay.circuits.files import write_atomically
 from assay.circuits.heads import (
     BAND_ORDINALS,
@@ -17,6 +18,7 @@ from assay.circuits.heads import (
 from assay.circuits.loading import load_circuit
 from assay.circuits.paths import prune
 from assay.circuits.published import published_circuit, published_circuits
+from assay.circuits.roles import NodeRoles, load_roles
 from assay.circuits.scores import EdgeScores, load_scores
 from assay.circuits.spans import Spans
 
@@ -26,16 +28,21 @@ __all__ = [
     "CertifiedCircuit",
     "Circuit",
     "EdgeScores",
+    "ExportedCircuit",
     "GraphFile",
     "HeadCircuit",
+    "NodeRoles",
     "Role",
     "Spans",
     "SubmissionEntry",
+    "attribution_graph",
     "band_ordinal",
     "certify",
+    "export_circuit",
     "load_certified",
     "load_circuit",
     "load_head_circuit",
+    "load_roles",
     "load_scores",
     "load_submission",
     "prune",

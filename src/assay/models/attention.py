@@ -145,10 +145,10 @@ class AttentionRule:
         self,
         queries: Float[Tensor, "*axes queries d_head"],
         keys: Float[Tensor, "*axes keys d_head"],
-        values: Float[Tensor, "*axes keys d_head"],
+        values: Float[Tensor, "*axes keys d_value"],
         allowed: Bool[Tensor, "..."] | None,
         bias: Float[Tensor, "..."] | None,
-    ) -> Float[Tensor, "*axes queries d_head"]:
+    ) -> Float[Tensor, "*axes queries d_value"]:
         """Values mixed by the attention weights; a cap needs the weights, else a kernel does without them."""
         if self.softcap is not None:
             weights = self.weights(queries @ keys.transpose(-2, -1), allowed, bias)
@@ -226,12 +226,12 @@ class PlacedAttention:
         layer: int,
         queries: Float[Tensor, "a b queries d_head"],
         keys: Float[Tensor, "a c pos d_head"],
-        values: Float[Tensor, "a c pos d_head"],
+        values: Float[Tensor, "a c pos d_value"],
         *,
         everywhere: bool,
         heads: Sequence[int],
         kv_of_head: Sequence[int] | None = None,
-    ) -> Float[Tensor, "a b queries d_head"]:
+    ) -> Float[Tensor, "a b queries d_value"]:
         """Outputs of heads before their output projection: softmax(q k^T scale) v.
 
         Args:

@@ -13,7 +13,7 @@ from assay.page.text import Text, plain_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from assay.page.circuit import CircuitDrawing
+    from assay.page.circuit import CircuitDrawing, DrawnEdge
 
 # Status -> mark and word, for every verdict of every page.
 STATUSES = {
@@ -196,26 +196,26 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class CircuitView:
-    """A circuit drawn as a graph that can be explored.
+    """A circuit, or two in one drawing, in the viewer; made by `assay.page.viewer.circuit_view`.
 
     Attributes:
         drawing: Places of nodes and edges.
-        edge_styles: Classes of the edges, in the order of the drawing.
-        on: Nodes that are lit; None: all.
-        sets: Sets of edges that can be shown and hidden: key, name, edges; empty for a single circuit, which
-            has a slider over its size.
-        size: Strongest edges that are the circuit.
-        legend: Whether signs and widths are explained.
+        on: Nodes that are lit before the script runs.
+        unscripted: Edges that are drawn where no script runs, weakest first, each with its style.
+        sets: Sets of edges that can be shown and hidden: key, name, edges; empty for a single circuit.
+        size: Strongest edges that are the circuit, where a slider over the size is offered; else 0.
+        scored: Whether the edges have scores, so that signs and widths mean something.
         caption: What it shows.
         more: Blocks behind a click.
         data: What the script of the page reads.
     """
 
     drawing: "CircuitDrawing"
-    edge_styles: Sequence[str]
-    on: frozenset[int] | None = None
+    on: frozenset[int]
+    unscripted: Sequence[tuple["DrawnEdge", str]]
     sets: Sequence[tuple[str, str, int]] = ()
     size: int = 0
+    scored: bool = True
     caption: Text = ""
     more: Sequence["Block"] = ()
     data: Any = None

@@ -15,6 +15,7 @@ from assay.page.text import Span, Text, number
 
 BAR, HEADER, MARGIN = 34.0, 30.0, 6.0
 MIN_PITCH, INNER_WIDTH = 46.0, 1028.0
+UNSCORED = 12.0  # size of the widest line's score where every edge weighs 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +80,20 @@ def graph_of(graph: Mapping[str, Any]) -> Graph:
     )
 
 
-def circuit_drawing(described: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> CircuitDrawing:
+def circuit_drawing(
+    described: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], *, scored: bool = True
+) -> CircuitDrawing:
     """Places for all nodes of a model and for some edges.
 
     Args:
         described: What a document holds of the graph.
         listed: Edges, strongest first, each with `rank`, `source`, `target` and `score`.
+        scored: Whether scores are real; else all are 1, and all lines are thin.
     """
     graph = graph_of(described)
     grid = _Grid(graph)
     nodes = tuple(grid.node(index) for index in range(graph.n_sources + 1))
-    largest = max((abs(edge["score"]) for edge in listed), default=1.0) or 1.0
+    largest = widest(listed, scored=scored)
     edges = []
     for edge in listed:
         source, target = graph.source_index(edge["source"]), graph.target_index(edge["target"])
@@ -104,7 +108,7 @@ def circuit_drawing(described: Mapping[str, Any], listed: Sequence[Mapping[str, 
                 feeds=feeds,
                 channel=suffix if suffix in ("q", "k", "v") else "",
                 score=edge["score"],
-                width=round(0.6 + 5.4 * math.sqrt(abs(edge["score"]) / largest), 2),
+                width=round(stroke_width(edge["score"], largest), 2),
                 path=grid.path(nodes[source], nodes[feeds[0]], suffix, source * 7 + target * 13),
             )
         )
@@ -116,6 +120,18 @@ def circuit_drawing(described: Mapping[str, Any], listed: Sequence[Mapping[str, 
         height=grid.height,
         shared_kv=graph.n_heads // graph.n_kv_heads,
     )
+
+
+def widest(listed: Sequence[Mapping[str, Any]], *, scored: bool) -> float:
+    """The size of a score that the widest line has."""
+    if not scored:
+        return UNSCORED
+    return max((abs(edge["score"]) for edge in listed), default=1.0) or 1.0
+
+
+def stroke_width(weight: float, largest: float) -> float:
+    """Width of an edge in units of the drawing: its area grows with the size of its weight."""
+    return 0.6 + 5.4 * math.sqrt(abs(weight) / largest)
 
 
 def signed(score: float) -> Text:

@@ -17,6 +17,14 @@ from assay.page.text import Span, Text, cut_text, number, plain_text
 
 PAGE_LIMIT = 3_000_000  # bytes of a page, whatever its results hold
 ROOM_FOR_FRAME = 180_000  # bytes for styles, scripts and titles
+SCRIPTS = (
+    "viewer_graph.js",
+    "viewer_drawing.js",
+    "viewer_panels.js",
+    "viewer_controls.js",
+    "viewer.js",
+    "page.js",
+)
 TITLES = 8  # of several pages named in the title
 SERIES = '<figure class="series"'  # what the script of series looks for
 
@@ -70,7 +78,7 @@ def frame(body: str, *, title: str, served: bool = False) -> str:
         body=body,
         title=cut_text(title),
         style="\n".join(map(source, ["page.css", *(["uplot.css", "series.css"] if drawn else [])])),
-        scripts=[source("page.js"), *([series_script()] if drawn else [])],
+        scripts=[script(), *([series_script()] if drawn else [])],
         served=served,
         policy=content_policy(series=drawn),
     )
@@ -170,6 +178,12 @@ def source(name: str) -> str:
 
 
 @functools.cache
+def script() -> str:
+    """The script of every page: the files of the circuit viewer, then the page's own."""
+    return "\n".join(source(name) for name in SCRIPTS)
+
+
+@functools.cache
 def series_script() -> str:
     """The script of series, with the charts that it draws with and their licence."""
     return f"/*\n{source('uplot.LICENSE')}*/\n{source('uplot.js')}\n{source('series.js')}"
@@ -183,8 +197,8 @@ def content_policy(*, series: bool = True) -> str:
         series: Whether the script of series is one of them.
     """
     digests = [
-        base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
-        for script in (source("page.js"), *([series_script()] if series else []))
+        base64.b64encode(hashlib.sha256(f"\n{each}\n".encode()).digest()).decode()
+        for each in (script(), *([series_script()] if series else []))
     ]
     scripts = " ".join(f"'sha256-{each}'" for each in digests)
     return (

@@ -12,7 +12,7 @@ from assay.core.record import plain
 MINUS, NARROW = "\N{MINUS SIGN}", "\N{NARROW NO-BREAK SPACE}"
 TEXT_LIMIT = 1_000  # characters of a name or a prompt
 RECORD_LIMIT = 20_000  # characters of a record behind an id
-EDGES_LIMIT = 2_000  # edges that a page draws and lists
+EDGES_LIMIT = 5_000  # edges that a page draws and lists
 LIST_LIMIT = 2_000  # entries of any other list of records
 
 _PICTURE = "data:image/"

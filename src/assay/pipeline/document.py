@@ -14,12 +14,13 @@ from assay.metrics import FaithfulnessCurve
 from assay.metrics.curve import FRACTIONS
 from assay.metrics.metric import SIGNED_MARGINS
 from assay.models import Model
+from assay.page.text import EDGES_LIMIT
 from assay.pipeline.sizing import SizedCircuit
 from assay.tasks import PairTask, Task
 
 
 SCHEMA = "assay-audit/1"
-LISTED_EDGES = 600  # edges a drawing can show
+LISTED_EDGES = 600  # edges that a drawing shows at least, so that its circuit can be enlarged
 EXAMPLES = 3
 TITLES = {
     "ioi": "indirect-object identification",
@@ -115,7 +116,7 @@ def listed_edges(scores: EdgeScores, circuit: Circuit, size: int) -> list[dict[s
     """The strongest edges by rank: those the circuit was cut from and more, as far as can be drawn."""
     graph = scores.graph
     flat = scores.values.double().abs().masked_fill(~graph.valid, -torch.inf).flatten()
-    count = min(graph.n_edges, max(LISTED_EDGES, min(size, 2 * LISTED_EDGES)))
+    count = min(graph.n_edges, max(LISTED_EDGES, min(size, EDGES_LIMIT)))
     order = torch.sort(flat, descending=True, stable=True).indices[:count]
     edges = []
     for rank, place in enumerate(order.tolist(), start=1):

@@ -8,6 +8,7 @@ from typing import Any
 _HOMES = {
     "calibration_figure": "assay.analyses.calibration.page",
     "calibration_overview": "assay.analyses.calibration.page_summary:overview",
+    "circuit_document": "circuit_page",
     "compare_document": "comparison",
     "log_results": "tracking",
     "overview_document": "overview",
@@ -16,11 +17,13 @@ _HOMES = {
     "sweep_document": "overview",
     "tail_verdict": "assay.analyses.worst_case.page_words",
     "verdict": "audit_words",
+    "with_roles": "roles",
 }
 
 __all__ = [
     "calibration_figure",
     "calibration_overview",
+    "circuit_document",
     "compare_document",
     "log_results",
     "overview_document",
@@ -29,6 +32,7 @@ __all__ = [
     "sweep_document",
     "tail_verdict",
     "verdict",
+    "with_roles",
 ]
 
 

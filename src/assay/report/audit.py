@@ -10,7 +10,6 @@ from assay.metrics.page import LEGEND, measurement_rows, measurement_table
 from assay.metrics.plots import plot_curve
 from assay.page import text as words
 from assay.page.blocks import (
-    Cell,
     CircuitView,
     Code,
     Column,
@@ -23,7 +22,6 @@ from assay.page.blocks import (
     Section,
     Table,
 )
-from assay.page.circuit import circuit_drawing, signed
 from assay.page.form import PAGES, PageForm
 from assay.page.matrix import matrix_table, plot_matrix
 from assay.page.text import (
@@ -40,6 +38,7 @@ from assay.page.text import (
     quiet,
     record_text,
 )
+from assay.page.viewer import circuit_view, edges_table, shared_kv
 from assay.report import audit_plots as figures
 from assay.report.audit_words import caveats, inputs, not_run, strongest_heads, verdict
 
@@ -166,59 +165,14 @@ def _changed_words(text: str, other: str) -> Text:
 
 def _circuit(document: Document) -> CircuitView:
     edges = document["edges"][:EDGES_LIMIT]
-    drawing = circuit_drawing(document["graph"], edges)
-    kept = [edge.get("kept", False) for edge in edges]
-    on = {0, len(drawing.nodes) - 1}
-    for edge, keep in zip(drawing.edges, kept, strict=True):
-        if keep:
-            on |= {edge.source, *edge.feeds}
-    return CircuitView(
-        drawing=drawing,
-        edge_styles=[
-            " ".join(style for style, holds in (("minus", edge.score < 0), ("off", not keep)) if holds)
-            for edge, keep in zip(drawing.edges, kept, strict=True)
-        ],
-        on=frozenset(on),
+    return circuit_view(
+        document["graph"],
+        edges,
         size=document["circuit"]["size"],
-        caption=_circuit_caption(document, len(edges), drawing.shared_kv),
-        more=[
-            Details(
-                summary="The edges as a table",
-                blocks=[
-                    Table(
-                        columns=[
-                            Column(name="rank", numeric=True, sort=True),
-                            Column(name="source", sort=True),
-                            Column(name="target", sort=True),
-                            Column(name="score", numeric=True, sort=True),
-                            Column(name="in the circuit", sort=True),
-                        ],
-                        rows=[
-                            [
-                                str(edge.rank),
-                                edge.source_name,
-                                edge.target_name,
-                                Cell(text=signed(edge.score), value=edge.score),
-                                "yes" if keep else "no",
-                            ]
-                            for edge, keep in zip(drawing.edges, kept, strict=True)
-                        ],
-                        style="edges-table",
-                        tall=True,
-                        named=False,
-                    )
-                ],
-            )
-        ],
-        data={
-            "size": document["circuit"]["size"],
-            "total": document["graph"]["n_edges"],
-            "nodes": [node.name for node in drawing.nodes],
-            "edges": [
-                [edge.source, list(edge.feeds), edge.target_name, edge.score] for edge in drawing.edges
-            ],
-            "curve": document["curve"] and {key: document["curve"][key] for key in ("n_edges", "values")},
-        },
+        caption=_circuit_caption(document, len(edges), shared_kv(document["graph"])),
+        curve=document["curve"],
+        extras=document,
+        more=[edges_table(edges)],
     )
 
 
@@ -247,8 +201,8 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
     elif size > n_drawn:
         parts.append(f" Only the strongest {number(n_drawn)} edges are drawn.")
     hint = (
-        " Hover or focus a node or an edge to see what it reads and writes; drag the slider to change the "
-        "size of the circuit."
+        " Hover or focus a node or an edge to see what it reads and writes; click it to keep it picked. The "
+        "controls change the size of the circuit and what of it is shown."
     )
     return [*parts, Span(hint, "script-only")]
 

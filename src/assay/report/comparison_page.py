@@ -16,9 +16,10 @@ from assay.page.blocks import (
     Section,
     Table,
 )
-from assay.page.circuit import circuit_drawing, signed
+from assay.page.circuit import signed
 from assay.page.form import PAGES, PageForm
 from assay.page.text import Span, Text, bold, code, number, percent, quiet, result_link
+from assay.page.viewer import circuit_view
 
 
 SETS = {"both": "in both", "a": "only in A", "b": "only in B"}
@@ -157,7 +158,7 @@ def _count(n: int) -> Cell:
 
 
 def _graph(circuits: Document) -> CircuitView:
-    listed, drawing = circuits["edges"], circuit_drawing(circuits["graph"], circuits["edges"])
+    listed = circuits["edges"]
     caption = f"The edges of both circuits in one graph of {number(circuits['graph']['n_edges'])} edges."
     if circuits["n_listed"] < circuits["n_union"]:
         caption += (
@@ -167,25 +168,13 @@ def _graph(circuits: Document) -> CircuitView:
         )
     if any(circuits["scored"]):
         caption += " Width: the larger |score| of the two."
-    return CircuitView(
-        drawing=drawing,
-        edge_styles=[f"in-{edge['in']}" for edge in listed],
+    return circuit_view(
+        circuits["graph"],
+        listed,
         sets=[(name, label, circuits["counts"][name]) for name, label in SETS.items()],
+        scored=any(circuits["scored"]),
         caption=(caption, " ", Span("Hover or focus a node or an edge to see it alone.", "script-only")),
-        data={
-            "nodes": [node.name for node in drawing.nodes],
-            "edges": [
-                [
-                    edge.source,
-                    list(edge.feeds),
-                    edge.target_name,
-                    each["in"],
-                    each["score_a"],
-                    each["score_b"],
-                ]
-                for edge, each in zip(drawing.edges, listed, strict=True)
-            ],
-        },
+        extras=circuits,
     )
 
 

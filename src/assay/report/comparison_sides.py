@@ -67,18 +67,7 @@ def side_of(store: Store, given: str, *, files: bool) -> Side:
         UnknownNameError: For an id that the store does not have.
     """
     if files and (is_address(given) or Path(given).is_file()):
-        circuit = load_circuit(given)
-        label = given if is_address(given) else Path(given).name
-        return Side(
-            label=label,
-            kind="circuit file",
-            id=None,
-            created=None,
-            circuit=circuit,
-            how="the file's edges",
-            provenance=circuit.provenance,
-            method=_text(circuit.provenance.get("method")),
-        )
+        return _file(given)
     try:
         found = store.get(given)
     except AssayError as error:
@@ -99,6 +88,44 @@ def side_of(store: Store, given: str, *, files: bool) -> Side:
             f"{', '.join(_READERS)}, or from circuit files: see `assay store ls`"
         )
     return _READERS[found.kind](store, found)
+
+
+def circuit_side(given: str, store: Callable[[], Store]) -> Side:
+    """The circuit that a text names, as a comparison reads it: a file, or a result with a circuit.
+
+    Args:
+        given: A circuit file, or the id of a stored audit, circuit or scores.
+        store: Opens the store in which ids are looked up, if the text is not a file.
+
+    Raises:
+        InputError: For a file that does not exist, or a result without a circuit.
+    """
+    if Path(given).is_file():
+        return _file(given)
+    if _is_path(given):
+        raise InputError(
+            f"{given} does not exist; give a circuit file or the id of a stored result (see `assay store ls`)"
+        )
+    side = side_of(store(), given, files=False)
+    if side.circuit is None:
+        raise InputError(
+            f"{given} is a {side.kind}, which holds no circuit; see `assay store ls --kind audit`"
+        )
+    return side
+
+
+def _file(given: str) -> Side:
+    circuit = load_circuit(given)
+    return Side(
+        label=given if is_address(given) else Path(given).name,
+        kind="circuit file",
+        id=None,
+        created=None,
+        circuit=circuit,
+        how="the file's edges",
+        provenance=circuit.provenance,
+        method=_text(circuit.provenance.get("method")),
+    )
 
 
 def _is_path(given: str) -> bool:

@@ -48,6 +48,7 @@ _MODULES = (
     "assay.analyses.subsets.page",
     "assay.analyses.worst_case.page",
     "assay.report.audit",
+    "assay.report.circuit_page",
     "assay.report.comparison_page",
     "assay.report.overview_page",
 )

@@ -29,6 +29,7 @@ class ReportSettings(Talking, Storing):
         sweep: Sweep: every job and its measurements.
         compare: Two circuits or two runs: ids of audits, circuits, scores, measurements or sweeps, or circuit
             files.
+        roles: Roles and labels of nodes, a file saved in the circuit viewer: shown in the page's circuit.
         save: HTML file to write. Default: report.html in the store.
     """
 
@@ -36,6 +37,7 @@ class ReportSettings(Talking, Storing):
     task: Annotated[str | None, SUBJECT] = None
     sweep: Annotated[str | None, SUBJECT, Parameter(metavar="NAME|ID")] = None
     compare: Annotated[tuple[str, str] | None, SUBJECT, Parameter(metavar="A B")] = None
+    roles: Annotated[Path | None, SUBJECT, Parameter(metavar="FILE")] = None
     save: Annotated[Path | None, OUTPUT] = None
 
 
@@ -53,13 +55,16 @@ def report(
         settings: The options.
     """
     from assay.circuits import write_atomically
-    from assay.report import save_report
+    from assay.report import save_report, with_roles
     from assay.report.record import result_page
     from assay.store import StoredResult
 
     _check(identity, settings)
     store = settings.existing_store()
     about, content = _content(store, identity, settings)
+    if settings.roles is not None:
+        document = content if isinstance(content, dict) else {"kind": content.kind, **content.payload}
+        content = with_roles(document, settings.roles)
     out = store.directory / "report.html" if settings.save is None else make_room(settings.save)
     if isinstance(content, StoredResult):
         write_atomically(out, result_page(content, served=False).encode())
