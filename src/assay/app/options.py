@@ -79,11 +79,13 @@ class OnModel(Typed, Revised, Placed):
         model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
         post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact, frozen or per-target.
         device_map: Spread the model over devices (auto, balanced, sequential), or stream its weights.
+        experts: A mixture of experts as one MLP node per block (together), or a node per expert (nodes).
     """
 
     model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
     device_map: Annotated[str | None, RUNNING, one_of("auto", "balanced", "sequential", "stream")] = None
     post_norm: Annotated[str | None, CIRCUIT, one_of("exact", "frozen", "per-target", "eap-ig")] = None
+    experts: Annotated[str, CIRCUIT, one_of("together", "nodes")] = "together"
 
     def place(self, tell: Callable[[str], None] = note) -> str | None:
         """The device to use; with a device map as it was given, since the map may say it all."""
@@ -99,6 +101,7 @@ class OnModel(Typed, Revised, Placed):
             device_map=self.device_map,
             dtype=self.torch_dtype,
             revision=self.revision,
+            experts=self.experts,
         )
         return loaded.treating(self.post_norm)
 

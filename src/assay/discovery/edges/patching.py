@@ -15,6 +15,7 @@ class Exact(BatchMethod):
     """The damage itself: J(run with this one edge ablated) - J(clean), one run per edge."""
 
     key = "exact"
+    splits = True
     needs_gradients = False
     source = "Conmy et al. 2023, arXiv:2304.14997"
 
@@ -48,6 +49,7 @@ class Random(BatchMethod):
     """Uniform scores on (-1, 1): the baseline that a method has to beat."""
 
     key = "random"
+    splits = True
     needs_gradients = False
     source = "Mueller et al. 2025, arXiv:2504.13151"
 
