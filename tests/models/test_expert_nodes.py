@@ -1,6 +1,7 @@
 """Experts of a mixture as nodes: routing of the clean run, and every run beside a literal one."""
 
 import functools
+from pathlib import Path
 
 import literal
 import pytest
@@ -8,10 +9,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from assay.circuits import Circuit
-from assay.core.errors import InputError, UnknownNameError, UnsupportedModelError
+from assay.circuits import Circuit, load_circuit, write_eap_ig
+from assay.core.errors import GraphMismatchError, InputError, UnknownNameError, UnsupportedModelError
 from assay.discovery.edges import METHODS, discover, discover_positions, output_scores
-from assay.execution import PairRunner, run_circuit, run_model
+from assay.execution import ABLATIONS, PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftRunner
 from assay.graph import build_graph
 from assay.models import Model, load_model
@@ -205,11 +206,33 @@ def test_a_circuit_is_run_as_literally(model: Model, task: PairTask, ablation: s
     for size in (1, N):
         found = run_circuit(model, task, circuit, ablation=ablation, batch_size=size)
         torch.testing.assert_close(found, expected, **NEAR)
+    runner, [batch] = SoftRunner(model), task.batches(N)
+    prepared = ABLATIONS[ablation].prepare(model, task, batch_size=2, seed=0)
+    pairs = [runner.prepare_batch(batch, prepared)]
     if ablation == "resample":
-        runner = SoftRunner(model)
-        pairs = runner.prepare(task.clean, task.corrupted, task.positions)
+        pairs.append(runner.prepare(task.clean, task.corrupted, task.positions))
+    for each in pairs:
         with torch.no_grad():
-            torch.testing.assert_close(runner.logits(pairs, kept.double()), expected, **NEAR)
+            torch.testing.assert_close(runner.logits(each, kept.double()), expected, **NEAR)
+
+
+@pytest.mark.parametrize("ablation", ["noise", "noise-additive"])
+def test_noise_does_not_depend_on_the_batch(model: Model, task: PairTask, ablation: str) -> None:
+    scores = discover(model, task, "eap")
+    runs = [
+        run_circuit(model, task, scores.top(60), ablation=ablation, batch_size=size) for size in (1, 2, N)
+    ]
+    for each in runs[1:]:
+        torch.testing.assert_close(each, runs[0], **NEAR)
+    assert float((runs[0] - run_model(model, task)).abs().max()) > 0.01
+
+
+def test_files_keep_the_graph(model: Model, task: PairTask, tmp_path: Path) -> None:
+    circuit = discover(model, task, "eap").top(40)
+    read = load_circuit(circuit.save(tmp_path / "circuit.safetensors"))
+    assert (read.hash, read.graph) == (circuit.hash, model.graph)
+    with pytest.raises(GraphMismatchError, match="EAP-IG graphs have one MLP per block"):
+        write_eap_ig(circuit, tmp_path / "circuit.json")
 
 
 def test_one_edge_into_one_expert_is_cut_as_literally(model: Model, task: PairTask) -> None:
