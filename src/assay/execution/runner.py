@@ -83,6 +83,7 @@ class CircuitRunner:
         rows = len(self._wanted.every) + 2 * max(
             (len(step.inlets) for step in self.plan.attention if step), default=1
         )
+        rows += 2 * self.model.n_layers * self.model.graph.experts  # outputs in the clean and the ablated run
         return (rows + 12) * length * self.model.d_model * (8 if self.dtype == torch.float64 else 4)
 
     @torch.no_grad()
@@ -319,7 +320,7 @@ class _CircuitRun:
         if block.experts is None:
             ((row, step),) = steps.items()
             return {row: self.wide(block.run_mlp(streams[step.inlet]))}
-        outputs = {}
+        outputs: dict[int, Tensor] = {}
         for everywhere in (True, False):
             some = {row: step for row, step in steps.items() if step.inlet.everywhere is everywhere}
             if not some:

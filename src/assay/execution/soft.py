@@ -380,4 +380,5 @@ class _Walk:
                 chosen, weight = (self._read(each[None])[0] for each in (routing.chosen, routing.weight))
                 routing = Routing(chosen=chosen, weight=weight)
             outputs = torch.stack(block.run_experts(list(enumerate(streams)), routing))
-        return outputs.to(self.runner.dtype) - ablated.to(self.runner.dtype)
+        difference: Tensor = outputs.to(self.runner.dtype) - ablated.to(self.runner.dtype)
+        return difference
