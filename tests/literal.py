@@ -63,6 +63,30 @@ def _heads(model: Model, layer: int, streams: dict[str, Tensor], call: Call) -> 
     return [scale * each * norm.gain for each in written]
 
 
+def routing_of(model: Model, tokens: Tensor) -> list[Tensor]:
+    """The router's factor of every expert for every token, `[batch, pos, n_experts]` per block."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        _, factors, chosen = output
+        dense = torch.zeros(len(chosen), module.num_experts, dtype=factors.dtype)
+        found.append(dense.scatter(1, chosen, factors).view(*tokens.shape, -1))
+
+    with torch.no_grad(), ExitStack() as hooks:
+        for block in model.blocks:
+            hooks.callback(block.module.mlp.gate.register_forward_hook(keep).remove)
+        model.module(tokens)
+    return found
+
+
+def expert(model: Model, layer: int, number: int, stream: Tensor, factors: Tensor) -> Tensor:
+    """What one expert adds to the stream that it reads, by its matrices; zeros where no token goes to it."""
+    block = model.blocks[layer].module
+    experts = block.mlp.experts
+    gate, up = (block.post_attention_layernorm(stream) @ experts.gate_up_proj[number].T).chunk(2, -1)
+    return factors[..., number, None] * ((experts.act_fn(gate) * up) @ experts.down_proj[number].T)
+
+
 def run(
     model: Model,
     tokens: Tensor,
@@ -70,8 +94,14 @@ def run(
     *,
     embed: Tensor | None = None,
     override: dict[str, Tensor] | None = None,
+    routing: list[Tensor] | None = None,
 ) -> tuple[Tensor, Outputs]:
-    """Run node by node; `stream_of(target, outputs so far, biases so far)` gives each target's input."""
+    """Run node by node; `stream_of(target, outputs so far, biases so far)` gives each target's input.
+
+    Where experts are nodes, `routing` is that of the clean input; None: `tokens` are clean.
+    """
+    if model.graph.experts and routing is None:
+        routing = routing_of(model, tokens)
     outputs: Outputs = {}
     override = override or {}
     with model.tracing() as trace, torch.no_grad():
@@ -86,7 +116,15 @@ def run(
         heads = {f"a{layer}.h{head}": output for head, output in enumerate(written)}
         heads = {name: override.get(name, value) for name, value in heads.items()}
         after = biases if block.out_bias() is None else biases + block.out_bias()
-        if model.graph.parallel:
+        if model.graph.experts:
+            outputs.update(heads)
+            names = model.graph.mlp_names(layer)
+            read = [stream_of(name, outputs, after) for name in names]
+            for number, (name, stream) in enumerate(zip(names, read, strict=True)):
+                written = override.get(name, expert(model, layer, number, stream, routing[layer]))
+                outputs[name] = written
+            mlp_in = None
+        elif model.graph.parallel:
             mlp_in = stream_of(f"m{layer}", outputs, biases)
             outputs.update(heads)
         else:
@@ -104,10 +142,10 @@ def plain_stream(target: str, outputs: Outputs, biases: Tensor) -> Tensor:
     return sum(outputs.values()) + biases  # type: ignore[return-value]
 
 
-def run_plain(model: Model, tokens: Tensor) -> tuple[Tensor, Outputs]:
+def run_plain(model: Model, tokens: Tensor, *, routing: list[Tensor] | None = None) -> tuple[Tensor, Outputs]:
     """The model itself, node by node."""
     with torch.no_grad():
-        return run(model, tokens, plain_stream)
+        return run(model, tokens, plain_stream, routing=routing)
 
 
 def placed(outputs: Outputs, alignment: Tensor) -> Outputs:
@@ -182,6 +220,7 @@ def edge_gradients(
     *,
     embed: Tensor | None = None,
     override: dict[str, Tensor] | None = None,
+    routing: list[Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Gradient of the summed loss at every target's own copy of the stream, by autograd."""
     copies: dict[str, Tensor] = {}
@@ -193,7 +232,7 @@ def edge_gradients(
         return sum(outputs.values()) + biases + copies[target]  # type: ignore[return-value]
 
     with torch.enable_grad():
-        logits, _ = run(model, tokens, stream_of, embed=embed, override=override)
+        logits, _ = run(model, tokens, stream_of, embed=embed, override=override, routing=routing)
         gradients = torch.autograd.grad(loss(logits).sum(), list(copies.values()), allow_unused=True)
     return {
         name: torch.zeros_like(copy) if gradient is None else gradient

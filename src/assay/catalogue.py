@@ -135,8 +135,8 @@ def _published() -> list[Entry]:
 
 
 def _family(entry: Entry, family: "Family") -> Entry:
-    """A family with what its models read and how norms behind their branches can be treated."""
-    facts = {"reads": family.reads, "post_norm": family.treatments}
+    """A family with what its models read, and what norms behind branches and experts can be treated as."""
+    facts = {"reads": family.reads, "post_norm": family.treatments, "experts": family.expert_nodes}
     return dataclasses.replace(entry, facts={**entry.facts, **facts})
 
 

@@ -3,8 +3,9 @@
 Sources write into the residual stream: `input`, then per block the heads `a{l}.h{i}` and the MLP
 `m{l}`. Targets read from it: per block `a{l}.h{i}.q`, `.k`, `.v` and `m{l}`, last `logits`. An edge
 joins a source to every target that reads after the source has written. Where query heads share keys
-and values, their targets are those of key/value heads: `a{l}.kv{j}.k`, `a{l}.kv{j}.v`. Everything
-indexed by edges is one dense tensor `[n_sources, n_targets]`; names are looked up once, at the border.
+and values, their targets are those of key/value heads: `a{l}.kv{j}.k`, `a{l}.kv{j}.v`. The experts
+of a mixture may be nodes of their own, each a source and a target `m{l}.e{j}`. Everything indexed by
+edges is one dense tensor `[n_sources, n_targets]`; names are looked up once, at the border.
 """
 
 import hashlib
@@ -35,6 +36,7 @@ class Graph(Carded):
         n_kv_heads: Key/value heads per block (smaller than `n_heads` under grouped-query attention).
         parallel: True where the MLP of a block does not read the heads of its own block.
         mlps: False for attention-only models.
+        experts: Experts per block where each is a node; 0: the MLP of a block is one node.
     """
 
     carded_by = "assay.report.cards:graph_card"
@@ -44,6 +46,7 @@ class Graph(Carded):
     n_kv_heads: int
     parallel: bool = False
     mlps: bool = True
+    experts: int = 0
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
@@ -51,8 +54,7 @@ class Graph(Carded):
         names = ["input"]
         for layer in range(self.n_layers):
             names += [f"a{layer}.h{head}" for head in range(self.n_heads)]
-            if self.mlps:
-                names.append(f"m{layer}")
+            names += self.mlp_names(layer)
         return tuple(names)
 
     @cached_property
@@ -63,18 +65,17 @@ class Graph(Carded):
             for channel in CHANNELS:
                 heads = self.n_heads if channel == "q" else self.n_kv_heads
                 names += [self.channel_name(layer, channel, head) for head in range(heads)]
-            if self.mlps:
-                names.append(f"m{layer}")
+            names += self.mlp_names(layer)
         return (*names, "logits")
 
     @property
     def n_sources(self) -> int:
-        """S = 1 + n_layers (n_heads + 1)."""
+        """S = 1 + n_layers (n_heads + n_mlps)."""
         return 1 + self.n_layers * self._sources_per_layer
 
     @property
     def n_targets(self) -> int:
-        """R = n_layers (n_heads + 2 n_kv_heads + 1) + 1."""
+        """R = n_layers (n_heads + 2 n_kv_heads + n_mlps) + 1."""
         return self.n_layers * self._targets_per_layer + 1
 
     @property
@@ -83,20 +84,35 @@ class Graph(Carded):
         return int(self.valid.sum())
 
     @property
+    def n_mlps(self) -> int:
+        """MLP nodes of a block: its experts, one MLP, or none."""
+        return max(1, self.experts) if self.mlps else 0
+
+    def mlp_names(self, layer: int) -> list[str]:
+        """Names of the MLP nodes of block `layer`: `m1`, or `m1.e0`, `m1.e1`, ..."""
+        if self.experts:
+            return [f"m{layer}.e{expert}" for expert in range(self.experts)]
+        return [f"m{layer}"] if self.mlps else []
+
+    @property
     def _sources_per_layer(self) -> int:
-        return self.n_heads + int(self.mlps)
+        return self.n_heads + self.n_mlps
 
     @property
     def _targets_per_layer(self) -> int:
-        return self.n_heads + 2 * self.n_kv_heads + int(self.mlps)
+        return self.n_heads + 2 * self.n_kv_heads + self.n_mlps
 
     def head_source(self, layer: int, head: int = 0) -> int:
         """Row of head `head` of block `layer`."""
         return 1 + layer * self._sources_per_layer + head
 
-    def mlp_source(self, layer: int) -> int:
-        """Row of the MLP of block `layer`."""
-        return 1 + layer * self._sources_per_layer + self.n_heads
+    def mlp_source(self, layer: int, expert: int = 0) -> int:
+        """Row of the MLP of block `layer`, or of one of its experts."""
+        return 1 + layer * self._sources_per_layer + self.n_heads + expert
+
+    def mlp_sources(self, layer: int) -> slice:
+        """Rows of the MLP nodes of block `layer`."""
+        return slice(self.mlp_source(layer), self.mlp_source(layer, self.n_mlps))
 
     def channel_target(self, layer: int, channel: str, head: int = 0) -> int:
         """Column of channel `q`, `k` or `v` of head `head` (a key/value head for `k`, `v`)."""
@@ -108,9 +124,13 @@ class Graph(Carded):
         shared = channel != "q" and self.n_kv_heads < self.n_heads
         return f"a{layer}.{'kv' if shared else 'h'}{head}.{channel}"
 
-    def mlp_target(self, layer: int) -> int:
-        """Column of the MLP of block `layer`."""
-        return layer * self._targets_per_layer + self.n_heads + 2 * self.n_kv_heads
+    def mlp_target(self, layer: int, expert: int = 0) -> int:
+        """Column of the MLP of block `layer`, or of one of its experts."""
+        return layer * self._targets_per_layer + self.n_heads + 2 * self.n_kv_heads + expert
+
+    def mlp_targets(self, layer: int) -> slice:
+        """Columns of the MLP nodes of block `layer`."""
+        return slice(self.mlp_target(layer), self.mlp_target(layer, self.n_mlps))
 
     def sources_before_block(self, layer: int) -> int:
         """How many sources the attention of block `layer` can read (a prefix of the rows)."""
@@ -129,8 +149,7 @@ class Graph(Carded):
             first = self.channel_target(layer, "q")
             last = self.mlp_target(layer)
             valid[: self.sources_before_block(layer), first:last] = True
-            if self.mlps:
-                valid[: self.sources_before_mlp(layer), last] = True
+            valid[: self.sources_before_mlp(layer), self.mlp_targets(layer)] = True
         valid[:, -1] = True
         return valid
 
@@ -156,32 +175,38 @@ class Graph(Carded):
                 feeds[self.channel_target(layer, "q", head), row] = True
                 feeds[self.channel_target(layer, "k", head // group), row] = True
                 feeds[self.channel_target(layer, "v", head // group), row] = True
-            if self.mlps:
-                feeds[self.mlp_target(layer), self.mlp_source(layer)] = True
+            for expert in range(self.n_mlps):
+                feeds[self.mlp_target(layer, expert), self.mlp_source(layer, expert)] = True
         return feeds
 
     @cached_property
     def stages(self) -> tuple[tuple[slice, slice], ...]:
-        """Each attention and each MLP in forward order: columns that it reads at, rows that it writes."""
+        """Each attention and each MLP in forward order: columns that it reads at, rows that it writes.
+
+        The experts of a block are one stage: none reads another.
+        """
         stages = []
         for layer in range(self.n_layers):
             first, last = self.channel_target(layer, "q"), self.mlp_target(layer)
             row = self.head_source(layer)
             stages.append((slice(first, last), slice(row, row + self.n_heads)))
             if self.mlps:
-                row = self.mlp_source(layer)
-                stages.append((slice(last, last + 1), slice(row, row + 1)))
+                stages.append((self.mlp_targets(layer), self.mlp_sources(layer)))
         return tuple(stages)
 
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the topology; equal fingerprints mean interchangeable masks."""
         text = f"graph/1 {self.n_layers} {self.n_heads} {self.n_kv_heads} {self.parallel} {self.mlps}"
+        text += f" experts {self.experts}" if self.experts else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, int | bool]:
         """The numbers that `build_graph` needs to build this graph again."""
-        return asdict(self)
+        numbers = asdict(self)
+        if not self.experts:
+            del numbers["experts"]
+        return numbers
 
     @cached_property
     def _source_rows(self) -> Mapping[str, int]:
@@ -241,6 +266,7 @@ def build_graph(
     n_kv_heads: int | None = None,
     parallel: bool = False,
     mlps: bool = True,
+    experts: int = 0,
 ) -> Graph:
     """The graph of a transformer of this shape; no model is needed.
 
@@ -250,6 +276,7 @@ def build_graph(
         n_kv_heads: Key/value heads per block; must divide `n_heads`. Default: `n_heads`.
         parallel: True for blocks whose attention and MLP read the same stream (GPT-NeoX).
         mlps: False for attention-only models.
+        experts: Experts per block of a mixture, where each is a node. Default: one node for all of them.
 
     Raises:
         InputError: For a shape no transformer can have.
@@ -264,7 +291,19 @@ def build_graph(
             f"no such transformer: n_layers={n_layers}, n_heads={n_heads}, n_kv_heads={n_kv_heads}; "
             "each must be at least 1 and n_kv_heads must divide n_heads"
         )
-    return Graph(n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, parallel=parallel, mlps=mlps)
+    if experts < 0 or (experts and not mlps):
+        raise InputError(
+            f"no such transformer: experts={experts}, mlps={mlps}; experts are those of an MLP, and their "
+            "number is at least 1 where each is a node, else 0"
+        )
+    return Graph(
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        parallel=parallel,
+        mlps=mlps,
+        experts=experts,
+    )
 
 
 # One row per foreign spelling: pattern -> name here ({0}, {1} are the groups).

@@ -98,10 +98,12 @@ class OnModel(Typed, Revised, Spread):
     Attributes:
         model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
         post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact, frozen or per-target.
+        experts: A mixture of experts as one MLP node per block (together), or a node per expert (nodes).
     """
 
     model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
     post_norm: Annotated[str | None, CIRCUIT, one_of("exact", "frozen", "per-target", "eap-ig")] = None
+    experts: Annotated[str, CIRCUIT, one_of("together", "nodes")] = "together"
 
     def load_model(self) -> "Model":
         """The model on its device, with numbers of the type and norms of the treatment asked for."""
@@ -113,6 +115,7 @@ class OnModel(Typed, Revised, Spread):
             device_map=self.device_map,
             dtype=self.torch_dtype,
             revision=self.revision,
+            experts=self.experts,
         )
         return loaded.treating(self.post_norm)
 

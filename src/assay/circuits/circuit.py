@@ -145,7 +145,8 @@ class Circuit(display.Shown):
         for layer, head in head_set:
             rows[graph.head_source(layer, head)] = True
         if mlps and graph.mlps:
-            rows[[graph.mlp_source(layer) for layer in range(graph.n_layers)]] = True
+            for layer in range(graph.n_layers):
+                rows[graph.mlp_sources(layer)] = True
         columns = (graph.feeds & rows).any(1)
         columns[-1] = True
         mask = graph.valid & rows[:, None] & columns

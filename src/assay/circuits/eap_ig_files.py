@@ -101,12 +101,21 @@ def _check_shape(theirs: Graph, ours: Graph | None, path: Path) -> None:
         raise GraphMismatchError(
             f"{path}: EAP-IG graphs have MLPs, but the requested graph is attention-only"
         )
+    _check_one_mlp(ours)
     shapes = [(each.n_layers, each.n_heads, each.parallel) for each in (theirs, ours)]
     if shapes[0] != shapes[1]:
         described = ["{} layers of {} heads, parallel {}".format(*shape) for shape in shapes]
         raise GraphMismatchError(
             f"{path} describes {described[0]}, but the requested graph has {described[1]}. Give the graph "
             "of the model that the file was made with"
+        )
+
+
+def _check_one_mlp(ours: Graph) -> None:
+    if ours.experts:
+        raise GraphMismatchError(
+            f"EAP-IG graphs have one MLP per block, but this graph has {ours.experts} experts; use scores "
+            "and circuits of the model loaded with experts='together'"
         )
 
 
@@ -212,6 +221,7 @@ def graph_document(scores: EdgeScores | None, kept: Circuit | None, *, d_model: 
         raise GraphMismatchError(
             "EAP-IG graphs have an MLP in every block, so an attention-only graph cannot be written"
         )
+    _check_one_mlp(ours)
     if kept is not None and kept.graph.fingerprint != ours.fingerprint:
         raise GraphMismatchError(
             f"the circuit belongs to the graph {kept.graph.describe()}, the scores to {ours.describe()}"

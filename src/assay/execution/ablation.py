@@ -74,7 +74,8 @@ class Zero(Ablation):
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         heads = torch.zeros(1, 1, model.n_heads * model.d_head, dtype=model.dtype, device=model.device)
         stream = torch.zeros(1, 1, model.d_model, dtype=model.dtype, device=model.device)
-        return _shared(model, [stream] + [heads] * model.n_layers + [stream] * model.n_layers)
+        mlps = stream.repeat(1, 1, model.graph.n_mlps or 1)
+        return _shared(model, [stream] + [heads] * model.n_layers + [mlps] * model.n_layers)
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         return lambda site: torch.zeros_like(site.z[:1, :1])
@@ -83,7 +84,8 @@ class Zero(Ablation):
 class Resample(Ablation):
     """Activations of the unablated run on the paired corrupted input.
 
-    Where its prompt has no token for one of the clean prompt, zeros.
+    Where its prompt has no token for one of the clean prompt, zeros. Where experts are nodes, its tokens go
+    where those of the clean input go.
     """
 
     key = "resample"
@@ -94,10 +96,13 @@ class Resample(Ablation):
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         if model.post_norm not in ("exact", None):
             check_equal_lengths(task, f"resampling under post_norm={model.post_norm!r}")
+        if model.experts != "together":
+            check_equal_lengths(task, "resampling with experts as nodes")
 
         def make(batch: Batch, trace: Trace | None) -> Baseline:
             if trace is None:
-                with torch.no_grad(), model.tracing(streams=True) as trace:
+                routing = model.routing(batch.clean)
+                with torch.no_grad(), model.tracing(streams=True, routing=routing) as trace:
                     model.forward(batch.corrupted)
             if batch.alignment is not None:
                 return Baseline.aligned(model, trace, batch.alignment)
@@ -280,7 +285,8 @@ def _baseline(model: Model, values: list[Tensor]) -> Baseline:
 
 def _by_source(model: Model, trace: Trace) -> list[tuple[Tensor, int]]:
     """Outputs of `input`, the heads of each block, and the MLPs, with the number of sources in each."""
-    return [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]
+    mlps = model.graph.n_mlps or 1
+    return [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, mlps) for mlp in trace.mlp)]
 
 
 def _widths(model: Model) -> list[int]:

@@ -17,8 +17,9 @@ class Baseline:
     """Ablated values of every source for some inputs.
 
     `rows` is 1 where all examples share them (zero, mean), else one per example; heads are kept
-    before the output projection (`z`), which is 1 / n_heads of the memory of their outputs. `absent` is
-    True at clean tokens that have no counterpart to carry anything from.
+    before the output projection (`z`), which is 1 / n_heads of the memory of their outputs. `mlp` is as in a
+    trace: where experts are nodes, one behind the other. `absent` is True at clean tokens that have no
+    counterpart to carry anything from.
     """
 
     model: Model
@@ -143,10 +144,10 @@ class Baseline:
             if not self.model.graph.parallel:
                 stream = stream + attention
                 streams.append(stream)
-                stream = stream + self.mlp[layer]
+                stream = stream + block.all_mlps(self.mlp[layer])
             else:
                 streams.append(stream)
-                stream = stream + attention + self.mlp[layer]
+                stream = stream + attention + block.all_mlps(self.mlp[layer])
         return [*streams, stream]
 
 

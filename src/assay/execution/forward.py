@@ -190,7 +190,7 @@ def run_circuit(
     if pairs is not None:
         check_equal_lengths(task, "pairs=")
         _check_pairs(task, replacement, pairs)
-        if isinstance(task, PairTask) and task.positions.ndim == 1:
+        if isinstance(task, PairTask) and task.positions.ndim == 1 and not model.graph.experts:
             run = _run_pairs_soft if dense else _run_pairs
             return run(model, task, circuit, pairs, batch_size, memory)
         task = task.paired(pairs)

@@ -53,6 +53,7 @@ class PairRunner:
         self, model: Model, circuit: Circuit, *, prefix: Int[Tensor, " shared"] | None = None
     ) -> None:
         model.check_text("running a table of pairs")
+        model.check_together("a table of pairs")
         if any(block.target_norm is not None for block in model.blocks):
             raise UnsupportedModelError(
                 f"a table of pairs of {model.id} cannot run with post_norm={model.post_norm!r}, where a "

@@ -100,10 +100,11 @@ class AttentionStep:
 
 @dataclass(kw_only=True)
 class MlpStep:
-    """One live MLP."""
+    """One live MLP node: the MLP of a block, or one of its experts."""
 
     layer: int
     inlet: Inlet
+    expert: int = 0
 
 
 @dataclass(kw_only=True)
@@ -115,7 +116,8 @@ class CompiledMask:
         everything: True where the run is the model itself.
         clean: Per source, computed from the clean input alone.
         everywhere, somewhere: Per source, needed at all positions, needed at all.
-        attention, mlp: Steps per block (None where all of it is dead, clean or ablated).
+        attention: Step per block (None where all of it is dead, clean or ablated).
+        mlp: Steps per block, by source, of those that are neither.
         logits: Inlet of `logits`.
     """
 
@@ -125,16 +127,16 @@ class CompiledMask:
     everywhere: Bool[Tensor, " n_sources"]
     somewhere: Bool[Tensor, " n_sources"]
     attention: list[AttentionStep | None]
-    mlp: list[MlpStep | None]
+    mlp: list[dict[int, MlpStep]]
     logits: Inlet
 
     @cached_property
     def inlets(self) -> list[Inlet]:
         """All distinct inputs, in forward order."""
         inlets = []
-        for attention, mlp in zip(self.attention, self.mlp, strict=True):
+        for attention, mlps in zip(self.attention, self.mlp, strict=True):
             inlets += attention.inlets if attention else []
-            inlets += [mlp.inlet] if mlp else []
+            inlets += dict.fromkeys(step.inlet for step in mlps.values())
         return [*inlets, self.logits]
 
     @cached_property
@@ -168,10 +170,10 @@ def _feeds(graph: Graph, coupling: Coupling) -> Bool[Tensor, "n_targets n_source
     return feeds
 
 
-def _is_attention(graph: Graph, columns: slice, rows: slice) -> bool:
-    """Whether a stage of the graph is the attention of a block, not its MLP."""
+def _is_attention(columns: slice, rows: slice) -> bool:
+    """Whether a stage is the attention of a block, not its MLPs: it reads at more places than it writes."""
     n_rows: int = rows.stop - rows.start
-    return n_rows == graph.n_heads and bool(columns.stop - columns.start > 1)
+    return bool(columns.stop - columns.start > n_rows)
 
 
 def source_types(
@@ -197,7 +199,7 @@ def source_types(
         feeds = inputs[columns, rows]
         clean[rows] = (~feeds | target_clean[:, None]).all(0)
         ablated[rows] = (~feeds | target_ablated[:, None]).all(0)
-        if frozen and _is_attention(graph, columns, rows):
+        if frozen and _is_attention(columns, rows):
             ablated[rows] = False
     return clean, ablated
 
@@ -242,17 +244,7 @@ def compile_plan(
     computed = somewhere & ~clean
     for layer in range(graph.n_layers):
         plan.attention.append(_attention_step(graph, layer, kept, everywhere, somewhere, computed, coupling))
-        row = graph.mlp_source(layer)
-        if graph.mlps and computed[row]:
-            needed = bool(everywhere[row])
-            live = everywhere if needed else somewhere
-            plan.mlp.append(
-                MlpStep(
-                    layer=layer, inlet=_inlet(graph, kept, live, graph.mlp_target(layer), everywhere=needed)
-                )
-            )
-        else:
-            plan.mlp.append(None)
+        plan.mlp.append(_mlp_steps(graph, layer, kept, everywhere, somewhere, computed))
     return plan
 
 
@@ -274,7 +266,7 @@ def _liveness(
     for columns, rows in reversed(graph.stages):
         feeds = inputs[columns, rows]
         active = somewhere[rows] & ~clean[rows]
-        attention = _is_attention(graph, columns, rows)
+        attention = _is_attention(columns, rows)
         if attention and coupling != "none" and bool((active & everywhere[rows]).any()):
             everywhere[rows] |= active  # what couples them is needed at all positions
         wanted = (feeds & active).any(1)
@@ -301,6 +293,24 @@ def _inlet(
     if int(plus.sum()) <= int(minus.sum()) + 1:
         return Inlet(everywhere=everywhere, from_total=False, terms=tuple(plus.nonzero().squeeze(1).tolist()))
     return Inlet(everywhere=everywhere, from_total=True, terms=tuple(minus.nonzero().squeeze(1).tolist()))
+
+
+def _mlp_steps(
+    graph: Graph,
+    layer: int,
+    kept: Bool[Tensor, "n_sources n_targets"],
+    everywhere: Bool[Tensor, " n_sources"],
+    somewhere: Bool[Tensor, " n_sources"],
+    computed: Bool[Tensor, " n_sources"],
+) -> dict[int, MlpStep]:
+    steps = {}
+    for expert in range(graph.n_mlps):
+        row, column = graph.mlp_source(layer, expert), graph.mlp_target(layer, expert)
+        if computed[row]:
+            needed = bool(everywhere[row])
+            inlet = _inlet(graph, kept, everywhere if needed else somewhere, column, everywhere=needed)
+            steps[row] = MlpStep(layer=layer, inlet=inlet, expert=expert)
+    return steps
 
 
 def _attention_step(

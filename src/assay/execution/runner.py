@@ -15,6 +15,7 @@ from assay.execution.plan import AttentionStep, CompiledMask, Inlet, compile_pla
 from assay.execution.written import Wanted, Written
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention
+from assay.models.experts import Routing
 from assay.models.streaming import per_block
 
 
@@ -73,7 +74,7 @@ class CircuitRunner:
     @property
     def clean_depth(self) -> int | None:
         """Blocks of the clean pass that `logits` needs; None: the whole model."""
-        if self.plan.everything or self.model.post_norm == "frozen":
+        if self.plan.everything or self.model.post_norm == "frozen" or self.model.graph.experts:
             return None
         return max(self.plan.clean_depth, self.model.table_depth)
 
@@ -82,6 +83,7 @@ class CircuitRunner:
         rows = len(self._wanted.every) + 2 * max(
             (len(step.inlets) for step in self.plan.attention if step), default=1
         )
+        rows += 2 * self.model.n_layers * self.model.graph.experts  # outputs in the clean and the ablated run
         return (rows + 12) * length * self.model.d_model * (8 if self.dtype == torch.float64 else 4)
 
     @torch.no_grad()
@@ -165,11 +167,11 @@ class _CircuitRun:
             attention = self.attention(layer)
             if not graph.parallel:
                 self.put_heads(layer, *attention)
-            mlp = self.mlp(layer) if graph.mlps else None
+            mlps = self.mlps(layer)
             if graph.parallel:
                 self.put_heads(layer, *attention)
-            if mlp is not None:
-                self.written.put(graph.mlp_source(layer), mlp)
+            for row, difference in mlps:
+                self.written.put(row, difference)
         start = self.wide(self.baseline.final_in())
         if not model.reads_all(self.read):
             start = self.written.at_read(start)
@@ -282,23 +284,55 @@ class _CircuitRun:
             channels[channel, head] = part.expand(self.n_pairs, -1, -1)
         return channels
 
-    def mlp(self, layer: int) -> Tensor | None:
-        """MLP output minus the ablated one: `[pairs, pos, d_model]` or `[pairs, d_model]`; None if dead."""
-        row = self.model.graph.mlp_source(layer)
-        if not self.plan.somewhere[row]:
-            return None
-        ablated = self.wide(self.baseline.mlp[layer])
-        step = self.plan.mlp[layer]
-        if step is None:
-            difference = self.wide(self.clean.mlp[layer]) - ablated
-            return difference if self.plan.everywhere[row] else self.written.at_read(difference)
-        block = self.model.blocks[layer]
+    def mlps(self, layer: int) -> list[tuple[int, Tensor]]:
+        """Live MLP nodes of a block with their outputs minus the ablated ones.
+
+        The outputs are `[pairs, pos, d_model]`, or `[pairs, d_model]` where only the read position is needed.
+        """
+        graph, d_model = self.model.graph, self.model.d_model
+        outputs = self.computed_mlps(layer)
+        differences = []
+        for expert in range(graph.n_mlps):
+            row, part = graph.mlp_source(layer, expert), slice(expert * d_model, (expert + 1) * d_model)
+            if not self.plan.somewhere[row]:
+                continue
+            ablated = self.wide(self.baseline.mlp[layer][..., part])
+            if row in outputs:
+                everywhere = self.plan.mlp[layer][row].inlet.everywhere
+                difference = outputs[row] - (ablated if everywhere else self.written.at_read(ablated))
+            else:
+                difference = self.wide(self.clean.mlp[layer][..., part]) - ablated
+                if not self.plan.everywhere[row]:
+                    difference = self.written.at_read(difference)
+            differences.append((row, difference))
+        return differences
+
+    def computed_mlps(self, layer: int) -> dict[int, Tensor]:
+        """Outputs of the live MLP nodes of a block that depend on both inputs, by source."""
+        steps, block = self.plan.mlp[layer], self.model.blocks[layer]
+        if not steps:
+            return {}
         start = self.wide(self.baseline.mlp_in(layer))
-        if not step.inlet.everywhere:
-            start, ablated = self.written.at_read(start), self.written.at_read(ablated)
-        stream = self.inputs([step.inlet], start)[0]
-        output: Tensor = block.run_mlp(stream.to(self.model.dtype))
-        return output.to(self.runner.dtype) - ablated
+        streams = {}
+        for inlet in dict.fromkeys(step.inlet for step in steps.values()):
+            at = start if inlet.everywhere else self.written.at_read(start)
+            streams[inlet] = self.inputs([inlet], at)[0].to(self.model.dtype)
+        if block.experts is None:
+            ((row, step),) = steps.items()
+            return {row: self.wide(block.run_mlp(streams[step.inlet]))}
+        outputs: dict[int, Tensor] = {}
+        for everywhere in (True, False):
+            some = {row: step for row, step in steps.items() if step.inlet.everywhere is everywhere}
+            if not some:
+                continue
+            routing = self.clean.routing[layer]
+            if not everywhere:
+                routing = Routing(
+                    chosen=self.written.at_read(routing.chosen), weight=self.written.at_read(routing.weight)
+                )
+            found = block.run_experts([(step.expert, streams[step.inlet]) for step in some.values()], routing)
+            outputs |= zip(some, map(self.wide, found), strict=True)
+        return outputs
 
     def put_heads(self, layer: int, full: Tensor | None, last: Tensor | None) -> None:
         """Project the differences of the heads of a block into the stream and keep them."""

@@ -12,7 +12,7 @@ differ from position to position. (uit de Bos and Garriga-Alonso 2024, equation 
 arXiv:2104.03514, for the relaxation.)
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,7 @@ from assay.execution.attend import project
 from assay.execution.baseline import Baseline, Prepared
 from assay.models import Block, Model
 from assay.models.attention import PlacedAttention, Tables
+from assay.models.experts import Routing
 from assay.models.streaming import per_block
 from assay.tasks import Batch
 from assay.tasks.checks import NO_POSITION
@@ -54,6 +55,7 @@ class SoftPairs:
         scale: Per block, what a norm behind its heads divides by in the clean run, if there is one.
         read: Read position of each example, or several `[batch, reads]`.
         model_logits: The model on the clean inputs, at the read position.
+        routing: Per block, where the tokens of the clean inputs go, where experts are nodes.
     """
 
     embedded: Float[Tensor, "batch pos d_model"]
@@ -62,6 +64,7 @@ class SoftPairs:
     scale: list[Float[Tensor, "batch pos 1"]]
     read: Int[Tensor, "batch ..."]
     model_logits: Float[Tensor, "batch ... d_vocab"]
+    routing: Sequence[Routing] = ()
 
     def __len__(self) -> int:
         return len(self.read)
@@ -76,6 +79,10 @@ class SoftPairs:
             scale=[value.repeat(times, 1, 1) for value in self.scale],
             read=self.read.repeat(times, *[1] * (self.read.ndim - 1)),
             model_logits=self.model_logits.repeat(times, *[1] * self.read.ndim),
+            routing=[
+                Routing(chosen=each.chosen.repeat(times, 1, 1), weight=each.weight.repeat(times, 1, 1))
+                for each in self.routing
+            ],
         )
 
 
@@ -157,7 +164,7 @@ class SoftRunner:
         read = read.to(device)
         with model.tracing(until=None) as clean_trace:
             hidden = model.forward(clean[:, :width].to(device))
-        with model.tracing(streams=True) as trace:
+        with model.tracing(streams=True, routing=clean_trace.routing) as trace:
             model.forward(corrupted[:, :width].to(device))
         return SoftPairs(
             embedded=(clean_trace.input.to(self.dtype) - trace.input.to(self.dtype)),
@@ -166,6 +173,7 @@ class SoftRunner:
             scale=clean_trace.scale,
             read=read,
             model_logits=model.read(hidden, read).to(self.dtype),
+            routing=clean_trace.routing,
         )
 
     @torch.no_grad()
@@ -187,6 +195,7 @@ class SoftRunner:
             scale=trace.scale,
             read=batch.positions,
             model_logits=model.read(hidden, batch.positions).to(self.dtype),
+            routing=trace.routing,
         )
 
     def logits(
@@ -253,11 +262,11 @@ class _Walk:
             heads = self.heads(layer, last=last)
             if not graph.parallel:
                 self.append(heads, last=last)
-            mlp = self.mlp(layer, last=last) if graph.mlps else None
+            mlps = self.mlps(layer, last=last) if graph.mlps else None
             if graph.parallel:
                 self.append(heads, last=last)
-            if mlp is not None:
-                self.append(mlp[None], last=last)
+            if mlps is not None:
+                self.append(mlps, last=last)
         start = self.pairs.baseline.final_in()
         if whole:
             stream = self.mix(self.differences, slice(-1, None), start)[0]
@@ -358,13 +367,22 @@ class _Walk:
         scale = self.pairs.scale[layer].to(self.runner.dtype)
         return self._read(scale[None])[0] if last else scale
 
-    def mlp(self, layer: int, *, last: bool) -> Tensor:
-        """Output of an MLP minus the corrupted one, `[batch, pos or 1, d_model]`."""
-        block, baseline, column = self.model.blocks[layer], self.pairs.baseline, self.graph.mlp_target(layer)
-        differences, start, ablated = self.differences, baseline.mlp_in(layer), baseline.mlp[layer]
+    def mlps(self, layer: int, *, last: bool) -> Tensor:
+        """Outputs of a block's MLP nodes minus the corrupted ones, `[n_mlps, batch, pos or 1, d_model]`."""
+        block, baseline, graph = self.model.blocks[layer], self.pairs.baseline, self.graph
+        differences, start = self.differences, baseline.mlp_in(layer)
+        ablated = baseline.mlp[layer].unflatten(-1, (graph.n_mlps, -1)).permute(2, 0, 1, 3)
         if last:
             differences = self.at_read
-            start, ablated = self._read(start[None])[0], self._read(ablated[None])[0]
-        stream = self.mix(differences, slice(column, column + 1), start)[0]
-        output: Tensor = block.run_mlp(stream.to(self.model.dtype))
-        return output.to(self.runner.dtype) - ablated.to(self.runner.dtype)
+            start, ablated = self._read(start[None])[0], self._read(ablated)
+        streams = self.mix(differences, graph.mlp_targets(layer), start).to(self.model.dtype)
+        if block.experts is None:
+            outputs = block.run_mlp(streams[0])[None]
+        else:
+            routing = self.pairs.routing[layer]
+            if last:
+                chosen, weight = (self._read(each[None])[0] for each in (routing.chosen, routing.weight))
+                routing = Routing(chosen=chosen, weight=weight)
+            outputs = torch.stack(block.run_experts(list(enumerate(streams)), routing))
+        difference: Tensor = outputs.to(self.runner.dtype) - ablated.to(self.runner.dtype)
+        return difference

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from assay.execution.feeds import Feed
@@ -68,7 +68,7 @@ class Written:
         self.total = like.new_zeros(shape) if wanted.total_every else None
         self.total_last = like.new_zeros(n, width) if wanted.total_last else None
 
-    def at_read(self, value: Float[Tensor, "rows pos *axes"]) -> Float[Tensor, "n *axes"]:
+    def at_read(self, value: Num[Tensor, "rows pos *axes"]) -> Num[Tensor, "n *axes"]:
         """The read position of values of all pairs, or of one row that they share."""
         if self.read is None:
             return value[:, -1]
@@ -113,6 +113,8 @@ def written_by(
             begin = place[start + heads[0]]
             into = writes[begin : begin + len(heads)].flatten(1, 2)
             torch.bmm(z, block.out_weight()[heads].to(dtype), out=into)
-        if graph.mlps and graph.mlp_source(layer) in place:
-            writes[place[graph.mlp_source(layer)]] = trace.mlp[layer][:, behind:]
+        for expert in range(graph.n_mlps):
+            if (row := graph.mlp_source(layer, expert)) in place:
+                part = slice(expert * model.d_model, (expert + 1) * model.d_model)
+                writes[place[row]] = trace.mlp[layer][:, behind:, part]
     return writes

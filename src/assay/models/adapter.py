@@ -25,9 +25,10 @@ from assay.core.record import MACHINE
 from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
 from assay.models.attention import Tables
-from assay.models.binding import bind_blocks, bind_norm, check_weights, warn_of_length
+from assay.models.binding import bind_blocks, bind_experts, bind_norm, check_weights, warn_of_length
 from assay.models.block import constant_scale
-from assay.models.family import Config, Family, PostNorm, Vision, home_of, submodule
+from assay.models.experts import Routing
+from assay.models.family import Config, ExpertNodes, Family, PostNorm, Vision, home_of, submodule
 from assay.models.reading import at_reads
 from assay.models.streaming import pieces
 from assay.models.tracing import StopForward, Trace, hooks_of
@@ -81,6 +82,7 @@ class Model(Carded):
         self.tokenizer = tokenizer
         self.id = name
         self.post_norm: PostNorm | None = "exact"  # None: see `uncut`
+        self.experts: ExpertNodes = "together"  # see `with_experts`
         self.preprocessing = preprocessing
         self.origin = dict(origin)
         self.prompt_rules: Mapping[str, Any] = {}  # see `prompted`
@@ -218,6 +220,7 @@ class Model(Carded):
                 if self.family.branch_norm is None or self.post_norm is None
                 else {"post_norm": self.post_norm}
             ),
+            **({} if self.experts == "together" else {"experts": self.experts}),
         }
 
     def machine(self) -> dict[str, Any]:
@@ -253,12 +256,43 @@ class Model(Carded):
         other.blocks = bind_blocks(self.module, self.family, sizes, per_target=per_target)
         return other
 
+    def with_experts(self, experts: str) -> "Model":
+        """This model with the mixtures of experts of its blocks as one node each, or a node per expert.
+
+        Args:
+            experts: `together`: router and experts of a block are one node, a function of what it reads,
+                routing included. `nodes`: each expert reads and writes by itself; in every run of an example
+                its tokens go where the clean run sends them, with the same factors.
+
+        Raises:
+            UnknownNameError: For another name.
+            InputError: If the model has no mixture of experts.
+            UnsupportedModelError: If its weights are streamed or lie on several devices.
+        """
+        if experts == self.experts:
+            return self
+        if experts not in (names := get_args(ExpertNodes)):
+            raise unknown_name("form of experts", experts, names)
+        if self.family.experts is None:
+            raise InputError(
+                f"{self.id} has no mixture of experts, so experts={experts!r} does not apply; leave it out"
+            )
+        other = copy.copy(self)
+        other.experts = cast(ExpertNodes, experts)
+        other.blocks = bind_experts(self.module, self.blocks, self.id, apart=experts == "nodes")
+        first = other.blocks[0].experts
+        other.graph = replace(self.graph, experts=0 if first is None else first.count)
+        return other
+
     @property
     def uncut(self) -> "Model":
         """This model for numbers that no edge is cut for: heads write what they add to the stream.
 
-        No treatment of norms behind branches changes such numbers, so its description names none.
+        No treatment of norms behind branches changes such numbers, so its description names none; nor does a
+        node per expert.
         """
+        if self.experts != "together":
+            return self.with_experts("together").uncut
         if self.family.branch_norm is None or self.post_norm is None:
             return self
         other = copy.copy(self.treating("exact"))
@@ -303,6 +337,19 @@ class Model(Carded):
             raise UnsupportedModelError(
                 f"{what} supports only language models so far, but {self.id} is an image classifier; "
                 "discover, discover_heads, measure, faithfulness_curve and run_circuit support both"
+            )
+
+    def check_together(self, what: str) -> None:
+        """Refuse a model whose experts are nodes where only one MLP per block is served.
+
+        Raises:
+            UnsupportedModelError: Naming `what` asked for it.
+        """
+        if self.experts != "together":
+            raise UnsupportedModelError(
+                f"{what} does not serve the experts of {self.id} as nodes; load it with experts='together'. "
+                "discover with eap, eap-ig-inputs, eap-ig-activations, clean-corrupted or exact, "
+                "run_circuit, measure and audit serve both"
             )
 
     def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
@@ -401,6 +448,17 @@ class Model(Carded):
                 found[kind] = (tables[0].to(self.device), tables[1].to(self.device))
         return found
 
+    def routing(self, inputs: Tensor) -> list[Routing]:
+        """Where the routers send the tokens of some inputs, per block; nothing unless experts are nodes.
+
+        One pass. Passes over other inputs send theirs there with `tracing(routing=...)`.
+        """
+        if self.experts == "together":
+            return []
+        with torch.no_grad(), self.tracing() as trace:
+            self.forward(inputs)
+        return trace.routing
+
     @property
     def coupling(self) -> Literal["none", "queries", "heads"]:
         """How heads of one block depend on each other.
@@ -445,6 +503,7 @@ class Model(Carded):
         streams: bool = False,
         attached: bool = False,
         until: int | None = None,
+        routing: Sequence[Routing] = (),
     ) -> Iterator[Trace]:
         """Record the native pass made inside into the returned trace (one pass per trace).
 
@@ -455,6 +514,8 @@ class Model(Carded):
             streams: Keep the norm inputs and projection outputs.
             attached: Leave what is kept in the graph of the pass.
             until: End the pass before this block; what lies behind it is not computed.
+            routing: Where tokens go in each block, where experts are nodes; default: where its router sends
+                them.
         """
         trace = Trace(attached=attached, home=self.device)
         hooks = hooks_of(
@@ -466,6 +527,7 @@ class Model(Carded):
             gradients=gradients,
             streams=streams,
             until=until,
+            routing=routing,
         )
         with hooks:
             try:

@@ -1,6 +1,8 @@
 """The blocks of a live module, as the description of its family says."""
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -8,8 +10,9 @@ from torch import nn
 from assay.core.errors import AssayWarning, NonFiniteError, UnsupportedModelError
 from assay.models.attention import AttentionRule, HeadNorm
 from assay.models.block import Block, Norm
+from assay.models.experts import Experts
 from assay.models.family import Family, Sizes, submodule
-from assay.models.streaming import pieces
+from assay.models.streaming import pieces, streams
 
 
 def check_weights(module: nn.Module, name: str) -> None:
@@ -71,6 +74,34 @@ def bind_blocks(
     return tuple(
         _block(module, family, sizes, layer, block, per_target) for layer, block in enumerate(blocks)
     )
+
+
+def bind_experts(root: nn.Module, blocks: Sequence[Block], name: str, *, apart: bool) -> tuple[Block, ...]:
+    """The blocks with their experts as nodes, or each MLP as one.
+
+    Raises:
+        UnsupportedModelError: If weights are streamed or lie on several devices, or blocks differ in their
+            number of experts.
+    """
+    if not apart:
+        return tuple(replace(block, experts=None) for block in blocks)
+    if streams(root) or len({parameter.device for parameter in root.parameters()}) > 1:
+        raise UnsupportedModelError(
+            f"{name} is streamed or spread over devices, where its experts cannot be nodes; load it onto one "
+            "device, or leave experts out"
+        )
+    found: list[Experts] = []
+    for block in blocks:
+        assert block.family.experts is not None
+        module = submodule(block.module, block.family.experts)
+        count = getattr(module, "num_experts", None)
+        if not isinstance(count, int) or {each.count for each in found} - {count}:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} of {name} has num_experts={count!r}; experts can be nodes where "
+                "every block has the same number of them"
+            )
+        found.append(Experts(module=module, count=count))
+    return tuple(replace(block, experts=each) for block, each in zip(blocks, found, strict=True))
 
 
 def _block(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
 from assay.models.attention import AttentionRule
+from assay.models.experts import Experts, Routing
 from assay.models.family import Family, Fused, home_of
 
 
@@ -113,6 +114,9 @@ class Block:
     `heads_norm` is a norm of all heads' outputs together; a head writes what the output projection makes of
     its part behind that norm.
 
+    `experts` are those of a mixture where each is a node; then values of MLPs hold those of all of them, one
+    behind the other, as `z` holds those of all heads.
+
     Channels are ordered q heads, k heads, v heads; `n_channels = n_heads + 2 n_kv_heads`.
 
     Weights are given on the device of the whole model (`home`), wherever those of this block lie. What is run
@@ -137,6 +141,7 @@ class Block:
     heads_norm: nn.Module | None
     mlp_scale: nn.Module | None
     rule: AttentionRule
+    experts: Experts | None = None
 
     @property
     def home(self) -> torch.device:
@@ -266,6 +271,17 @@ class Block:
         output: Tensor = self.mlp(normed) if run is None else run(self.module, normed)
         output = output if self.mlp_scale is None else self.mlp_scale(output)
         return output.to(stream.device).view(stream.shape)
+
+    def run_experts(
+        self, streams: Sequence[tuple[int, Float[Tensor, "*n d_model"]]], routing: Routing
+    ) -> list[Float[Tensor, "*n d_model"]]:
+        """What some experts add to the stream, each for the stream that it reads; see `Experts`."""
+        assert self.experts is not None
+        return self.experts(streams, routing, self.mlp_norm)
+
+    def all_mlps(self, mlp: Float[Tensor, "*n width"]) -> Float[Tensor, "*n d_model"]:
+        """What the MLP nodes of the block add together, from what each of them adds."""
+        return mlp if self.experts is None else mlp.unflatten(-1, (self.experts.count, -1)).sum(-2)
 
     def kv_head(self, head: int) -> int:
         """The key/value head that serves a query head."""

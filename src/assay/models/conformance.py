@@ -217,10 +217,15 @@ class _PartCheck:
             normed = self.norm(block.mlp_norm, trace.mlp_in[layer])
             given = self.seen[block.mlp][0].view(normed.shape)
             self.same(block.mlp, "what it reads", normed, given)
-            self.same(block.mlp_out, "its output", block.run_mlp(trace.mlp_in[layer]), trace.mlp[layer])
+            mlp = block.all_mlps(trace.mlp[layer])
+            self.same(block.mlp_out, "its output", block.run_mlp(trace.mlp_in[layer]), mlp)
+            if block.experts is not None:
+                streams = [(expert, trace.mlp_in[layer]) for expert in range(block.experts.count)]
+                apart = torch.cat(block.run_experts(streams, trace.routing[layer]), -1)
+                self.same(block.experts.module, "what each expert adds", apart, trace.mlp[layer])
         else:
             self.same(block.mlp, "what it adds to the stream", torch.zeros_like(stream), trace.mlp[layer])
-        stream = stream + attention + trace.mlp[layer]
+        stream = stream + attention + block.all_mlps(trace.mlp[layer])
         self.same(block.module, "the sum of the stream behind it", stream, after)
 
     @property

@@ -16,6 +16,7 @@ _NOT_IDENTITY = frozenset({"_name_or_path", "architectures", "dtype", "torch_dty
 
 
 PostNorm = Literal["exact", "frozen", "per-target", "eap-ig"]  # see `Model.treating`
+ExpertNodes = Literal["together", "nodes"]  # see `Model.with_experts`
 
 Config = Any  # a Hugging Face configuration: attributes differ per family
 
@@ -141,6 +142,8 @@ class Family:
             that is not calling `mlp`.
         router: The module that chooses the experts of a mixture of them; the last of what it gives are the
             numbers of those chosen, `[tokens, chosen]`. None without one.
+        experts: The module of the experts of a mixture: from tokens, the numbers of their experts and the
+            factors of these to what the MLP gives. `num_experts` of them. None without one.
         activation: The module that is the MLP's activation function; None where no description says it.
         gated: From a block to the path of the module that reads the product of a gated MLP's two branches;
             None for an MLP without a gate. Raises UnsupportedModelError for an MLP it does not know.
@@ -193,6 +196,7 @@ class Family:
     mlp_out: str | None = None
     run_mlp: Callable[[nn.Module, Tensor], Tensor] | None = None
     router: str | None = None
+    experts: str | None = None
     activation: str | None = None
     gated: Callable[[nn.Module], str | None] = lambda block: None
     overwrites: bool = False
@@ -239,6 +243,11 @@ class Family:
     def treatments(self) -> tuple[str, ...]:
         """What `post_norm` can be; nothing without norms behind the branches."""
         return () if self.branch_norm is None else get_args(PostNorm)
+
+    @property
+    def expert_nodes(self) -> tuple[str, ...]:
+        """What `experts` can be; nothing without a mixture of experts."""
+        return () if self.experts is None else get_args(ExpertNodes)
 
 
 def home_of(root: nn.Module) -> torch.device:

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from assay.core.errors import FileFormatError, InputError, UnsupportedModelError
+from assay.core.errors import FileFormatError, InputError, UnsupportedModelError, unknown_name
 from assay.core.untrusted import malformed
 from assay.models.adapter import Model, hash_weights
 from assay.models.conformance import check_conformance, check_same
+from assay.models.family import ExpertNodes
 from assay.models.folding import folded
 from assay.models.hub import Repository, check_revision, fetch_description, split_revision
 from assay.models.hugging_face import check_description, from_pretrained, image_processor, stored_tokenizer
@@ -42,6 +43,7 @@ def load_model(
     revision: str | None = None,
     token: str | None = None,
     allow_pickle: bool = False,
+    experts: str = "together",
 ) -> Model:
     """Load a transformer and describe it as a residual-stream graph.
 
@@ -70,6 +72,8 @@ def load_model(
         token: Access token for gated and private hub ids. Default: `HF_TOKEN`, or the login of
             `hf auth login`. It is not stored anywhere.
         allow_pickle: Accept checkpoints that are pickles, which can run any code when opened.
+        experts: Of a mixture of experts: `together`, one MLP node per block, or `nodes`, a node per expert
+            with the routing of the clean run; see `Model.with_experts`.
 
     Raises:
         UnsupportedModelError: If the layout is not a pre-norm residual stream of a known family.
@@ -87,6 +91,41 @@ def load_model(
         >>> load_model("mini").graph.n_layers
         4
     """
+    if experts not in get_args(ExpertNodes):
+        raise unknown_name("form of experts", experts, get_args(ExpertNodes))
+    if experts != "together":
+        _refuse_device_map(
+            device_map, str(source), "experts are nodes only where all weights are on one device"
+        )
+    model = _loaded(
+        source,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        revision=revision,
+        token=token,
+        allow_pickle=allow_pickle,
+    )
+    if experts == "together":
+        return model
+    model = model.with_experts(experts)
+    check_conformance(model)
+    return model
+
+
+def _loaded(
+    source: str | Path | nn.Module,
+    *,
+    tokenizer: Any,
+    dtype: NumberType,
+    device: Device,
+    device_map: DeviceMap,
+    revision: str | None,
+    token: str | None,
+    allow_pickle: bool,
+) -> Model:
+    """`load_model`, with a mixture of experts as one node."""
     if isinstance(source, nn.Module):
         if dtype not in ("auto", None) or device not in ("auto", None) or device_map is not None:
             raise InputError(

@@ -77,6 +77,7 @@ def graph_of(graph: Mapping[str, Any]) -> Graph:
         graph["n_kv_heads"],
         parallel=graph.get("parallel", False),
         mlps=graph.get("mlps", True),
+        experts=graph.get("experts", 0),
     )
 
 
@@ -152,7 +153,7 @@ class _Grid:
         self.width = self.left * 2 + self.pitch * n_slots
         self.node_width = min(52.0, self.pitch * 0.52)
         self.node_height = self.row * 0.55
-        self.n_rows = graph.n_heads + (1.5 if graph.mlps else 0)
+        self.n_rows = max(graph.n_heads + (1.5 if graph.mlps else 0), float(graph.experts))
         self.height = HEADER + self.row * self.n_rows + 10
 
     def node(self, index: int) -> DrawnNode:
@@ -173,14 +174,17 @@ class _Grid:
         name = graph.sources[index]
         layer = int(graph.source_layer[index]) - 1
         head = index - graph.head_source(layer)
-        mlp = head == graph.n_heads
+        mlp = head >= graph.n_heads
         slot = layer * self.slots_per_layer + int(mlp)
         centre = self.left + self.pitch * (slot + 0.5)
-        middle = HEADER + self.row * (head + (1.0 if mlp else 0.5))
+        row = (
+            head - graph.n_heads if mlp and graph.experts else head
+        )  # experts have their column to themselves
+        middle = HEADER + self.row * (row + (1.0 if mlp and not graph.experts else 0.5))
         return DrawnNode(
             index=index,
             name=name,
-            label=name if mlp else (name if self.node_width > 40 else str(head)),
+            label=name if self.node_width > 40 or (mlp and not graph.experts) else str(row),
             kind="mlp" if mlp else "head",
             layer=layer,
             x=round(centre - self.node_width / 2, 1),
@@ -228,7 +232,7 @@ class _Grid:
         n_heads = self.graph.n_heads
 
         def gap_beside(node: DrawnNode, towards: DrawnNode) -> float:
-            if node.kind == "mlp":
+            if node.kind == "mlp" and not self.graph.experts:
                 return n_heads + (1.5 if towards.kind == "mlp" else 0.4)
             row = (node.y + node.height / 2 - HEADER) / self.row
             below = towards.y + towards.height / 2 > node.y + node.height / 2

@@ -151,6 +151,8 @@ def audit(
     report = progress or silent
     report("load", 0, 1)
     loaded = _loaded(model, device)
+    if full:
+        loaded.check_together("a full audit")
     plan, draws = options.settled(loaded)
     keep = store if isinstance(store, Store) or store is None else Store(store)
     report("load", 1, 1)

@@ -90,18 +90,39 @@ def caveats(document: Document) -> list[str]:
         )
     gap = document["method"].get("completeness_gap")
     routing = document["method"].get("routing")
+    apart = document["model"].get("experts") == "nodes"
     if routing is not None:
-        notes.append(
-            f"{routing['changed']:,} of {routing['choices']:,} choices of experts (one for each token and "
-            "block) differ between clean and corrupted input. Gradients do not see a choice change, so more "
-            "integration steps do not close the completeness gap."
-        )
-    elif gap is not None and gap > 0.05:
+        notes.append(_kept_routing(routing) if apart else _changed_routing(routing))
+    if gap is not None and gap > 0.05 and (routing is None or apart):
         notes.append(
             f"The completeness gap of the attribution is {percent(gap)}: "
             "more integration steps would change the scores."
         )
     return notes
+
+
+def _changed_routing(routing: Document) -> str:
+    """What it means that the corrupted input goes to other experts."""
+    return (
+        f"{routing['changed']:,} of {routing['choices']:,} choices of experts (one for each token and "
+        "block) differ between clean and corrupted input. Gradients do not see a choice change, so more "
+        "integration steps do not close the completeness gap."
+    )
+
+
+def _kept_routing(routing: Document) -> str:
+    """What it means that tokens of every run go where the clean run sends them."""
+    kept = (
+        "Each expert is a node: in every run, tokens go to the experts of the clean input. The corrupted "
+        f"input alone would change {routing['changed']:,} of {routing['choices']:,} choices (one for each "
+        "token and block)."
+    )
+    if "kept" not in routing:
+        return kept
+    return (
+        f"{kept} Its mean loss is {number(routing['kept'])} with the experts of the clean input, which is "
+        f"the empty circuit, and {number(routing['followed'])} with its own."
+    )
 
 
 def strongest_heads(document: Document) -> str:

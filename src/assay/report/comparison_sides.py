@@ -146,6 +146,7 @@ def _graph(facts: Mapping[str, Any]) -> Graph:
         facts["n_kv_heads"],
         parallel=facts.get("parallel", False),
         mlps=facts.get("mlps", True),
+        experts=facts.get("experts", 0),
     )
 
 

@@ -47,6 +47,7 @@ def find_target(
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     device_map: str | None = None,
+    experts: str = "together",
 ) -> Target:
     """The model, its examples and, for a planted model, its truth.
 
@@ -61,6 +62,7 @@ def find_target(
         dtype: Number type of the weights. Default: as of `load_model`.
         revision: Branch, tag or commit of a hub id.
         device_map: As of `load_model`.
+        experts: As of `load_model`.
 
     Raises:
         UnknownNameError: For an unknown planted model, task or swap.
@@ -74,6 +76,10 @@ def find_target(
             )
         if device_map is not None:
             raise InputError(f"{model} is small: a device map does not apply to it; leave it out")
+        if experts != "together":
+            raise InputError(
+                f"{model} has no mixture of experts, so experts={experts!r} does not apply; leave it out"
+            )
         planted = planted_model(model.removeprefix(PLANTED), dtype=dtype or torch.float32)
         if device is not None:
             planted.model.module.to(device)
@@ -83,7 +89,9 @@ def find_target(
             held_out=planted_task(planted, n=n, seed=seed + 1),
             truth=planted.edges,
         )
-    loaded = load_model(model, device=device, device_map=device_map, dtype=dtype, revision=revision)
+    loaded = load_model(
+        model, device=device, device_map=device_map, dtype=dtype, revision=revision, experts=experts
+    )
     if images is not None:
         if task is not None:
             raise InputError("--task and --images exclude each other; give one of them")

@@ -260,6 +260,7 @@ def prepare(
     `same_prompts` are keys of gates whose verdicts are marked, as circuits were found on their prompts; those
     of circuits whose record names the prompts are added.
     """
+    model.check_together("calibrate_all")
     if isinstance(gates, str):
         gates = [gates]
     asked = set(GATES) if gates is None else {find_gate(name).key for name in gates}

@@ -117,6 +117,7 @@ def worst_case(
         ((4, 3), True)
     """
     model = model.treating(post_norm)
+    model.check_together("worst_case")
     check_circuit(model, circuit)
     asked = (n_clean, n_corrupted)
     counted = asked != (None, None)

@@ -122,8 +122,8 @@ def rerun(
         exact: Run a float64 copy of the model.
     """
     if exact:
-        treatment = model.post_norm
-        model = Model(deepcopy(model.module).double(), model.family, name=model.id).treating(treatment)
+        wide = Model(deepcopy(model.module).double(), model.family, name=model.id)
+        model = wide.treating(model.post_norm).with_experts(model.experts)
     task = task_of(clean, corrupted)
     # Of the edges alone: where a circuit was found is not a matter of a float64 copy of the model.
     edges = Circuit(graph=circuit.graph, mask=circuit.mask, spans=circuit.spans)

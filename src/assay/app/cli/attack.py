@@ -113,6 +113,7 @@ def attack(settings: AttackSettings) -> None:
     size = call(settings, pipeline.sizes, protocol)
     own = [_words(text) for text in settings.words]
     model = settings.load_model()
+    model.check_together("assay attack")
     circuit = settings.edge_circuit(model.graph)
     task, found_on = _inputs(settings, model, circuit, size)
     several = reads_several(task, settings.seed)

@@ -62,6 +62,7 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
     """
     chosen = _check(settings, gates)
     model = settings.load_model()
+    model.check_together("assay calibrate")
     circuit = settings.named_circuit(model.graph)
     if settings.dry_run:
         _show_plan(settings, model, discovers=circuit is None)

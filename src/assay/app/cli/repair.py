@@ -62,6 +62,7 @@ def repair(settings: RepairSettings) -> None:
         raise InputError("--tail and --train-steps belong to --by mask; remove them, or choose mask")
     share(settings.percentile, "percentile")
     model = settings.load_model()
+    model.check_together("assay repair")
     circuit = settings.edge_circuit(model.graph)
     if settings.dry_run:
         _show_plan(settings, model, discovers=circuit is None)

@@ -29,7 +29,7 @@ LISTED = (
     "models",
 )
 # Kind -> further columns of the list, with the fact that each shows.
-MORE_COLUMNS = {"models": {"reads": "reads", "--post-norm": "post_norm"}}
+MORE_COLUMNS = {"models": {"reads": "reads", "--post-norm": "post_norm", "--experts": "experts"}}
 
 
 @command(STORE, name="list", example="assay list metrics --json")

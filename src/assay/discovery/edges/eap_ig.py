@@ -24,6 +24,7 @@ from assay.discovery.edges.spsa import check_spsa, spsa_sweep
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
+from assay.models.experts import Routing
 from assay.tasks import Batch, Task, check_equal_lengths
 
 
@@ -54,15 +55,21 @@ class Passes:
             self.traces[1.0], self.losses[1.0] = self.clean, self.loss(logits)
         trace = None
         if settings.ablation.paired and batch.alignment is None:
-            trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)
+            routing = self.clean.routing
+            trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas, routing=routing)
         elif settings.ablation.paired:
             self.forward += 1  # the baseline's own: at other places, it is not the run of alpha = 0
         self.baseline: Baseline = prepared.baseline(batch, trace)
         self.clean_input = self.clean.input
         self.ablated_input = self.baseline.far_end(self.baseline.input, self.clean_input)
 
-    def _native(self, tokens: Tensor, alpha: float, *, gradients: bool) -> Trace:
-        with torch.set_grad_enabled(gradients), self.model.tracing(gradients=gradients) as trace:
+    def _native(
+        self, tokens: Tensor, alpha: float, *, gradients: bool, routing: Sequence[Routing] = ()
+    ) -> Trace:
+        with (
+            torch.set_grad_enabled(gradients),
+            self.model.tracing(gradients=gradients, routing=routing) as trace,
+        ):
             hidden = self.model.forward(tokens)
             self._finish(trace, hidden, alpha, trace.leaf)
         return trace
@@ -80,7 +87,7 @@ class Passes:
         """The native blocks from a given input source on."""
         with (
             torch.set_grad_enabled(gradients),
-            self.model.tracing(sources=False, gradients=gradients) as trace,
+            self.model.tracing(sources=False, gradients=gradients, routing=self.clean.routing) as trace,
         ):
             hidden = self.model.resume(start, self.clean)
             self._finish(trace, hidden, alpha, start if gradients else None)
@@ -127,6 +134,7 @@ class _PathGradient(BatchMethod):
     """Abstract: gradients at points between the ablated and the clean input."""
 
     needs_gradients = True
+    splits = True
 
     @abc.abstractmethod
     def nodes(self, settings: Choices) -> Sequence[Node]:
@@ -180,8 +188,10 @@ class _PathGradient(BatchMethod):
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         per_step = 2 * model.n_layers
         steps = len(self.nodes(settings))
-        expanded = model.graph.n_sources + 3 * model.n_heads  # see `GradientSums.contract`
-        floats = (30 * model.n_layers + per_step * steps + expanded) * model.d_model * length
+        graph = model.graph
+        expanded = graph.n_sources + 3 * model.n_heads + graph.experts  # see `GradientSums.contract`
+        kept = 30 + 4 * graph.experts  # outputs of two runs, their differences
+        floats = (kept * model.n_layers + per_step * steps + expanded) * model.d_model * length
         scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
         return 4 * (floats + scores)
 
@@ -276,13 +286,15 @@ class EapIgInputs(_PathGradient):
 class EapIgActivations(BatchMethod):
     """Integrated gradients on activations: each source group moves from its ablated to its clean value.
 
-    Groups are `input`, the heads of one block together, and each MLP; only edges out of the group take
-    the group's gradients. A run differs from the clean one behind its group only, so it starts there.
+    Groups are `input`, the heads of one block together, and each MLP (where experts are nodes, those of one
+    block together); only edges out of the group take the group's gradients. A run differs from the clean one
+    behind its group only, so it starts there.
     """
 
     key = "eap-ig-activations"
     aligns = True
     needs_gradients = True
+    splits = True
     integrates = True
     source = "Marks et al. 2024, arXiv:2403.19647"
 
@@ -306,10 +318,7 @@ class EapIgActivations(BatchMethod):
             scores = self._group(passes, differences, nodes, slice(0, 1), None)
             for layer in range(model.n_layers):
                 first = graph.head_source(layer)
-                heads, mlp = (
-                    slice(first, first + model.n_heads),
-                    slice(first + model.n_heads, first + model.n_heads + 1),
-                )
+                heads, mlp = slice(first, first + model.n_heads), graph.mlp_sources(layer)
                 scores += self._group(passes, differences, nodes, heads, ("heads", layer))
                 if graph.mlps:
                     scores += self._group(passes, differences, nodes, mlp, ("mlp", layer))
@@ -360,8 +369,13 @@ class EapIgActivations(BatchMethod):
     def _from_site(cls, passes: Passes, kind: str, layer: int, alpha: float) -> Trace:
         """The run in which one group of block `layer` is at a~ + alpha (a - a~)."""
         model, block = passes.model, passes.model.blocks[layer]
-        leaf = cls._value(passes, kind, layer, alpha).requires_grad_()
-        with torch.enable_grad(), model.tracing(sources=False, gradients=True) as trace:
+        value = cls._value(passes, kind, layer, alpha)
+        leaf = (value if kind == "heads" else block.all_mlps(value)).requires_grad_()
+        routing = passes.clean.routing
+        with (
+            torch.enable_grad(),
+            model.tracing(sources=False, gradients=True, routing=routing) as trace,
+        ):
             if kind == "heads" and block.branch_norm is not None:
                 # What the heads add to the stream moves, not what the norm behind them reads.
                 assert block.branch_norm.module is not None

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from assay.execution import Baseline
 from assay.models import Model, Norm, Trace
+from assay.models.experts import Routing
 from assay.models.reading import at_reads
 from assay.models.streaming import per_block
 
@@ -37,7 +38,7 @@ class ActivationDifferences:
         z: Per block `[batch, pos, n_heads, d_head]`.
         normed_z: Per block, outputs of the heads at which the norm behind them is differentiated, where
             targets apply it: those of the clean run.
-        mlp: Per block `[batch, pos, d_model]`.
+        mlp: Per block `[batch, pos, d_model]`; where experts are nodes, of all of them as in a trace.
         constant_scale: Whether the scale of such a norm counts as a constant.
     """
 
@@ -98,7 +99,8 @@ class ActivationDifferences:
                 change = change if self.constant_scale else _tangent(change, direction)
                 heads.copy_(block.target_norm.scaled_by_gain(change * inverse))
             if graph.mlps:
-                expanded[graph.mlp_source(layer)] = self.mlp[layer][rows]
+                by_node = self.mlp[layer][rows].unflatten(-1, (graph.n_mlps, -1))
+                expanded[graph.mlp_sources(layer)] = by_node.permute(2, 0, 1, 3)
         return expanded
 
 
@@ -134,7 +136,9 @@ class GradientSums:
         self.constant_scale = constant_scale
         self.first_attention, self.first_mlp = first_attention, first_mlp
         self.channels = [_ChannelSums() for _ in model.blocks]
+        # Where experts are nodes, of those that each token goes to, [batch, pos, chosen, d_model].
         self.mlp: list[Tensor | None] = [None] * model.n_layers
+        self.routing: dict[int, Routing] = {}
         self.logits: Tensor | None = None
         self._weight = per_block(model.module, lambda layer: _projections(model, layer))
 
@@ -146,12 +150,17 @@ class GradientSums:
         for layer in range(self.first_attention, self.model.n_layers):
             self._add_attention(layer, layer - offset_attention, trace, weight, wide)
         for layer in range(self.first_mlp, self.model.n_layers):
-            gradient = trace.gradients.get(("mlp", layer, 0))
+            block = self.model.blocks[layer]
+            gradient = trace.gradients.get(("mlp" if block.experts is None else "experts", layer, 0))
             if gradient is not None:
-                norm = self.model.blocks[layer].mlp_norm
                 x = trace.mlp_in[layer - offset_mlp]
-                above = gradient.view(x.shape).to(wide) * weight
-                change = norm_backward(norm, x, above, constant_scale=self.constant_scale)
+                if block.experts is not None:
+                    self.routing[layer] = routing = trace.routing[layer - offset_mlp]
+                    x, gradient = x[:, :, None], gradient.view(*routing.chosen.shape, -1)
+                else:
+                    gradient = gradient.view(x.shape)
+                above = gradient.to(wide) * weight
+                change = norm_backward(block.mlp_norm, x, above, constant_scale=self.constant_scale)
                 before = self.mlp[layer]
                 self.mlp[layer] = change if before is None else before + change
         gradient = trace.gradients.get(("logits", 0, 0))
@@ -196,6 +205,17 @@ class GradientSums:
         result: Tensor = gradient.unflatten(1, (n, length))
         return result
 
+    def _mlp_gradient(self, layer: int, rows: slice) -> Tensor | None:
+        """`[n_mlps, batch, pos, d_model]` of some examples."""
+        gradient = self.mlp[layer]
+        if gradient is None:
+            return None
+        if layer not in self.routing:
+            return gradient[rows][None]
+        routing = self.routing[layer]
+        routing = replace(routing, chosen=routing.chosen[rows], weight=routing.weight[rows])
+        return routing.spread(gradient[rows], self.model.graph.experts).permute(2, 0, 1, 3)
+
     def contract(
         self,
         differences: ActivationDifferences,
@@ -217,7 +237,9 @@ class GradientSums:
         wanted = rows or slice(0, graph.n_sources)
         scores = differences.input.new_zeros(n if per_example else 1, graph.n_sources, graph.n_targets)
         size = max(
-            1, CHUNK_BYTES // ((graph.n_sources + 3 * self.model.n_heads) * length * self.model.d_model * 4)
+            1,
+            CHUNK_BYTES
+            // ((graph.n_sources + 3 * self.model.n_heads + graph.experts) * length * self.model.d_model * 4),
         )
         for start in range(0, n, size):
             chunk = slice(start, min(start + size, n))
@@ -229,10 +251,10 @@ class GradientSums:
                 if gradient is not None:
                     sources = slice(wanted.start, min(wanted.stop, graph.sources_before_block(layer)))
                     _multiply(into, expanded, gradient, sources, slice(first, last), per_example)
-                mlp = self.mlp[layer]
+                mlp = self._mlp_gradient(layer, chunk)
                 if mlp is not None:
                     sources = slice(wanted.start, min(wanted.stop, graph.sources_before_mlp(layer)))
-                    _multiply(into, expanded, mlp[chunk][None], sources, slice(last, last + 1), per_example)
+                    _multiply(into, expanded, mlp, sources, graph.mlp_targets(layer), per_example)
             if self.logits is not None:
                 index = torch.arange(chunk.stop - chunk.start, device=positions.device)
                 whole = self.model.reads_all(positions)

@@ -88,6 +88,7 @@ def output_scores(
     Notes:
         Cost with `steps=5`: 7 forward passes: over the clean inputs, for the ablated values, one per node.
     """
+    model.check_together("output_scores")
     if isinstance(steps, bool):
         raise InputError(f"steps is {steps!r}; give a positive integer")
     method = EapIgInputs()

@@ -16,6 +16,7 @@ class Exact(BatchMethod):
 
     key = "exact"
     aligns = True
+    splits = True
     needs_gradients = False
     source = "Conmy et al. 2023, arXiv:2304.14997"
 
@@ -50,6 +51,7 @@ class Random(BatchMethod):
 
     key = "random"
     aligns = True
+    splits = True
     needs_gradients = False
     source = "Mueller et al. 2025, arXiv:2504.13151"
 

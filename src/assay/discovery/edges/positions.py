@@ -82,6 +82,7 @@ def discover_positions(
     References:
         Haklay et al. (2025), arXiv:2502.04577.
     """
+    model.check_together("discover_positions")
     chosen = _path_gradient(get_method(method), steps)
     settings = Choices(
         objective=get_objective(objective or task.objective),

@@ -5,8 +5,10 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from assay.execution.forward import check_finite
 from assay.models import Model
 from assay.models.family import submodule
+from assay.objectives import Objective
 from assay.tasks import Task
 
 
@@ -40,6 +42,40 @@ def routing_change(model: Model, task: Task, batch_size: int) -> dict[str, int]:
         changed += int(((clean != corrupted).any(-1) & real).sum())
         choices += int(real.sum()) * len(clean)
     return {"choices": choices, "changed": changed}
+
+
+@torch.no_grad()
+def routed_losses(model: Model, task: Task, objective: Objective, batch_size: int) -> dict[str, float]:
+    """The corrupted input with its tokens sent where those of the clean one go, and as the model sends them.
+
+    Where experts are nodes, the first is the circuit without edges under `resample`; the second is the model.
+
+    Args:
+        model: A model whose experts are nodes.
+        task: The examples, with corrupted counterparts.
+        objective: The loss.
+        batch_size: Examples per pass.
+
+    Returns:
+        Mean losses over the examples, in the unit of the objective: `kept`, with the clean routing, and
+        `followed`, with its own.
+
+    Notes:
+        Costs three forward passes.
+    """
+    sums = {"kept": 0.0, "followed": 0.0}
+    for batch in task.batches(batch_size):
+        batch = batch.to(model.device)
+        with model.tracing() as clean:
+            hidden = model.forward(batch.clean)
+        full = model.read(hidden, batch.positions).to(model.result_dtype)
+        for name, routing in (("kept", clean.routing), ("followed", [])):
+            with model.tracing(routing=routing):
+                hidden = model.forward(batch.corrupted)
+            logits = model.read(hidden, batch.positions).to(model.result_dtype)
+            check_finite(logits, f"{model.id} on the corrupted input", batch.indices)
+            sums[name] += float(objective(logits, full, batch).double().sum())
+    return {name: total / task.n for name, total in sums.items()}
 
 
 def _chosen(model: Model, inputs: Tensor) -> Tensor:

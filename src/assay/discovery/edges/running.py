@@ -22,7 +22,7 @@ from assay.discovery.edges.method import (
     get_method,
     provenance_of,
 )
-from assay.discovery.edges.routing import routing_change
+from assay.discovery.edges.routing import routed_losses, routing_change
 from assay.execution import Ablation
 from assay.execution.batches import choose_batch_size, free_memory
 from assay.execution.memory import Run, peak_bytes
@@ -80,7 +80,9 @@ def discover(
     Returns:
         Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
         `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a mixture of experts
-        `routing`, how many choices of experts the corrupted input changes; for a half-precision model
+        `routing`, how many choices of experts the corrupted input changes (with a node per expert and
+        `resample` also its mean loss with the routing of the clean input, `kept`: that of the empty circuit,
+        and with its own, `followed`); for a half-precision model
         `drift`, the relative L2 distance of the scores of at most 8 examples from those of a float32
         copy under the same treatment: a fraction, >= 0. It is NaN, and `drift_reason` says why, where the
         copy would take more than 8 GiB (2.1 billion weights) or than `memory`.
@@ -146,6 +148,10 @@ class Asked:
         if self.model.family.router is not None:
             details["routing"] = routing_change(self.model, self.task, self.size)
             passes["forward"] += 2
+            if self.model.experts == "nodes" and self.settings.ablation.paired:
+                losses = routed_losses(self.model, self.task, self.settings.objective, self.size)
+                details["routing"] |= losses
+                passes["forward"] += 3
         half = self.model.dtype in (torch.bfloat16, torch.float16)
         if half and self.method.needs_gradients and isinstance(self.method, BatchMethod):
             details |= _drift(self)
@@ -177,6 +183,12 @@ def resolve(
     if settings.ablation.paired and not method.aligns:
         able = ", ".join(key for key, known in METHODS.items() if known.aligns)
         check_equal_lengths(task, f"{method.key} under resample, unlike {able},")
+    if model.experts != "together" and not method.splits:
+        able = ", ".join(key for key, known in METHODS.items() if known.splits)
+        raise InputError(
+            f"{method.key} does not serve the experts of {model.id} as nodes; use one of {able}, or load the "
+            "model with experts='together'"
+        )
     method.check(settings)
     task = model.bind(task)
     extra = method.bytes_per_example(model, task.length, settings)
@@ -222,7 +234,8 @@ def _drift(asked: Asked) -> dict[str, Any]:
         )
         return {"drift": float("nan"), "drift_reason": reason}
     few = asked.task.subset(torch.arange(min(asked.task.n, asked.size, 8)))
-    wide = Model(deepcopy(model.module).float(), model.family, name=model.id).treating(model.post_norm)
+    wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
+    wide = wide.treating(model.post_norm).with_experts(model.experts)
     low, high = (asked.method.sweep(each, few, asked.settings, few.n).total for each in (model, wide))
     return {"drift": float((low - high).norm() / high.norm())}
 
@@ -249,7 +262,8 @@ def _sweeps(
     sweep = method.sweep(model, task, settings, size)
     assert sweep.coarse is not None
     moved = _moved(model, sweep.coarse, sweep.total)
-    jumps = model.family.router is not None  # where experts change, which no number of steps resolves
+    # Where experts change, which no number of steps resolves.
+    jumps = model.family.router is not None and model.experts == "together"
     if moved <= TOLERANCE and (jumps or _gap(sweep) <= TOLERANCE):
         return sweep, {"steps": 3, "top_moved": moved}
     finer = _merge(sweep, method.sweep(model, task, replace(settings, steps="auto, refined"), size))

@@ -1,4 +1,4 @@
-"""Mixtral and OLMoE: Llama with a mixture of experts, one MLP node per block."""
+"""Mixtral and OLMoE: Llama with a mixture of experts: one MLP node per block, or a node per expert."""
 
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ MIXTRAL = FAMILIES.add(
         serves="Mixtral",
         model_types=("mixtral",),
         router="mlp.gate",
+        experts="mlp.experts",
         activation=None,
         gated=lambda block: None,
     ),
