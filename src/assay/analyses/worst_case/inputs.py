@@ -62,9 +62,9 @@ class PromptSet:
 
     tokens: Int[Tensor, "n pos"]
     lengths: Int[Tensor, " n"]
-    positions: Int[Tensor, "n *reads"]
-    answers: Int[Tensor, "n *reads_and_answers"] | None = None
-    wrong: Int[Tensor, "n *reads_and_wrong"] | None = None
+    positions: Int[Tensor, "n ..."]
+    answers: Int[Tensor, "n ..."] | None = None
+    wrong: Int[Tensor, "n ..."] | None = None
     texts: tuple[str, ...] | None = None
     slots: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
     fields: Mapping[str, list[Any]]
