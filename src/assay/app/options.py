@@ -72,7 +72,7 @@ class Revised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread(Placed):
+class Mapped(Placed):
     """Where the parts of a model go.
 
     Attributes:
@@ -92,7 +92,7 @@ class Spread(Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnModel(Typed, Revised, Spread):
+class OnModel(Typed, Revised, Mapped):
     """The model.
 
     Attributes:

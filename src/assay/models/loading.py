@@ -10,7 +10,7 @@ from torch import nn
 
 from assay.core.errors import FileFormatError, InputError, UnsupportedModelError, unknown_name
 from assay.core.untrusted import malformed
-from assay.models.adapter import Model, hash_weights
+from assay.models.adapter import Model
 from assay.models.conformance import check_conformance, check_same
 from assay.models.family import ExpertNodes
 from assay.models.folding import folded
@@ -18,6 +18,7 @@ from assay.models.hub import Repository, check_revision, fetch_description, spli
 from assay.models.hugging_face import check_description, from_pretrained, image_processor, stored_tokenizer
 from assay.models.merging import CONFIG as ADAPTER
 from assay.models.merging import attach, base_of, is_adapted, merge_adapters
+from assay.models.module_facts import hash_weights
 from assay.models.placing import Device, DeviceMap, NumberType, check_device_map, choose_device, choose_dtype
 from assay.models.recognition import family_of
 from assay.models.streaming import streams

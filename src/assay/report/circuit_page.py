@@ -55,7 +55,7 @@ def circuit_document(
 
     Notes:
         One forward pass per prompt where a model and a task are given. Patterns are rounded to 1/255 and take
-        at most 600 kB: heads with the weaker edges are left out, and the page says so.
+        at most 600 kB: heads with the weaker edges are left out, and a note on the page names them.
     """
     if prompts < 1:
         raise InputError(f"prompts is {prompts}; give at least 1")

@@ -125,7 +125,7 @@ def pair_task(
         name: Name of the task.
         grammar: What the prompts were drawn from.
         config: How the task was made.
-        aligned: Whether the prompts of a pair may differ in length; `config` then says so, where they do.
+        aligned: Whether the prompts of a pair may differ in length; `config` then notes it, where they do.
 
     Raises:
         TokenizationError: If a pair differs in token count, or a prompt breaks a rule of `encode_prompts`.

@@ -37,7 +37,7 @@ class MapStyle(Protocol):
 
 
 @runtime_checkable
-class Columns(MapStyle, Protocol):
+class Columnar(MapStyle, Protocol):
     """A `datasets.Dataset`, as far as it is read here."""
 
     @property
@@ -77,7 +77,7 @@ def check_loaded(dataset: object) -> MapStyle:
 
 
 def name_of(dataset: object) -> tuple[str, dict[str, str]]:
-    """What a data set is called, and its split, where it says so."""
+    """What a data set is called, and its split, where it names one."""
     info = getattr(dataset, "info", None)
     name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
     split = getattr(dataset, "split", None)
@@ -130,8 +130,8 @@ def read_dataset(
     """
     found = check_loaded(dataset)
     name, split = name_of(dataset)
-    if isinstance(found, Columns):
-        read: _Table | _Items = _Table(found, image, label)
+    if isinstance(found, Columnar):
+        read: _Columns | _Items = _Columns(found, image, label)
     elif image or label:
         raise InputError(f"a {type(dataset).__name__} has no columns; leave out image and label")
     else:
@@ -175,7 +175,7 @@ def _numbers(ids: str | Sequence[int] | None, dataset: MapStyle) -> Int64[np.nda
     if ids is None:
         return None
     if isinstance(ids, str):
-        if not isinstance(dataset, Columns):
+        if not isinstance(dataset, Columnar):
             raise InputError(
                 f"ids is {ids!r}, but a {type(dataset).__name__} has no columns; give the numbers"
             )
@@ -222,10 +222,10 @@ class _Items:
         return [self._found[row] for row in rows]
 
 
-class _Table:
+class _Columns:
     """The columns of a `datasets.Dataset`, whose images are decoded here."""
 
-    def __init__(self, dataset: Columns, image: str | None, label: str | None) -> None:
+    def __init__(self, dataset: Columnar, image: str | None, label: str | None) -> None:
         types = {name: type(kind).__name__ for name, kind in dataset.features.items()}
         picture = _chosen(dataset, image, "Image", IMAGE, "image", types)
         if picture is None:
@@ -263,14 +263,14 @@ class _Table:
         return None if self._label is None else [_whole(self._labels[row], row) for row in rows]
 
 
-def _column(dataset: Columns, name: str) -> str:
+def _column(dataset: Columnar, name: str) -> str:
     if name not in dataset.column_names:
         raise unknown_name("column of the data set", name, dataset.column_names)
     return name
 
 
 def _chosen(
-    dataset: Columns,
+    dataset: Columnar,
     name: str | None,
     kind: str,
     usual: Sequence[str],
@@ -339,7 +339,7 @@ class _Records(Mapping[int, str | dict[str, Any]]):
     """Rows by their number, from 1, read when they are asked for."""
 
     def __init__(self, dataset: MapStyle, columns: Mapping[str, str]) -> None:
-        plain = dataset.with_format(None) if isinstance(dataset, Columns) else dataset
+        plain = dataset.with_format(None) if isinstance(dataset, Columnar) else dataset
         self._dataset: Any = plain
         self._columns = {own: name for name, own in columns.items()}
 

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_json, progress_on_stderr
 from assay.app.option_groups import RUNNING, at_least, own_group
-from assay.app.options import Spread, Typed
+from assay.app.options import Mapped, Typed
 from assay.app.running import Batched, Computing, Reporting, call, check_outputs
 from assay.core.errors import InputError
 
@@ -20,7 +20,7 @@ CLAIM = own_group("Claim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimSettings(Computing, Reporting, Batched, Typed, Spread):
+class ClaimSettings(Computing, Reporting, Batched, Typed, Mapped):
     """How a claim is registered and tested.
 
     Attributes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportSettings(Talking, Storing):
+class CircuitExportSettings(Talking, Storing):
     """What is exported, with what, and where to.
 
     Attributes:
@@ -43,7 +43,7 @@ class ExportSettings(Talking, Storing):
 
 
 @command(CIRCUITS, example="assay export circuit.safetensors --save circuit.pdf")
-def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: ExportSettings) -> None:
+def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: CircuitExportSettings) -> None:
     """Write a circuit for other programs, or as a page.
 
     The ending of --save chooses the format.
@@ -85,7 +85,7 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: E
         echo(f"{out}")
 
 
-def _exported(named: str, settings: ExportSettings) -> "ExportedCircuit":
+def _exported(named: str, settings: CircuitExportSettings) -> "ExportedCircuit":
     """The circuit, with scores and roles of files where they are given."""
     from assay.circuits import EdgeScores, ExportedCircuit, NodeRoles, load_roles, load_scores
     from assay.report.comparison_sides import circuit_side
@@ -102,7 +102,7 @@ def _exported(named: str, settings: ExportSettings) -> "ExportedCircuit":
     )
 
 
-def _inputs(settings: ExportSettings) -> "tuple[Model | None, PairTask | None]":
+def _inputs(settings: CircuitExportSettings) -> "tuple[Model | None, PairTask | None]":
     """Model and prompts where they are named."""
     if settings.model is None or settings.task is None:
         return None, None
@@ -117,7 +117,10 @@ def _inputs(settings: ExportSettings) -> "tuple[Model | None, PairTask | None]":
 
 
 def _examples(
-    settings: ExportSettings, model: "Model | None", task: "PairTask | None", exported: "ExportedCircuit"
+    settings: CircuitExportSettings,
+    model: "Model | None",
+    task: "PairTask | None",
+    exported: "ExportedCircuit",
 ) -> "EdgeScores | None":
     """Scores of the edges on each prompt."""
     if model is None or task is None:

@@ -25,7 +25,7 @@ from assay.app.console import (
     show_cost,
 )
 from assay.app.option_groups import DEFAULT_STORE, RUNNING, Count
-from assay.app.options import Spread, Typed
+from assay.app.options import Mapped, Typed
 from assay.app.running import Computing, check_outputs
 
 
@@ -41,7 +41,7 @@ LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepSettings(Computing, Typed, Spread):
+class SweepSettings(Computing, Typed, Mapped):
     """How a plan is run.
 
     Attributes:

@@ -18,7 +18,7 @@ from assay.app.option_groups import (
     one_of,
     own_group,
 )
-from assay.app.options import Ablating, Revised, Spread, Typed
+from assay.app.options import Ablating, Mapped, Revised, Typed
 from assay.app.running import Batched, Seeded
 
 
@@ -26,7 +26,7 @@ ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorOptions(Seeded, Batched, Typed, Revised, Spread, Ablating):
+class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
     """What a monitor watches and how.
 
     Attributes:
