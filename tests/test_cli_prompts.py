@@ -126,7 +126,10 @@ def test_commands_align_prompts_of_other_lengths(tmp_path: Path) -> None:
     left_out = json.loads((tmp_path / "audit" / "audit.json").read_text())["left_out"]
     whys = {each["stage"]: each["reason"] for each in left_out}
     assert whys["attack"] == whys["calibrate"] == "serves pairs whose prompts are of one length"
-    for command, what in (("attack", "a worst case"), ("calibrate", "a table of measurements")):
-        done = invoke(command, *common, *circuit)
-        assert done.exit_code != 0
-        assert f"{what} needs clean and corrupted prompts of one length" in done.stderr
+    kinds = {"attack": "a worst case", "calibrate": "a table of measurements", "repair": "a repair"}
+    for command, what in kinds.items():
+        for flags in (circuit, ["--dry-run"], []):  # before a circuit is discovered, too
+            done = invoke(command, *common, *flags)
+            assert done.exit_code != 0
+            assert f"{what} needs clean and corrupted prompts of one length" in done.stderr
+            assert "discover" not in done.stderr

@@ -17,7 +17,7 @@ from assay.execution.forward import circuit_run, plain_run
 from assay.execution.memory import Fit, largest_batch, peak_bytes, weight_bytes
 from assay.models import Model, load_model
 from assay.pipeline import cost_of
-from assay.tasks import PairTask, Task
+from assay.tasks import PairTask, Task, align_prompts
 
 
 WIDE = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -133,6 +133,30 @@ def test_a_batch_is_as_large_as_the_prediction_allows_and_scores_are_the_same() 
         discover(model, task, "eap", batch_size=12, memory=needed // 2).values,
         discover(model, task, "eap", batch_size=12).values,
     )
+
+
+@pytest.mark.parametrize("job", ["discover", "circuit", "corrupted"])
+def test_longer_corrupted_prompts_count(job: str) -> None:
+    """A batch that would fit if the corrupted prompts were as short as the clean ones is split."""
+    model, short = wide_model("gpt2"), prompts(24, 4)
+    task = PairTask(
+        clean=short.clean,
+        corrupted=prompts(24, 60).corrupted,
+        answers=short.answers,
+        wrong=short.wrong,
+        alignment=align_prompts([4] * 24, [60] * 24),
+    )
+    circuit = Circuit.random(model.graph, 20, seed=0)
+
+    def run(memory: int | None) -> object:
+        if job == "discover":
+            return discover(model, task, "eap", memory=memory)
+        if job == "circuit":
+            return run_circuit(model, task, circuit, memory=memory)
+        return run_model(model, task, corrupted=True, memory=memory)
+
+    half = allocated(lambda: run(None)) // 2
+    assert allocated(lambda: run(half)) <= 1.15 * half
 
 
 def test_one_example_that_does_not_fit_is_refused_before_work_starts(

@@ -154,6 +154,26 @@ def test_pairs_of_one_length_are_what_they_are_without_an_alignment() -> None:
     check_equal_lengths(same, "anything")
 
 
+@pytest.mark.parametrize("rows", [[1], [1, 1]])
+def test_rows_of_one_length_are_ordinary_pairs_again(rows: list[int]) -> None:
+    """Row 1 is padded to the longest prompts of either side, which are those of row 0."""
+    for flipped in (False, True):  # the corrupted prompts are the longer ones, or the shorter ones
+        task = aligned()
+        if flipped:
+            task = aligned(
+                clean=task.corrupted,
+                corrupted=task.clean,
+                lengths=task.corrupted_lengths,
+                corrupted_lengths=task.lengths,
+                alignment=torch.tensor([[-1, 0, 1, 2], [0, 1, 2, -1]]),
+            )
+        alone = task.subset(rows)
+        check_equal_lengths(alone, "anything")
+        assert (alone.alignment, alone.how_aligned) == (None, None)
+        assert alone.corrupted.shape == alone.clean.shape
+        assert torch.equal(alone.corrupted[:, :3], task.corrupted[rows, :3])
+
+
 def test_donors_and_new_pairs() -> None:
     task = aligned()
     donated = task.with_donors(torch.tensor([1, 0]))

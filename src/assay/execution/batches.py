@@ -64,12 +64,12 @@ def choose_batch_size(
 
 def usual_batch(model: Model, task: Task) -> int:
     """Examples per pass that suit the device, where memory does not matter."""
-    return max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
+    return max(1, TOKENS_PER_PASS // task.longest) if model.device.type == "cpu" else 4096
 
 
 def _rough_pass(model: Model, task: Task, *, kept: bool) -> int:
     """Memory of a plain pass over one example, rather too much; `kept`: activations stay for later."""
-    length, reads = task.length, task.positions[0].numel()
+    length, reads = task.longest, task.positions[0].numel()
     attention = 4 * model.n_heads * length**2 * (model.n_layers if kept else 1)  # as kernels that keep it do
     return 4 * (
         model.d_model * length * (12 * model.n_layers if kept else 24) + attention + model.n_vocab * 4 * reads
@@ -82,7 +82,7 @@ def _check_fits(model: Model, task: Task, fit: Fit) -> None:
     spread = len({weight.device for weight in model.module.parameters()}) > 1
     if fit.size == 1 and fit.bytes > free and not spread:
         raise InputError(
-            f"one example of {task.length} positions needs about {fit.bytes / 2**30:.2f} GiB beyond the "
+            f"one example of {task.longest} positions needs about {fit.bytes / 2**30:.2f} GiB beyond the "
             f"weights of {model.id}, but {free / 2**30:.2f} GiB are free on {model.device}. Use shorter "
             "prompts, fewer steps, dtype='bfloat16', a device with more memory, or device_map='stream' where "
             "the weights take the rest"

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int, Int64
@@ -93,7 +94,8 @@ def run_model(
     """
     task = model.bind(task)
     results = []
-    size = choose_batch_size(model, task, asked=batch_size, memory=memory, run=plain_run)
+    run = partial(plain_run, corrupted=corrupted)
+    size = choose_batch_size(model, task, asked=batch_size, memory=memory, run=run)
     for batch in task.batches(size):
         batch = batch.to(model.device)
         logits = _plain_logits(model, batch, corrupted=corrupted).cpu()
@@ -112,10 +114,10 @@ def _plain_logits(model: Model, batch: Batch, *, corrupted: bool = False) -> Ten
     return model.read(hidden, positions).to(model.result_dtype)
 
 
-def plain_run(model: Model, task: Task) -> None:
+def plain_run(model: Model, task: Task, *, corrupted: bool = False) -> None:
     """`run_model` in one batch."""
     for batch in task.batches(task.n):
-        _plain_logits(model, batch.to(model.device))
+        _plain_logits(model, batch.to(model.device), corrupted=corrupted)
 
 
 @takes_text(spans=True, reads=True, lengths=True)
@@ -235,7 +237,7 @@ def circuit_batch(
         runner.model,
         task,
         asked=asked,
-        bytes_per_example=runner.bytes_per_pair(task.length),
+        bytes_per_example=runner.bytes_per_pair(task.longest),
         memory=memory,
         run=circuit_run(runner, circuit, ablation),
     )

@@ -185,7 +185,7 @@ def batch_memory(
         settings = chosen.choices(whole, steps=steps, objective=objective, ablation=ablation)
         asked = resolve(model, whole, chosen, settings, batch_size=batch_size)
         peak = asked.peak_bytes()
-        rough = chosen.bytes_per_example(model, whole.length, settings)
+        rough = chosen.bytes_per_example(model, whole.longest, settings)
         return asked.size, asked.size * rough if peak is None else peak
     circuit = Circuit.random(model.graph, max(1, model.graph.n_edges // 10), seed=0)
     carried = get_ablation(ablation or whole.ablation)

@@ -114,6 +114,11 @@ class ImageTask(Carded):
         return self._n_tokens
 
     @property
+    def longest(self) -> int:
+        """`length`, as counterparts have as many; errors as there."""
+        return self.length
+
+    @property
     def answers(self) -> Int[Tensor, "n 1"]:
         """The right class of each image.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn import functional
 
 from assay.core.display import Carded
 from assay.core.errors import InputError, TokenizationError
@@ -225,7 +226,10 @@ class PairTask(Carded):
         object.__setattr__(self, "fields", dict(self.fields or {}))
         check_rows(self)
         check_values(self)
-        if not self.unequal and self.clean.shape == self.corrupted.shape:
+        if self.alignment is not None and not self.unequal:
+            more = width - self.corrupted.shape[1]  # padding alone: the prompts are as long as the clean ones
+            same = functional.pad(self.corrupted, (0, more), value=self.pad_id)
+            object.__setattr__(self, "corrupted", same)
             object.__setattr__(self, "alignment", None)
 
     def describe(self) -> dict[str, Any]:

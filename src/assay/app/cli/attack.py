@@ -107,7 +107,7 @@ def attack(settings: AttackSettings) -> None:
     from assay import pipeline
     from assay.analyses.worst_case.search import reads_several
     from assay.pipeline.inputs import few_inputs
-    from assay.tasks import load_task
+    from assay.tasks import check_equal_lengths, load_task
 
     protocol = _check(settings)
     size = call(settings, pipeline.sizes, protocol)
@@ -116,6 +116,7 @@ def attack(settings: AttackSettings) -> None:
     model.check_together("assay attack")
     circuit = settings.edge_circuit(model.graph)
     task, found_on = _inputs(settings, model, circuit, size)
+    check_equal_lengths(task, "a worst case")
     several = reads_several(task, settings.seed)
     if settings.search is not None and protocol == "inputs" and several:
         raise InputError(

@@ -60,10 +60,14 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
         gates: Keys or codes of single gates, e.g. C11. Default: all.
         settings: The options.
     """
+    from assay.tasks import check_equal_lengths, load_task
+
     chosen = _check(settings, gates)
     model = settings.load_model()
     model.check_together("assay calibrate")
     circuit = settings.named_circuit(model.graph)
+    if settings.lengths == "aligned":
+        check_equal_lengths(load_task(settings.task, model), "a table of measurements")
     if settings.dry_run:
         _show_plan(settings, model, discovers=circuit is None)
         return 0

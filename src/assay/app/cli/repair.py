@@ -55,7 +55,7 @@ def repair(settings: RepairSettings) -> None:
     """
     from assay import pipeline
     from assay.stats.percentile_bounds import share
-    from assay.tasks import is_task_file, load_task
+    from assay.tasks import check_equal_lengths, is_task_file, load_task
 
     pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
     if settings.by == "swap" and (settings.tail is not None or settings.train_steps is not None):
@@ -64,12 +64,13 @@ def repair(settings: RepairSettings) -> None:
     model = settings.load_model()
     model.check_together("assay repair")
     circuit = settings.edge_circuit(model.graph)
+    whole = is_task_file(settings.task) and settings.n is None
+    task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
+    check_equal_lengths(task, "a repair")
     if settings.dry_run:
         _show_plan(settings, model, discovers=circuit is None)
         return
     check_outputs(settings)
-    whole = is_task_file(settings.task) and settings.n is None
-    task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
     result = _run(settings, model, task, circuit)
     files = {"circuit": File(settings.path_of(settings.save, "circuit.safetensors"), result.circuit.save)}
     document = result.to_dict()

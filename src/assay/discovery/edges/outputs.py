@@ -104,7 +104,7 @@ def output_scores(
     nodes = quadrature_nodes(steps, quadrature)
     task = model.bind(task)
     size = choose_batch_size(
-        model, task, asked=batch_size, bytes_per_example=8 * model.d_model * task.length * 4, memory=memory
+        model, task, asked=batch_size, bytes_per_example=8 * model.d_model * task.longest * 4, memory=memory
     )
     started = time.perf_counter()
     prepared = settings.ablation.prepare(model, task, batch_size=size, seed=seed)

@@ -191,7 +191,7 @@ def resolve(
         )
     method.check(settings)
     task = model.bind(task)
-    extra = method.bytes_per_example(model, task.length, settings)
+    extra = method.bytes_per_example(model, task.longest, settings)
     size = choose_batch_size(
         model,
         task,
