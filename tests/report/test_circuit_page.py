@@ -160,6 +160,11 @@ def test_the_page_shows_patterns_weights_and_given_roles(
     mean = stepper.text_content()
     page.locator("select[name=example]").select_option(index=2)
     assert "on prompt 2" in str(stepper.text_content())
+    page.locator("select[name=example]").select_option(index=1)
+    assert (
+        panel.locator("select").input_value() == "0"
+    )  # the pattern is of the prompt whose weights are shown
+    assert panel.locator(".attended").text_content() == before
     assert stepper.text_content() != mean
     page.keyboard.press("Escape")
     stepper.focus()

@@ -107,11 +107,12 @@ def test_changes_name_the_entries_of_the_records_that_differ(filled: tuple[Store
 def test_circuits_of_files_and_of_the_store_meet(filled: tuple[Store, Filled], tmp_path: Path) -> None:
     store, ids = filled
     graph = build_graph(2, 3)
-    place = Circuit.full(graph).save(tmp_path / "full.safetensors")
+    (tmp_path / "first").mkdir()
+    place = Circuit.full(graph).save(tmp_path / "first" / "full.safetensors")
     document = compare_document(store, ids.circuit, str(place))
     assert document["circuits"]["counts"] == {"both": graph.n_edges, "a": 0, "b": 0}
     assert document["circuits"]["scored"] == [False, False]
-    assert "full.safetensors" in render(document)
+    assert "first/full.safetensors" in render(document)
     with pytest.raises(UnknownNameError):
         compare_document(store, ids.circuit, str(place), files=False)
 

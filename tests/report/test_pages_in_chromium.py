@@ -47,6 +47,21 @@ def test_a_page_loads_in_silence_sorts_and_fits_a_telephone(kind: str, visit: Vi
     visit.check()
 
 
+@pytest.mark.parametrize("kind", ["audit", "subset", "worst case"])
+def test_nothing_in_a_figure_lies_on_its_caption(kind: str, visit: Visit) -> None:
+    page = visit.open(page_of(kind))
+    overlap = """caption => {
+      const above = caption.previousElementSibling;
+      return above ? above.getBoundingClientRect().bottom - caption.getBoundingClientRect().top : -1;
+    }"""
+    captions = [
+        each for each in page.locator("figure:not(.beside, .viewer) > figcaption").all() if each.is_visible()
+    ]
+    assert captions
+    for caption in captions:
+        assert caption.evaluate(overlap) <= 0.5, caption.text_content()
+
+
 def _sorts(table: Any) -> None:
     """A column goes up, down and back, by click and by keyboard."""
     button = table.locator("thead button").first

@@ -58,8 +58,8 @@ def test_rows_are_in_the_order_of_the_leading_metric() -> None:
     assert [row[0] for row in table.rows] == ["q<0.9>", "q<0.7>", "q<0.5>", "q<0.3>", "q<0.1>"]
     assert table.columns[1].name == "accuracy"
     assert (table.columns[2].name, table.columns[2].arrow) == ("DDB output", "\N{UPWARDS ARROW}")
-    assert plain_text(table.rows[0][2].text).endswith(" 1")
-    assert plain_text(table.rows[1][2].text).endswith(" 2")
+    assert plain_text(table.rows[0][2].text).endswith(" #1")
+    assert plain_text(table.rows[1][2].text).endswith(" #2")
 
 
 def test_arrows_follow_the_direction_of_a_metric() -> None:

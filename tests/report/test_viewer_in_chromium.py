@@ -57,7 +57,7 @@ def test_a_drawing_answers_to_pointer_and_keyboard(kind: str, visit: Visit) -> N
     place = place_of_an_edge(page)
     assert figures(page)["hot"] == 1
     page.mouse.click(*place)
-    assert "(pinned)" in chosen(page)
+    assert "(picked)" in chosen(page)
     page.mouse.click(*place)
     page.mouse.move(1, 1)
     assert not tip.is_visible()
@@ -70,11 +70,11 @@ def test_a_drawing_answers_to_pointer_and_keyboard(kind: str, visit: Visit) -> N
     page.keyboard.press("ArrowRight")
     assert chosen(page) != first
     page.keyboard.press("Enter")
-    assert "(pinned)" in chosen(page)
+    assert "(picked)" in chosen(page)
     said = page.locator(".status").first
-    assert str(said.text_content()).startswith("Pinned: ")
+    assert str(said.text_content()).startswith("Picked: ")
     page.keyboard.press("Escape")
-    assert said.text_content() == "Nothing pinned"
+    assert said.text_content() == "Nothing picked"
 
     stepper = page.locator(".stepper")
     stepper.focus()
@@ -86,7 +86,7 @@ def test_a_drawing_answers_to_pointer_and_keyboard(kind: str, visit: Visit) -> N
     page.keyboard.press("Home")
     assert stepper.text_content() == strongest
     page.keyboard.press("Enter")
-    assert "(pinned)" in chosen(page)
+    assert "(picked)" in chosen(page)
     visit.check()
 
 
@@ -147,7 +147,7 @@ def test_a_search_lists_nodes_and_edges_and_goes_to_them(visit: Visit) -> None:
     assert "1 node and " in str(found.text_content())
     assert figures(page)["hot"] > 0
     page.keyboard.press("Enter")
-    assert chosen(page) == "a1.h7 (pinned)"
+    assert chosen(page) == "a1.h7 (picked)"
     assert page.evaluate("document.activeElement.classList.contains('node')")
     page.keyboard.press("Escape")
     page.keyboard.press("/")
@@ -167,7 +167,7 @@ def test_roles_and_labels_are_given_saved_and_loaded(visit: Visit, tmp_path: Pat
     page.get_by_label("Role", exact=True).fill("name movers")
     page.get_by_role("button", name="Add to role").click()
     said = page.locator(".roles-panel .said")
-    assert "Pin a node first" in str(said.text_content())
+    assert "Pick a node first" in str(said.text_content())
     for node in ("a3.h0", "a3.h1"):
         page.locator(f".node[aria-label^='{node}']").focus()
         page.keyboard.press("Enter")

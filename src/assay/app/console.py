@@ -1,5 +1,6 @@
 """The terminal: errors and warnings as messages, results on stdout, notes and progress on stderr."""
 
+import codecs
 import io
 import json
 import re
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, Any]
 SIGNS = "\N{BLACK CIRCLE}\N{MINUS SIGN}\N{NARROW NO-BREAK SPACE}\N{HORIZONTAL ELLIPSIS}"  # of our own output
+# What stands for them, and for signs of names and prompts, where a terminal has only letters.
+PLAIN = {
+    "\N{BLACK CIRCLE}": "*",
+    "\N{WHITE CIRCLE}": "o",
+    "\N{DOTTED CIRCLE}": "~",
+    "\N{MINUS SIGN}": "-",
+    "\N{EN DASH}": "-",
+    "\N{NO-BREAK SPACE}": " ",
+    "\N{NARROW NO-BREAK SPACE}": " ",
+    "\N{HORIZONTAL ELLIPSIS}": "...",
+    "\N{LEFT DOUBLE QUOTATION MARK}": '"',
+    "\N{RIGHT DOUBLE QUOTATION MARK}": '"',
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "\N{LESS-THAN OR EQUAL TO}": "<=",
+    "\N{GREATER-THAN OR EQUAL TO}": ">=",
+    "\N{RIGHTWARDS ARROW}": "->",
+}
 _quiet = False
 
 
@@ -51,9 +70,18 @@ def fit_terminal() -> str:
     for stream in (sys.stderr, sys.stdout):
         if not isinstance(stream, io.TextIOWrapper) or _writes(stream.encoding, SIGNS):
             continue
-        stream.reconfigure(errors="replace")
+        codecs.register_error("assay-plain", _plain)
+        stream.reconfigure(errors="assay-plain")
         lacking = stream.encoding
     return lacking
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Letters for the signs that an encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(PLAIN.get(sign, "?") for sign in lacking), error.end
 
 
 def _writes(encoding: str, text: str) -> bool:

@@ -157,6 +157,8 @@ def _unreachable(name: str, revision: str | None, error: Any, instead: str) -> s
     """What to do where the hub gave no answer."""
     from huggingface_hub import constants
 
+    # What a model is called could be a directory; an address of the hub could not.
+    absent = "neither a directory nor in" if instead == _DIRECTORY else "not in"
     cached = f"{name!r}{'' if revision is None else f' at revision {revision!r}'}"
     if constants.HF_HUB_OFFLINE:
         why = "HF_HUB_OFFLINE is set, so nothing is fetched; unset it"
@@ -165,8 +167,8 @@ def _unreachable(name: str, revision: str | None, error: Any, instead: str) -> s
         first = (printable(str(cause)).strip() or type(cause).__name__).splitlines()[0][:200]
         why = f"the hub does not answer ({first}); check the network"
     return (
-        f"cannot load {cached}: it is neither a directory nor in the cache {constants.HF_HUB_CACHE}, and "
-        f"{why}, or give {instead}"
+        f"cannot load {cached}: it is {absent} the cache {constants.HF_HUB_CACHE}, and {why}, or give "
+        f"{instead}"
     )
 
 

@@ -117,7 +117,8 @@ def circuit_side(given: str, store: Callable[[], Store]) -> Side:
 def _file(given: str) -> Side:
     circuit = load_circuit(given)
     return Side(
-        label=given if is_address(given) else Path(given).name,
+        # With its folder: the files of two audits have one name.
+        label=given if is_address(given) else Path(*Path(given).parts[-2:]).as_posix(),
         kind="circuit file",
         id=None,
         created=None,

@@ -113,7 +113,7 @@ def _models_table(document: Document, level: str) -> Table:
     heads += [Column(name=each["name"], numeric=True, arrow=words.arrow(each)) for each in metrics]
     lists = [*([] if truth is None else [truth]), *(each["rows"] for each in metrics)]
     caption = (
-        f"Value, rank among the models (bold: first) and {level} interval over resampled images. Arrows "
+        f"Value, rank among the models (#1, bold: first) and {level} interval over resampled images. Arrows "
         "point towards better models. A metric without an arrow ranks nothing, because its source does not "
         "give the direction."
     )
@@ -144,7 +144,7 @@ def _cell(row: Document) -> Cell:
     value: Text = number(row["value"], digits)
     value = bold(value) if rank == 1 else value
     return Cell(
-        text=value if rank is None else (value, " ", Span(f"{rank:g}", "place")),
+        text=value if rank is None else (value, " ", Span(f"#{rank:g}", "place")),
         below=interval(low, high, digits) or "no interval",
         title=reason,
     )

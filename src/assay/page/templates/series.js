@@ -136,6 +136,11 @@ function seriesView(figure) {
         ctx.fill();
       });
       ctx.font = `${12 * one}px ${css.getPropertyValue("--sans")}`;
+      if (data.known.length) {
+        ctx.fillStyle = muted;
+        ctx.textAlign = "center";
+        ctx.fillText("known", u.valToPos(first + room, "x", true), bbox.top + bbox.height - 6 * one);
+      }
       ctx.textAlign = "right";
       for (const { value, name, dashed } of data.levels) {
         const y = u.valToPos(value, "y", true);

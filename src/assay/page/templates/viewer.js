@@ -85,9 +85,9 @@ function circuitView(figure) {
     const same = what && state.pinned && what.node === state.pinned.node && what.edge === state.pinned.edge;
     state.pinned = same ? null : what;
     nodes.forEach((node, n) => node.setAttribute("aria-pressed", String(Boolean(state.pinned) && state.pinned.node === n)));
-    if (state.pinned && state.pinned.edge !== undefined) controls.say(`Pinned: ${sentence(state.pinned.edge)}`);
-    else if (state.pinned) controls.say(`Pinned: ${nodes[state.pinned.node].getAttribute("aria-label")}`);
-    else controls.say("Nothing pinned");
+    if (state.pinned && state.pinned.edge !== undefined) controls.say(`Picked: ${sentence(state.pinned.edge)}`);
+    else if (state.pinned) controls.say(`Picked: ${nodes[state.pinned.node].getAttribute("aria-label")}`);
+    else controls.say("Nothing picked");
     roles.follow();
     release();
   }
@@ -200,7 +200,9 @@ function circuitView(figure) {
   /* ---- what is shown ---- */
 
   function update() {
-    const chosen = controls.read(), weights = ((state.example = chosen.example), view.weights());
+    const chosen = controls.read();
+    if (chosen.example >= 0 && chosen.example !== state.example) attendTo(examples[chosen.example].text);
+    const weights = ((state.example = chosen.example), view.weights());
     const role = chosen.role === null ? null : new Set((view.roles.roles[chosen.role] || []).map((name) => data.nodes.indexOf(name)));
     if (data.sets) state.kept = edges.map((edge) => chosen.sets.has(edge.set));
     else state.kept = chosen.size === null ? edges.map(() => true) : connected(edges, chosen.size, nodes.length);
@@ -227,6 +229,13 @@ function circuitView(figure) {
     roles.showFlows();
     tableSoon();
     lookUp();
+  }
+
+  /* The attention pattern follows the prompt whose weights are shown. */
+  function attendTo(text) {
+    const at = data.attention ? data.attention.prompts.findIndex((each) => each.text === text) : -1;
+    if (at >= 0) state.attended = at;
+    if (at >= 0 && state.pinned) showPicked(state.pinned, true);
   }
 
   function nodeName(n) {

@@ -42,7 +42,7 @@ function edgeList(title, indices, view, name) {
 function nodePanel(view, n, pinned) {
   const { into, from } = view.around(n), name = view.data.nodes[n], lists = element("div", "lists");
   const groups = view.rolesOf(n), label = view.roles.labels[name];
-  const heading = element("h3", "", name + (pinned ? " (pinned)" : ""));
+  const heading = element("h3", "", name + (pinned ? " (picked)" : ""));
   if (label) heading.append(element("span", "quiet", ` ${label}`));
   if (groups.length) heading.append(element("span", "quiet", ` \u00b7 ${groups.join(", ")}`));
   if (n > 0) lists.append(edgeList("reads", into, view, (i) => view.data.nodes[view.edges[i].source] + channel(view.edges[i].target)));
@@ -54,7 +54,7 @@ function nodePanel(view, n, pinned) {
 /* What is known of an edge, and its weight on every example. */
 function edgePanel(view, i, pinned) {
   const edge = view.edges[i], examples = view.examples;
-  const parts = [element("h3", "", `${view.data.nodes[edge.source]} \u2192 ${edge.target}${pinned ? " (pinned)" : ""}`)];
+  const parts = [element("h3", "", `${view.data.nodes[edge.source]} \u2192 ${edge.target}${pinned ? " (picked)" : ""}`)];
   parts.push(element("p", "", view.sentence(i) + "."));
   if (pinned && examples.length) {
     const table = element("table"), body = element("tbody");
@@ -152,7 +152,7 @@ function rolesPanel(view, panel) {
 
   function addRole() {
     const name = role.value.trim(), node = picked();
-    if (!node) return say("Pin a node first: click it, or press Enter on it.", true);
+    if (!node) return say("Pick a node first: click it, or press Enter on it.", true);
     if (!name) return say("Give the role a name, e.g. name mover.", true);
     const members = view.roles.roles[name] || (view.roles.roles[name] = []);
     if (!members.includes(node)) members.push(node);
@@ -162,7 +162,7 @@ function rolesPanel(view, panel) {
 
   function setLabel() {
     const node = picked(), text = label.value.trim();
-    if (!node) return say("Pin a node first: click it, or press Enter on it.", true);
+    if (!node) return say("Pick a node first: click it, or press Enter on it.", true);
     if (text) view.roles.labels[node] = text;
     else delete view.roles.labels[node];
     say(text ? `${node} is labelled ${text}.` : `${node} has no label.`);
@@ -226,7 +226,7 @@ function rolesPanel(view, panel) {
 
   function follow() {
     const node = picked();
-    chosen.textContent = node ? `Pinned: ${node}` : "Pin a node to name its role or give it a label.";
+    chosen.textContent = node ? `Picked: ${node}` : "Pick a node to name its role or give it a label.";
     label.value = (node && view.roles.labels[node]) || "";
   }
 
