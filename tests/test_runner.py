@@ -715,5 +715,5 @@ def test_the_pairs_of_an_audit_suit_its_task() -> None:
     assert usual_sizes(own) == ("file", PairCounts(n_clean=90, n_corrupted=90))
     lengths = drawn.lengths.clone()
     lengths[0] -= 1
-    ragged = replace(drawn, lengths=lengths, positions=lengths - 1)
+    ragged = replace(drawn, lengths=lengths, corrupted_lengths=lengths, positions=lengths - 1)
     assert usual_sizes(ragged) == ("matched", PairCounts(n_clean=90, n_corrupted=90))

@@ -9,7 +9,6 @@ from reads import one_read_each, several_reads
 from torch import nn
 
 from assay.analyses.calibration.battery import calibrate_all
-from assay.analyses.worst_case import repair, worst_case
 from assay.circuits import Circuit
 from assay.core.errors import AssayWarning, InputError
 from assay.discovery.edges import discover, discover_positions
@@ -217,8 +216,6 @@ def test_what_reads_one_position_says_so(gpt2_tiny64: nn.Module) -> None:
     circuit = random_circuit(model)
     one = "reads prompts at one position, but some here are read at 3; give each position a prompt of its own"
     for run in (
-        lambda: worst_case(circuit, model, task),
-        lambda: repair(circuit, model, task),
         lambda: calibrate_all(Circuit.from_heads(model.graph, [(0, 1)]), model, task),
         lambda: discover_heads(model, task, "dla"),
         lambda: discover_heads(model, task, "ov-norm"),

@@ -94,10 +94,11 @@ def test_what_cannot_be_run_is_said_by_a_code(model: Model, task: PairTask) -> N
         assert by_heads.refusal(method) is by_edges.refusal(method) is None
     short = task.lengths.clone()
     short[3] -= 2
-    alone = Complement(runs=CircuitRuns(model, replace(task, lengths=short, positions=short - 1), circuit))
+    ragged = replace(task, lengths=short, corrupted_lengths=short, positions=short - 1)
+    alone = Complement(runs=CircuitRuns(model, ragged, circuit))
     assert alone.refusal("resample-donor") is alone.refusal("resample-donor-same-class") is None
     assert np.flatnonzero(~alone.draw("resample-donor").served).tolist() == [3]
-    apart = replace(task.subset([0, 3]), lengths=short[[0, 3]], positions=short[[0, 3]] - 1)
+    apart = ragged.subset([0, 3])
     assert Complement(runs=CircuitRuns(model, apart, circuit)).refusal("resample-donor") == "no_donor"
     different = replace(task, answers=torch.arange(task.n)[:, None], wrong=torch.full((task.n, 1), 90))
     assert Complement(runs=CircuitRuns(model, different, circuit)).refusal("resample-donor-same-class") == (

@@ -105,7 +105,7 @@ def check_values(task: "PairTask") -> None:
         check_alignment(task.alignment, task.lengths, other, task.positions)
     elif not torch.equal(task.lengths, other):
         raise InputError(
-            "corrupted_lengths differs from lengths, but there is no alignment; give "
+            "corrupted_lengths differs from lengths, but there is no alignment; give both the same numbers, or "
             "alignment=align_prompts(lengths, corrupted_lengths)"
         )
     if task.wrong is not None:
