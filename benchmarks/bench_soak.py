@@ -7,6 +7,7 @@ import argparse
 import gc
 import json
 from pathlib import Path
+from statistics import median
 
 import psutil
 import torch
@@ -17,7 +18,7 @@ from assay.models import load_model
 from assay.tasks import load_task
 
 
-SETTLING = 50  # rounds until the allocator has the pages that it keeps
+WINDOW = 50  # rounds until the allocator has the pages that it keeps, and rounds of a median
 METRICS = ("faithfulness-norm", "kl")
 
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     model, process = load_model("mini"), psutil.Process()
     resident = []
     for turn in range(options.rounds):
@@ -36,17 +37,19 @@ def main() -> None:
             measure(circuit, model, task, metric)
         gc.collect()
         resident.append(process.memory_info().rss)
-    settled = resident[min(SETTLING, len(resident) - 1)]
+    settled = resident[WINDOW:] or resident
+    first, last = median(settled[:WINDOW]), median(settled[-WINDOW:])
     result = {
         "benchmark": "soak",
         "rounds": options.rounds,
         "metrics": METRICS,
-        "resident MiB": {
-            f"round {turn + 1}": round(resident[turn] / 2**20, 1)
-            for turn in sorted({0, min(SETTLING, len(resident) - 1), len(resident) // 2, len(resident) - 1})
+        f"resident MiB, median of {WINDOW} rounds": {
+            f"from round {start + 1}": round(median(resident[start : start + WINDOW]) / 2**20, 1)
+            for start in range(0, options.rounds, WINDOW)
         },
         "goal": 0.02,
-        "growth since it settled": round(max(resident[SETTLING:], default=settled) / settled - 1, 4),
+        "growth of the median since it settled": round(last / first - 1, 4),
+        "highest round above the settled median": round(max(settled) / first - 1, 4),
     }
     text = json.dumps(result, indent=2)
     print(text)

@@ -105,8 +105,8 @@ def check_values(task: "PairTask") -> None:
         check_alignment(task.alignment, task.lengths, other, task.positions)
     elif not torch.equal(task.lengths, other):
         raise InputError(
-            "corrupted_lengths differs from lengths, but there is no alignment; give both the same numbers, or "
-            "alignment=align_prompts(lengths, corrupted_lengths)"
+            "corrupted_lengths differs from lengths, but there is no alignment; give both the same numbers, "
+            "or alignment=align_prompts(lengths, corrupted_lengths)"
         )
     if task.wrong is not None:
         same = (task.answers[..., :, None] == task.wrong[..., None, :]) & (task.answers[..., :, None] >= 0)
