@@ -14,7 +14,7 @@ from writable_hub import READER, WRITER, WritableHub, serving_hub
 
 import assay
 from assay.circuits.card import is_own_card
-from assay.circuits.hub import MOST_BYTES, HubFile
+from assay.circuits.hub_file import MOST_BYTES, HubFile
 from assay.core.errors import InputError
 
 

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from tiny_decoders import mixture
 
 from assay.core.errors import AssayWarning
 from assay.discovery.edges import discover
@@ -18,20 +19,7 @@ N, LENGTH = 5, 6
 
 @pytest.fixture(scope="module", params=["mixtral", "olmoe"])
 def model(request: pytest.FixtureRequest) -> Model:
-    name = {"mixtral": "num_local_experts", "olmoe": "num_experts"}[request.param]
-    config = transformers.AutoConfig.for_model(
-        request.param,
-        vocab_size=61,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=40,
-        num_experts_per_tok=2,
-        experts_implementation="eager",
-        initializer_range=0.3,
-        **{name: 4},
-    )
+    config = mixture(request.param, 4)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return load_model(transformers.AutoModelForCausalLM.from_config(config).double().eval())

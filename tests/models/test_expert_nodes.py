@@ -7,6 +7,7 @@ import literal
 import pytest
 import torch
 import transformers
+from tiny_decoders import mixture
 from torch import Tensor, nn
 
 from assay.circuits import Circuit, load_circuit, write_eap_ig
@@ -27,22 +28,7 @@ SERVED = {"eap", "eap-ig-inputs", "eap-ig-activations", "clean-corrupted", "exac
 
 def build(kind: str, **more: object) -> nn.Module:
     """A random mixture of five experts, two per token, in float64."""
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=61,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=40,
-        num_experts_per_tok=2,
-        experts_implementation="eager",
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=0,
-        **{{"mixtral": "num_local_experts", "olmoe": "num_experts"}[kind]: COUNT},
-        **more,
-    )
+    config = mixture(kind, COUNT, **more)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = transformers.AutoModelForCausalLM.from_config(config).double().eval()

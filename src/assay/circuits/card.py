@@ -15,7 +15,7 @@ from assay.page.text import cut_text, interval, number, record_text
 
 if TYPE_CHECKING:
     from assay.circuits.circuit import Circuit
-    from assay.circuits.hub import HubFile
+    from assay.circuits.hub_file import HubFile
 
 
 CARD = "README.md"

@@ -429,9 +429,8 @@ class Circuit(display.Shown):
         measurements: Sequence["Measurement | Mapping[str, Any]"] = (),
     ) -> str:
         """Upload the circuit to a repository of the Hugging Face Hub, with a card; see `upload_circuit`."""
-        from assay.circuits.hub import upload_circuit
-
-        return upload_circuit(
+        upload = display.named("assay.circuits.hub:upload_circuit")  # by name: that module imports this one
+        address: str = upload(
             self,
             repo_id,
             token=token,
@@ -440,6 +439,7 @@ class Circuit(display.Shown):
             path=path,
             measurements=measurements,
         )
+        return address
 
 
 def _minus(first: Any, second: Any) -> Any:

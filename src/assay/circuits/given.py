@@ -10,7 +10,7 @@ from torch import nn
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.heads import HeadCircuit, heads_of, load_head_circuit, published_head_circuits
-from assay.circuits.hub import is_address
+from assay.circuits.hub_file import is_address
 from assay.circuits.loading import load_circuit
 from assay.circuits.published import published_circuit, published_circuits
 from assay.circuits.scores import EdgeScores

@@ -6,7 +6,7 @@ from pathlib import Path
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import flags, read_edges
 from assay.circuits.heads import check_heads
-from assay.circuits.hub import HubFile, is_address
+from assay.circuits.hub_file import HubFile, is_address
 from assay.circuits.spans import Spans
 from assay.core.untrusted import malformed
 from assay.graph import Graph

@@ -48,12 +48,12 @@ class Shown(ABC):
         Returns:
             The axes; an array of them where a new figure has several panels.
         """
-        drawn = _named(self.drawn_by)(self, ax)
+        drawn = named(self.drawn_by)(self, ax)
         panels = drawn.get_figure().axes
         return drawn if ax is not None or len(panels) == 1 else np.array(panels)
 
     def _repr_html_(self) -> str:
-        shown: str = _named("assay.page.notebook:with_picture")(self._summary(), self.plot)
+        shown: str = named("assay.page.notebook:with_picture")(self._summary(), self.plot)
         return shown
 
     @abstractmethod
@@ -71,11 +71,11 @@ class Carded:
     carded_by: ClassVar[str]
 
     def _repr_html_(self) -> str:
-        shown: str = _named(self.carded_by)(self)
+        shown: str = named(self.carded_by)(self)
         return shown
 
 
-def _named(place: str) -> Any:
+def named(place: str) -> Any:
     """The function that `module:function` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

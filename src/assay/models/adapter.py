@@ -305,11 +305,10 @@ class Model(ModuleFacts, Carded):
             )
         if self.vision is not None:
             return self.vision.hidden(self.module, inputs.to(self.dtype)).to(inputs.device)
-        # Both ignores: a plain nn.Module to the type checker; every pre-trained model class has these.
-        embedding = self.module.get_input_embeddings()  # type: ignore[operator]
+        embedding = self.module.get_input_embeddings()  # type: ignore[operator]  # all of transformers have it
         backbone = submodule(self.module, self.family.backbone)
         run = backbone(inputs_embeds=embedding(inputs), use_cache=False)
-        return run.last_hidden_state.to(inputs.device)  # type: ignore[no-any-return]
+        return run.last_hidden_state.to(inputs.device)  # type: ignore[no-any-return]  # a tensor
 
     def resume(
         self, hidden: Float[Tensor, "batch pos d_model"], trace: Trace, *, layer: int = 0

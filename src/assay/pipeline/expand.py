@@ -10,7 +10,7 @@ from typing import Any
 from assay.analyses.worst_case.image_inputs import no_counterparts
 from assay.analyses.worst_case.sampling import check_ablation, grammar_of, usual_protocol
 from assay.circuits import load_circuit
-from assay.circuits.hub import HubFile, is_address
+from assay.circuits.hub_file import HubFile, is_address
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
 from assay.discovery.edges import EdgeMethod, get_method

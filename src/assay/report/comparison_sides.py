@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores, load_circuit
-from assay.circuits.hub import is_address
+from assay.circuits.hub_file import is_address
 from assay.core.errors import AssayError, InputError
 from assay.core.record import Record, same
 from assay.graph import Graph, build_graph

@@ -1,6 +1,7 @@
 """Whether the tensors of a task of pairs fit together."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -9,13 +10,50 @@ from assay.core.errors import InputError, ShapeError
 from assay.tasks.alignment import check_alignment
 
 
-if TYPE_CHECKING:
-    from assay.tasks.task import PairTask
-
-
 NO_TOKEN = -1  # fills `answers` and `wrong` where a row has fewer than the longest
 NO_POSITION = -1  # fills `positions` where a prompt is read at fewer than others
 PER_ROW = ("lengths", "positions", "ids", "corrupted_lengths")  # fields with a number, or some, for each pair
+
+
+@runtime_checkable
+class _PairRows(Protocol):
+    """What is read of a `PairTask`, which imports this module."""
+
+    @property
+    def clean(self) -> Tensor: ...
+
+    @property
+    def corrupted(self) -> Tensor: ...
+
+    @property
+    def answers(self) -> Tensor: ...
+
+    @property
+    def wrong(self) -> Tensor | None: ...
+
+    @property
+    def lengths(self) -> Tensor: ...
+
+    @property
+    def corrupted_lengths(self) -> Tensor: ...
+
+    @property
+    def positions(self) -> Tensor: ...
+
+    @property
+    def alignment(self) -> Tensor | None: ...
+
+    @property
+    def fields(self) -> Mapping[str, Sequence[Any]]: ...
+
+    @property
+    def slots(self) -> Mapping[str, Tensor]: ...
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
 
 
 def integers(name: str, value: Any) -> Tensor:
@@ -29,7 +67,7 @@ def integers(name: str, value: Any) -> Tensor:
     return value.detach().to("cpu", torch.long)
 
 
-def check_shapes(task: "PairTask") -> None:
+def check_shapes(task: _PairRows) -> None:
     """Refuse tensors whose shapes do not fit together."""
     if task.clean.ndim != 2:
         raise ShapeError(
@@ -74,7 +112,7 @@ def check_shapes(task: "PairTask") -> None:
             )
 
 
-def check_rows(task: "PairTask") -> None:
+def check_rows(task: _PairRows) -> None:
     """Whatever accompanies the ids has one entry per prompt."""
     per_prompt: dict[str, Any] = {f"field {name!r}": values for name, values in task.fields.items()}
     per_prompt |= {f"slot {name!r}": where for name, where in task.slots.items()}
@@ -84,7 +122,7 @@ def check_rows(task: "PairTask") -> None:
             raise ShapeError(f"{name} has {len(values)} entries for {task.n} prompts; give one per prompt")
 
 
-def check_values(task: "PairTask") -> None:
+def check_values(task: _PairRows) -> None:
     """Refuse ids, lengths, positions and alignments out of range."""
     for name in ("clean", "corrupted"):
         _first(getattr(task, name) < 0, f"{name} holds a negative token id", "pad on the right with pad_id")
@@ -113,7 +151,7 @@ def check_values(task: "PairTask") -> None:
         _first(same, "an answer is also a wrong answer", "an id can be only one of them")
 
 
-def _check_positions(task: "PairTask") -> None:
+def _check_positions(task: _PairRows) -> None:
     where = task.positions
     if where.ndim == 1:
         outside = (where < 0) | (where >= task.lengths)

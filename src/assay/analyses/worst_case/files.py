@@ -159,8 +159,8 @@ def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
                 n_axes = axes.get(key, 2 + several)
                 _check_ids(arrays[f"{name}.{key}"], len(arrays[f"{name}.tokens"]), n_axes)
         sides[name] = PromptSet(
-            # An absent array is None, which answers may be; the hash of the file vouches for the others.
-            **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]
+            # The hash of the file vouches for the arrays that must be there.
+            **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]  # answers may be None
             texts=None if inputs["texts"] is None else tuple(map(str, inputs["texts"])),
             slots={
                 key.removeprefix(name + _SLOT): where

@@ -266,8 +266,8 @@ def run(arguments: Sequence[str]) -> int:
                 warnings.showwarning = show_warning
             if lacking := fit_terminal():
                 remark(
-                    f"the encoding of this terminal ({lacking}) lacks some signs; letters or '?' stand for "
-                    "them. Set PYTHONIOENCODING=utf-8, or a UTF-8 locale such as LC_ALL=C.UTF-8"
+                    f"the encoding of this terminal ({lacking}) lacks some signs and shows letters or '?' "
+                    "instead. Set PYTHONIOENCODING=utf-8, or a UTF-8 locale such as LC_ALL=C.UTF-8"
                 )
             code = function(*bound.args, **bound.kwargs)
         helped = function.__name__ == "help_print" and not {"--help", "-h"} & set(arguments)

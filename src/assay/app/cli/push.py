@@ -71,7 +71,7 @@ def push(
 
 def _circuit(text: str, store: "Store | None") -> "Circuit":
     from assay.circuits import load_circuit
-    from assay.circuits.hub import is_address
+    from assay.circuits.hub_file import is_address
     from assay.pipeline.circuits import stored_circuit
 
     path = Path(text)
