@@ -238,6 +238,18 @@ def test_audit_and_select_run_in_a_clean_environment(clean: Path, tmp_path: Path
     assert "<svg" in (tmp_path / "selected" / "report.html").read_text()
 
 
+def test_a_monitor_runs_in_a_clean_environment_and_names_the_extra_of_its_metrics(
+    clean: Path, tmp_path: Path
+) -> None:
+    watch = ["assay", "monitor", "--images", "shapes:sketch", "--n", "12", "--window", "12", "--quiet"]
+    done = run(clean, tmp_path, *watch, "--out", "watch")
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "watch" / "readings.jsonl").read_text().splitlines()) == 1
+    refused = run(clean, tmp_path, *watch, "--out", "served", "--metrics-port", "0")
+    assert refused.returncode == 1
+    assert "run: pip install 'circuit-assay[serve]'" in refused.stderr
+
+
 def test_the_clean_environment_names_the_extra_of_the_site(clean: Path, tmp_path: Path) -> None:
     made = run(clean, tmp_path, "assay", "serve", "--store", str(tmp_path), "--port", "0")
     assert made.returncode == 1

@@ -76,9 +76,9 @@ def monitor(settings: MonitorSettings) -> int:
 
 def _start(settings: MonitorSettings, run: "MonitorRun", stack: ExitStack) -> None:
     """Metrics, the reference, and what the alarm promises."""
-    from assay.app.monitor.metrics import MetricsServer
-
     if settings.metrics_port is not None:
+        from assay.app.monitor.metrics import MetricsServer  # needs an extra, which others do not
+
         served = stack.enter_context(MetricsServer(settings.metrics_port, settings.metrics_host))
         run.publish_to(served.publish)
         note(f"metrics on http://{settings.metrics_host}:{served.port}/metrics")
