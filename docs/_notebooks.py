@@ -14,6 +14,9 @@ from sphinx.application import Sphinx
 LINKS = ((r"\]\(\.\./docs/", "](../../"), (r"\]\((\w+)\.ipynb\)", r"](\1.md)"))
 
 
+PRINTED = "{code-block} text\n:class: printed\n"  # what a cell prints: long lines are broken
+
+
 def fenced(language: str, text: str) -> list[str]:
     """A block of code or text, between more back-ticks than are in it."""
     mark = "`" * max([3, *(len(each) + 1 for each in re.findall("`+", text))])
@@ -23,13 +26,13 @@ def fenced(language: str, text: str) -> list[str]:
 def output(shown: nbformat.NotebookNode, picture: Path) -> list[str]:
     """One output of a cell; a PNG is written as `picture`."""
     if shown.output_type == "stream":
-        return fenced("text", shown.text)
+        return fenced(PRINTED, shown.text)
     if "text/html" in shown.data:
         return fenced("{raw} html", f'<div class="shown">{shown.data["text/html"]}</div>')
     if "image/png" in shown.data:
         picture.write_bytes(base64.b64decode(shown.data["image/png"]))
         return [f"![output of the cell above]({picture.name})", ""]
-    return fenced("text", shown.data["text/plain"])
+    return fenced(PRINTED, shown.data["text/plain"])
 
 
 def page(path: Path, directory: Path) -> str:
