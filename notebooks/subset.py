@@ -130,7 +130,7 @@ path = assay.selection_path(answers, sizes=[30, 60, 120, 240], progress=assay.Pr
 path
 
 # %% [markdown]
-# Where R turns positive, there are fewer such pictures than the size asks for. That is information, not a
+# Where R rises towards zero, there are fewer such pictures than the size asks for. That is information, not a
 # failure. Subsets of neighbouring sizes overlap; they do so without a real effect too, so the overlap is no
 # evidence.
 #
