@@ -290,6 +290,7 @@ def start_monitor(
         rule=plan.rule,
         alpha=plan.alpha,
         labelled=None if pool is None or pool.labels is None else pool.sample(MOST_LABELLED, seed=plan.seed),
+        estimator=None if domains is None else domains.accuracy_estimator(),
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -404,7 +405,7 @@ def _domains(
     if stored.is_file():
         calibration = _read_domains(stored)
         images = calibration.provenance["images"]
-        if wanted == {
+        if calibration.clean is not None and wanted == {
             "reference": calibration.provenance["reference"],
             **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
         }:
@@ -417,7 +418,7 @@ def _domains(
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
         transform=transform,
         batch_size=plan.batch_size,
-        progress=lambda _, done, __: progress("corrupted domains", done, 39),
+        progress=lambda _, done, __: progress("corrupted domains", done, 40),
         seed=plan.seed,
     )
     out.mkdir(parents=True, exist_ok=True)

@@ -260,7 +260,7 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
         Workload(stage="labelled images", runs=rated, passes=rated * plan.most_labelled),
     ]
     if plan.target is not None:
-        stages.append(stage("corrupted domains", 39, 1))
+        stages.append(stage("corrupted domains", 40, 1))
     task = None
     if plan.known_source is not None:
         images = known_images(

@@ -13,6 +13,8 @@ from scipy import linalg, optimize, sparse
 from scipy.special import log_softmax, logsumexp
 
 from assay.analyses.generalization.agreement import AgreementLine, agreement_on_the_line
+from assay.analyses.generalization.confidence import cbpe, m_cbpe, mano
+from assay.analyses.generalization.feature_closeness import feature_closeness
 from assay.analyses.generalization.sharpness import sharpness
 from assay.analyses.generalization.tables import (
     Labels,
@@ -39,11 +41,15 @@ __all__ = [
     "atc_threshold",
     "average_confidence",
     "average_negative_entropy",
+    "cbpe",
     "cot",
     "doc",
     "energy",
+    "feature_closeness",
     "fit_temperature",
     "id_accuracy",
+    "m_cbpe",
+    "mano",
     "rankme",
     "sharpness",
 ]

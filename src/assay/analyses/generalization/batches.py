@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.shift import OPTIONS, SETTINGS, check_comparable, settings_of
 from assay.circuits import EdgeScores
-from assay.core.errors import GraphMismatchError, InputError
+from assay.core.errors import GraphMismatchError, InputError, NonFiniteError
 from assay.discovery.edges import EdgeMethod, discover, get_method
-from assay.execution import run_model
+from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 
@@ -125,15 +126,53 @@ def circuit_like(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Labelled:
-    """Outputs of the model on labelled images in distribution: what ATC and DoC learn from.
+class Outputs:
+    """What the model gives for some images, from one forward pass.
 
     Attributes:
-        logits: `[n, n_classes]`.
+        logits: `[n, n_classes]`, float64.
+        features: What the classifier reads, `[n, n_features]`.
+    """
+
+    logits: Float64[Tensor, "n c"]
+    features: Float[np.ndarray, "n f"]
+
+
+def run_outputs(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Outputs:
+    """Run the model on images.
+
+    Raises:
+        NonFiniteError: If a logit is NaN or infinite; the message names the image.
+    """
+    bound = model.bind(task)
+    logits, features = [], []
+    vision = model.vision
+    assert vision is not None  # `bind` refuses images for any other model
+    for batch in bound.batches(choose_batch_size(model, bound, asked=batch_size)):
+        with torch.no_grad():
+            hidden = model.forward(batch.images.to(model.device))
+            logits.append(vision.logits(model.module, hidden).double().cpu())
+            features.append(vision.features(model.module, hidden).float().cpu())
+    joined = torch.cat(logits)
+    bad = (~torch.isfinite(joined)).any(1).nonzero().flatten()
+    if len(bad):
+        raise NonFiniteError(
+            f"{model.id} gives NaN or infinite logits for image {int(task.ids[bad[0]])} of "
+            f"{task.domain or task.name!r}; check its weights"
+        )
+    return Outputs(logits=joined, features=torch.cat(features).numpy())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Labelled:
+    """Outputs of the model on labelled images in distribution: what `atc` and others learn from.
+
+    Attributes:
+        outputs: Of n images.
         labels: `[n]`.
     """
 
-    logits: Float[Tensor, "n c"]
+    outputs: Outputs
     labels: Int64[np.ndarray, " n"]
 
 
@@ -143,7 +182,8 @@ def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = 
     Raises:
         InputError: If the images have no labels.
     """
-    return Labelled(logits=run_model(model, task, batch_size=batch_size), labels=labels_of(task))
+    labels = labels_of(task)
+    return Labelled(outputs=run_outputs(model, task, batch_size=batch_size), labels=labels)
 
 
 def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
@@ -160,27 +200,41 @@ def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
     return np.asarray(task.labels.numpy(), dtype=np.int64)
 
 
-# What the page and the table call them; all rise with performance.
+# What the page and the table call them; all rise with performance. From `closeness` on, with known images.
 BASELINES: Mapping[str, str] = {
     "ac": "average confidence",
     "ane": "average negative entropy",
+    "mano": "norm of normalised outputs",
+    "closeness": "closeness of features",
     "atc": "average thresholded confidence",
     "doc": "difference of confidences",
+    "cot": "transport to known label shares",
+    "cbpe": "calibrated confidence",
+    "m-cbpe": "confidence calibrated for the batch",
 }
 
 
-def label_free(logits: Float[Tensor, "n c"], known: Labelled | None) -> dict[str, float]:
-    """The baselines that need no labels of these images; `atc` and `doc` only with known labelled ones.
+def label_free(outputs: Outputs, known: Labelled | None) -> dict[str, float]:
+    """The baselines that need no labels of these images, under the keys of `BASELINES`.
 
     Args:
-        logits: `[n, n_classes]` on the new images.
-        known: Outputs on labelled images in distribution.
+        outputs: On the new images.
+        known: Outputs on labelled images in distribution; without them `ac`, `ane` and `mano` alone.
     """
+    logits = outputs.logits
     estimates = {
         "ac": baselines.average_confidence(logits),
         "ane": baselines.average_negative_entropy(logits),
+        "mano": baselines.mano(logits),
     }
-    if known is not None:
-        estimates["atc"] = baselines.atc(known.logits, known.labels, logits)
-        estimates["doc"] = baselines.doc(known.logits, known.labels, logits)
-    return estimates
+    if known is None:
+        return estimates
+    here, labels = known.outputs, known.labels
+    return estimates | {
+        "closeness": baselines.feature_closeness(here.features, outputs.features),
+        "atc": baselines.atc(here.logits, labels, logits),
+        "doc": baselines.doc(here.logits, labels, logits),
+        "cot": baselines.cot(labels, logits),
+        "cbpe": baselines.cbpe(here.logits, labels, logits),
+        "m-cbpe": baselines.m_cbpe(here.logits, labels, logits),
+    }

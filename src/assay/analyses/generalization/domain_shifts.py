@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization import baselines
+from assay.analyses.generalization.accuracy_estimate import AccuracyEstimator
 from assay.analyses.generalization.batches import (
     BASELINES,
     Labelled,
@@ -14,6 +16,7 @@ from assay.analyses.generalization.batches import (
     label_free,
     labelled_outputs,
     labels_of,
+    run_outputs,
 )
 from assay.analyses.generalization.evaluation import (
     DELTAS,
@@ -27,14 +30,15 @@ from assay.analyses.generalization.evaluation import (
 from assay.analyses.generalization.shift import DISTANCES, circuit_shifts
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, unknown_name
-from assay.core.record import Record, plain
-from assay.execution import run_model
+from assay.core.record import BRIEF, Record, plain
 from assay.models import Model
 from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
 from assay.zoo.scoring import images_hash
 
 
 SCHEMA = "assay-domain-shifts/1"
+CLEAN = "clean"
+STACKED = ("spearman", "cosine", "l2")  # distances that accuracy is estimated from, beside all baselines
 Progress = Callable[[str, int, int], None]
 
 
@@ -47,7 +51,7 @@ class DomainShift(Record):
         n: Images.
         performance: Accuracy or macro-F1, in [0, 1].
         shifts: Distance -> circuit shift.
-        baselines: `ac`, `ane`, and with labelled known images `atc` and `doc`.
+        baselines: Keys of `BASELINES`, see `label_free`.
     """
 
     domain: str
@@ -77,6 +81,7 @@ class DomainCalibration(Record):
         test: Domains that the alarm is tried on.
         measure: `accuracy` or `macro-f1`.
         provenance: Model, reference and settings.
+        clean: The images that were corrupted, as they are; None where domains were measured without.
     """
 
     record_kind = "domain-shifts"
@@ -86,6 +91,7 @@ class DomainCalibration(Record):
     test: tuple[DomainShift, ...] = ()
     measure: str = "accuracy"
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    clean: DomainShift | None = field(default=None, metadata=BRIEF)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -105,6 +111,45 @@ class DomainCalibration(Record):
             {each.domain: each.performance for each in self.known},
             target,
             higher_is_shift=metric in DISTANCES,
+        )
+
+    def accuracy_estimator(self, *, level: float = 0.95) -> AccuracyEstimator:
+        """What maps the label-free readings of a batch to its performance, learnt on the calibration domains.
+
+        The readings are the distances `spearman`, `cosine` and `l2`, and all baselines. Corruptions that
+        differ in severity are one family; the clean images, and every domain of another name, are one each.
+
+        Args:
+            level: Coverage asked for.
+
+        Raises:
+            InputError: Without clean images, or for domains of different sizes.
+            NonFiniteError: If a reading is undefined on a domain.
+        """
+        if self.clean is None:
+            raise InputError(
+                "the clean images were not measured, which an estimate of accuracy starts from; calibrate "
+                "again with calibrate_on_corruptions"
+            )
+        domains = (self.clean, *self.known)
+        if len(sizes := {each.n for each in domains}) != 1:
+            raise InputError(
+                f"domains hold {', '.join(map(str, sorted(sizes)))} images, but readings by sampling alone "
+                "depend on the size; give domains of one size"
+            )
+        names = tuple(
+            key
+            for key in (*STACKED, *BASELINES)
+            if all(key in {**each.shifts, **each.baselines} for each in domains)
+        )
+        return AccuracyEstimator(
+            names=names,
+            readings=tuple(tuple(each.score(name) for name in names) for each in domains),
+            performance=tuple(each.performance for each in domains),
+            families=tuple(_family(each.domain) for each in domains),
+            id_performance=self.clean.performance,
+            n=self.clean.n,
+            level=level,
         )
 
     def correlations(self) -> dict[str, TaskCorrelation]:
@@ -174,6 +219,11 @@ class DomainCalibration(Record):
         return super().from_dict(document)
 
 
+def _family(domain: str) -> str:
+    """A corruption without its severity; any other domain by itself."""
+    return CORRUPTIONS[domain].family if domain in CORRUPTIONS else domain
+
+
 def measure_domains(
     model: Model,
     reference_scores: EdgeScores,
@@ -192,7 +242,7 @@ def measure_domains(
         reference_scores: Its circuit on known data; gives the settings.
         domains: Name -> labelled images; pairs may be made one at a time. Sizes should equal each other and
             the reference's: noise is distance, too.
-        labelled: Labelled images in distribution, for ATC and DoC.
+        labelled: Labelled images in distribution, for `atc` and what else learns from them.
         measure: `accuracy` or `macro-f1`.
         transform: For 8-bit images; default: the model's own.
         batch_size: Images per pass.
@@ -217,13 +267,13 @@ def measure_domains(
         task = image_task(model, images, transform)
         truth = labels_of(task)
         scores = circuit_like(model, task, reference_scores, batch_size=batch_size)
-        logits = run_model(model, task, batch_size=batch_size)
+        outputs = run_outputs(model, task, batch_size=batch_size)
         shifts[name] = DomainShift(
             domain=name,
             n=task.n,
-            performance=baselines.id_accuracy(logits, truth, measure=measure),
+            performance=baselines.id_accuracy(outputs.logits, truth, measure=measure),
             shifts=circuit_shifts(reference_scores, scores),
-            baselines=label_free(logits, known),
+            baselines=label_free(outputs, known),
         )
     if not shifts:
         raise InputError("domains are missing; a threshold needs domains with known performance")
@@ -254,7 +304,7 @@ def calibrate_on_corruptions(
             whose shift would be too small.
         n: Images of each domain. Default: as many as the reference rests on, at most all.
         corruptions: Keys. Default: all that are registered.
-        labelled: For ATC and DoC. Default: `images`.
+        labelled: For `atc` and what else learns from known images. Default: `images`.
         measure: `accuracy` or `macro-f1`.
         transform: Default: the model's own.
         frost_textures: Photographs of frost, see `assay.tasks.corrupt`.
@@ -271,8 +321,8 @@ def calibrate_on_corruptions(
         ShapeError: For images below 32 pixels a side.
 
     Notes:
-        Costs 39 discoveries and forward passes. A batch to watch should hold `n` images: a smaller one has a
-        larger shift on the same domain.
+        Costs 40 discoveries and forward passes, the clean images included. A batch to watch should hold `n`
+        images: a smaller one has a larger shift on the same domain.
 
     References:
         Peng et al. (2026), arXiv:2604.08192, section 5 and the appendix on monitoring.
@@ -284,10 +334,11 @@ def calibrate_on_corruptions(
         recorded = (reference_scores.provenance.get("task") or {}).get("n")
         n = images.n if recorded is None else min(int(recorded), images.n)
     sample = images.sample(n, seed=seed)
-    shifts = measure_domains(
+    corrupted = ((key, corrupt(sample, key, seed=seed, frost_textures=frost_textures)) for key in keys)
+    clean, *shifts = measure_domains(
         model,
         reference_scores,
-        ((key, corrupt(sample, key, seed=seed, frost_textures=frost_textures)) for key in keys),
+        chain([(CLEAN, sample)], corrupted),
         labelled=images if labelled is None else labelled,
         measure=measure,
         transform=transform,
@@ -295,7 +346,8 @@ def calibrate_on_corruptions(
         progress=progress,
     )
     return DomainCalibration(
-        known=shifts,
+        known=tuple(shifts),
+        clean=clean,
         measure=measure,
         provenance={
             "model": model.describe(),

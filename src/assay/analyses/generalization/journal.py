@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from assay.analyses.generalization.accuracy_estimate import AccuracyEstimate
 from assay.core.errors import FileFormatError, OutputError
 from assay.core.record import Record, plain
 from assay.core.untrusted import parse_json
@@ -27,14 +28,15 @@ class Reading(Record):
         alarms: The same for every rule that could be applied.
         p_value: Conformal p-value against the known batches; None without them.
         e_value: Capital of the sequential test, at most 1 on average while nothing changes; None without it.
-        baselines: `ac`, `ane` and, with labelled known images, `atc` and `doc`; they fall as the model is
-            less sure.
+        baselines: Keys of `BASELINES`, see `label_free`; they fall as the model is less sure.
         layers: Rank-shift map, `[L + 1][L + 1]`, rows write and columns read.
         domain: What the batch says of its origin.
         data_hash: Of the images.
         sources: Names of the files, where known.
         skipped: Files of the batch that could not be read.
         seconds: Discovery took so long.
+        estimate: Accuracy without labels, or why there is none; None for a monitor that was not calibrated on
+            labelled domains.
     """
 
     index: int
@@ -53,6 +55,7 @@ class Reading(Record):
     sources: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     seconds: float = 0.0
+    estimate: AccuracyEstimate | None = None
 
 
 class Journal:

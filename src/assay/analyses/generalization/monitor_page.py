@@ -10,7 +10,13 @@ import numpy as np
 
 from assay.analyses.generalization import monitor_plots as plots
 from assay.analyses.generalization.monitor_series import batch_details, series_block
-from assay.analyses.generalization.monitor_words import DRAWN, alarm_reasons, caveats, verdict
+from assay.analyses.generalization.monitor_words import (
+    DRAWN,
+    accuracy_words,
+    alarm_reasons,
+    caveats,
+    verdict,
+)
 from assay.core.errors import InputError
 from assay.core.record import plain
 from assay.page.blocks import Block, Code, Column, Details, Figure, Page, Pair, Section, Table, columns
@@ -25,6 +31,7 @@ from assay.page.text import (
     interval,
     model_text,
     number,
+    p_value,
     plural,
     quiet,
     rounded,
@@ -38,6 +45,11 @@ NAMES = {
     "ane": "negative entropy",
     "atc": "thresholded confidence",
     "doc": "difference of confidences",
+    "cot": "transport to known label shares",
+    "cbpe": "calibrated confidence",
+    "m-cbpe": "confidence calibrated for the batch",
+    "mano": "norm of normalised outputs",
+    "closeness": "closeness of features",
 }
 Document = Mapping[str, Any]
 
@@ -58,6 +70,7 @@ def monitor_page(document: Document) -> Page:
     distance, reference = document["distance"], document["reference"].get("task") or {}
     sections = [
         Section(title="Shift over time", blocks=_shift(document)),
+        Section(title="Accuracy without labels", blocks=_accuracy(document)),
         Section(title="Where in the network", blocks=_layers(document)),
         Section(title="What a shift means", blocks=_domains(document)),
     ]
@@ -67,7 +80,7 @@ def monitor_page(document: Document) -> Page:
         title=f"Circuit shift of {document['model'].get('id', 'a model')} on "
         f"{plural(len(readings), 'batch')} of images",
         verdict=verdict(document),
-        remark=document["guarantee"]["statement"],
+        remark=" ".join(filter(None, (document["guarantee"]["statement"], accuracy_words(document)))),
         reasons=alarm_reasons(document),
         caveats=caveats(document),
         lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
@@ -168,7 +181,7 @@ def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
     others = [rule for rule, raised in reading["alarms"].items() if raised and not reading["alarm"]]
     if others:
         alarm.append(quiet(f" (but {', '.join(others)})"))
-    p_value, e_value, values = reading["p_value"], reading["e_value"], reading["baselines"]
+    p, e_value, values = reading["p_value"], reading["e_value"], reading["baselines"]
     return [
         str(reading["index"] + 1),
         reading["time"][:19].replace("T", " "),
@@ -176,10 +189,63 @@ def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
         n,
         number(reading["shift"], 3),
         interval(reading["interval"]["low"], reading["interval"]["high"], 3),
-        "" if p_value is None else number(p_value, 3),
+        "" if p is None else number(p, 3),
         "" if e_value is None else number(e_value),
         alarm,
         *(number(values[name]) if name in values else "" for name in baselines),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------- accuracy
+
+
+def _accuracy(document: Document) -> list[Block]:
+    """Estimated accuracy of the batches, and what it rests on; nothing without calibration domains."""
+    estimator = document.get("estimator")
+    readings = [each for each in document["readings"] if each.get("estimate")]
+    if not estimator or not readings:
+        return []
+    test = estimator["backtest"]
+    left = max(0, len(readings) - LISTED)
+    facts = Table(
+        columns=columns("estimate of families left out") + columns("mean absolute error", numeric=True),
+        rows=[
+            ["stack of the readings", number(test["error"], 3)],
+            ["accuracy in distribution", number(test["id_error"], 3)],
+            ["mean of the other families", number(test["mean_error"], 3)],
+        ],
+        caption=f"The estimate rests on {estimator['source']}. It is used only if it is better than both "
+        f"constants (p {p_value(test['p_value'])}, at most 0.05 is needed).",
+        named=False,
+    )
+    rows: list[list[Text]] = [
+        [str(each["index"] + 1), *_estimated(each["estimate"])] for each in readings[left:]
+    ]
+    table = Table(
+        columns=columns("batch", "accuracy", "interval", "level", "support p", numeric=True)
+        + columns("cannot say, because"),
+        rows=rows,
+        caption="Estimated accuracy of each batch, with a conformal interval over families of calibration "
+        "domains. It assumes that a batch comes from a domain like these. It cannot see labels that change "
+        "while the images stay the same.",
+        tall=True,
+        named=False,
+    )
+    return [table, Details(summary="What the estimate rests on", blocks=[facts])]
+
+
+def _estimated(estimate: Document) -> list[Text]:
+    ends = estimate["interval"]
+    support = estimate["support"]
+    tested = "" if support is None else number(support, 3)
+    if ends is None:
+        return ["", "", "", tested, estimate["reason"]]
+    return [
+        number(estimate["value"]),
+        interval(ends["low"], ends["high"]),
+        f"{round(100 * ends['level'])}{NARROW}%",
+        tested,
+        "",
     ]
 
 
@@ -263,11 +329,7 @@ def _domains(document: Document) -> list[Block]:
 
 def _curves(curves: Mapping[str, Document], distance: str) -> dict[str, Document]:
     """The curves under their names, that of the shift first, then what needs no circuit."""
-    return {
-        NAMES.get(key, f"shift ({key})"): curves[key]
-        for key in (distance, "ac", "atc", "ane", "doc")
-        if key in curves
-    }
+    return {NAMES.get(key, f"shift ({key})"): curves[key] for key in (distance, *NAMES) if key in curves}
 
 
 def _curves_table(curves: Mapping[str, Document]) -> Table:

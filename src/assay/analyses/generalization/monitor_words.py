@@ -32,6 +32,21 @@ def verdict(document: Document) -> str:
     )
 
 
+def accuracy_words(document: Document) -> str:
+    """The estimated accuracy of the last batch, or why there is none; empty where nothing was calibrated."""
+    estimate = document["readings"][-1].get("estimate")
+    if not estimate:
+        return ""
+    if estimate["interval"] is None:
+        return f"Accuracy of the last batch: cannot say, because {estimate['reason']}."
+    ends = estimate["interval"]
+    return (
+        f"Estimated accuracy of the last batch: {number(estimate['value'])} "
+        f"{interval(ends['low'], ends['high'])} ({round(100 * ends['level'])} % interval, from "
+        f"{estimate['source']})."
+    )
+
+
 def caveats(document: Document) -> list[str]:
     """What a reader must know before acting on the page."""
     notes = []

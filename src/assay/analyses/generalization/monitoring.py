@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from assay.analyses.generalization.accuracy_estimate import AccuracyEstimate, AccuracyEstimator
 from assay.analyses.generalization.alarms import (
     Calibration,
     ConformalAlarm,
@@ -24,6 +25,7 @@ from assay.analyses.generalization.batches import (
     image_task,
     label_free,
     labelled_outputs,
+    run_outputs,
 )
 from assay.analyses.generalization.evaluation import Threshold
 from assay.analyses.generalization.intervals import shift_interval
@@ -34,7 +36,6 @@ from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
-from assay.execution import run_model
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 
@@ -70,6 +71,8 @@ class Monitor(display.Shown, Record):
         level: Coverage of the intervals.
         labelled: Labelled images in distribution, which ATC and DoC learn from (one more run at the start).
         baselines: Run the model once per batch for the label-free baselines.
+        estimator: From `DomainCalibration.accuracy_estimator`, learnt with the same `labelled` images:
+            readings then carry an estimate of the accuracy. Needs `baselines`.
         transform: For 8-bit images; default: the model's own.
         batch_size: Images per pass; results do not depend on it.
         log: File of readings, JSON lines. If it exists, the monitor goes on where it ended.
@@ -97,7 +100,7 @@ class Monitor(display.Shown, Record):
     record_layout = {
         **same("**_header", "id", "rule", "calibration"),
         "conformal": "_conformal",
-        **same("guarantee", "readings"),
+        **same("guarantee", "estimator", "readings"),
     }
 
     def __init__(
@@ -112,6 +115,7 @@ class Monitor(display.Shown, Record):
         level: float = 0.95,
         labelled: ImageTask | ImageSet | None = None,
         baselines: bool = True,
+        estimator: AccuracyEstimator | None = None,
         transform: EvalTransform | None = None,
         batch_size: int | None = None,
         log: str | Path | None = None,
@@ -136,6 +140,7 @@ class Monitor(display.Shown, Record):
         settings = check_reference(model, reference_scores)
         self.model, self.reference_scores, self.threshold = model, reference_scores, threshold
         self.distance, self.alpha, self.level = distance, alpha, level
+        self.estimator = estimator
         self.calibration: Calibration | None = None
         self.readings: list[Reading] = []
         self._rule, self._baselines, self._seed = rule, baselines, seed
@@ -284,7 +289,7 @@ class Monitor(display.Shown, Record):
             self.model, task, self.reference_scores, per_example=True, batch_size=self._batch_size
         )
         shift = self._shift(scores, task)
-        logits = run_model(self.model, task, batch_size=self._batch_size) if self._baselines else None
+        label_free_readings = self._label_free(task)
         moved = rank_shift_map(self.reference_scores, scores)
         index = len(self.readings)
         test = self._sequential.observe(shift, self._tie(index))
@@ -299,18 +304,38 @@ class Monitor(display.Shown, Record):
             alarms=alarms,
             p_value=p_value,
             e_value=math.exp(min(test.log_capital, 700.0)) if self._tests_sequentially else None,
-            baselines={} if logits is None else label_free(logits, self._known),
+            baselines=label_free_readings,
             layers=tuple(map(tuple, moved.numpy().round(6).tolist())),
             domain=domain or task.domain,
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
             seconds=float(scores.details.get("seconds", 0.0)),
+            estimate=self._estimate(scores, label_free_readings, task.n),
         )
         self._record("reading", reading.to_dict())
         self.readings.append(reading)
         self._sequential = test
         return reading
+
+    def _label_free(self, task: ImageTask) -> dict[str, float]:
+        """The baselines of a batch: one forward pass, unless none are wanted."""
+        if not self._baselines:
+            return {}
+        return label_free(run_outputs(self.model, task, batch_size=self._batch_size), self._known)
+
+    def _estimate(
+        self, scores: EdgeScores, baselines: Mapping[str, float], n: int
+    ) -> AccuracyEstimate | None:
+        """The accuracy of a batch, where domains with labels were calibrated on."""
+        if self.estimator is None:
+            return None
+        shifts = {
+            key: circuit_shift(self.reference_scores, scores, distance=key)
+            for key in self.estimator.names
+            if key in DISTANCES
+        }
+        return self.estimator.estimate({**shifts, **baselines}, n=n)
 
     def _tie(self, index: int) -> float:
         """The draw that breaks ties of a batch, in (0, 1]: exactly 0 would make a p-value of 0."""

@@ -9,6 +9,8 @@ from assay.core.errors import InputError, NonFiniteError, ShapeError
 
 Table = Real[Tensor, "n c"] | Real[np.ndarray, "n c"]
 NewTable = Real[Tensor, "m c"] | Real[np.ndarray, "m c"]
+Features = Real[Tensor, "n f"] | Real[np.ndarray, "n f"]
+NewFeatures = Real[Tensor, "m f"] | Real[np.ndarray, "m f"]
 Labels = Int[Tensor, " n"] | Int[np.ndarray, " n"]
 Predictions = Int[Tensor, "models n"] | Int[np.ndarray, "models n"]
 NewPredictions = Int[Tensor, "models m"] | Int[np.ndarray, "models m"]

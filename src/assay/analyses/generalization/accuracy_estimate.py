@@ -1,0 +1,353 @@
+"""From what is seen without labels to accuracy, with a conformal interval; silent where it has no ground.
+
+The units are families of domains: corruptions that differ in severity only are one family. A new domain has
+to be exchangeable with the calibration families; what is fitted, tested and promised leaves out whole
+families.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import optimize
+from scipy import stats as scipy_stats
+
+from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.core.record import BRIEF, Record
+from assay.core.verdict import Interval
+
+
+IN_UNIT = ("ac", "atc", "doc", "cot", "cbpe", "m-cbpe")  # readings in the unit of accuracy
+RISING = (*IN_UNIT, "ane", "mano", "closeness")  # the others are distances, which fall with accuracy
+FEWEST, MANY, FEW_LEVEL = 9, 19, 0.9  # families: below the first silence, below the second this level
+RIDGE = 0.1  # penalty of squared weights, per family
+NEAREST = 3  # domains that say how far away a batch is
+OUTSIDE = 0.1  # p-value of the support test at or below which a batch is outside
+WORTH = 0.05  # p-value of the backtest at or below which the estimate is used
+Row = Float64[np.ndarray, " r"]
+Rows = Float64[np.ndarray, "m r"]
+Fit = Float64[np.ndarray, " weights"]  # intercept, then a weight per reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyEstimate(Record):
+    """The accuracy of a batch as estimated without its labels, or why there is none.
+
+    Attributes:
+        value: In [0, 1]; None where silent.
+        interval: Conformal interval of the accuracy; None where silent.
+        support: p-value of "the batch is like the calibration domains", in (0, 1]; None if not tested.
+        source: What it rests on, a sentence.
+        reason: Why it is silent; empty where it speaks.
+    """
+
+    value: float | None
+    interval: Interval | None
+    support: float | None
+    source: str
+    reason: str = field(default="", metadata=BRIEF)
+
+    def __str__(self) -> str:
+        if self.interval is None or self.value is None:
+            return f"cannot say: {self.reason}"
+        ends = f"[{self.interval.low:.2f}, {self.interval.high:.2f}]"
+        return f"{self.value:.2f} {ends} at {self.interval.level:.0%}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backtest(Record):
+    """How well families are predicted by a fit without them.
+
+    Attributes:
+        error: Mean over families of their mean absolute error.
+        id_error: The same of the in-distribution accuracy for every domain.
+        mean_error: The same of the mean accuracy of the other families.
+        p_value: One-sided paired t-test over families that the errors are below those of the better constant.
+    """
+
+    error: float
+    id_error: float
+    mean_error: float
+    p_value: float
+
+    @property
+    def useful(self) -> bool:
+        """Whether the estimate beats both constants: p at most 0.05."""
+        return self.error < min(self.id_error, self.mean_error) and self.p_value <= WORTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyEstimator(Record):
+    """Maps label-free readings of a batch to its accuracy, as learnt on domains with known accuracy.
+
+    Readings in the unit of accuracy, and accuracy itself, are taken to arcsin(sqrt((n x + 1/2) / (n + 1))),
+    where sampling has one variance; distances change sign, so that all rise with accuracy; all are
+    standardised. The stack is b + sum_j w_j z_j with w >= 0: least squares with a ridge penalty, one vote per
+    family. The interval is CV+ with families as folds: of the values f_{-k}(z) -+ |y_i - f_{-k}(z_i)|, domain
+    i of family k with mass 1 / ((K + 1) n_k), the outermost beyond which lies at most 1 - level.
+
+    It says "cannot say" where
+
+    - there are fewer than 9 families;
+    - the backtest does not beat, at p <= 0.05, both constants: in-distribution accuracy and the mean
+      accuracy of other families. A stack no better than a constant is used with probability 0.05, about;
+    - the batch is outside: its mean distance to the 3 nearest domains is larger than those of domains to the
+      nearest of other families, at a conformal p-value of 0.1 or less. This silences 1 batch in 10 inside;
+    - the batch holds other numbers of images than the domains, or lacks a reading.
+
+    Attributes:
+        names: Keys of the readings: `ac`, `atc`, `doc`, `cot`, `cbpe`, `m-cbpe` in the unit of accuracy;
+            `ane`, `mano` and `closeness` rise with it; all others fall with it, as distances do.
+        readings: `[m][r]`, a row per domain.
+        performance: Accuracy (or another measure in [0, 1]) of each.
+        families: Family of each.
+        id_performance: In distribution.
+        n: Images of a domain.
+        level: Coverage asked for; `offered` says what is given.
+
+    Raises:
+        ShapeError: If the numbers of domains or readings do not agree.
+        InputError: For a measure outside [0, 1], no reading, or a level outside (0, 1).
+        NonFiniteError: For NaN or infinite readings.
+
+    References:
+        Barber, Candès, Ramdas and Tibshirani (2021), "Predictive inference with the jackknife+",
+        arXiv:1905.02928 (CV+: coverage at least 1 - 2 (1 - level) for every distribution, about `level` in
+        practice); Lee, Barber and Willett (2023), arXiv:2306.06342 (groups as units).
+    """
+
+    derived = ("n_families", "offered", "backtest", "silence", "source")
+
+    names: tuple[str, ...]
+    readings: tuple[tuple[float, ...], ...]
+    performance: tuple[float, ...]
+    families: tuple[str, ...]
+    id_performance: float
+    n: int
+    level: float = 0.95
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.readings), len(self.performance), len(self.families)}
+        if len(sizes) != 1 or any(len(row) != len(self.names) for row in self.readings):
+            raise ShapeError(
+                f"got {len(self.readings)} rows of readings, {len(self.performance)} accuracies and "
+                f"{len(self.families)} families for {len(self.names)} readings; give one of each per domain"
+            )
+        if not self.names or not self.readings:
+            raise InputError("readings or domains are missing; an estimate is learnt from both")
+        if not 0 < self.level < 1:
+            raise InputError(f"level is {self.level}; expected a probability above 0 and below 1")
+        bad = [each for each in (*self.performance, self.id_performance) if not 0 <= each <= 1]
+        if bad:
+            raise InputError(f"an accuracy is {bad[0]}; expected a number from 0 to 1")
+        if not np.isfinite(self.readings).all():
+            raise NonFiniteError("readings of a domain hold NaN or infinity; leave that reading out")
+
+    # ---------------------------------------------------------------------------------------- what is known
+
+    @property
+    def n_families(self) -> int:
+        """K, the number of exchangeable units."""
+        return len(set(self.families))
+
+    @property
+    def offered(self) -> float:
+        """Level of the intervals: at most K / (K + 1), and 0.9 below 19 families; NaN below 9."""
+        if self.n_families < FEWEST:
+            return math.nan
+        most = self.n_families / (self.n_families + 1)
+        return min(self.level, most, 1.0 if self.n_families >= MANY else FEW_LEVEL)
+
+    @property
+    def source(self) -> str:
+        """What an estimate rests on, a sentence."""
+        level = "" if math.isnan(self.offered) else f", level {self.offered:.3g}"
+        return (
+            f"{len(self.names)} readings, calibrated on {len(self.readings)} labelled domains of "
+            f"{self.n_families} families, {self.n} images each{level}"
+        )
+
+    @cached_property
+    def backtest(self) -> Backtest:
+        """Each family predicted by the others, against two constants."""
+        truth, votes = np.array(self.performance), self._votes
+        errors = np.abs(self._accuracy(self._left_out) - truth)
+        of_id = np.abs(self.id_performance - truth)
+        others = (
+            np.array(
+                [
+                    np.average(truth[self._other(family)], weights=votes[self._other(family)])
+                    for family in self.families
+                ]
+            )
+            if self.n_families > 1
+            else truth
+        )
+        of_mean = np.abs(others - truth)
+        by_family = [self._by_family(each) for each in (errors, of_id, of_mean)]
+        best = min(by_family[1:], key=np.mean)
+        gain = best - by_family[0]
+        spread = gain.std(ddof=1) if len(gain) > 1 else 0.0
+        p_value = (
+            float(scipy_stats.t.sf(gain.mean() / spread * math.sqrt(len(gain)), len(gain) - 1))
+            if spread > 0
+            else 1.0
+        )
+        return Backtest(
+            error=float(by_family[0].mean()),
+            id_error=float(by_family[1].mean()),
+            mean_error=float(by_family[2].mean()),
+            p_value=p_value,
+        )
+
+    @property
+    def silence(self) -> str:
+        """Why it says nothing about any batch; empty where it may speak."""
+        if self.n_families < FEWEST:
+            return f"{self.n_families} families of domains were calibrated; {FEWEST} are needed"
+        test = self.backtest
+        if not test.useful:
+            return (
+                f"on families left out, the estimate is {test.error:.3f} off on average, a constant "
+                f"{min(test.id_error, test.mean_error):.3f} (p = {test.p_value:.2g}); it is not better"
+            )
+        return ""
+
+    # ------------------------------------------------------------------------------------------ of a batch
+
+    def estimate(self, readings: Mapping[str, float], *, n: int) -> AccuracyEstimate:
+        """The accuracy of a batch, or why nothing can be said.
+
+        Args:
+            readings: Of the batch, under the names of the calibration; others are ignored.
+            n: Its images.
+        """
+        missing = [name for name in self.names if not math.isfinite(readings.get(name, math.nan))]
+        if n != self.n:
+            return self._silent(f"the batch holds {n} images, the calibration domains {self.n}")
+        if missing:
+            return self._silent(f"the batch has no {', '.join(missing)}")
+        z = self._scaled(np.array([[readings[name] for name in self.names]]))[0]
+        support = self._support(z)
+        if self.silence:
+            return self._silent(self.silence, support)
+        if support <= OUTSIDE:
+            return self._silent(f"the batch is unlike the calibration domains (p = {support:.2g})", support)
+        value = self._accuracy(self._predict(self._fit(np.ones(len(self.readings), dtype=bool)), z[None]))
+        return AccuracyEstimate(
+            value=float(value[0]), interval=self._interval(z), support=support, source=self.source
+        )
+
+    def _silent(self, reason: str, support: float | None = None) -> AccuracyEstimate:
+        return AccuracyEstimate(value=None, interval=None, support=support, source=self.source, reason=reason)
+
+    def _interval(self, z: Row) -> Interval:
+        """CV+ over families, taken back to accuracy."""
+        alpha = 1 - self.offered
+        residuals = np.abs(self._link(np.array(self.performance)) - self._left_out)
+        centres = np.array([self._predict(self._fits[family], z[None])[0] for family in self.families])
+        mass = self._votes / (self.n_families + 1)
+        ends = _beyond(centres - residuals, mass, alpha), -_beyond(-centres - residuals, mass, alpha)
+        low, high = self._accuracy(np.array(ends))
+        return Interval(low=float(low), high=float(high), level=self.offered, method="cv+")
+
+    def _support(self, z: Row) -> float:
+        """Conformal p-value of the distance to the nearest domains, families as units."""
+        here = _nearness(z, self._z)
+        return (1 + float(self._votes[self._apart >= here].sum())) / (self.n_families + 1)
+
+    @cached_property
+    def _apart(self) -> Float64[np.ndarray, " m"]:
+        """Distance of each domain from the nearest of other families."""
+        if self.n_families == 1:
+            return np.full(len(self._z), math.inf)
+        return np.array(
+            [_nearness(self._z[i], self._z[self._other(family)]) for i, family in enumerate(self.families)]
+        )
+
+    # ---------------------------------------------------------------------------------------- the arithmetic
+
+    def _link(self, x: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+        return np.arcsin(np.sqrt((np.clip(x, 0.0, 1.0) * self.n + 0.5) / (self.n + 1)))
+
+    def _accuracy(self, y: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+        """The inverse of the link; beyond its ends 0 and 1."""
+        share = np.sin(np.clip(y, 0.0, math.pi / 2)) ** 2
+        return np.clip((share * (self.n + 1) - 0.5) / self.n, 0.0, 1.0)
+
+    def _oriented(self, rows: Rows) -> Rows:
+        columns = [
+            self._link(rows[:, j]) if name in IN_UNIT else rows[:, j] * (1 if name in RISING else -1)
+            for j, name in enumerate(self.names)
+        ]
+        return np.stack(columns, axis=1)
+
+    @cached_property
+    def _scale(self) -> tuple[Row, Row]:
+        rows = self._oriented(np.array(self.readings))
+        mean = np.average(rows, axis=0, weights=self._votes)
+        spread = np.sqrt(np.average((rows - mean) ** 2, axis=0, weights=self._votes))
+        return mean, np.where(spread > 1e-12, spread, 1.0)
+
+    def _scaled(self, rows: Rows) -> Rows:
+        mean, spread = self._scale
+        return (self._oriented(rows) - mean) / spread
+
+    @cached_property
+    def _z(self) -> Rows:
+        return self._scaled(np.array(self.readings))
+
+    @cached_property
+    def _votes(self) -> Float64[np.ndarray, " m"]:
+        """1 / n_k for a domain of a family of n_k: the families sum to 1 each."""
+        return np.array([1 / self.families.count(each) for each in self.families])
+
+    def _other(self, family: str) -> np.ndarray:
+        return np.array([each != family for each in self.families])
+
+    def _by_family(self, values: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " k"]:
+        names = np.array(self.families)
+        return np.array([values[names == each].mean() for each in dict.fromkeys(self.families)])
+
+    def _fit(self, used: np.ndarray) -> Fit:
+        """Intercept and weights: penalised least squares with weights >= 0, as one non-negative problem."""
+        votes = np.sqrt(self._votes[used])
+        y = self._link(np.array(self.performance))[used]
+        z, total = self._z[used], self._votes[used].sum()
+        mean_z, mean_y = (np.average(each, axis=0, weights=votes**2) for each in (z, y))
+        penalty = math.sqrt(RIDGE * total) * np.eye(z.shape[1])
+        design = np.concatenate([(z - mean_z) * votes[:, None], penalty])
+        weights, _ = optimize.nnls(design, np.concatenate([(y - mean_y) * votes, np.zeros(z.shape[1])]))
+        return np.concatenate([[mean_y - mean_z @ weights], weights])
+
+    @staticmethod
+    def _predict(fit: Fit, z: Rows) -> Float64[np.ndarray, " m"]:
+        return np.asarray(fit[0] + z @ fit[1:])
+
+    @cached_property
+    def _fits(self) -> dict[str, Fit]:
+        """Family -> the fit without it."""
+        return {family: self._fit(self._other(family)) for family in dict.fromkeys(self.families)}
+
+    @cached_property
+    def _left_out(self) -> Float64[np.ndarray, " m"]:
+        """Each domain as predicted without its family, on the scale of the link."""
+        return np.array(
+            [self._predict(self._fits[family], self._z[[i]])[0] for i, family in enumerate(self.families)]
+        )
+
+
+def _beyond(values: Float64[np.ndarray, " m"], mass: Float64[np.ndarray, " m"], alpha: float) -> float:
+    """The largest value with mass at most alpha at or below it; minus infinity where there is none."""
+    order = np.argsort(values, kind="stable")
+    within = np.flatnonzero(np.cumsum(mass[order]) <= alpha + 1e-9)
+    return float(values[order[within[-1]]]) if len(within) else -math.inf
+
+
+def _nearness(z: Row, others: Rows) -> float:
+    """Mean Euclidean distance to the nearest few."""
+    distances = np.sort(np.linalg.norm(others - z, axis=1))
+    return float(distances[:NEAREST].mean())
