@@ -1,10 +1,10 @@
 """Does the estimate of accuracy keep its promises? 400 worlds of covariate shift.
 
 Every world draws 24 families of domains with one severity each, a new domain from the same law, one that
-leaves it and one whose leaving a saturated classifier does not show. The product's estimator judges readings of 200
-inputs, as a monitor takes them. The first 15 families alone, and accuracies dealt out at random, cost nothing
-more. One line per world is written to `worlds.jsonl` (not kept under version control); a later start goes on
-from there.
+leaves it and one whose leaving a saturated classifier does not show. The product's estimator judges readings
+of 200 inputs, as a monitor takes them. The first 15 families alone, and accuracies dealt out at random, cost
+nothing more. One line per world is written to `worlds.jsonl` (not kept under version control); a later start
+goes on from there.
 
     python experiments/accuracy_estimate/run.py [--worlds 400] [--processes 2] [--tables-only]
 """
@@ -28,8 +28,8 @@ from assay.stats import clopper_pearson
 
 
 HERE = Path(__file__).resolve().parent
-LINES, SUMMARY, FIGURE = HERE / "worlds.jsonl", HERE / "results.json", HERE / "coverage.svg"
-TABLE = HERE.parents[1] / "docs" / "tables" / "accuracy-estimate.inc"
+LINES, SUMMARY, DOCS = HERE / "worlds.jsonl", HERE / "results.json", HERE.parents[1] / "docs"
+TABLE, FIGURE = DOCS / "tables" / "accuracy-estimate.inc", DOCS / "images" / "accuracy-estimate.svg"
 N, FAMILIES, FEW = 200, 24, 15
 Record = dict[str, Any]
 

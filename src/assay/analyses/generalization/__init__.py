@@ -1,6 +1,7 @@
 """What a circuit says about generalization: before deployment, and after it. Numbers in, numbers out."""
 
 from assay.analyses.generalization import baselines
+from assay.analyses.generalization.accuracy_estimate import AccuracyEstimate, AccuracyEstimator, Backtest
 from assay.analyses.generalization.alarms import (
     Calibration,
     ConformalAlarm,
@@ -59,8 +60,11 @@ from assay.analyses.generalization.shift import (
 __all__ = [
     "DISTANCES",
     "PREDICTORS",
+    "AccuracyEstimate",
+    "AccuracyEstimator",
     "AlarmCounts",
     "AlarmCurve",
+    "Backtest",
     "Calibration",
     "CircuitLoss",
     "CircuitSettings",
