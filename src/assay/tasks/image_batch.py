@@ -30,6 +30,7 @@ class ImageBatch(ObjectiveBatch):
         foils: Classes to compare with `[batch, n_foils]`; None if the task has none.
         indices: Row numbers in the task.
         lengths: Positions a model makes of each image `[batch]`; 0 before the task is bound to one.
+        pinned: Whether the images lie in pinned memory, which a GPU fetches while other work goes on.
     """
 
     images: Float[Tensor, "batch 3 h w"]
@@ -38,6 +39,7 @@ class ImageBatch(ObjectiveBatch):
     foils: Int[Tensor, "batch n_foils"] | None
     indices: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
+    pinned: bool = False
     alignment: ClassVar[None] = None  # counterparts have as many positions
 
     @property
@@ -92,4 +94,4 @@ class ImageBatch(ObjectiveBatch):
 
     def to(self, device: torch.device | str) -> "ImageBatch":
         """The same batch with every tensor on `device`."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=self.pinned))
