@@ -256,6 +256,6 @@ def test_promises_hold_in_simple_worlds() -> None:
     # 120 draws: three standard errors around 0.95 and 0.05 are 6 points
     assert np.mean(covered) > 0.89
     assert np.mean(covered) < 1.0
-    assert np.mean(spoke) > 0.8
+    assert np.mean(spoke) > 0.75
     assert np.mean(silent) > 0.9
     assert np.mean(used) < 0.11

@@ -1,25 +1,40 @@
 """Domains with known performance: numbers as by hand, thresholds, curves, records."""
 
+import io
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from small_vits import untrained_vit
 
-from assay.analyses.generalization import DISTANCES, alarm_curve, baselines, circuit_shifts
+from assay.analyses.generalization import (
+    DISTANCES,
+    alarm_curve,
+    baselines,
+    circuit_shift,
+    circuit_shifts,
+)
+from assay.analyses.generalization.batches import BASELINES
 from assay.analyses.generalization.domain_shifts import (
     DomainCalibration,
     DomainShift,
     calibrate_on_corruptions,
     measure_domains,
 )
+from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.monitor_page import monitor_page
 from assay.analyses.generalization.monitoring import Monitor
 from assay.circuits import EdgeScores
 from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model, load_model
+from assay.page.terminal import print_page
 from assay.tasks import EvalTransform, corrupt, draw_shapes
 
 
@@ -44,6 +59,12 @@ def calibration(model: Model, reference: EdgeScores) -> DomainCalibration:
     )
 
 
+def shown_on_terminal(document: Mapping[str, Any]) -> str:
+    text = io.StringIO()
+    print_page(monitor_page(document), Console(file=text, width=200))
+    return text.getvalue()
+
+
 def test_a_domain_has_the_numbers_of_its_images(
     model: Model, reference: EdgeScores, calibration: DomainCalibration
 ) -> None:
@@ -59,7 +80,64 @@ def test_a_domain_has_the_numbers_of_its_images(
     assert found.performance == baselines.id_accuracy(logits, task.labels)
     known = run_model(model, pool.task(TRANSFORM))
     assert found.baselines["atc"] == baselines.atc(known, pool.labels, logits)
-    assert calibration.metrics == (*DISTANCES, "ac", "ane", "atc", "doc")
+    assert found.baselines["cot"] == baselines.cot(pool.labels, logits)
+    assert found.baselines["m-cbpe"] == baselines.m_cbpe(known, pool.labels, logits)
+    assert calibration.metrics == (*DISTANCES, *BASELINES)
+
+
+def test_clean_images_and_families_of_corruptions_carry_the_estimate(
+    model: Model, reference: EdgeScores, calibration: DomainCalibration
+) -> None:
+    assert calibration.clean is not None
+    assert calibration.clean.domain == "clean"
+    estimator = calibration.accuracy_estimator()
+    assert estimator.names == ("spearman", "cosine", "l2", *BASELINES)
+    assert estimator.families == ("clean", "gaussian-noise", "solarize", "fog")
+    assert estimator.id_performance == calibration.clean.performance
+    with pytest.raises(InputError, match="clean images were not measured"):
+        replace(calibration, clean=None).accuracy_estimator()
+    with pytest.raises(InputError, match="hold 12, 13 images"):
+        replace(calibration, clean=replace(calibration.clean, n=13)).accuracy_estimator()
+
+
+def test_readings_carry_the_estimate_and_the_page_shows_it(
+    model: Model, reference: EdgeScores, calibration: DomainCalibration
+) -> None:
+    pool, batch = draw_shapes("flat", 18, start=100), draw_shapes("flat", 12, start=300)
+    # Every domain three times makes twelve families, so that a test without many discoveries speaks.
+    few = calibration.accuracy_estimator()
+    many = replace(
+        few,
+        readings=3 * few.readings,
+        performance=tuple(each / 8 for each in range(1, 5)) * 3,
+        families=tuple(f"{name}-{i}" for i in range(3) for name in few.families),
+        id_performance=1.0,
+    )
+    for estimator in (few, many):
+        monitor = Monitor(model, reference, labelled=pool, estimator=estimator, transform=TRANSFORM)
+        reading = monitor.observe(batch)
+        estimate = reading.estimate
+        assert estimate is not None
+        assert set(BASELINES) == set(reading.baselines)
+        shifts = {key: circuit_shift(reference, discover(model, batch.task(TRANSFORM), steps=2), distance=key)
+                  for key in ("spearman", "cosine", "l2")}  # fmt: skip
+        assert estimate == estimator.estimate({**shifts, **reading.baselines}, n=12)
+        assert Reading.from_dict(json.loads(json.dumps(reading.to_dict(), allow_nan=False))) == reading
+        shown = shown_on_terminal(json.loads(json.dumps(monitor.to_dict())))
+        assert "Accuracy without labels" in shown
+        assert ("cannot say" in shown) == (estimate.interval is None)
+    assert "4 families of domains were calibrated" in few.estimate(dict.fromkeys(few.names, 0.5), n=12).reason
+
+
+def test_readings_of_earlier_logs_have_no_estimate(model: Model, reference: EdgeScores) -> None:
+    monitor = Monitor(model, reference, transform=TRANSFORM)
+    document = monitor.observe(draw_shapes("flat", 12, start=300)).to_dict()
+    assert document.pop("estimate") is None
+    assert Reading.from_dict(document).estimate is None
+    earlier = monitor.to_dict()
+    assert earlier.pop("estimator") is None
+    del earlier["readings"][0]["estimate"]
+    assert "Accuracy without labels" not in shown_on_terminal(earlier)
 
 
 def test_the_threshold_is_what_a_monitor_takes(
@@ -146,5 +224,5 @@ def test_progress_names_each_domain(model: Model, reference: EdgeScores) -> None
         progress=lambda *each: seen.append(each),
     )
     assert seen == [("a", 0, 0), ("b", 1, 0)]
-    assert found[0].baselines.keys() == {"ac", "ane"}
+    assert found[0].baselines.keys() == {"ac", "ane", "mano"}
     assert not math.isnan(found[1].performance)

@@ -25,8 +25,8 @@ RISING = (*IN_UNIT, "ane", "mano", "closeness")  # the others are distances, whi
 FEWEST, MANY, FEW_LEVEL = 9, 19, 0.9  # families: below the first silence, below the second this level
 RIDGE = 0.1  # penalty of squared weights, per family
 NEAREST = 3  # domains that say how far away a batch is
-OUTSIDE = 0.1  # p-value of the support test at or below which a batch is outside
-WORTH = 0.05  # p-value of the backtest at or below which the estimate is used
+OUTSIDE = 0.15  # p-value of the support test at or below which a batch is outside
+WORTH = 0.15  # p-value of the backtest at or below which the estimate is used
 Row = Float64[np.ndarray, " r"]
 Rows = Float64[np.ndarray, "m r"]
 Fit = Float64[np.ndarray, " weights"]  # intercept, then a weight per reading
@@ -75,7 +75,7 @@ class Backtest(Record):
 
     @property
     def useful(self) -> bool:
-        """Whether the estimate beats both constants: p at most 0.05."""
+        """Whether the estimate beats both constants: p at most 0.15."""
         return self.error < min(self.id_error, self.mean_error) and self.p_value <= WORTH
 
 
@@ -92,10 +92,11 @@ class AccuracyEstimator(Record):
     It says "cannot say" where
 
     - there are fewer than 9 families;
-    - the backtest does not beat, at p <= 0.05, both constants: in-distribution accuracy and the mean
-      accuracy of other families. A stack no better than a constant is used with probability 0.05, about;
+    - the backtest does not beat, at p <= 0.15, both constants: in-distribution accuracy and the mean
+      accuracy of other families. A stack as good as a constant is used with probability 0.15, about;
     - the batch is outside: its mean distance to the 3 nearest domains is larger than those of domains to the
-      nearest of other families, at a conformal p-value of 0.1 or less. This silences 1 batch in 10 inside;
+      nearest of other families, at a conformal p-value of 0.15 or less. This silences up to 15 % of batches
+      inside;
     - the batch holds other numbers of images than the domains, or lacks a reading.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from assay.analyses.generalization import monitor_plots as plots
+from assay.analyses.generalization.accuracy_estimate import WORTH
 from assay.analyses.generalization.monitor_series import batch_details, series_block
 from assay.analyses.generalization.monitor_words import (
     DRAWN,
@@ -215,7 +216,7 @@ def _accuracy(document: Document) -> list[Block]:
             ["mean of the other families", number(test["mean_error"], 3)],
         ],
         caption=f"The estimate rests on {estimator['source']}. It is used only if it is better than both "
-        f"constants (p {p_value(test['p_value'])}, at most 0.05 is needed).",
+        f"constants (p {p_value(test['p_value'])}, at most {WORTH:g} is needed).",
         named=False,
     )
     rows: list[list[Text]] = [
