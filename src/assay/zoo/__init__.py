@@ -8,7 +8,7 @@ from assay.zoo.grid import PRESETS, Grid, Initialisation
 from assay.zoo.initial import Initial, initial_module
 from assay.zoo.recipe import Recipe
 from assay.zoo.records import Correctness, Predictions, edge_scores, predict
-from assay.zoo.run_folder import TrainingRun
+from assay.zoo.run_folder import TrainingRun, Validation
 from assay.zoo.selection import Selection, select_configurations
 from assay.zoo.training import LossTerm, train
 
@@ -25,6 +25,7 @@ __all__ = [
     "Recipe",
     "Selection",
     "TrainingRun",
+    "Validation",
     "Zoo",
     "ZooEntry",
     "correctness",

@@ -1,7 +1,8 @@
 """Building a zoo: one training run per recipe of a grid, each kept as soon as it is done."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from assay.zoo.archive import Checkpoint, Zoo, ZooEntry
 from assay.zoo.grid import Grid
 from assay.zoo.initial import initial_module
 from assay.zoo.recipe import Recipe
+from assay.zoo.run_folder import TrainingRun, Validation
 from assay.zoo.scoring import images_hash, score_of
 from assay.zoo.selection import Selection
 from assay.zoo.training import Progress, train
@@ -62,7 +64,9 @@ def train_zoo(
     checkpoints: Sequence[int] = (),
     selection: Selection | None = None,
     device: str | None = None,
+    precision: str = "float32",
     progress: Progress | None = None,
+    validated: Callable[[str, Validation], None] | None = None,
 ) -> Zoo:
     """Train a model for every recipe of a grid on one domain.
 
@@ -81,8 +85,10 @@ def train_zoo(
             [-1, 1], and resizing to the size of the images.
         checkpoints: Training steps after which every model is kept as well.
         selection: How the configurations of the grid were chosen, to be written down.
-        device: Where to train. Default: the CPU.
+        device: Where to train and score. Default: the CPU.
+        precision: Number type of the passes of a step, as of `train`.
         progress: Called with the key of a model, the steps done and all steps.
+        validated: Called after each validation with the key of the model and what it showed.
 
     Returns:
         The zoo.
@@ -110,25 +116,19 @@ def train_zoo(
     for recipe, entry in recipes.items():
         if zoo.entry(entry.key).status == "done" and (folder / entry.path / "training.json").exists():
             continue
-        size = (images.pixels.shape[1], images.pixels.shape[2])
-        origin = grid.initialisations[recipe.init]
-        start = initial_module(
-            origin.source, classes, architecture=origin.architecture, image_size=size, seed=recipe.seed
-        )
-        # The images have their size already: a checkpoint's arithmetic holds, its geometry was never applied.
-        stored = start.transform or EvalTransform()
-        normalise = transform or replace(stored, resize=size, crop=None, fit="squash")
         try:
-            run = train(
-                start.module,
+            run = train_recipe(
+                grid,
+                recipe,
                 images,
                 validation,
-                recipe,
                 folder / entry.path,
-                transform=normalise,
+                transform=transform,
                 checkpoints=checkpoints,
                 device=device,
+                precision=precision,
                 progress=_named(progress, entry.key),
+                validated=None if validated is None else partial(validated, entry.key),
             )
         except NonFiniteError as error:
             zoo = zoo.with_entry(replace(entry, status="failed", reason=str(error)))
@@ -137,7 +137,7 @@ def train_zoo(
         done = replace(
             entry,
             status="done",
-            id_accuracy=score_of(run.module, validation, normalise)[0],
+            id_accuracy=_accuracy(run, validation, device),
             best_step=run.best_step,
             weight_hash=load_model(run.folder, device=None).weight_hash,
             kept=tuple(
@@ -148,6 +148,50 @@ def train_zoo(
         zoo = zoo.with_entry(done)
         zoo.save()
     return zoo
+
+
+def train_recipe(
+    grid: Grid,
+    recipe: Recipe,
+    images: ImageSet,
+    validation: ImageSet,
+    folder: Path,
+    *,
+    transform: EvalTransform | None = None,
+    **options: Any,
+) -> TrainingRun:
+    """Train one model of a zoo; a finished run is read from its folder.
+
+    Args:
+        grid: Says what the recipe starts from.
+        recipe: One of the grid's.
+        images: To train on.
+        validation: To choose the best step by.
+        folder: Of this run.
+        transform: As of `train_zoo`.
+        options: Further options of `train`.
+    """
+    size = (images.pixels.shape[1], images.pixels.shape[2])
+    origin = grid.initialisations[recipe.init]
+    start = initial_module(
+        origin.source,
+        images.classes or (),
+        architecture=origin.architecture,
+        image_size=size,
+        seed=recipe.seed,
+    )
+    # The images have their size already: a checkpoint's arithmetic holds, its geometry was never applied.
+    stored = start.transform or EvalTransform()
+    normalise = transform or replace(stored, resize=size, crop=None, fit="squash")
+    return train(start.module, images, validation, recipe, folder, transform=normalise, **options)
+
+
+def _accuracy(run: TrainingRun, validation: ImageSet, device: str | None) -> float:
+    """Accuracy of a finished run on its validation images; known already where it chose the best step."""
+    if run.recipe.score == "accuracy":
+        return run.best_score
+    transform = EvalTransform.for_model(load_model(run.folder, device=None))
+    return score_of(run.module.to(device or "cpu"), validation, transform, device=device)[0]
 
 
 def _facts(images: ImageSet, validation: ImageSet) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def check_training(
             f"{len(shared)} validation images are also in the training set, e.g. number {shared[0]}; give "
             "disjoint sets"
         )
-    size = _image_size(module)
+    size = stated_size(module)
     if size is not None and size != training.pixels.shape[1:3]:
         raise ShapeError(
             f"the model reads images of {size[0]} x {size[1]}, but these are {training.pixels.shape[1]} x "
@@ -181,7 +181,7 @@ def _n_outputs(module: nn.Module) -> int:
     return layers[-1].out_features
 
 
-def _image_size(module: nn.Module) -> tuple[int, int] | None:
+def stated_size(module: nn.Module) -> tuple[int, int] | None:
     """Height and width that a model is built for, where it declares them."""
     for name in ("config.image_size", "patch_embed.img_size"):
         size: Any = module

@@ -11,6 +11,7 @@ from assay.app.cli.parsing import IMAGES, command, family
 from assay.app.console import (
     echo,
     echo_result,
+    note,
     print_json,
     print_table,
     progress_on_stderr,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from assay.zoo import Correctness, Grid, Zoo
 
 STYLES = ("flat", "sketch", "neon", "stripes", "relief")
+DRAWN = 32  # side of images for models that read any size
 TRAINING, CONFIGURATIONS = own_group("Training"), own_group("Configurations")
 
 zoo_app = family(IMAGES, "zoo", "Train, record and list zoos of image classifiers.")
@@ -75,13 +77,15 @@ class TrainSettings(Computing, Seeded, Placed, Validating, Domains):
 
     Attributes:
         out: Output directory of the zoo.
-        size: Height and width of the images, in pixels.
+        size: Height and width of the images. Default: what the models state, else 32.
         checkpoint: Step at which to save models too; repeat for several.
+        precision: Number type of training passes; float16 needs a GPU.
     """
 
     out: Annotated[Path, OUTPUT]
-    size: Annotated[int, INPUTS, at_least(16)] = 32
+    size: Annotated[int | None, INPUTS, at_least(16)] = None
     checkpoint: Annotated[tuple[int, ...], TRAINING] = ()
+    precision: Annotated[str, TRAINING, one_of("float32", "bfloat16", "float16")] = "float32"
 
 
 @command(parent=zoo_app, name="train", example="assay zoo train tiny --shapes flat --out zoo --dry-run")
@@ -102,7 +106,9 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
     if settings.dry_run and not (settings.images or settings.shapes):
         _show_plan(settings, chosen, None)
         return
-    transform = EvalTransform(resize=(settings.size, settings.size))
+    _one_domain(len(_sources(settings.images, settings.shapes)))
+    size = chosen.image_size() if settings.size is None else (settings.size, settings.size)
+    transform = EvalTransform(resize=size or (DRAWN, DRAWN))
     domains = read_images(settings, settings.seed, transform=transform)
     _one_domain(len(domains))
     if settings.dry_run:
@@ -117,7 +123,9 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
             split_seed=settings.seed,
             checkpoints=settings.checkpoint,
             device=settings.place(),
+            precision=settings.precision,
             progress=progress,
+            validated=lambda key, report: note(f"{key}: {report}"),
         )
     document = _document(zoo)
     about = About(
@@ -147,7 +155,8 @@ def _show_plan(settings: TrainSettings, grid: "Grid", images: "ImageSet | None")
         echo(f"{grid.name}: {len(recipes)} models, {steps:,} steps over {seen:,} images in all")
     keys = [recipe.key for recipe in recipes]
     facts = {"grid": grid.to_dict(), "models": keys, "steps": steps, "images": seen}
-    show_cost(zoo_cost(grid, images, holdout=settings.holdout), as_json=settings.json, **facts)
+    cost = zoo_cost(grid, images, holdout=settings.holdout, device=settings.place())
+    show_cost(cost, as_json=settings.json, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)
