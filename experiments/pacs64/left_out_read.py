@@ -2,9 +2,9 @@
 
     python experiments/pacs64/left_out_read.py --data DIR --work DIR
 
-Per model and domain, `WORK/left_out_readings/DOMAIN/seed-N/NAME.npz`: edge scores of every circuit image, logits
-and labels of every image. What lies there is not made again; models that are trained later are added by a
-further call.
+Per model and domain, `WORK/left_out_readings/DOMAIN/seed-N/NAME.npz`: edge scores of every circuit image; logits,
+features and labels of every image. What lies there is not made again; models that are trained later are added by
+a further call.
 """
 
 import os
@@ -58,11 +58,12 @@ def edges(model: assay.Model, images: ImageSet) -> np.ndarray:
 
 
 def reading(model: assay.Model, images: ImageSet, batches: int) -> dict[str, np.ndarray]:
-    """Edge scores of so many batches of drawn images, and logits of all."""
+    """Edge scores of so many batches of drawn images; logits and features of all."""
     drawn = images.sample(batches * CIRCUIT_IMAGES, seed=SEED)
     order = stream(SEED, f"pacs64/batches/{images.domain}").permutation(drawn.n)
     found = [edges(model, drawn.subset(rows)) for rows in np.split(order, batches)]
-    return {"edges": np.stack(found), "logits": outputs(model, images)[0], "labels": images.labels}
+    logits, features = outputs(model, images)
+    return {"edges": np.stack(found), "logits": logits, "features": features, "labels": images.labels}
 
 
 def read_model(folder: Path, images: dict[str, ImageSet], left_out: str, seed: int, place: Path) -> None:

@@ -8,7 +8,6 @@ import copy
 import json
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -27,8 +25,10 @@ from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, NonFiniteError
 from assay.core.random import stream
 from assay.core.untrusted import parse_json
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform
+from assay.zoo.feeding import Images, TrainingBatches, size_of
 from assay.zoo.folders import save_model
+from assay.zoo.loss_term import LossTerm
 from assay.zoo.precision import Precision
 from assay.zoo.recipe import Recipe
 from assay.zoo.run_folder import TrainingRun, Validation, check_same, finished, finished_run, state_file
@@ -43,51 +43,17 @@ Progress = Callable[[str, int, int], None]
 Validated = Callable[[Validation], None]
 
 
-class LossTerm(ABC):
-    """A quantity added to the cross entropy of every batch, e.g. a penalty on the circuit.
-
-    A term with a memory hands it over in `state` and takes it back in `restore`, so that a killed run goes on
-    as if nothing had happened.
-    """
-
-    @abstractmethod
-    def __call__(
-        self,
-        module: nn.Module,
-        images: Float[Tensor, "batch 3 h w"],
-        labels: Int[Tensor, " batch"],
-        logits: Float[Tensor, "batch n_classes"],
-    ) -> Float[Tensor, ""]:
-        """The term of a batch, weighted as it is to be added to the mean cross entropy."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Every setting as JSON values: part of the identity of the run."""
-
-    def readings(self) -> dict[str, float]:
-        """Numbers of the last call to keep in the history of the run; the same names at every step."""
-        return {}
-
-    def state(self) -> dict[str, Tensor]:
-        """What the next call depends on."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` handed over."""
-        del state
-
-
 def train(
     module: nn.Module,
-    train_set: ImageSet,
-    validation_set: ImageSet,
+    train_set: Images,
+    validation_set: Images,
     recipe: Recipe,
     folder: str | Path,
     *,
     transform: EvalTransform | None = None,
     loss_term: LossTerm | None = None,
     checkpoints: Sequence[int] = (),
-    watch: Mapping[str, ImageSet] | None = None,
+    watch: Mapping[str, Images] | None = None,
     save_every: int | None = None,
     device: str | None = None,
     precision: str = "float32",
@@ -103,12 +69,14 @@ def train(
     Args:
         module: A classifier of transformers or timm with as many outputs as there are classes. It is copied,
             not changed.
-        train_set: Labelled 8-bit images of the size that the model reads.
+        train_set: Labelled images: 8-bit ones in memory, of the size that the model reads, or a stream, whose
+            crops are cut from the originals by its worker processes. The weights do not depend on the workers.
         validation_set: More of them, of the same classes, none of which is trained on.
         recipe: Learning rate, batch size and the rest.
         folder: Directory of this run. Ends with the model (`config.json`, `model.safetensors`,
             `preprocessor_config.json`), `training.json` and `checkpoints/STEP/`.
-        transform: Normalisation of the images. Default: pixels to [-1, 1].
+        transform: Normalisation of the images, and geometry of those of a stream. Default: pixels to [-1, 1],
+            resized to the size of the images.
         loss_term: Added to the cross entropy of every step.
         checkpoints: Numbers of steps after which the model is kept as well, 0 (untrained) .. steps.
         watch: Further labelled sets whose score is written down at each validation; they choose nothing.
@@ -148,7 +116,7 @@ def train(
         (2, 2)
     """
     folder = Path(folder)
-    transform = transform or EvalTransform(resize=train_set.pixels.shape[1:3])
+    transform = transform or EvalTransform(resize=size_of(train_set))
     sets = {"training": train_set, "validation": validation_set, **(watch or {})}
     check_training(module, sets, recipe, checkpoints, save_every)
     numbers = Precision(precision, device or "cpu")
@@ -177,7 +145,7 @@ def train(
 
 
 def step_seconds(
-    module: nn.Module, images: ImageSet, recipe: Recipe, transform: EvalTransform, *, device: str | None
+    module: nn.Module, images: Images, recipe: Recipe, transform: EvalTransform, *, device: str | None
 ) -> float:
     """Seconds of a training step here, timed on this module and these images; nothing is written.
 
@@ -186,7 +154,7 @@ def step_seconds(
     """
     size = min(recipe.batch_size, images.n)
     for timed in sorted({min(size, TIMED_IMAGES), size}):
-        part = replace(recipe, batch_size=timed)
+        part = replace(recipe, batch_size=timed, steps=max(recipe.steps, TIMED_STEPS))
         numbers = Precision("float32", device or "cpu")
         run = _TrainingState(module, {"training": images}, part, Path(), transform, None, (), device, numbers)
         times = []
@@ -209,7 +177,7 @@ class _TrainingState:
     def __init__(
         self,
         module: nn.Module,
-        sets: Mapping[str, ImageSet],
+        sets: Mapping[str, Images],
         recipe: Recipe,
         folder: Path,
         transform: EvalTransform,
@@ -222,6 +190,7 @@ class _TrainingState:
         self.sets, self.recipe, self.folder, self.transform = sets, recipe, folder, transform
         self.term, self.checkpoints, self.device = term, checkpoints, device or "cpu"
         self.precision = precision
+        self.batches: Iterator[tuple[Tensor, Tensor]] | None = None
         self.heads = head_names(self.module)
         if recipe.mode == "linear":
             prefixes = tuple(f"{name}." for name in self.heads)
@@ -257,13 +226,12 @@ class _TrainingState:
     def advance(self) -> None:
         """One step of the optimiser."""
         started = time.monotonic()
-        recipe, training = self.recipe, self.sets["training"]
-        rows = batch_rows(training.n, recipe.batch_size, self.step, seed=recipe.seed)
-        rng = stream(recipe.seed, f"zoo/augment/{self.step}")
-        pixels = recipe.augmentation.apply(training.pixels[rows], rng)
-        images = self.transform.normalised(pixels).to(self.device)
-        assert training.labels is not None
-        labels = torch.from_numpy(training.labels[rows]).to(self.device)
+        recipe = self.recipe
+        if self.batches is None:  # begun here, because `resume` sets the step
+            self.batches = TrainingBatches(self.sets["training"], recipe, self.transform).from_step(
+                self.step, self.device
+            )
+        images, labels = next(self.batches)
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.learning_rate(self.step)
         with self._training_mode():
@@ -432,21 +400,6 @@ class _TrainingState:
         return record
 
 
-def batch_rows(n: int, batch_size: int, step: int, *, seed: int) -> Int64[np.ndarray, " batch"]:
-    """Rows of the training set in the batch of a step; every epoch has its own order, its rest is left out.
-
-    Args:
-        n: Images of the training set.
-        batch_size: Images per step; `n` if that is smaller.
-        step: Number of the step, from 0.
-        seed: Seed of the streams `zoo/epoch/NUMBER`.
-    """
-    size = min(batch_size, n)
-    epoch, place = divmod(step, n // size)
-    order = stream(seed, f"zoo/epoch/{epoch}").permutation(n)
-    return order[place * size : (place + 1) * size]
-
-
 def _optimiser(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     if recipe.optimiser == "adamw":
         return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
@@ -461,6 +414,3 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: _plain(tensor) for name, tensor in module.state_dict().items()}
-
-
-__all__ = ["LossTerm", "TrainingRun", "train"]
