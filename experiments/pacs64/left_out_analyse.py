@@ -17,7 +17,7 @@ from assay.analyses.generalization.accuracy_estimate import AccuracyEstimator
 from assay.analyses.generalization.confidence import cbpe, m_cbpe, mano
 from assay.analyses.generalization.feature_closeness import feature_closeness
 from assay.analyses.generalization.noise_floor import NoiseFloor, block_means
-from left_out_read import CIRCUIT_IMAGES, PARTS
+from left_out_read import CIRCUIT_IMAGES, PARTS, corruptions
 from pacs import DOMAINS, RESULTS, SEED, arguments
 from scipy import stats
 
@@ -31,14 +31,18 @@ OUTPUT_IMAGES = 300  # of each domain, for readings of outputs
 DRAWS = 2000
 READINGS = ("spearman", "ac", "ane", "atc", "doc", "cot", "cbpe", "m-cbpe", "mano", "closeness")
 ORDERING = ("excess", "shift", "atc", "cot", "m-cbpe", "closeness")  # those whose order is compared
-FALLING = ("excess", "shift")
+KINDS = {
+    "corrupted": ("corrupted",),
+    "uncorrupted": ("source", "new"),
+    "all": ("corrupted", "source", "new"),
+}
 
 
 # ---------------------------------------------------------------------------------------------- one model
 
 
 def model_row(place: Path, graph: Graph) -> dict[str, Any]:
-    """Every domain of one model: accuracy, readings; and what the estimator says of those it was not fitted on."""
+    """Every domain of one model: accuracy, readings, and what the estimator says of those it did not see."""
     arrays = {
         path.relative_to(place).with_suffix("").as_posix(): dict(np.load(path, allow_pickle=False))
         for path in sorted(place.rglob("*.npz"))
@@ -61,10 +65,22 @@ def model_row(place: Path, graph: Graph) -> dict[str, Any]:
     row["backtest"] = {"error": test.error, "id_error": test.id_error, "mean_error": test.mean_error}
     row["backtest"] |= {"p_value": test.p_value, "useful": test.useful, "offered": estimator.offered}
     row["silence"] = estimator.silence
+    row["order"] = {
+        name: {
+            what: rank_correlation(name, [each for each in domains if each["kind"] in kinds])
+            for what, kinds in KINDS.items()
+        }
+        for name in ORDERING
+    }
     for each in domains:
         if each["kind"] != "corrupted":
             each["estimate"] = estimate_row(estimator, each)
     return row
+
+
+def rank_correlation(name: str, domains: Sequence[Mapping[str, Any]]) -> float:
+    """Spearman's correlation of a reading with accuracy over domains."""
+    return float(stats.spearmanr([d[name] for d in domains], [d["accuracy"] for d in domains]).statistic)
 
 
 def domain_row(
@@ -153,15 +169,11 @@ def of_kinds(model: Mapping[str, Any], kinds: Sequence[str]) -> list[Mapping[str
     return [each for each in model["domains"] if each["kind"] in kinds]
 
 
-def order(name: str, kinds: Sequence[str]) -> Statistic:
-    """Mean over models of the rank correlation of a reading with accuracy over the domains of these kinds."""
+def order(name: str, what: str) -> Statistic:
+    """Mean over models of the rank correlation of a reading with accuracy over the domains of some kinds."""
 
     def statistic(models: Models) -> float:
-        found = []
-        for model in models:
-            used = of_kinds(model, kinds)
-            found.append(stats.spearmanr([d[name] for d in used], [d["accuracy"] for d in used]).statistic)
-        return float(np.mean(found))
+        return float(np.mean([model["order"][name][what] for model in models]))
 
     return statistic
 
@@ -216,7 +228,7 @@ def silent(kind: str) -> Statistic:
 
 
 def error_spoken(kind: str, what: str) -> Statistic:
-    """Mean error of the stack, or of in-distribution accuracy, where the stack speaks; NaN where it never does."""
+    """Mean error of the stack, or of ID accuracy, where the stack speaks; NaN where it never does."""
 
     def statistic(models: Models) -> float:
         found = [
@@ -238,16 +250,20 @@ def covered(kind: str) -> Statistic:
     return statistic
 
 
+def of_backtest(name: str) -> Statistic:
+    """Mean over models of a number of the backtest over families of corruptions."""
+
+    def statistic(models: Models) -> float:
+        return float(np.mean([model["backtest"][name] for model in models]))
+
+    return statistic
+
+
 def summary(models: Models) -> dict[str, Any]:
     """Both questions, each with intervals."""
-    kinds = {
-        "corrupted": ["corrupted"],
-        "uncorrupted": ["source", "new"],
-        "all": ["corrupted", "source", "new"],
-    }
     return {
         "order": {
-            name: {what: with_interval(models, order(name, each)) for what, each in kinds.items()}
+            name: {what: with_interval(models, order(name, what)) for what in KINDS}
             | {"left-out domains, with the loss": with_interval(models, order_of_new(name))}
             for name in ORDERING
         },
@@ -265,24 +281,33 @@ def summary(models: Models) -> dict[str, Any]:
             for kind in ("source", "new")
         },
         "backtest": {
-            name: with_interval(
-                models, lambda some, name=name: float(np.mean([m["backtest"][name] for m in some]))
-            )
+            name: with_interval(models, of_backtest(name))
             for name in ("error", "id_error", "mean_error", "useful")
         },
     }
+
+
+def rounded(value: Any) -> Any:
+    """The same with floats to five digits behind the point."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 5) if isinstance(value, float) else value
 
 
 def main() -> None:
     given = arguments(__doc__).parse_args()
     models = []
     for place in sorted((given.work / "left_out_readings").glob("*/seed-*")):
-        whole = len(list(place.rglob("*.npz"))) == 1 + PARTS + 3 + 27
-        if whole:
+        row = place / "row.json"  # what was computed before from complete readings
+        if not row.exists() and len(list(place.rglob("*.npz"))) == 1 + PARTS + 3 + len(corruptions()):
             graph = assay.load_model(given.work / "left_out" / place.parent.name / place.name).graph
-            models.append(model_row(place, graph))
+            row.write_text(json.dumps(rounded(model_row(place, graph))))
+        if row.exists():
+            models.append(json.loads(row.read_text()))
     content = {"circuit_images": CIRCUIT_IMAGES, "output_images": OUTPUT_IMAGES, "draws": DRAWS}
-    content |= {"summary": summary(models), "models": models}
+    content |= {"summary": rounded(summary(models)), "models": models}
     (RESULTS / "left_out.json").write_text(json.dumps(content, indent=1) + "\n")
 
 

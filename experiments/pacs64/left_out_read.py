@@ -2,9 +2,9 @@
 
     python experiments/pacs64/left_out_read.py --data DIR --work DIR
 
-Per model and domain, `WORK/left_out_readings/DOMAIN/seed-N/NAME.npz`: edge scores of every circuit image; logits,
-features and labels of every image. What lies there is not made again; models that are trained later are added by
-a further call.
+Per model and domain, `WORK/left_out_readings/DOMAIN/seed-N/NAME.npz`: edge scores of every circuit image;
+logits, features and labels of every image. What lies there is not made again; models that are trained later
+are added by a further call.
 """
 
 import os

@@ -75,9 +75,7 @@ def test_images_that_changed_after_the_plan_was_read_are_refused(tmp_path: Path)
 
     job = jobs_of(tmp_path)[1]
     record = {**job.record, "images": {**job.record["images"], "train": "0" * 16}}
-    with pytest.raises(
-        InputError, match="the images of job 'train scratch.* changed after the plan was read"
-    ):
+    with pytest.raises(InputError, match="images of job 'train scratch.* changed after the plan was read"):
         run_job(replace(job, record=record), Store(tmp_path / "store"))
 
 

@@ -16,6 +16,7 @@ from assay.app.option_groups import (
     Count,
     DType,
     Steps,
+    at_least,
     completing,
     one_of,
 )
@@ -180,6 +181,17 @@ class SkipBad:
     """
 
     skip_bad: Annotated[bool, INPUTS] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How images in files are decoded.
+
+    Attributes:
+        workers: Processes that decode images. Default: one per core; none for few images.
+    """
+
+    workers: Annotated[int | None, RUNNING, at_least(0)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

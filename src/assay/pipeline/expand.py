@@ -24,21 +24,13 @@ from assay.pipeline.gates import plan_calibration
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
 from assay.pipeline.models import model_at
-from assay.pipeline.plan import (
-    DEFAULT_TARGET,
-    AttackChoice,
-    MethodChoice,
-    Plan,
-    RankChoice,
-    SingleJob,
-    ZooChoice,
-)
+from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
 from assay.pipeline.prompts import Division
 from assay.pipeline.ranking import lineup
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.shards import n_batches
 from assay.pipeline.worst import PairCounts, plan_attack, sizes
-from assay.pipeline.zoo_training import training_passes, zoo_plan
+from assay.pipeline.zoo_jobs import training_jobs
 from assay.tasks import ImageTask, PairTask, Task
 
 
@@ -94,7 +86,7 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
             for seed in plan.seeds:
                 add(_ranking(plan, plan.rank, images, seed, placed))
     if plan.zoo is not None:
-        add(_training(plan, plan.zoo, device))
+        add(training_jobs(plan, plan.zoo, device))
     return tuple(found.values())
 
 
@@ -418,46 +410,5 @@ def _ranking(
         kind="rank",
         record={"library": library_version(), "models": [part.id for part in parts]},
         source={"rank": options},
-        needs=tuple(part.id for part in parts),
-    )
-
-
-def _training(plan: Plan, zoo: ZooChoice, device: str | None) -> Iterator[Job]:
-    """The training of each model of a zoo, and the list of all."""
-    options: dict[str, Any] = {
-        **zoo.model_dump(),
-        "grid": plan.locate(zoo.grid),
-        "images": plan.locate(zoo.images),
-        "seed": plan.seeds[0],
-        "device": device,
-    }
-    found, source = zoo_plan(**options), {"zoo": options}
-    records = {
-        recipe: {"library": library_version(), **found.record(recipe)} for recipe in found.grid.recipes()
-    }
-    name = found.grid.name
-    first = Job(
-        name=f"enrol {name}",
-        kind="enrol",
-        record={"library": library_version(), "models": list(records.values())},
-        source=source,
-    )
-    parts = [
-        Job(
-            name=f"train {recipe.key}",
-            kind="train",
-            record=record,
-            source=source,
-            needs=(first.id,),
-            passes=training_passes(recipe, found.sets[1].n),
-        )
-        for recipe, record in records.items()
-    ]
-    yield from (first, *parts)
-    yield Job(
-        name=f"zoo {name}",
-        kind="zoo",
-        record={"library": library_version(), "models": [part.id for part in parts]},
-        source=source,
         needs=tuple(part.id for part in parts),
     )

@@ -384,8 +384,8 @@ class Plan(_Section):
             )
         if self.zoo and len(self.seeds) > 1:
             raise InputError(
-                f"[zoo] is trained once, but the plan has seeds {list(self.seeds)}; write the seeds of models "
-                "as an axis of the grid, and one seed here"
+                f"[zoo] is trained once, but the plan has seeds {list(self.seeds)}; write the seeds of "
+                "models as an axis of the grid, and one seed here"
             )
         if self.sizes and self.target is not None:
             raise InputError("sizes and target exclude each other; give one of them")

@@ -51,13 +51,12 @@ class ZooPlan:
 
     def record(self, recipe: Recipe) -> dict[str, Any]:
         """What one of the models is a function of."""
+        training, validation = self.sets
         return {
             "zoo": str(self.folder),
             "recipe": recipe.to_dict(),
             "start": self.grid.initialisations[recipe.init].to_dict(),
-            "images": {
-                name: images_hash(part) for name, part in zip(("train", "validation"), self.sets, strict=True)
-            },
+            "images": {"train": images_hash(training), "validation": images_hash(validation)},
             "precision": self.precision,
         }
 
@@ -66,7 +65,7 @@ class ZooPlan:
         enrol(self.grid, *self.sets, self.folder)
 
     def train(self, recipe: Recipe) -> None:
-        """Train one model in its place in the zoo, or go on with it; `assemble` writes down what became of it.
+        """Train one model in its place in the zoo, or go on with it; `assemble` writes down how it ended.
 
         A model that diverges is left out here: `assemble` meets the same, and writes it down as failed.
         """

@@ -24,9 +24,9 @@ class Augmentation(Record):
     """A random resized crop, a mirror image, and a change of brightness, contrast and saturation.
 
     The crop covers a share of the image drawn from `[min_area, 1]`, with an aspect drawn log-uniformly from
-    `[1 / max_aspect, max_aspect]`, and is scaled to the size that the model reads: from the original where there
-    is one (`cut`, the filter of the evaluation), else back to the size of the image (`apply`, bilinear). A crop
-    never reaches beyond the image: a side that would is as long as the image. Brightness,
+    `[1 / max_aspect, max_aspect]`, and is scaled to the size that the model reads: from the original where
+    there is one (`cut`, by the filter of the evaluation), else back to the size of the image (`apply`,
+    bilinear). A crop never reaches beyond the image: a side that would is as long as the image. Brightness,
     contrast and saturation, in this order, are multiplied by factors drawn from `[1 - jitter, 1 + jitter]`.
 
     Args:

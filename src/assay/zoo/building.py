@@ -217,7 +217,7 @@ def transform_for(start: Initial, images: Images) -> EvalTransform:
     """How a model of a zoo reads its images: as its checkpoint says, else resized and scaled to [-1, 1]."""
     if start.transform is not None and isinstance(images, ImageStream):
         return start.transform
-    # Images in memory have their size already: a checkpoint's arithmetic holds, its geometry was never applied.
+    # Images in memory have their size: a checkpoint's arithmetic holds, its geometry was never applied.
     return replace(start.transform or EvalTransform(), resize=size_of(images), crop=None, fit="squash")
 
 

@@ -1,4 +1,4 @@
-"""Images as training and scoring take them: held in memory, or decoded by worker processes as they are needed."""
+"""Images as training and scoring take them: held in memory, or decoded by workers as they are needed."""
 
 from collections.abc import Iterator
 from typing import Any

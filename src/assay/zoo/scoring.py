@@ -60,10 +60,11 @@ def logits_of(
     module: nn.Module, images: Images, transform: EvalTransform, *, device: str | None = None
 ) -> Float[Tensor, "n n_classes"]:
     """Logits of every image, float32 on the CPU, from a native module in evaluation mode."""
-    batches = []
     with torch.inference_mode():
-        for batch in scored_batches(images, transform, EVALUATION_BATCH):
-            batches.append(module_logits(module, batch.to(device or "cpu")).float().cpu())
+        batches = [
+            module_logits(module, batch.to(device or "cpu")).float().cpu()
+            for batch in scored_batches(images, transform, EVALUATION_BATCH)
+        ]
     return torch.cat(batches)
 
 
@@ -96,7 +97,7 @@ def weights_hash(module: nn.Module) -> str:
 
 
 def images_hash(images: Images) -> str:
-    """SHA-256 over pixels, labels and ids of a set, or over what identifies those of a stream, 16 hex digits."""
+    """SHA-256 over pixels, labels and ids of a set, or what identifies a stream's, 16 hex digits."""
     if isinstance(images, ImageStream):
         return images.data_hash[:16]
     digest = hashlib.sha256()
@@ -144,8 +145,8 @@ def check_training(
     read = size_of(training)
     if size is not None and size != read:
         raise ShapeError(
-            f"the model reads images of {size[0]} x {size[1]}, but these are {read[0]} x {read[1]}; read them "
-            "with an EvalTransform of that size"
+            f"the model reads images of {size[0]} x {size[1]}, but these are {read[0]} x {read[1]}; read "
+            "them with an EvalTransform of that size"
         )
     for step in checkpoints:
         if not 0 <= step <= recipe.steps:

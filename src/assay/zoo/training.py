@@ -70,7 +70,7 @@ def train(
         module: A classifier of transformers or timm with as many outputs as there are classes. It is copied,
             not changed.
         train_set: Labelled images: 8-bit ones in memory, of the size that the model reads, or a stream, whose
-            crops are cut from the originals by its worker processes. The weights do not depend on the workers.
+            crops are cut from the originals by its workers. The weights do not depend on their number.
         validation_set: More of them, of the same classes, none of which is trained on.
         recipe: Learning rate, batch size and the rest.
         folder: Directory of this run. Ends with the model (`config.json`, `model.safetensors`,

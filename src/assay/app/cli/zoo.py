@@ -19,7 +19,7 @@ from assay.app.console import (
     show_cost,
 )
 from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
-from assay.app.options import Ablating, Discovering, SkipBad, Typed
+from assay.app.options import Ablating, Decoding, Discovering, SkipBad, Typed
 from assay.app.running import (
     Batched,
     Computing,
@@ -72,7 +72,7 @@ class Validating:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(Computing, Seeded, Placed, Validating, Domains):
+class TrainSettings(Computing, Seeded, Placed, Validating, Decoding, Domains):
     """What models are trained on.
 
     Attributes:
