@@ -16,11 +16,10 @@ from assay.app.option_groups import (
     Count,
     DType,
     Steps,
-    at_least,
     completing,
     one_of,
 )
-from assay.app.running import Batched, Placed, Seeded, Storing, call
+from assay.app.running import Batched, Decoding, Placed, Seeded, Storing, call
 from assay.core.errors import InputError
 
 
@@ -173,7 +172,7 @@ class Counted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipBad:
+class SkipBad(Decoding):
     """What happens to images that cannot be read.
 
     Attributes:
@@ -181,17 +180,6 @@ class SkipBad:
     """
 
     skip_bad: Annotated[bool, INPUTS] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How images in files are decoded.
-
-    Attributes:
-        workers: Processes that decode images. Default: one per core; none for few images.
-    """
-
-    workers: Annotated[int | None, RUNNING, at_least(0)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from assay.core.errors import AssayError, FileFormatError, InputError, ShapeError, WorkerError
-from assay.core.machine import usable_cores
+from assay.core.machine import decoding_workers, usable_cores
 from assay.tasks.image_transform import BROKEN, EvalTransform, as_rgb, read_rgb
 
 
@@ -348,7 +348,12 @@ def groups_of(rows: Sequence[int], size: int = PIECE) -> list[list[int]]:
 
 
 def usual_workers(n: int) -> int:
-    """Processes that decode unless told otherwise: none for few images, else one per core, at most 8."""
+    """Processes that decode unless told otherwise: none for few images, else one per core, at most 8.
+
+    `--workers` of a command tells otherwise.
+    """
+    if (asked := decoding_workers()) is not None:
+        return asked
     if n < FEW or multiprocessing.current_process().daemon:  # which may not have processes of its own
         return 0
     return min(MOST_WORKERS, usable_cores())

@@ -19,7 +19,7 @@ from assay.app.console import (
     show_cost,
 )
 from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
-from assay.app.options import Ablating, Decoding, Discovering, SkipBad, Typed
+from assay.app.options import Ablating, Discovering, SkipBad, Typed
 from assay.app.running import (
     Batched,
     Computing,
@@ -72,7 +72,7 @@ class Validating:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(Computing, Seeded, Placed, Validating, Decoding, Domains):
+class TrainSettings(Computing, Seeded, Placed, Validating, Domains):
     """What models are trained on.
 
     Attributes:
@@ -108,9 +108,7 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
         return
     sources = _sources(settings.images, settings.shapes)
     _one_domain(len(sources))
-    options = ReadOptions(
-        n=settings.n, seed=settings.seed, skip_bad=settings.skip_bad, workers=settings.workers
-    )
+    options = ReadOptions(n=settings.n, seed=settings.seed, skip_bad=settings.skip_bad)
     images = training_images(sources[0], chosen, size=settings.size, options=options)
     tell_skipped(images)
     if settings.dry_run:
