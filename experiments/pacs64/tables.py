@@ -155,7 +155,7 @@ def left_out_models() -> Iterator[str]:
 
 
 def left_out_order() -> Iterator[str]:
-    """Rank correlations with accuracy within each model, and over models with the loss on the left-out domain."""
+    """Rank correlations with accuracy within each model; over models, with the loss on a left-out domain."""
     found = load("left_out")["summary"]["order"]
     columns = list(next(iter(found.values())))
     yield line("reading", *columns)

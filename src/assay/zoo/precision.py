@@ -60,7 +60,7 @@ class Precision:
     ) -> None:
         """Backward pass, clipping by the norm of the gradient, and the step of the optimiser."""
         optimiser.zero_grad(set_to_none=True)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self._scaler.scale(loss).backward()
         if clip is not None:
             self._scaler.unscale_(optimiser)
             nn.utils.clip_grad_norm_(parameters, clip)
