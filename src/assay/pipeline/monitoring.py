@@ -26,12 +26,13 @@ from assay.pipeline.image_stream import Batch, known_images
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
+from assay.tasks.image_tables import is_table
 from assay.zoo.scoring import images_hash
 
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
 REFERENCE, DOMAINS, LOCK = "reference.safetensors", "domains.json", ".lock"
-METHOD, STEPS = "eap-ig-inputs", 5
+METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
 MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
 
@@ -49,8 +50,8 @@ class MonitorPlan:
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
         rule, alpha, distance: As in `Monitor`.
-        method, objective, ablation, steps: Of the reference circuit; None: as a file's circuit was found,
-            else `eap-ig-inputs`, what the images ask for, and 5 steps.
+        method, objective, ablation, steps, quadrature: Of the reference circuit; None: as of a file's
+            circuit, else `eap-ig-inputs`, what the images ask for, and 5 steps of the midpoint rule.
         seed: Root seed of all random draws.
         skip_bad: Pass over image files that cannot be read.
         batch_size: Images per pass.
@@ -69,6 +70,7 @@ class MonitorPlan:
     objective: str | None = None
     ablation: str | None = None
     steps: int | str | None = None
+    quadrature: str | None = None
     seed: int = 0
     skip_bad: bool = False
     batch_size: int | None = None
@@ -86,7 +88,8 @@ class MonitorPlan:
     @property
     def given(self) -> bool:
         """Whether the reference circuit is a file."""
-        return not is_shapes(self.reference) and not Path(self.reference).is_dir()
+        drawn_or_listed = is_shapes(self.reference) or is_table(self.reference)
+        return not drawn_or_listed and not Path(self.reference).is_dir()
 
     @property
     def known_source(self) -> str | None:
@@ -276,7 +279,7 @@ def start_monitor(
     """
     transform = transform or EvalTransform.for_model(model)
     progress = progress or silent
-    scores, pool = _reference(model, plan, transform, out, progress)
+    scores, pool = reference_of(model, plan, transform, out, progress)
     domains = None
     threshold: Any = plan.threshold
     if plan.target is not None:
@@ -309,7 +312,7 @@ def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransfor
     )
 
 
-def _reference(
+def reference_of(
     model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress
 ) -> tuple[EdgeScores, ImageSet | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
@@ -334,6 +337,7 @@ def _reference(
     task = images.subset(order[: plan.window].tolist()).task(transform)
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
+    quadrature = plan.quadrature or QUADRATURE
     settings = {
         "method": method,
         "objective": plan.objective or task.objective,
@@ -346,6 +350,7 @@ def _reference(
         record = scores.provenance
         same = {name: record.get(name) for name in settings} == settings
         same &= record.get("steps") in (steps, None) and not record.get("options")
+        same &= record.get("quadrature") in (quadrature, None)
         same &= (record.get("task") or {}).get("data_hash") == task.data_hash
         if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
             return scores, pool
@@ -357,6 +362,7 @@ def _reference(
         objective=plan.objective,
         ablation=plan.ablation,
         steps=steps,
+        quadrature=quadrature,
         batch_size=plan.batch_size,
         seed=plan.seed,
     )
@@ -369,7 +375,7 @@ def _reference(
 
 def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
     """Every batch is measured as the file's circuit was; settings that ask for something else are refused."""
-    for name in ("method", "objective", "ablation", "steps"):
+    for name in ("method", "objective", "ablation", "steps", "quadrature"):
         asked, recorded = getattr(plan, name), scores.provenance.get(name)
         if asked is not None and recorded is not None and asked != recorded:
             raise InputError(

@@ -12,11 +12,13 @@ from assay.tasks.image_files import (
     ReadOptions,
     read_domains,
     read_image_folder,
+    read_imagenet_c,
     read_images,
     read_npz,
     read_parquet,
 )
 from assay.tasks.image_set import ImageSet
+from assay.tasks.image_tables import ImageTable, is_table, table_source
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.shapes import SHAPE_DOMAINS, draw_shapes
 
@@ -49,29 +51,46 @@ class DomainSource:
         labelled: Whether its images have labels; None where only reading tells.
         read: From options (their transform is applied) and class names, or None for the data's own, to the
             images.
+        classes: Classes that its folders or its table name; None where only reading tells.
+        place: Folder or file of the images; None for drawn ones and rows of a table.
     """
 
     name: str
     labelled: bool | None
     read: Callable[[ReadOptions, Sequence[str] | None], ImageSet]
+    classes: tuple[str, ...] | None = None
+    place: Path | None = None
 
 
 def find_domains(
-    source: str | Path, *, labels: bool | None = None, start: int = 0, drawn: int = 300
+    source: str | Path,
+    *,
+    labels: bool | None = None,
+    start: int = 0,
+    drawn: int = 300,
+    by: Sequence[str] | None = None,
 ) -> list[DomainSource]:
-    """The domains that a name or a path stands for; nothing is read yet.
+    """The domains that a name or a path stands for; no image is read yet.
 
     Args:
         source: As in `read_source`.
         labels: False: folders are not classes, every image below a folder belongs to one unlabelled domain.
         start: Number of the first drawn image: images of other numbers are other images.
         drawn: Images per drawn domain where the options give no `n`.
+        by: Columns of a table: a domain for each combination of their values. Empty: those of its layout.
+            None: the table is one domain.
 
     Raises:
-        UnknownNameError: If there is no such drawn domain.
+        UnknownNameError: If there is no such drawn domain, or no such column.
         FileFormatError: If nothing is at the path.
         InputError: If a folder holds no image, or things of several kinds.
     """
+    if is_table(source):
+        return _of_table(table_source(source), by)
+    if by:
+        raise InputError(
+            f"domains by {', '.join(by)} need a table, and {source} is not one; give LAYOUT:DIR or a .csv"
+        )
     if is_shapes(source):
         wanted = str(source).partition(":")[2]
         return [
@@ -90,7 +109,7 @@ def find_domains(
         return [_archive(path)]
     if not path.is_dir():
         raise FileFormatError(
-            f"{path} has no images; expected a folder, an .npz or .parquet file, '{COLOUR_DIGITS}' or "
+            f"{path} has no images; expected a folder, an .npz, .parquet or .csv file, '{COLOUR_DIGITS}' or "
             f"'{COLOUR_DIGITS}:AGREEMENT', 'shapes' or 'shapes:DOMAIN' with a domain of "
             f"{', '.join(SHAPE_DOMAINS)}"
         )
@@ -111,7 +130,8 @@ def read_source(
     Args:
         source: `shapes` or `shapes:DOMAIN`; `colour-digits` or `colour-digits:AGREEMENT` (of digits that no
             model was trained on); an `.npz` or `.parquet` file; a folder of such files, one per domain;
-            `folder/DOMAIN/CLASS/IMAGE`; `folder/CLASS/IMAGE`; or a folder of unlabelled images.
+            `folder/DOMAIN/CLASS/IMAGE`; `folder/CORRUPTION/SEVERITY/CLASS/IMAGE`; `folder/CLASS/IMAGE`; a
+            folder of unlabelled images; or a table as in `table_source`, which is one domain.
         transform: The model's; its geometry is applied while reading.
         classes: The model's class names, label 0 first; default: those of the data.
         options: Sample, seed, bad files; its transform does not count.
@@ -159,7 +179,10 @@ def _drawn_digits(
 def _archive(path: Path) -> DomainSource:
     reader = _READERS[path.suffix]
     return DomainSource(
-        name=path.stem, labelled=None, read=lambda options, classes: reader(path, options=options)
+        name=path.stem,
+        labelled=None,
+        read=lambda options, classes: reader(path, options=options),
+        place=path,
     )
 
 
@@ -177,12 +200,9 @@ def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
         )
     if tables:
         return [_archive(each) for each in tables]
-    below = {each.name for folder in folders for each in folder.iterdir() if each.is_dir()}
+    below = {each.name for folder in folders for each in _folders(folder)}
     if below and below <= set("12345"):
-        raise InputError(
-            f"{path} has the layout of ImageNet-C, CORRUPTION/SEVERITY/CLASS; give one severity, e.g. "
-            f"{folders[0] / min(below)}, or read it with assay.tasks.read_imagenet_c"
-        )
+        return _severities(path, folders)
     if below:
         return [_one_of(path, folder.name) for folder in folders]
     return [
@@ -190,8 +210,60 @@ def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
             name=path.name,
             labelled=True,
             read=lambda options, classes: read_image_folder(path, classes=classes, options=options),
+            classes=tuple(each.name for each in folders),
+            place=path,
         )
     ]
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
+def _severities(root: Path, corruptions: list[Path]) -> list[DomainSource]:
+    """The layout of ImageNet-C: a domain per corruption and severity, whose labels mean the same in all."""
+    places = [severity for corruption in corruptions for severity in _folders(corruption)]
+    every = sorted({each.name for place in places for each in _folders(place)})
+
+    def one(place: Path) -> DomainSource:
+        corruption, severity = place.parent.name, place.name
+        return DomainSource(
+            name=f"{corruption}/{severity}",
+            labelled=True,
+            read=lambda options, classes: read_imagenet_c(
+                root,
+                corruptions=[corruption],
+                severities=[int(severity)],
+                classes=classes or every,
+                options=options,
+            )[f"{corruption}/{severity}"],
+            classes=tuple(each.name for each in _folders(place)),
+            place=place,
+        )
+
+    return [one(place) for place in places]
+
+
+def _of_table(table: ImageTable, by: Sequence[str] | None) -> list[DomainSource]:
+    """The rows of a table as one domain, or as one per combination of values of some columns."""
+    if by is None:
+        parts = {table.chosen or table.root.name: table}
+    elif columns := by or table.layout.by:
+        parts = table.by(columns)
+    else:
+        raise InputError(
+            f"{table.root / table.layout.table} does not say which columns make domains; name them"
+        )
+    return [_rows_of(name, part) for name, part in parts.items()]
+
+
+def _rows_of(name: str, table: ImageTable) -> DomainSource:
+    return DomainSource(
+        name=name,
+        labelled=True,
+        read=lambda options, classes: table.read(domain=name, options=options),
+        classes=table.class_names,
+    )
 
 
 def _one_of(root: Path, domain: str) -> DomainSource:
@@ -202,6 +274,8 @@ def _one_of(root: Path, domain: str) -> DomainSource:
         read=lambda options, classes: read_domains(root, domains=[domain], classes=classes, options=options)[
             domain
         ],
+        classes=tuple(each.name for each in _folders(root / domain)),
+        place=root / domain,
     )
 
 

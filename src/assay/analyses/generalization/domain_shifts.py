@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.batches import (
     BASELINES,
@@ -30,11 +32,13 @@ from assay.core.errors import InputError, unknown_name
 from assay.core.record import Record, plain
 from assay.execution import run_model
 from assay.models import Model
+from assay.stats import spearman
 from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
 from assay.zoo.scoring import images_hash
 
 
 SCHEMA = "assay-domain-shifts/1"
+UNDIRECTED = ("mde", "alpha-req")  # their sources do not say which way they go with performance
 Progress = Callable[[str, int, int], None]
 
 
@@ -91,7 +95,22 @@ class DomainCalibration(Record):
     def metrics(self) -> tuple[str, ...]:
         """Everything that every domain was measured by: shifts first, then baselines."""
         scores = [{**each.shifts, **each.baselines} for each in (*self.known, *self.test)]
-        return tuple(key for key in (*DISTANCES, *BASELINES) if all(key in each for each in scores))
+        keys = dict.fromkeys((*DISTANCES, *BASELINES, *(key for each in scores for key in each)))
+        return tuple(key for key in keys if all(key in each for each in scores))
+
+    def higher_is_shift(self, metric: str) -> bool:
+        """Whether the alarm is above the threshold of a metric.
+
+        True for distances. Metrics whose source states no direction (`UNDIRECTED`) take the sign of their
+        rank correlation with performance over the calibration domains; all others fall with performance.
+        """
+        if metric not in UNDIRECTED or len(self.known) < 3:
+            return metric in DISTANCES
+        scores, performance = (
+            np.array(each)
+            for each in zip(*((each.score(metric), each.performance) for each in self.known), strict=True)
+        )
+        return spearman(scores, performance) < 0
 
     def threshold(self, target: float, *, metric: str = "spearman") -> Threshold:
         """The threshold of a metric that corresponds to a performance, see `calibrate_threshold`.
@@ -104,7 +123,7 @@ class DomainCalibration(Record):
             {each.domain: each.score(metric) for each in self.known},
             {each.domain: each.performance for each in self.known},
             target,
-            higher_is_shift=metric in DISTANCES,
+            higher_is_shift=self.higher_is_shift(metric),
         )
 
     def correlations(self) -> dict[str, TaskCorrelation]:
@@ -142,7 +161,7 @@ class DomainCalibration(Record):
                 deltas=deltas,
                 n_subsets=n_subsets,
                 subset_size=subset_size,
-                higher_is_shift=key in DISTANCES,
+                higher_is_shift=self.higher_is_shift(key),
                 seed=seed,
             )
             for key in self.metrics

@@ -18,7 +18,7 @@ from assay.app.option_groups import (
     one_of,
     own_group,
 )
-from assay.app.options import Ablating, Mapped, Revised, Typed
+from assay.app.options import QUADRATURES, Ablating, OnClassifier
 from assay.app.running import Batched, Seeded
 
 
@@ -26,11 +26,10 @@ ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
+class MonitorOptions(Seeded, Batched, OnClassifier, Ablating):
     """What a monitor watches and how.
 
     Attributes:
-        model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
         reference: Images in distribution (a folder, or shapes:STYLE), or a file of their edge scores.
             Default: shapes of the embedded zoo's style.
         images: Folder to watch, or shapes:STYLE; repeat for several, watched in this order.
@@ -55,10 +54,10 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
         cool_down: Minimum time between notifications, e.g. 45s, 10m, 2h.
         method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
+        quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
         out: Output directory. Resumes if it already holds readings.
     """
 
-    model: Annotated[str | None, INPUTS] = None
     reference: Annotated[str | None, INPUTS] = None
     images: Annotated[tuple[str, ...], INPUTS] = ()
     known: Annotated[str | None, INPUTS] = None
@@ -82,6 +81,7 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
     cool_down: Annotated[str | float, ALARM, Parameter(metavar="TIME")] = "0"
     method: Annotated[str | None, DISCOVERY, completing("methods")] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
+    quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")
 
     def __repr__(self) -> str:
