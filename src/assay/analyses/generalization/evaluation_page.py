@@ -88,7 +88,8 @@ def _caveats(document: Document) -> Iterator[str]:
     if left_out := document["left_out"]:
         names = ", ".join(f"{each['domain']} ({each['n']})" for each in left_out[:6])
         more = f" and {len(left_out) - 6} more" if len(left_out) > 6 else ""
-        yield f"{plural(len(left_out), 'domain')} had too few images and were left out: {names}{more}."
+        were = "was" if len(left_out) == 1 else "were"
+        yield f"{plural(len(left_out), 'domain')} had too few images and {were} left out: {names}{more}."
     for key, reason in _absent(document).items():
         yield f"{plots.NAMES.get(key, key)} is undefined on some domain: {reason}"
 

@@ -51,8 +51,8 @@ class EvaluateSettings(
             files, shapes, or a table such as camelyon17:DIR; repeat for several.
         domains_by: Columns of a table that make domains, e.g. region,year. Default: those of its layout.
         parts: Random disjoint parts that each test domain is cut into.
-        n: Images of a domain that its circuit and the baselines rest on. Default: 300, or as many as a file
-            of edge scores.
+        n: Images of each domain for its circuit and the baselines, in total. Default: 300, or as many as a
+            file of edge scores rests on.
         rated: Images that performance is measured on, at most, of a domain or part.
         least: Images below which a domain or part is left out.
         corruptions: Calibration domains: all 39 corruptions, none, or some, separated by commas.
