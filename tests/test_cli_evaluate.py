@@ -95,7 +95,7 @@ def test_folders_of_domains_give_a_document_a_page_a_table_and_figures(
     out = tmp_path / "out"
     assert json.loads((out / "evaluation.json").read_text()) == document
     assert "What goes with performance" in (out / "report.html").read_text()
-    rows = list(csv.DictReader((out / "domains.csv").open()))
+    rows = list(csv.DictReader((out / "domains.csv").read_text().splitlines()))
     assert [row["use"] for row in rows] == ["in distribution", *["calibration"] * 3, *["test"] * 6]
     assert float(rows[-1]["spearman"]) == document["test"][-1]["shifts"]["spearman"]
     figures = {path.name for path in (out / "figures").iterdir()}

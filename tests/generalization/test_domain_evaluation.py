@@ -82,8 +82,10 @@ def test_published_options_change_what_is_measured(model: Model, reference: Edge
     fine = probe(model, reference, granularity="sublayer", include_input=True).measure(images)
     assert len(fine.dependency) == len(fine.layers) == 2 * model.graph.n_layers + 2
     assert np.sum(fine.dependency) == pytest.approx(np.sum(plain.dependency))
-    assert fine.depth_bias["output"] == pytest.approx(dependency_depth_bias(scores, include_input=True))
-    assert fine.depth_bias["output"] < plain.depth_bias["output"]  # the input counts as shallow
+    assert fine.depth_bias["global"] == pytest.approx(
+        dependency_depth_bias(scores, targets="global", include_input=True)
+    )
+    assert fine.depth_bias["global"] < plain.depth_bias["global"]  # the input counts as shallow
 
 
 def test_a_view_that_does_not_fit_is_refused(model: Model) -> None:

@@ -43,7 +43,11 @@ def evaluation(groups: int = 6) -> DomainEvaluation:
     return DomainEvaluation(
         model={"id": "small-vit", "weight_hash": "0123456789abcdef", "dtype": "float32"},
         graph={"n_layers": 4},
-        reference={"method": "eap-ig-inputs", "steps": 5, "task": {"name": "pacs", "domain": "sketch", "n": 300}},
+        reference={
+            "method": "eap-ig-inputs",
+            "steps": 5,
+            "task": {"name": "pacs", "domain": "sketch", "n": 300},
+        },
         settings=EvaluationSettings(n_subsets=5),
         own=domain("sketch", 0.95, seed=90),
         known=tuple(domain(f"sketch+fog-{i}", 0.9 - 0.08 * i, seed=i) for i in range(1, 6)),

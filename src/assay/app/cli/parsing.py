@@ -163,7 +163,9 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
     own = _names(_open(commands, arguments))
     unknown = sorted(values.keys() - own)
     if unknown:
-        everything = set[str]().union(*map(_names, _collections(app)))
+        everything = set[str]().union(
+            *(_names(each.assemble_argument_collection()) for _, each in commands(app))
+        )
         for name in unknown:
             if name not in everything:
                 near = near_matches(name, sorted(everything))
