@@ -12,7 +12,9 @@ from assay.core.errors import (
     InputError,
     unknown_name,
 )
-from assay.tasks.image_files import DEFAULTS, RawImage, ReadOptions, checked_folder, decoded_set
+from assay.tasks.image_decoding import Files
+from assay.tasks.image_files import checked_folder
+from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
 from assay.tasks.image_set import ImageSet
 
 
@@ -176,8 +178,8 @@ class ImageTable:
             found[name] = replace(self, rows=parts[values])
         return found
 
-    def read(self, *, domain: str | None = None, options: ReadOptions = DEFAULTS) -> ImageSet:
-        """The images of the rows, see `read_table`."""
+    def listing(self, *, domain: str | None = None) -> ImageListing:
+        """The images of the rows, see `list_table`."""
         table = self.root / self.layout.table
         try:
             sources = [_below(self.root, self.layout.path.format(**row)) for row in self.rows.values()]
@@ -190,15 +192,14 @@ class ImageTable:
             )
         place = {name: label for label, name in enumerate(self.classes)}
         named = [name for name in next(iter(self.rows.values())) if name]
-        return decoded_set(
-            sources,
+        return ImageListing(
+            pictures=Files(sources, self.root),
             labels=np.array([place[row[self.layout.label]] for row in self.rows.values()], dtype=np.int64),
             ids=np.array(list(self.rows), dtype=np.int64),
             fields={name: [row.get(name, "") for row in self.rows.values()] for name in named},
             classes=self.class_names,
             domain=domain or self.chosen or self.root.name,
             config={"layout": "table", "source": self.root.name, "where": self.chosen},
-            options=options,
         )
 
     @property
@@ -301,6 +302,17 @@ def read_table(
     domain: str | None = None,
     options: ReadOptions = DEFAULTS,
 ) -> ImageSet:
+    """`list_table`, read; the sample is drawn after `where`."""
+    return list_table(root, layout, where=where, domain=domain).read(options)
+
+
+def list_table(
+    root: str | Path,
+    layout: TableLayout | str,
+    *,
+    where: Mapping[str, str | Sequence[str]] | None = None,
+    domain: str | None = None,
+) -> ImageListing:
     """Images that a table of metadata describes; every column becomes a field.
 
     `ImageSet.by_field` then makes domains of a column (hospital, slide, region).
@@ -312,26 +324,25 @@ def read_table(
             and `year`.
         where: Column to the value or values to keep, e.g. `{"center": "1"}`.
         domain: Name of the domain. Default: the values kept, or the folder's name.
-        options: Transform, sample (after `where`), bad files.
 
     Raises:
-        FileFormatError: If the table or an image is missing or cannot be read.
+        FileFormatError: If the table is missing or cannot be read.
         UnknownNameError: If there is no such layout or column.
         InputError: If no row is kept, or a label is none of the classes.
 
     References:
         Koh et al. 2021, WILDS, arXiv:2012.07421.
     """
-    return open_table(root, layout).where(where or {}).read(domain=domain, options=options)
+    return open_table(root, layout).where(where or {}).listing(domain=domain)
 
 
-def _below(root: Path, path: str) -> "RawImage":
-    """The image of a row, which a table cannot send elsewhere."""
+def _below(root: Path, path: str) -> str:
+    """The path of a row's image, which a table cannot send elsewhere."""
     if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
         raise FileFormatError(
             f"a row of the table in {root} names the image {path!r}, which must lie below {root}"
         )
-    return RawImage(path, root / path)
+    return path
 
 
 def _table(path: Path) -> list[Row]:
