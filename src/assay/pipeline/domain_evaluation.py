@@ -119,7 +119,8 @@ def images_of_circuit(reference: str, n: int | None) -> int:
     """
     if is_shapes(reference) or is_table(reference) or not Path(reference).is_file():
         return N_CIRCUIT if n is None else n
-    recorded = (load_scores(reference).provenance.get("task") or {}).get("n")
+    record = load_scores(reference).provenance
+    recorded = record.get("batch") or (record.get("task") or {}).get("n")
     if recorded is None:
         return N_CIRCUIT if n is None else n
     if n not in (None, recorded):
@@ -204,7 +205,7 @@ def evaluate_domains(
     transform = EvalTransform.for_model(model)
     place = cache / "evaluations"
     asked = plain({"model": model.describe(), "start": vars(plan.start)})
-    reference, pool = reference_of(
+    found, pool = reference_of(
         model, plan.start, transform, place / record_id("evaluation-reference", asked), progress
     )
     if plan.corruptions and (pool is None or pool.labels is None):
@@ -220,7 +221,7 @@ def evaluate_domains(
         labelled = labelled_outputs(model, learned.task(transform), batch_size=plan.start.batch_size)
     probe = DomainProbe(
         model=model,
-        reference=reference,
+        reference=found.scores,
         labelled=labelled,
         settings=plan.settings,
         transform=transform,

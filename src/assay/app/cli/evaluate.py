@@ -2,7 +2,7 @@
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,8 +129,13 @@ def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":
     reference = settings.reference or f"shapes:{style}"
     n = images_of_circuit(reference, settings.n)
     start = call(
-        settings, MonitorPlan, reference=reference, window=n, known_batches=-(-max(settings.rated, n) // n)
+        settings,
+        MonitorPlan,
+        reference=reference,
+        window=n,
+        known_batches=-(-max(settings.rated, n) // n),
     )
+    start = start if start.given else replace(start, reference_n=n)
     how = call(
         settings,
         EvaluationSettings,

@@ -36,7 +36,8 @@ class MonitorOptions(Seeded, Batched, OnClassifier, Ablating):
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
         n: Images to draw from each shapes:STYLE to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
-        window: Images per batch, and in the reference.
+        window: Images per batch.
+        reference_n: Images in the reference. Default: 1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
         distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
         order: Order of the files: time, name or random.
@@ -64,6 +65,7 @@ class MonitorOptions(Seeded, Batched, OnClassifier, Ablating):
     n: Annotated[int, INPUTS, at_least(2)] = 384
     skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None
     window: Annotated[int, WATCHING, at_least(2)] = 64
+    reference_n: Annotated[int | None, WATCHING, at_least(2)] = None
     known_batches: Annotated[int | None, WATCHING, at_least(0)] = None
     distance: Annotated[str, WATCHING, completing("distances")] = "spearman"
     order: Annotated[str, WATCHING, one_of("time", "name", "random")] = "time"

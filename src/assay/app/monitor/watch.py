@@ -17,13 +17,12 @@ from assay.app.running import call
 from assay.core.errors import InputError
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
+from assay.pipeline.monitor_directory import held, torn_line
 from assay.pipeline.monitoring import (
     READINGS,
     MonitorPlan,
     StartedMonitor,
-    held,
     start_monitor,
-    torn_line,
 )
 from assay.tasks import EvalTransform, is_shapes
 
