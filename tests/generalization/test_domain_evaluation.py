@@ -20,6 +20,7 @@ from assay.analyses.generalization.domain_evaluation import (
 from assay.analyses.generalization.shift import ShiftView
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, UnknownNameError
+from assay.core.random import stream
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model, load_model
@@ -50,7 +51,8 @@ def test_performance_rests_on_all_images_and_everything_else_on_a_sample(
 ) -> None:
     images = draw_shapes("neon", 30, start=200)
     found = probe(model, reference).measure(images)
-    sample = images.sample(12).task(TRANSFORM)
+    rows = np.sort(stream(0, "domains/neon").permutation(30)[:12])
+    sample = images.subset(rows).task(TRANSFORM)
     scores = discover(model, sample, steps=2)
     logits, everything = run_model(model, sample), run_model(model, images.task(TRANSFORM))
     assert images.labels is not None

@@ -14,6 +14,7 @@ from assay.analyses.generalization.domain_shifts import DomainCalibration, calib
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
+from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
 from assay.circuits import EdgeScores, write_atomically
 from assay.core.errors import FileFormatError, InputError
 from assay.core.random import stream
@@ -50,7 +51,7 @@ class MonitorPlan:
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
-        rule, alpha, distance: As in `Monitor`.
+        rule, alpha, distance, view: As in `Monitor`.
         method, objective, ablation, steps, quadrature: Of the reference circuit; None: as of a file's
             circuit, else `eap-ig-inputs`, what the images ask for, and 5 steps of the midpoint rule.
         seed: Root seed of all random draws.
@@ -73,6 +74,7 @@ class MonitorPlan:
     ablation: str | None = None
     steps: int | str | None = None
     quadrature: str | None = None
+    view: ShiftView = USUAL_VIEW
     seed: int = 0
     skip_bad: bool = False
     batch_size: int | None = None
@@ -100,8 +102,7 @@ class MonitorPlan:
     @property
     def given(self) -> bool:
         """Whether the reference circuit is a file."""
-        drawn_or_listed = is_shapes(self.reference) or is_table(self.reference)
-        return not drawn_or_listed and not Path(self.reference).is_dir()
+        return not (is_shapes(self.reference) or is_table(self.reference) or Path(self.reference).is_dir())
 
     @property
     def known_source(self) -> str | None:
@@ -281,6 +282,7 @@ def start_monitor(
         reference,
         threshold,
         distance=plan.distance,
+        view=plan.view,
         rule=plan.rule,
         alpha=plan.alpha,
         labelled=None if pool is None or pool.labels is None else pool.sample(MOST_LABELLED, seed=plan.seed),
@@ -291,7 +293,9 @@ def start_monitor(
         seed=plan.seed,
     )
     _calibrate(monitor, plan, pool, progress)
-    return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=reference.without_floor)
+    usual = plan.view == USUAL_VIEW
+    without = reference.without_floor if usual else "only the usual comparison of circuits has a noise floor"
+    return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=without)
 
 
 def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransform) -> ImageSet:
@@ -396,6 +400,7 @@ def _domains(
         "hash": images_hash(pool),
         "n": min(plan.window, pool.n),
         "seed": plan.seed,
+        "view": {} if plan.view == USUAL_VIEW else plan.view.to_dict(),
     }
     if stored.is_file():
         calibration = _read_domains(stored)
@@ -403,6 +408,7 @@ def _domains(
         if wanted == {
             "reference": calibration.provenance["reference"],
             **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
+            "view": calibration.provenance.get("view", {}),
         }:
             return calibration
     calibration = calibrate_on_corruptions(
@@ -411,6 +417,7 @@ def _domains(
         pool,
         n=wanted["n"],
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
+        view=plan.view,
         transform=transform,
         batch_size=plan.batch_size,
         progress=lambda _, done, __: progress("corrupted domains", done, 39),

@@ -26,7 +26,6 @@ from assay.core.record import BRIEF, Record, plain, record_id
 from assay.models import Model
 from assay.stats import spearman
 from assay.tasks import EvalTransform, ImageSet
-from assay.tasks.image_set import draw_rows
 
 
 SCHEMA = "assay-domain-evaluation/1"
@@ -145,7 +144,9 @@ class DomainProbe:
         seen = inspect_model(
             self.model, everything, ("features",), settings=InspectionSettings(batch_size=self.batch_size)
         )
-        rows = draw_rows(images.n, how.n, seed=how.seed)
+        # Drawn anew for each domain, so that the errors of two domains are independent.
+        order = stream(how.seed, f"domains/{images.domain}").permutation(images.n)
+        rows = np.sort(order[: how.n])
         scores = circuit_like(
             self.model, everything.subset(rows.tolist()), self.reference, batch_size=self.batch_size
         )

@@ -29,7 +29,7 @@ from assay.analyses.generalization.evaluation import (
 )
 from assay.analyses.generalization.noise_floor import rows_of
 from assay.analyses.generalization.reference import Reference
-from assay.analyses.generalization.shift import DISTANCES, circuit_shifts
+from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, circuit_shifts
 from assay.analyses.generalization.signatures import SIGNATURES
 from assay.analyses.generalization.thresholds import Threshold, calibrate_threshold
 from assay.circuits import EdgeScores
@@ -225,6 +225,7 @@ def measure_domains(
     labelled: ImageSet | ImageTask | Labelled | None = None,
     n: int | None = None,
     measure: str = "accuracy",
+    view: ShiftView = USUAL_VIEW,
     transform: EvalTransform | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -241,6 +242,7 @@ def measure_domains(
         n: Images that shift and baselines are measured on, drawn anew for each domain, so that their errors
             are independent; performance is that on all. Default: all, or as many as a noise floor asks for.
         measure: `accuracy` or `macro-f1`.
+        view: What shifts compare; another than the usual one has no noise floor.
         transform: For 8-bit images; default: the model's own.
         batch_size: Images per pass.
         progress: Called with the domain, its number, and 0 as the total.
@@ -262,6 +264,7 @@ def measure_domains(
         for key in SIGNATURES
         if isinstance(reference, Reference) and (floor := reference.floor(key)) is not None
     }
+    floors = floors if view == USUAL_VIEW else {}
     shifts: dict[str, DomainShift] = {}
     for name, images in domains.items() if isinstance(domains, Mapping) else domains:
         if name in shifts:
@@ -281,7 +284,7 @@ def measure_domains(
             domain=name,
             n=size,
             performance=baselines.id_accuracy(logits, truth, measure=measure),
-            shifts=circuit_shifts(known_scores, scores),
+            shifts=circuit_shifts(known_scores, scores, **vars(view)),
             baselines=label_free(logits[rows], known),
             excess={key: floor.excess(rows_of(scores)).value for key, floor in floors.items()},
             n_labelled=task.n,
@@ -314,6 +317,7 @@ def calibrate_on_corruptions(
     corruptions: Sequence[str] | None = None,
     labelled: ImageSet | ImageTask | None = None,
     measure: str = "accuracy",
+    view: ShiftView = USUAL_VIEW,
     transform: EvalTransform | None = None,
     frost_textures: str | Path | None = None,
     batch_size: int | None = None,
@@ -331,6 +335,7 @@ def calibrate_on_corruptions(
         corruptions: Keys. Default: all that are registered.
         labelled: For ATC and DoC. Default: `images`.
         measure: `accuracy` or `macro-f1`.
+        view: What shifts compare.
         transform: Default: the model's own.
         frost_textures: Photographs of frost, see `assay.tasks.corrupt`.
         batch_size: Images per pass.
@@ -366,6 +371,7 @@ def calibrate_on_corruptions(
         labelled=images if labelled is None else labelled,
         n=n,
         measure=measure,
+        view=view,
         transform=transform,
         batch_size=batch_size,
         progress=progress,
@@ -386,6 +392,7 @@ def calibrate_on_corruptions(
                 "seed": seed,
             },
             "frost": "plasma" if frost_textures is None else "photographs",
-        },
+        }
+        | ({} if view == USUAL_VIEW else {"view": view.to_dict()}),
         clean=baselines.id_accuracy(clean.logits, clean.labels, measure=measure),
     )

@@ -102,6 +102,8 @@ class ShiftView(Record):
         )
 
 
+USUAL_VIEW = ShiftView()
+
 DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
 
 

@@ -18,7 +18,7 @@ from assay.app.option_groups import (
     one_of,
     own_group,
 )
-from assay.app.options import QUADRATURES, Ablating, OnClassifier
+from assay.app.options import QUADRATURES, Ablating, ComparingCircuits, OnClassifier
 from assay.app.running import Batched, Seeded
 
 
@@ -26,7 +26,7 @@ ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorOptions(Seeded, Batched, OnClassifier, Ablating):
+class MonitorOptions(Seeded, Batched, ComparingCircuits, OnClassifier, Ablating):
     """What a monitor watches and how.
 
     Attributes:
@@ -39,7 +39,6 @@ class MonitorOptions(Seeded, Batched, OnClassifier, Ablating):
         window: Images per batch.
         reference_n: Images in the reference. Default: 1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
-        distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
         order: Order of the files: time, name or random.
         follow: Wait for new images in the folder.
         poll: Seconds between checks with --follow.
@@ -67,7 +66,6 @@ class MonitorOptions(Seeded, Batched, OnClassifier, Ablating):
     window: Annotated[int, WATCHING, at_least(2)] = 64
     reference_n: Annotated[int | None, WATCHING, at_least(2)] = None
     known_batches: Annotated[int | None, WATCHING, at_least(0)] = None
-    distance: Annotated[str, WATCHING, completing("distances")] = "spearman"
     order: Annotated[str, WATCHING, one_of("time", "name", "random")] = "time"
     follow: Annotated[bool, WATCHING] = False
     poll: Annotated[float, WATCHING] = 2.0

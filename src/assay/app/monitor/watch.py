@@ -10,6 +10,7 @@ from typing import Any
 
 from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.shift import ShiftView
 from assay.app.monitor.alarms import STATE, Notifier, seconds_of
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
@@ -94,6 +95,7 @@ class MonitorRun:
             MonitorPlan,
             reference=options.reference or f"shapes:{style}",
             skip_bad=bool(options.skip_bad),
+            view=call(options, ShiftView),
         )
         self._watch = call(
             options,
