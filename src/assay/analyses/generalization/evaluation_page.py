@@ -146,7 +146,7 @@ def _table(document: Document) -> Table:
         ],
         rows=rows,
         caption=f"Every domain. Circuits and baselines rest on {document['settings']['n']} images at most, "
-        "performance on all of the column `images`. The file of the evaluation has all six distances.",
+        "performance on as many as the column images says. The file of the evaluation has all six distances.",
         tall=True,
     )
 
