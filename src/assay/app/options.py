@@ -22,7 +22,7 @@ from assay.app.option_groups import (
     one_of,
     own_group,
 )
-from assay.app.running import Batched, Placed, Seeded, Storing, call
+from assay.app.running import Batched, Decoding, Placed, Seeded, Storing, call
 from assay.core.errors import InputError
 
 
@@ -214,7 +214,7 @@ class Counted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipBad:
+class SkipBad(Decoding):
     """What happens to images that cannot be read.
 
     Attributes:
