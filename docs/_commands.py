@@ -14,8 +14,7 @@ from cyclopts.argument import Argument
 from sphinx.application import Sphinx
 
 from assay.app.cli import app as application
-from assay.app.cli.parsing import EXIT_CODES, PREFIX, TYPED_ONLY
-from assay.app.cli.parsing import commands as all_commands
+from assay.app.cli.parsing import EXIT_CODES, PREFIX, TYPED_ONLY, every_command
 
 
 NUMBERS = {int: "whole number", float: "number"}
@@ -23,7 +22,7 @@ NUMBERS = {int: "whole number", float: "number"}
 
 def commands() -> Iterator[tuple[str, App]]:
     """Every command with its full name, in alphabetical order."""
-    for words, each in all_commands(application):
+    for words, each in every_command(application):
         yield " ".join(words), each
 
 

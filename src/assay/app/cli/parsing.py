@@ -165,7 +165,7 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
     unknown = sorted(values.keys() - own)
     if unknown:
         everything = set[str]().union(
-            *(_names(each.assemble_argument_collection()) for _, each in commands(app))
+            *(_names(each.assemble_argument_collection()) for _, each in every_command(app))
         )
         for name in unknown:
             if name not in everything:
@@ -220,13 +220,13 @@ def _names(arguments: ArgumentCollection) -> set[str]:
     return {name.lstrip("-") for each in arguments for name in each.names}
 
 
-def commands(family: App, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
+def every_command(family: App, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
     """Every command below with its words, in alphabetical order; a command may have others below it."""
     for name, each in sorted(family.resolved_commands().items()):
         if not name.startswith("-"):
             if each.default_command is not None:
                 yield (*before, name), each
-            yield from commands(each, (*before, name))
+            yield from every_command(each, (*before, name))
 
 
 def family(group: Group, name: str, text: str) -> App:
