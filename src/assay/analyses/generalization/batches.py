@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.shift import OPTIONS, SETTINGS, check_comparable, settings_of
 from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError
+from assay.core.random import stream
 from assay.discovery.edges import EdgeMethod, discover, get_method
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
@@ -135,10 +136,19 @@ class Outputs:
     """
 
     logits: Float64[Tensor, "n c"]
-    features: Float[np.ndarray, "n f"]
+    features: Float64[np.ndarray, "n f"]
+
+    @property
+    def confidence(self) -> Float64[np.ndarray, " n"]:
+        """Largest probability of each image."""
+        return np.asarray(self.logits.softmax(1).amax(1).numpy())
+
+    def of(self, rows: Int64[np.ndarray, " rows"]) -> "Outputs":
+        """Those of some of the images."""
+        return Outputs(logits=self.logits[torch.from_numpy(rows)], features=self.features[rows])
 
 
-def run_outputs(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Outputs:
+def outputs_of(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Outputs:
     """Run the model on images.
 
     Raises:
@@ -152,7 +162,7 @@ def run_outputs(model: Model, task: ImageTask, *, batch_size: int | None = None)
         with torch.no_grad():
             hidden = model.forward(batch.images.to(model.device))
             logits.append(vision.logits(model.module, hidden).double().cpu())
-            features.append(vision.features(model.module, hidden).float().cpu())
+            features.append(vision.features(model.module, hidden).double().cpu())
     joined = torch.cat(logits)
     bad = (~torch.isfinite(joined)).any(1).nonzero().flatten()
     if len(bad):
@@ -183,7 +193,7 @@ def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = 
         InputError: If the images have no labels.
     """
     labels = labels_of(task)
-    return Labelled(outputs=run_outputs(model, task, batch_size=batch_size), labels=labels)
+    return Labelled(outputs=outputs_of(model, task, batch_size=batch_size), labels=labels)
 
 
 def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
@@ -198,6 +208,30 @@ def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
             "give labelled images"
         )
     return np.asarray(task.labels.numpy(), dtype=np.int64)
+
+
+COMPARED = 512  # known images, at most, that drift tests compare a batch with
+
+
+def drift_tests(known: Outputs, new: Outputs, *, seed: int = 0) -> dict[str, float]:
+    """p-values of three tests that the outputs on new images are those on known ones.
+
+    `ks`: Kolmogorov-Smirnov on the confidences; `mmd`: maximum mean discrepancy of the features; `c2st`: a
+    classifier that tells the features apart. Each batch is tested alone: looked at again and again, each of
+    them goes off sooner or later.
+
+    Args:
+        known: Of images in distribution, which no batch to be watched holds.
+        new: Of a batch.
+        seed: Of permutations and halves.
+    """
+    from assay.stats.drift import classifier_p_value, ks_p_value, mmd_p_value  # scikit-learn takes a second
+
+    return {
+        "ks": ks_p_value(known.confidence, new.confidence),
+        "mmd": mmd_p_value(known.features, new.features, rng=stream(seed, "drift/mmd")),
+        "c2st": classifier_p_value(known.features, new.features, rng=stream(seed, "drift/c2st")),
+    }
 
 
 # What the page and the table call them; all rise with performance. From `closeness` on, with known images.

@@ -31,8 +31,9 @@ from cyclopts.config import Dict, Env
 
 from assay.app.cli.pages import Pages
 from assay.app.console import fit_terminal, quiet, remark, say, show_warning
-from assay.app.running import Quiet
+from assay.app.running import Decoding, Quiet
 from assay.core.errors import AssayError, AssayWarning, InputError, near_matches
+from assay.core.machine import decoding_with
 
 
 Command = TypeVar("Command", bound=Callable[..., int | None])
@@ -163,7 +164,9 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
     own = _names(_open(commands, arguments))
     unknown = sorted(values.keys() - own)
     if unknown:
-        everything = set[str]().union(*map(_names, _collections(app)))
+        everything = set[str]().union(
+            *(_names(each.assemble_argument_collection()) for _, each in every_command(app))
+        )
         for name in unknown:
             if name not in everything:
                 near = near_matches(name, sorted(everything))
@@ -217,13 +220,13 @@ def _names(arguments: ArgumentCollection) -> set[str]:
     return {name.lstrip("-") for each in arguments for name in each.names}
 
 
-def _collections(family: App) -> Iterator[ArgumentCollection]:
-    """The options of every command below."""
-    for name, each in family.resolved_commands().items():
+def every_command(family: App, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
+    """Every command below with its words, in alphabetical order; a command may have others below it."""
+    for name, each in sorted(family.resolved_commands().items()):
         if not name.startswith("-"):
-            yield from (
-                _collections(each) if each.default_command is None else [each.assemble_argument_collection()]
-            )
+            if each.default_command is not None:
+                yield (*before, name), each
+            yield from every_command(each, (*before, name))
 
 
 def family(group: Group, name: str, text: str) -> App:
@@ -259,7 +262,8 @@ def run(arguments: Sequence[str]) -> int:
         bound.apply_defaults()
         settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), Quiet())
         traceback = settings.traceback
-        with warnings.catch_warnings(), quiet(silent=settings.quiet):
+        workers = settings.workers if isinstance(settings, Decoding) else None
+        with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding_with(workers):
             warnings.simplefilter("ignore")
             if not settings.quiet:
                 warnings.simplefilter("always", AssayWarning)
