@@ -172,6 +172,17 @@ class StartedMonitor:
         """Names of images observed or passed over before."""
         return frozenset(name for each in self.monitor.readings for name in (*each.sources, *each.skipped))
 
+    @property
+    def pictured(self) -> frozenset[str]:
+        """Names of the images of batches that the page has pictures of."""
+        kept = self._pictures.to_dict()
+        return frozenset(
+            name
+            for each in self.monitor.readings
+            if str(each.index) in kept
+            for name in (*each.sources, *each.skipped)
+        )
+
     def write(self, *, page: bool = True) -> None:
         """Write the document, and the page once there is a reading.
 

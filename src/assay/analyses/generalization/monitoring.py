@@ -18,12 +18,14 @@ from assay.analyses.generalization.alarms import (
     guarantee,
 )
 from assay.analyses.generalization.batches import (
-    Images,
+    Inputs,
+    batch_task,
     check_reference,
     circuit_like,
     image_task,
     label_free,
     labelled_outputs,
+    origin,
 )
 from assay.analyses.generalization.evaluation import Threshold
 from assay.analyses.generalization.intervals import shift_interval
@@ -36,12 +38,14 @@ from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
 from assay.execution import run_model
 from assay.models import Model
-from assay.tasks import EvalTransform, ImageSet, ImageTask
+from assay.tasks import EvalTransform, ImageSet, ImageTask, PairTask, Task
+from assay.tasks.prompt_set import PromptSet
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Known = ImageTask | ImageSet | PairTask | PromptSet
 SCHEMA = "assay-monitor/1"
 LATEST = 8  # readings in the summary of a notebook
 RULES = ("threshold", "conformal", "sequential")
@@ -173,6 +177,8 @@ class Monitor(display.Shown, Record):
             "threshold": None if self.threshold is None else self.threshold.to_dict(),
             "seed": self._seed,
         }
+        if not self.model.vision:
+            header["inputs"] = "prompts"  # else images
         if self._transform is not None:  # else the model's own, which its record stands for
             header["transform"] = self._transform.to_dict()
         return header
@@ -194,7 +200,7 @@ class Monitor(display.Shown, Record):
     # ------------------------------------------------------------------------------------- calibration
 
     def calibrate(
-        self, id_images: ImageTask | ImageSet, *, batch_size: int, n_batches: int | None = None
+        self, id_images: Known, *, batch_size: int, n_batches: int | None = None
     ) -> Calibration:
         """Learn from known images how large the shift of a batch is by sampling alone.
 
@@ -234,15 +240,14 @@ class Monitor(display.Shown, Record):
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
         shifts = []
         for rows in np.array_split(order[: m * batch_size], m):
-            part: ImageTask | ImageSet = id_images.subset(rows.tolist())
-            task = image_task(self.model, part, self._transform)
+            task = batch_task(self.model, id_images.subset(rows.tolist()), self._transform)
             self._check_new(task)
             shifts.append(
                 self._shift(
                     circuit_like(self.model, task, self.reference_scores, batch_size=self._batch_size), task
                 )
             )
-        calibration = Calibration(shifts=tuple(shifts), n=batch_size, domain=id_images.domain)
+        calibration = Calibration(shifts=tuple(shifts), n=batch_size, domain=origin(id_images))
         self._record("calibration", calibration.to_dict())
         self._take(calibration)
         return calibration
@@ -256,12 +261,13 @@ class Monitor(display.Shown, Record):
     # ------------------------------------------------------------------------------------- observation
 
     def observe(
-        self, images: Images, *, sources: Sequence[str] = (), skipped: Sequence[str] = (), domain: str = ""
+        self, images: Inputs, *, sources: Sequence[str] = (), skipped: Sequence[str] = (), domain: str = ""
     ) -> Reading:
         """The shift of one batch, with its interval and the alarm.
 
         Args:
-            images: An image task, an image set, or normalised images `[N, 3, H, W]`; 2 or more.
+            images: An image task, an image set, or normalised images `[N, 3, H, W]`; for a language model
+                prompts or a task of pairs. 2 or more.
             sources: Names of their files, kept in the reading.
             skipped: Files of this batch that could not be read, kept too.
             domain: Name of the origin; default: that of the images.
@@ -271,9 +277,9 @@ class Monitor(display.Shown, Record):
                 reference.
             ShapeError, NonFiniteError: For images that the model cannot read, or a shift that is undefined.
         """
-        task = image_task(self.model, images, self._transform)
+        task = batch_task(self.model, images, self._transform)
         if task.n < 2:
-            raise InputError("the batch holds 1 image; a circuit and its interval need 2 or more")
+            raise InputError("the batch holds 1 input; a circuit and its interval need 2 or more")
         if self.calibration is not None and task.n != self.calibration.n:
             raise InputError(
                 f"the batch holds {task.n} images, the known batches {self.calibration.n}, but shifts by "
@@ -301,7 +307,7 @@ class Monitor(display.Shown, Record):
             e_value=math.exp(min(test.log_capital, 700.0)) if self._tests_sequentially else None,
             baselines={} if logits is None else label_free(logits, self._known),
             layers=tuple(map(tuple, moved.numpy().round(6).tolist())),
-            domain=domain or task.domain,
+            domain=domain or origin(task),
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
@@ -332,16 +338,16 @@ class Monitor(display.Shown, Record):
             alarms["sequential"] = test.alarm(self.alpha)
         return alarms, None if self._conformal is None else self._conformal.p_value(shift)
 
-    def _shift(self, found: EdgeScores, task: ImageTask) -> float:
+    def _shift(self, found: EdgeScores, task: Task) -> float:
         shift = circuit_shift(self.reference_scores, found, distance=self.distance)
         if not math.isfinite(shift):
             raise NonFiniteError(
-                f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}, because the scores "
+                f"the {self.distance} shift of {origin(task) or 'the batch'} is {shift}, because the scores "
                 "do not vary; check the model, or use another distance"
             )
         return shift
 
-    def _check_new(self, task: ImageTask) -> None:
+    def _check_new(self, task: Task) -> None:
         known = (self.reference_scores.provenance.get("task") or {}).get("data_hash")
         if task.data_hash == known:
             raise InputError(

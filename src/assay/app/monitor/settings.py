@@ -33,7 +33,7 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
         model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
         reference: Images in distribution (a folder, or shapes:STYLE), or a file of their edge scores.
             Default: shapes of the embedded zoo's style.
-        images: Folder to watch, or shapes:STYLE; repeat for several, watched in this order.
+        images: Folder, shapes:STYLE, or posted (assay serve); repeat for several, in order.
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
         n: Images to draw from each shapes:STYLE to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.

@@ -13,8 +13,9 @@ from assay.analyses.generalization.journal import Reading
 from assay.app.monitor.alarms import STATE, Notifier, seconds_of
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
+from assay.app.monitor.spool import POSTED, Spool
 from assay.app.running import call
-from assay.core.errors import InputError
+from assay.core.errors import InputError, NonFiniteError
 from assay.models import Model, load_model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
@@ -55,6 +56,8 @@ class MonitorRun:
         options: What to watch and how.
         name: What to call it in events and metrics. Default: the name of its directory.
         stop: Set from elsewhere to end it after the batch at hand.
+        spool: Where the images lie that a service is posted; needed where they are what is watched.
+        address: Of the monitor's page, for events; None where nobody serves it.
         tell: Hears what a person should know.
 
     Raises:
@@ -67,6 +70,8 @@ class MonitorRun:
         *,
         name: str | None = None,
         stop: Stop | None = None,
+        spool: Spool | None = None,
+        address: str | None = None,
         tell: Tell,
     ) -> None:
         call(options, check_options)
@@ -89,6 +94,11 @@ class MonitorRun:
             raise InputError(
                 "your own model needs --reference, images it does well on, and --images, those to watch"
             )
+        if POSTED in sources and (len(sources) > 1 or spool is None):
+            raise InputError(
+                f"--images {POSTED} are those of POST /observe; only `assay serve --monitor FILE.toml` takes "
+                f"them, and no others beside them. For a folder of this name give ./{POSTED}"
+            )
         if options.follow and (len(sources) > 1 or is_shapes(sources[0])):
             raise InputError("--follow watches one folder; give one --images DIR")
         transform = EvalTransform.for_model(self.model)
@@ -106,6 +116,7 @@ class MonitorRun:
             skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
         )
         self._options, self._sources, self._cool_down = options, sources, cool_down
+        self._spool, self._address = spool, address
         self.name = options.out.absolute().name if name is None else name
         self.stop = Stop() if stop is None else stop
         self._tell = tell
@@ -158,6 +169,9 @@ class MonitorRun:
                 f"the last line of {out / READINGS} is incomplete and is ignored; its images are observed "
                 "again"
             )
+        if self._spool is not None:
+            self._spool.open()
+            self._held.callback(self._spool.close)
         self._started = start_monitor(
             self.model, self.plan, out=out, transform=self._watch.transform, progress=progress
         )
@@ -167,6 +181,7 @@ class MonitorRun:
                 self._sinks,
                 name=self.name,
                 cool_down=self._cool_down,
+                address=self._address,
                 state=out / STATE,
                 tell=self._tell,
             )
@@ -181,10 +196,13 @@ class MonitorRun:
             for batch in self._batches():
                 if batch.note:
                     self._tell(batch.note)
-                reading = self.started.observe(batch)
-                if self._notifier is not None:
-                    self._notifier.take(reading)
+                reading = self._observed(batch)
+                if reading is None:
+                    continue
                 self.started.passed.clear()  # the reading names them
+                if self._notifier is not None:
+                    self._publish()  # who follows the link of a notification finds the batch
+                    self._notifier.take(reading)
                 self._publish()
                 yield reading
                 self._keep()
@@ -205,13 +223,34 @@ class MonitorRun:
             self._notifier.finish(time.sleep)
             self._publish()
 
+    def _observed(self, batch: Batch) -> Reading | None:
+        """The reading of a batch; None for posted images without one, which must not end the service."""
+        try:
+            return self.started.observe(batch)
+        except NonFiniteError as error:
+            if self._spool is None:
+                raise
+            self._spool.pass_over(batch)
+            self.started.passed.extend(batch.sources)
+            self._tell(f"skipped {batch.sources[0]} to {batch.sources[-1]}: {error}")
+            self._publish()
+            return None
+
     def _batches(self) -> Iterator[Batch]:
         """Images of all sources, at most so many."""
         given, most = 0, self._options.max_batches
         for source in self._sources:
             if most is not None and given >= most:
                 return
-            stream = batches(
+            for batch in self._stream(source):
+                yield batch
+                given += 1
+                if most is not None and given >= most:
+                    return
+
+    def _stream(self, source: str) -> Iterator[Batch]:
+        if self._spool is None:
+            return batches(
                 source,
                 self._watch,
                 done=self.started.done,
@@ -219,11 +258,7 @@ class MonitorRun:
                 tell=self._tell,
                 passed=self._pass_over,
             )
-            for batch in stream:
-                yield batch
-                given += 1
-                if most is not None and given >= most:
-                    return
+        return self._spool.batches(self._watch, wait=self._wait, tell=self._tell)
 
     def _pass_over(self, name: str) -> None:
         self.started.passed.append(name)
@@ -237,6 +272,8 @@ class MonitorRun:
             if self._published.get("notifications") != self._notifier.to_dict():
                 self._publish()
         self._keep()
+        if self._spool is not None:
+            self._spool.keep(self.started.pictured)
         return self.stop.wait(seconds)
 
     def _publish(self) -> None:
