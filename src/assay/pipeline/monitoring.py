@@ -12,6 +12,7 @@ from typing import Any
 from filelock import lock_descriptor
 
 from assay.analyses.generalization.alarms import batches_for
+from assay.analyses.generalization.batches import batch_task
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
@@ -23,9 +24,11 @@ from assay.discovery.edges import discover
 from assay.models import Model
 from assay.pipeline.batch_pictures import BatchPictures
 from assay.pipeline.image_stream import Batch, known_images
+from assay.pipeline.prompt_stream import is_drawn, is_prompts, known_prompts
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
+from assay.tasks.prompt_set import PromptSet
 from assay.zoo.scoring import images_hash
 
 
@@ -41,9 +44,10 @@ class MonitorPlan:
     """What a monitor starts from.
 
     Attributes:
-        reference: File of edge scores, folder of images, or `shapes:DOMAIN`.
-        known: Folder or `shapes:DOMAIN` of further images in distribution. Default: those of the reference's
-            images that the reference circuit does not use.
+        reference: File of edge scores, folder of images, or `shapes:DOMAIN`; for a language model a JSON
+            lines file of prompts, or `task:KEY`.
+        known: Source of further images or prompts in distribution. Default: those of the reference's that
+            the reference circuit does not use.
         window: Images of a batch, and of the reference circuit if it is to be found.
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
@@ -86,7 +90,8 @@ class MonitorPlan:
     @property
     def given(self) -> bool:
         """Whether the reference circuit is a file."""
-        return not is_shapes(self.reference) and not Path(self.reference).is_dir()
+        drawn = is_prompts(self.reference) or is_shapes(self.reference)
+        return not drawn and not Path(self.reference).is_dir()
 
     @property
     def known_source(self) -> str | None:
@@ -101,15 +106,15 @@ class MonitorPlan:
         if self.known_batches is not None:
             return self.known_batches
         drawn = self.n_drawn // self.window - (self.known is None)
-        return min(drawn, MOST_BATCHES) if is_shapes(self.known_source) else MOST_BATCHES
+        return min(drawn, MOST_BATCHES) if is_drawn(self.known_source) else MOST_BATCHES
 
     @property
     def most_labelled(self) -> int:
-        """Images that baselines learn from, at most."""
-        if self.known_source is None:
+        """Images that baselines learn from, at most; prompts have no labels."""
+        if self.known_source is None or is_prompts(self.known_source):
             return 0
         drawn = self.n_drawn - (self.known is None) * self.window
-        return min(drawn, MOST_LABELLED) if is_shapes(self.known_source) else MOST_LABELLED
+        return min(drawn, MOST_LABELLED) if is_drawn(self.known_source) else MOST_LABELLED
 
     @property
     def n_drawn(self) -> int:
@@ -162,7 +167,7 @@ class StartedMonitor:
 
     def observe(self, batch: Batch) -> Reading:
         """Observe a batch and keep pictures of it; errors as `Monitor.observe`."""
-        reading = self.monitor.observe(batch.images, sources=batch.sources, skipped=batch.skipped)
+        reading = self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped)
         alarmed = frozenset(each.index for each in self.monitor.readings if each.alarm)
         self._pictures.add(batch, reading, alarmed)
         return reading
@@ -285,12 +290,16 @@ def start_monitor(
         FileFormatError: If a file or folder cannot be read.
         OutputError: If something cannot be written.
     """
-    transform = transform or EvalTransform.for_model(model)
+    if model.vision:
+        transform = transform or EvalTransform.for_model(model)
+    elif plan.target is not None:
+        raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
     progress = progress or silent
     scores, pool = _reference(model, plan, transform, out, progress)
     domains = None
     threshold: Any = plan.threshold
     if plan.target is not None:
+        assert isinstance(pool, ImageSet | None), "a target is refused for prompts"
         domains = _domains(model, plan, scores, pool, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
     monitor = Monitor(
@@ -300,7 +309,9 @@ def start_monitor(
         distance=plan.distance,
         rule=plan.rule,
         alpha=plan.alpha,
-        labelled=None if pool is None or pool.labels is None else pool.sample(MOST_LABELLED, seed=plan.seed),
+        labelled=pool.sample(MOST_LABELLED, seed=plan.seed)
+        if isinstance(pool, ImageSet) and pool.labels is not None
+        else None,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -310,21 +321,35 @@ def start_monitor(
     return StartedMonitor(monitor=monitor, domains=domains, out=out)
 
 
-def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransform) -> ImageSet:
+def known_inputs(
+    plan: MonitorPlan, source: str, model: Model, transform: EvalTransform | None, *, n: int | None = None
+) -> ImageSet | PromptSet:
+    """The images or prompts of a source in distribution, as the model reads; `n` of a drawn one.
+
+    Raises:
+        InputError: If the source holds the other kind.
+        FileFormatError: If it cannot be read.
+    """
+    n = plan.n_drawn if n is None else n
+    if is_prompts(source) == bool(model.vision):
+        reads, others = ("images", "prompts") if model.vision else ("prompts", "images")
+        raise InputError(f"{source} holds {others}, but {model.id} reads {reads}; give {reads}")
+    if transform is None:
+        return known_prompts(source, model, n=n, seed=plan.seed, skip_bad=plan.skip_bad)
     return known_images(
         source,
         transform,
-        n=plan.n_drawn,
+        n=n,
         classes=model.classes,
         options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
     )
 
 
 def _reference(
-    model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress
-) -> tuple[EdgeScores, ImageSet | None]:
+    model: Model, plan: MonitorPlan, transform: EvalTransform | None, out: Path, progress: Progress
+) -> tuple[EdgeScores, ImageSet | PromptSet | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
-    pool = None if plan.known is None else _known(plan, plan.known, model, transform)
+    pool = None if plan.known is None else known_inputs(plan, plan.known, model, transform)
     if plan.given:
         scores = load_scores(plan.reference, graph=model.graph)
         _check_settings(plan, scores)
@@ -333,16 +358,16 @@ def _reference(
         raise InputError(
             f"known and reference images are both {plan.known}; remove known, and the images are split"
         )
-    images = _known(plan, plan.reference, model, transform)
+    images = known_inputs(plan, plan.reference, model, transform)
     order = stream(plan.seed, "monitor/reference").permutation(images.n)
     if images.n < plan.window:
         raise InputError(
-            f"{plan.reference} holds {images.n} images, but the reference circuit needs {plan.window}; give "
-            "more images or a smaller window"
+            f"{plan.reference} holds {images.n} inputs, but the reference circuit needs {plan.window}; give "
+            "more of them or a smaller window"
         )
     if pool is None and images.n > plan.window:
         pool = images.subset(order[plan.window :].tolist())
-    task = images.subset(order[: plan.window].tolist()).task(transform)
+    task = batch_task(model, images.subset(order[: plan.window].tolist()), transform)
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
     settings = {
@@ -394,7 +419,7 @@ def _domains(
     plan: MonitorPlan,
     scores: EdgeScores,
     pool: ImageSet | None,
-    transform: EvalTransform,
+    transform: EvalTransform | None,
     out: Path,
     progress: Progress,
 ) -> DomainCalibration:
@@ -445,7 +470,9 @@ def _read_domains(path: Path) -> DomainCalibration:
         return DomainCalibration.from_dict(content)
 
 
-def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progress: Progress) -> None:
+def _calibrate(
+    monitor: Monitor, plan: MonitorPlan, pool: ImageSet | PromptSet | None, progress: Progress
+) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
         return

@@ -33,10 +33,9 @@ from assay.models.planted import planted_model
 from assay.pipeline.cost import Forecast, Workload, cost_of, cost_of_several
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
-from assay.pipeline.image_stream import known_images
 from assay.pipeline.inputs import FEW
-from assay.pipeline.monitoring import METHOD, STEPS, MonitorPlan
-from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions, Task
+from assay.pipeline.monitoring import METHOD, STEPS, MonitorPlan, known_inputs
+from assay.tasks import EvalTransform, ImageSet, ImageTask, Task
 from assay.zoo import Grid, Recipe, Zoo, initial_module, split
 
 
@@ -263,14 +262,9 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
         stages.append(stage("corrupted domains", 39, 1))
     task = None
     if plan.known_source is not None:
-        images = known_images(
-            plan.known_source,
-            EvalTransform.for_model(model),
-            n=FEW,
-            classes=model.classes,
-            options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
-        )
-        task = few_images(model, images)
+        transform = EvalTransform.for_model(model) if model.vision else None
+        known = known_inputs(plan, plan.known_source, model, transform, n=FEW)
+        task = batch_task(model, known.subset(range(min(known.n, FEW))), transform)
     return cost_of(model, plan.window, [*stages, stage("each batch", 1, 1)], task, batch_size=plan.batch_size)
 
 

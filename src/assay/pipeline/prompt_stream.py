@@ -8,6 +8,7 @@ from pathlib import Path
 from assay.core.errors import FileFormatError, InputError, TokenizationError
 from assay.models import Model
 from assay.pipeline.image_stream import Batch, Watch
+from assay.tasks import is_shapes
 from assay.tasks.prompt_set import DRAWN, PromptSet, draw_prompts, read_prompt
 
 
@@ -17,6 +18,11 @@ SUFFIX = ".jsonl"
 def is_prompts(source: str) -> bool:
     """Whether a source holds prompts: a JSON lines file, or `task:KEY`."""
     return source.startswith(DRAWN) or source.endswith(SUFFIX)
+
+
+def is_drawn(source: str) -> bool:
+    """Whether a source has as many inputs as are asked for: `shapes:DOMAIN`, `task:KEY`."""
+    return source.startswith(DRAWN) or is_shapes(source)
 
 
 def known_prompts(source: str, model: Model, *, n: int, seed: int, skip_bad: bool) -> PromptSet:
@@ -61,8 +67,8 @@ def prompt_batches(
 ) -> Iterator[Batch]:
     """The prompts of a source, a batch at a time; fewer than a batch at the end are left.
 
-    A line counts once it ends in a line break, or when the file is not followed. Its name is `FILE:LINE`, lines
-    counted from 1; so the file may only grow.
+    A line counts once it ends in a line break, or when the file is not followed. Its name is `FILE:LINE`,
+    lines counted from 1; so the file may only grow.
 
     Args:
         source: A JSON lines file, or `task:KEY`.
@@ -75,8 +81,9 @@ def prompt_batches(
         clock: Seconds that no one sets.
 
     Raises:
-        FileFormatError: If the file does not exist at the start, was cut or replaced, or a line holds no prompt
-            and is not passed over.
+        FileFormatError: If the file does not exist at the start, or a line holds no prompt and is not passed
+            over.
+        InputError: If the file was replaced or cut short.
         TokenizationError: If the model cannot read a prompt that is not passed over.
     """
     if source.startswith(DRAWN):
@@ -98,7 +105,9 @@ def prompt_batches(
                 if watch.follow:
                     passed(name)
             if len(window) == watch.size:
-                prompts = PromptSet(prompts=tuple(window.values()), domain=path.stem, config={"file": path.name})
+                prompts = PromptSet(
+                    prompts=tuple(window.values()), domain=path.stem, config={"file": path.name}
+                )
                 yield Batch(inputs=prompts, sources=tuple(window), skipped=tuple(skipped))
                 window, skipped, last = {}, [], clock()
         idle = watch.idle_timeout is not None and clock() - last >= watch.idle_timeout
@@ -154,7 +163,7 @@ class _Lines:
         found = os.fstat(descriptor)
         if self._inode and (found.st_ino != self._inode or found.st_size < self._offset):
             raise InputError(
-                f"{self._path} was replaced or cut short, but readings name its lines by number; only add lines "
-                "at its end, or start another monitor with another file and --out"
+                f"{self._path} was replaced or cut short, but readings name its lines by number; only add "
+                "lines at its end, or start another monitor with another file and --out"
             )
         self._inode, self._gone = found.st_ino, False

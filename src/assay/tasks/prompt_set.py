@@ -91,6 +91,11 @@ class PromptSet:
         return task
 
 
+def prompt_text(content: str | tuple[int, ...]) -> str:
+    """A prompt for reading."""
+    return content if isinstance(content, str) else f"ids {', '.join(map(str, content))}"
+
+
 def _prompt(content: str | tuple[int, ...]) -> Prompt:
     return Prompt(text=content) if isinstance(content, str) else Prompt(ids=content)
 
@@ -104,7 +109,8 @@ def read_prompt(line: str, model: Any, where: str) -> str | tuple[int, ...]:
     """The prompt of a line, checked to be one that the model reads.
 
     Args:
-        line: JSON: a text, a list of token ids, or an object with one of these under `prompt`, `clean` or `text`.
+        line: JSON: a text, a list of token ids, or an object with one of these under `prompt`, `clean` or
+            `text`.
         model: A language model with its tokenizer.
         where: What messages call the line.
 

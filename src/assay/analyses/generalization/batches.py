@@ -1,4 +1,4 @@
-"""Batches of images or prompts as a monitor treats them: circuits found like the reference's, baselines beside them."""
+"""Batches as a monitor treats them: circuits found like the reference's, baselines beside them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

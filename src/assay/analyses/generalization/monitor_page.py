@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.analyses.generalization import monitor_plots as plots
 from assay.analyses.generalization.monitor_series import batch_details, series_block
-from assay.analyses.generalization.monitor_words import DRAWN, alarm_reasons, caveats, verdict
+from assay.analyses.generalization.monitor_words import DRAWN, alarm_reasons, caveats, inputs_of, verdict
 from assay.core.errors import InputError
 from assay.core.record import plain
 from assay.page.blocks import Block, Code, Column, Details, Figure, Page, Pair, Section, Table, columns
@@ -65,13 +65,14 @@ def monitor_page(document: Document) -> Page:
     return Page(
         kind="monitor",
         title=f"Circuit shift of {document['model'].get('id', 'a model')} on "
-        f"{plural(len(readings), 'batch')} of images",
+        f"{plural(len(readings), 'batch')} of {inputs_of(document)}",
         verdict=verdict(document),
         remark=document["guarantee"]["statement"],
         reasons=alarm_reasons(document),
         caveats=caveats(document),
         lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
-        f"a batch and the circuit on {reference.get('n', 'known')} images in distribution. Sampling alone "
+        f"a batch and the circuit on {reference.get('n', 'known')} {inputs_of(document)} in distribution. "
+        "Sampling alone "
         "makes it positive, more so for smaller batches. A shift means that the model works differently, "
         "not that it works worse.",
         sections=[section for section in sections if section.blocks],
@@ -102,7 +103,8 @@ def _shift(document: Document) -> list[Block]:
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
             caption=f"Shift of each batch{known}. Diamonds raised the alarm{named}. Band: "
-            f"{_level(document)} intervals of the mean shift of such batches (jackknife over images; "
+            f"{_level(document)} intervals of the mean shift of such batches (jackknife over "
+            f"{inputs_of(document)}; "
             "conservative).",
         ),
         *batch_details(document),
@@ -137,7 +139,7 @@ def _readings(document: Document) -> Table:
         columns=[
             *columns("batch", numeric=True, sort=True),
             *columns("time (UTC)", "origin", sort=True),
-            *columns("images", "shift", numeric=True, sort=True),
+            *columns(inputs_of(document), "shift", numeric=True, sort=True),
             *columns(f"{_level(document)} interval", numeric=True),
             *columns("p", "e-value", numeric=True, sort=True),
             *columns("alarm", sort=True),
@@ -311,7 +313,7 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
     settings, distance = document["settings"], document["distance"]
     yield "model", model_text(document["model"])
     source = f"{reference.get('name', '')} {reference.get('domain', '')} "
-    yield "reference", (source, quiet(f"{reference.get('n', '')} images"))
+    yield "reference", (source, quiet(f"{reference.get('n', '')} {inputs_of(document)}"))
     estimator = "{objective}, {ablation}, {steps} steps, {quadrature}".format_map(settings)
     yield "estimator", (f"{settings['method']} ", quiet(estimator))
     yield "distance", (f"{distance['key']} ", quiet(distance["published"]))

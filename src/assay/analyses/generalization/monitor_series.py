@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from assay.analyses.generalization.monitor_words import evidence, moment, reason
-from assay.page.blocks import Custom, Details, Figure, Gallery, Note, Picture
+from assay.analyses.generalization.monitor_words import evidence, inputs_of, moment, reason
+from assay.page.blocks import Custom, Details, Figure, Gallery, Note, Picture, Table, columns
 from assay.page.text import bounded, cut_text, interval, number, plural
 from assay.page.thumbnail import png_source
 
@@ -44,7 +44,7 @@ def _data(document: Document) -> dict[str, Any]:
         "high": [each["interval"]["high"] for each in readings],
         "known": list((document.get("calibration") or {}).get("shifts") or ()),
         "alarm": [bool(each["alarm"]) for each in readings],
-        "words": bounded([_words(each) for each in readings]),
+        "words": bounded([_words(document, each) for each in readings]),
         "levels": [
             {"value": value, "name": name, "dashed": dashed}
             for value, name, dashed in levels
@@ -54,7 +54,7 @@ def _data(document: Document) -> dict[str, Any]:
     }
 
 
-def _words(reading: Document) -> str:
+def _words(document: Document, reading: Document) -> str:
     """A batch in a line: what a pointer over it shows and a screen reader says."""
     ends = interval(reading["interval"]["low"], reading["interval"]["high"], 3)
     p_value, e_value = reading["p_value"], reading["e_value"]
@@ -62,7 +62,7 @@ def _words(reading: Document) -> str:
         f"Batch {reading['index'] + 1}",
         f"{moment(reading)} UTC",
         str(reading["domain"]),
-        f"{reading['n']} images",
+        inputs_of(document, reading["n"]),
         f"shift {number(reading['shift'], 3)} {ends}".strip(),
         "" if p_value is None else f"p {number(p_value, 3)}",
         "" if e_value is None else f"e-value {evidence(e_value)}",
@@ -81,7 +81,8 @@ def batch_details(document: Document) -> list[Details]:
     batches = [_batch(document, each, kept[str(each["index"])]) for each in shown]
     return [
         Details(
-            summary=f"Images of {plural(len(batches), 'batch')}: the newest, and longer those with an alarm",
+            summary=f"{inputs_of(document).capitalize()} of {plural(len(batches), 'batch')}: the newest, and "
+            "longer those with an alarm",
             blocks=batches,
             name="batches",
         )
@@ -93,15 +94,25 @@ def _batch(document: Document, reading: Document, pictures: Sequence[Document]) 
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     files = f"Files: {', '.join(bounded(names[:NAMED]))}{rest}." if names else ""
     why = reason(document, reading)
-    shown = [
-        Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))]) for each in pictures
-    ]
+    images = [each for each in pictures if "text" not in each]
+    gallery = Gallery(
+        pictures=[
+            Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))]) for each in images
+        ]
+    )
+    prompts = Table(
+        columns=columns("prompt", "text"),
+        rows=[
+            [cut_text(str(each["name"])), cut_text(str(each["text"]))] for each in pictures if "text" in each
+        ],
+        named=False,
+    )
     return Details(
-        summary=_words(reading),
+        summary=_words(document, reading),
         blocks=[
             *([Note(text=why)] if why else []),
-            Gallery(pictures=shown),
-            Note(text=f"{len(shown)} of {reading['n']} images. {files}", style="quiet"),
+            gallery if images else prompts,
+            Note(text=f"{len(pictures)} of {inputs_of(document, reading['n'])}. {files}", style="quiet"),
         ],
         name=f"batch-{reading['index'] + 1}",
         style="batch",

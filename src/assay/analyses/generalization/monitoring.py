@@ -199,9 +199,7 @@ class Monitor(display.Shown, Record):
 
     # ------------------------------------------------------------------------------------- calibration
 
-    def calibrate(
-        self, id_images: Known, *, batch_size: int, n_batches: int | None = None
-    ) -> Calibration:
+    def calibrate(self, id_images: Known, *, batch_size: int, n_batches: int | None = None) -> Calibration:
         """Learn from known images how large the shift of a batch is by sampling alone.
 
         The images are put into random order and cut into disjoint batches; each costs one discovery.

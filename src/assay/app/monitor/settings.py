@@ -31,13 +31,15 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
 
     Attributes:
         model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
-        reference: Images in distribution (a folder, or shapes:STYLE), or a file of their edge scores.
+        reference: Images in distribution (a folder, or shapes:STYLE), prompts (a JSON lines file, or
+            task:KEY), or a file of their edge scores.
             Default: shapes of the embedded zoo's style.
         images: Folder, shapes:STYLE, or posted (assay serve); repeat for several, in order.
+        prompts: JSON lines file of prompts to watch, or task:KEY, for a language model.
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
-        n: Images to draw from each shapes:STYLE to watch, in total.
+        n: Images or prompts to draw from each shapes:STYLE or task:KEY to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
-        window: Images per batch, and in the reference.
+        window: Images or prompts per batch, and in the reference.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
         distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
         order: Order of the files: time, name or random.
@@ -61,6 +63,7 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
     model: Annotated[str | None, INPUTS] = None
     reference: Annotated[str | None, INPUTS] = None
     images: Annotated[tuple[str, ...], INPUTS] = ()
+    prompts: Annotated[str | None, INPUTS] = None
     known: Annotated[str | None, INPUTS] = None
     n: Annotated[int, INPUTS, at_least(2)] = 384
     skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -27,7 +28,8 @@ from assay.pipeline.monitoring import (
     start_monitor,
     torn_line,
 )
-from assay.tasks import EvalTransform, is_shapes
+from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
+from assay.tasks import EvalTransform
 from assay.zoo import Zoo
 
 
@@ -87,21 +89,20 @@ class MonitorRun:
         if cool_down and not self._sinks:
             raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
         self.model, style = _model(options, tell)
-        sources = options.images or (
-            tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ()
-        )
+        sources = _sources(options, self.model)
         if not sources or (options.reference is None and style is None):
             raise InputError(
-                "your own model needs --reference, images it does well on, and --images, those to watch"
+                "your own model needs --reference, images it does well on, and --images, those to watch "
+                "(--prompts for a language model)"
             )
         if POSTED in sources and (len(sources) > 1 or spool is None):
             raise InputError(
                 f"--images {POSTED} are those of POST /observe; only `assay serve --monitor FILE.toml` takes "
                 f"them, and no others beside them. For a folder of this name give ./{POSTED}"
             )
-        if options.follow and (len(sources) > 1 or is_shapes(sources[0])):
-            raise InputError("--follow watches one folder; give one --images DIR")
-        transform = EvalTransform.for_model(self.model)
+        if options.follow and (len(sources) > 1 or is_drawn(sources[0])):
+            raise InputError("--follow watches one folder or file; give one --images DIR or --prompts FILE")
+        transform = EvalTransform.for_model(self.model) if self.model.vision else None
         self.plan = call(
             options,
             MonitorPlan,
@@ -249,20 +250,21 @@ class MonitorRun:
                     return
 
     def _stream(self, source: str) -> Iterator[Batch]:
-        if self._spool is None:
-            return batches(
-                source,
-                self._watch,
-                done=self.started.done,
-                wait=self._wait,
-                tell=self._tell,
-                passed=self._pass_over,
-            )
-        return self._spool.batches(self._watch, wait=self._wait, tell=self._tell)
+        if self._spool is not None:
+            return self._spool.batches(self._watch, wait=self._wait, tell=self._tell)
+        stream = batches if self.model.vision else partial(prompt_batches, model=self.model)
+        return stream(
+            source,
+            self._watch,
+            done=self.started.done,
+            wait=self._wait,
+            tell=self._tell,
+            passed=self._pass_over,
+        )
 
     def _pass_over(self, name: str) -> None:
         self.started.passed.append(name)
-        self._tell(f"skipped {name}: it cannot be decoded")
+        self._tell(f"skipped {name}: it cannot be {'decoded' if self.model.vision else 'read'}")
         self.started.write(page=False)
         self._publish()
 
@@ -305,9 +307,22 @@ def _model(options: MonitorOptions, tell: Callable[[str], None]) -> tuple[Model,
         dtype=options.torch_dtype,
         revision=revision,
     )
-    if not loaded.vision:
-        raise InputError(f"{name} reads text; assay monitor watches image classifiers")
     return loaded, style
+
+
+def _sources(options: MonitorOptions, model: Model) -> tuple[str, ...]:
+    """What is watched: images, or the prompts of a language model."""
+    if not model.vision:
+        if options.images or (options.prompts is not None and not is_prompts(options.prompts)):
+            raise InputError(
+                f"{model.id} reads text; give --prompts FILE.jsonl or --prompts task:KEY, and no --images"
+            )
+        return () if options.prompts is None else (options.prompts,)
+    if options.prompts is not None:
+        raise InputError(
+            f"{model.id} reads images, not prompts; give --images, or --model with a language model"
+        )
+    return options.images or (tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ())
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from assay.app.monitor.watch import MonitorRun, Stop, Tell
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.untrusted import parse_json, parse_toml, printable
 from assay.pipeline.monitoring import DOCUMENT, READINGS, is_held
-from assay.tasks import is_shapes
+from assay.pipeline.prompt_stream import is_drawn
 
 
 # Options of the command that say how it talks and ends; a monitor inside a service does neither.
@@ -137,7 +137,8 @@ class _Here(WatchedMonitor):
 
     def __init__(self, name: str, options: MonitorOptions, tell: Tell) -> None:
         self.name = name
-        one_folder = len(options.images) == 1 and not is_shapes(options.images[0])
+        watches = options.images or tuple(filter(None, (options.prompts,)))
+        one_folder = len(watches) == 1 and not is_drawn(watches[0])
         self._options = replace(options, follow=options.follow or one_folder)
         if options.images == (POSTED,):
             self.spool = Spool(options.out, window=options.window)
