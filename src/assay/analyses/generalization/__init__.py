@@ -42,6 +42,7 @@ from assay.analyses.generalization.intervals import depth_bias_interval, shift_i
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
+from assay.analyses.generalization.observer import Observer
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_inspections, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
@@ -77,6 +78,7 @@ __all__ = [
     "LayerSets",
     "Monitor",
     "Motif",
+    "Observer",
     "Ranking",
     "Reading",
     "SequentialTest",

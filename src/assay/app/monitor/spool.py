@@ -185,7 +185,12 @@ class Spool:
         return names
 
     def batches(
-        self, watch: Watch, *, wait: Callable[[float], bool], tell: Callable[[str], None]
+        self,
+        watch: Watch,
+        *,
+        wait: Callable[[float], bool],
+        tell: Callable[[str], None],
+        keep: Callable[[], Collection[str]],
     ) -> Iterator[Batch]:
         """Windows of images in the order they came, until `wait` says to stop.
 
@@ -196,6 +201,7 @@ class Spool:
             watch: Size and transform.
             wait: Waits so many seconds; True ends the stream.
             tell: Hears of a file that can no longer be read.
+            keep: Names of observed images whose files stay; asked after every reading.
         """
         options = ReadOptions(transform=watch.transform)
         window: dict[str, ImageSet] = {}
@@ -213,7 +219,7 @@ class Spool:
                     inputs=joined(list(window.values())), sources=tuple(window), skipped=tuple(self._skipped)
                 )
                 if not self._skipped or self._skipped[-1] not in window:
-                    self._settle([*window, *self._skipped])
+                    self._settle([*window, *self._skipped], keep())
                 window = {}
             elif len(fresh) + len(window) < watch.size and wait(watch.poll):
                 return
@@ -222,19 +228,16 @@ class Spool:
         """The window at hand cannot be observed."""
         self._skipped += batch.sources
 
-    def _settle(self, names: Sequence[str]) -> None:
-        """A reading names these."""
+    def _settle(self, names: Sequence[str], keep: Collection[str]) -> None:
+        """A reading names these; of all that readings name, the files of some stay."""
         for name in names:
             with suppress(FileNotFoundError):  # removed by hand: it counts all the same
                 (self._waiting / name).replace(self._observed / name)
         with self._lock:
             self._names = [name for name in self._names if name not in set(names)]
         self._skipped.clear()
-
-    def keep(self, names: Collection[str]) -> None:
-        """Remove the files of observed images other than these."""
         for path in self._observed.iterdir():
-            if path.name not in names:
+            if path.name not in keep:
                 path.unlink(missing_ok=True)
 
 

@@ -251,7 +251,9 @@ class MonitorRun:
 
     def _stream(self, source: str) -> Iterator[Batch]:
         if self._spool is not None:
-            return self._spool.batches(self._watch, wait=self._wait, tell=self._tell)
+            return self._spool.batches(
+                self._watch, wait=self._wait, tell=self._tell, keep=lambda: self.started.pictured
+            )
         stream = batches if self.model.vision else partial(prompt_batches, model=self.model)
         return stream(
             source,
@@ -274,8 +276,6 @@ class MonitorRun:
             if self._published.get("notifications") != self._notifier.to_dict():
                 self._publish()
         self._keep()
-        if self._spool is not None:
-            self._spool.keep(self.started.pictured)
         return self.stop.wait(seconds)
 
     def _publish(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from assay.app.monitor.spool import PostedImage, Spool, SpoolClosedError, SpoolFullError
@@ -115,6 +115,8 @@ async def _content(request: Request) -> bytes:
                 content += part
                 if len(content) > MOST_BYTES:
                     raise too_large
+    except ClientDisconnect as error:  # nobody hears the answer; the log should not call it a failure
+        raise HTTPException(400, "the request ended early") from error
     except TimeoutError as error:
         raise HTTPException(408, f"the request did not arrive within {PATIENCE:g} s") from error
     return bytes(content)
