@@ -119,7 +119,7 @@ def test_a_growing_file_is_read_line_by_line_once(model: Model, tmp_path: Path) 
     path.write_text(f"{a}\n{b}\n\nnot JSON\n{c[:20]}")  # line 1 is done, line 3 empty, line 5 being written
 
     def more(text: str) -> Callable[[], Any]:
-        return lambda: path.open("a").write(text) and None
+        return lambda: path.write_bytes(path.read_bytes() + text.encode())
 
     stream = Stream(model, path, more(f"{c[20:]}\n"), more(f'{{"prompt": ""}}\n{d}\n{e}\n'))
     first, second = list(stream.batches)

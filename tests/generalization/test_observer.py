@@ -15,6 +15,9 @@ from assay.tasks import EvalTransform, draw_shapes
 from assay.tasks.prompt_set import draw_prompts
 
 
+TRANSFORM = EvalTransform(resize=(32, 32))
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
     return load_model(untrained_vit(seed=1))
@@ -22,12 +25,13 @@ def model() -> Model:
 
 @pytest.fixture
 def monitor(model: Model) -> Monitor:
-    return Monitor(model, discover(model, draw_shapes("flat", 8).task(), steps=1), threshold=0.0)
+    reference = discover(model, draw_shapes("flat", 8).task(TRANSFORM), steps=1)
+    return Monitor(model, reference, threshold=0.0, transform=TRANSFORM)
 
 
 def test_windows_are_those_of_a_monitor_that_is_given_the_batches(model: Model, monitor: Monitor) -> None:
     pixels = draw_shapes("neon", 9).pixels
-    task = draw_shapes("neon", 9).task(EvalTransform.for_model(model))
+    task = draw_shapes("neon", 9).task(TRANSFORM)
     readings: list[Reading] = []
     with Observer(monitor, readings.append, window=4) as observer:
         for each in pixels[:3]:

@@ -197,6 +197,10 @@ class Monitor(display.Shown, Record):
         """Identity of what is watched and how, 16 hex digits."""
         return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
 
+    def task(self, inputs: Inputs) -> Task:
+        """Images or prompts as the model reads them, as `observe` takes them."""
+        return batch_task(self.model, inputs, self._transform)
+
     # ------------------------------------------------------------------------------------- calibration
 
     def calibrate(self, id_images: Known, *, batch_size: int, n_batches: int | None = None) -> Calibration:
@@ -238,7 +242,7 @@ class Monitor(display.Shown, Record):
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
         shifts = []
         for rows in np.array_split(order[: m * batch_size], m):
-            task = batch_task(self.model, id_images.subset(rows.tolist()), self._transform)
+            task = self.task(id_images.subset(rows.tolist()))
             self._check_new(task)
             shifts.append(
                 self._shift(
@@ -275,7 +279,7 @@ class Monitor(display.Shown, Record):
                 reference.
             ShapeError, NonFiniteError: For images that the model cannot read, or a shift that is undefined.
         """
-        task = batch_task(self.model, images, self._transform)
+        task = self.task(images)
         if task.n < 2:
             raise InputError("the batch holds 1 input; a circuit and its interval need 2 or more")
         if self.calibration is not None and task.n != self.calibration.n:

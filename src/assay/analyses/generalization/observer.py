@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.analyses.generalization.batches import Inputs, batch_task
+from assay.analyses.generalization.batches import Inputs
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.core.errors import InputError, NonFiniteError, ShapeError
@@ -115,8 +115,7 @@ class Observer:
         single = _single(inputs)
         form = _form(single[0]) if single else self._form
         if form != self._form or form == PROMPT:  # every prompt is looked at, of images the first
-            model = self.monitor.model
-            model.bind(batch_task(model, _joined(single)))
+            self.monitor.model.bind(self.monitor.task(_joined(single)))
         with self._changed:
             if self._error is not None:
                 raise self._error
