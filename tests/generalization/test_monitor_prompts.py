@@ -215,7 +215,7 @@ def test_the_command_watches_a_file_of_prompts_and_goes_on(
         (("--model", "mini", "--images", "in"), "reads text; give --prompts"),
         (("--model", "mini", "--prompts", "folder"), "reads text; give --prompts"),
         (("--model", "mini", "--prompts", "task:ioi"), "needs --reference"),
-        (("--prompts", "task:ioi"), "reads images; give --images"),
+        (("--prompts", "task:ioi"), "reads images, not prompts; give --images"),
         (("--model", "mini", "--prompts", "task:ioi", "--reference", "shapes:flat"), "reads prompts; give"),
         (("--model", "mini", "--prompts", "task:io", "--reference", "task:ioi"), "did you mean 'ioi'"),
         (

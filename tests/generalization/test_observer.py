@@ -101,6 +101,7 @@ def test_an_error_of_the_callback_reaches_the_service(monitor: Monitor) -> None:
         observer.close()
 
 
+@pytest.mark.filterwarnings("ignore:Spearman correlation is undefined")  # of a constant vector: the case
 def test_inputs_alike_are_passed_over_and_bad_ones_refused_at_once(monitor: Monitor) -> None:
     readings: list[Reading] = []
     with Observer(monitor, readings.append, window=4) as observer:

@@ -133,7 +133,9 @@ def read_prompt(line: str, model: Any, where: str) -> str | tuple[int, ...]:
     try:
         PromptSet(prompts=(prompt,)).task(model)
     except (InputError, OverflowError) as error:
-        raise TokenizationError(f"{where}: {str(error)[:300]}") from error
+        said = str(error)  # it may quote a long prompt
+        said = said if len(said) <= 400 else f"{said[:150]} ... {said[-250:]}"
+        raise TokenizationError(f"{where}: {said}") from error
     return prompt
 
 

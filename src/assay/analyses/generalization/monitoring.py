@@ -177,11 +177,16 @@ class Monitor(display.Shown, Record):
             "threshold": None if self.threshold is None else self.threshold.to_dict(),
             "seed": self._seed,
         }
-        if not self.model.vision:
-            header["inputs"] = "prompts"  # else images
+        if self._inputs != "images":
+            header["inputs"] = self._inputs
         if self._transform is not None:  # else the model's own, which its record stands for
             header["transform"] = self._transform.to_dict()
         return header
+
+    @property
+    def _inputs(self) -> str:
+        """What is watched, in the plural."""
+        return "images" if self.model.vision else "prompts"
 
     @property
     def rule(self) -> str | None:
@@ -281,10 +286,12 @@ class Monitor(display.Shown, Record):
         """
         task = self.task(images)
         if task.n < 2:
-            raise InputError("the batch holds 1 input; a circuit and its interval need 2 or more")
+            raise InputError(
+                f"the batch holds 1 {self._inputs[:-1]}; a circuit and its interval need 2 or more"
+            )
         if self.calibration is not None and task.n != self.calibration.n:
             raise InputError(
-                f"the batch holds {task.n} images, the known batches {self.calibration.n}, but shifts by "
+                f"the batch holds {task.n} {self._inputs}, the known batches {self.calibration.n}, but shifts by "
                 "sampling alone depend on the size; give batches of the same size"
             )
         self._check_new(task)
@@ -362,7 +369,7 @@ class Monitor(display.Shown, Record):
     @property
     def guarantee(self) -> Guarantee:
         """How often the rule in force raises a false alarm, and what that rests on."""
-        return guarantee(self.rule, self.threshold, self.calibration, self.alpha)
+        return guarantee(self.rule, self.threshold, self.calibration, self.alpha, inputs=self._inputs)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per batch: index, time, n, shift, low, high, alarm, p_value, e_value, domain."""
