@@ -291,8 +291,8 @@ class Monitor(display.Shown, Record):
             )
         if self.calibration is not None and task.n != self.calibration.n:
             raise InputError(
-                f"the batch holds {task.n} {self._inputs}, the known batches {self.calibration.n}, but shifts by "
-                "sampling alone depend on the size; give batches of the same size"
+                f"the batch holds {task.n} {self._inputs}, the known batches {self.calibration.n}, but shifts "
+                "by sampling alone depend on the size; give batches of the same size"
             )
         self._check_new(task)
         scores = circuit_like(
