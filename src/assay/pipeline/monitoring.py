@@ -1,26 +1,24 @@
 """A monitor as a job: reference and known batches from images, everything kept and taken up again."""
 
 import json
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import lock_descriptor
-
 from assay.analyses.generalization.alarms import batches_for
 from assay.analyses.generalization.batches import batch_task
+from assay.analyses.generalization.detectable_drop import DetectableDrop, detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
-from assay.circuits import EdgeScores, load_scores, write_atomically
-from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
+from assay.circuits import EdgeScores, write_atomically
+from assay.core.errors import FileFormatError, InputError
 from assay.core.random import stream
 from assay.core.untrusted import malformed, parse_json
-from assay.discovery.edges import discover
 from assay.models import Model
 from assay.pipeline.batch_pictures import BatchPictures
 from assay.pipeline.image_stream import Batch, known_images
@@ -33,9 +31,10 @@ from assay.zoo.scoring import images_hash
 
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
-REFERENCE, DOMAINS, LOCK = "reference.safetensors", "domains.json", ".lock"
+REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
 METHOD, STEPS = "eap-ig-inputs", 5
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
+USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
 MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
 
 
@@ -48,7 +47,9 @@ class MonitorPlan:
             lines file of prompts, or `task:KEY`.
         known: Source of further images or prompts in distribution. Default: those of the reference's that
             the reference circuit does not use.
-        window: Images of a batch, and of the reference circuit if it is to be found.
+        window: Images or prompts of a batch.
+        reference_n: Those of the reference circuit if it is to be found; whole windows are used. None:
+            1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
@@ -63,6 +64,7 @@ class MonitorPlan:
     reference: str
     known: str | None = None
     window: int = 64
+    reference_n: int | None = None
     known_batches: int | None = None
     threshold: float | None = None
     target: float | None = None
@@ -86,6 +88,16 @@ class MonitorPlan:
             raise InputError(f"target is {self.target}; expected a performance above 0 and at most 1")
         if self.window < 2:
             raise InputError(f"window is {self.window}; a batch needs at least 2 images")
+        if self.reference_n is not None and self.reference_n < self.window:
+            raise InputError(
+                f"reference_n is {self.reference_n}, less than the window of {self.window}; the reference "
+                "needs the images of at least one batch"
+            )
+        if self.reference_n is not None and self.given:
+            raise InputError(
+                f"reference_n has no effect on the circuit of {self.reference}, which is a file; remove it, "
+                "or give the images of the reference"
+            )
 
     @property
     def given(self) -> bool:
@@ -105,7 +117,7 @@ class MonitorPlan:
             return 0
         if self.known_batches is not None:
             return self.known_batches
-        drawn = self.n_drawn // self.window - (self.known is None)
+        drawn = self.n_drawn // self.window - (self.known is None) * self.reference_batches
         return min(drawn, MOST_BATCHES) if is_drawn(self.known_source) else MOST_BATCHES
 
     @property
@@ -113,7 +125,7 @@ class MonitorPlan:
         """Images that baselines learn from, at most; prompts have no labels."""
         if self.known_source is None or is_prompts(self.known_source):
             return 0
-        drawn = self.n_drawn - (self.known is None) * self.window
+        drawn = self.n_drawn - (self.known is None) * self.reference_batches * self.window
         return min(drawn, MOST_LABELLED) if is_drawn(self.known_source) else MOST_LABELLED
 
     @property
@@ -122,7 +134,31 @@ class MonitorPlan:
         batches = self.known_batches
         if batches is None:
             batches = max(USUAL_BATCHES, batches_for(self.alpha))
-        return self.window * (1 + max(batches, 1))
+        return self.window * (self.reference_batches + max(batches, 1))
+
+    @property
+    def reference_batches(self) -> int:
+        """Batches of the reference, at most; 0 for a file."""
+        if self.given:
+            return 0
+        return max(1, (self.reference_n or USUAL_REFERENCE) // self.window)
+
+    def reference_size(self, n: int) -> int:
+        """Images of the reference circuit, whole windows, when so many are at hand.
+
+        Raises:
+            InputError: For fewer than a window, or than were asked for.
+        """
+        wanted = self.reference_n or self.window
+        if n < wanted:
+            raise InputError(
+                f"{self.reference} holds {n} images, but the reference circuit needs {wanted}; give more "
+                f"images or a smaller {'window' if self.reference_n is None else 'reference'}"
+            )
+        left = n
+        if self.reference_n is None and self.known is None and self.known_batches != 0:
+            left -= self.window * (self.known_batches or batches_for(self.alpha))
+        return self.window * max(1, min(self.reference_batches, left // self.window))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,12 +170,14 @@ class StartedMonitor:
         domains: The calibration on corrupted domains; None without a target.
         out: Where everything is kept.
         passed: Names of files passed over since the last reading.
+        without_floor: Why shifts are not corrected for a noise floor; empty where they are.
     """
 
     monitor: Monitor
     domains: DomainCalibration | None
     out: Path
     passed: list[str] = field(default_factory=list)
+    without_floor: str = ""
 
     @cached_property
     def _shown(self) -> list[dict[str, Any]]:
@@ -150,7 +188,22 @@ class StartedMonitor:
         """What stays the same while it observes."""
         head = self.monitor.to_dict()
         self._shown.extend(head.pop("readings"))
-        return head if self.domains is None else {**head, "domains": self.domains.to_dict()}
+        if self.domains is None:
+            return head
+        drops = [{**each.to_dict(), "statement": each.statement} for each in self.drops]
+        return {**head, "domains": self.domains.to_dict(), "detectable": drops}
+
+    @cached_property
+    def drops(self) -> tuple[DetectableDrop, ...]:
+        """The smallest drops that one batch detects; empty without domains, or with too few known batches."""
+        monitor, known = self.monitor, self.monitor.calibration
+        if self.domains is None or known is None or math.isnan(self.domains.clean):
+            return ()
+        if len(known.shifts) < batches_for(monitor.alpha) or {each.n for each in self.domains.known} != {
+            known.n
+        }:
+            return ()
+        return detectable_drops(self.domains, known, metric=monitor.distance, alpha=monitor.alpha)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -204,68 +257,6 @@ class StartedMonitor:
             save_report(self.out / PAGE, document)
 
 
-@contextmanager
-def held(out: Path) -> Iterator[None]:
-    """Keep a monitor's directory from a second process while entered; makes it if need be.
-
-    Raises:
-        OutputError: If another process holds it, or it cannot be written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / LOCK).open("ab")
-    except OSError as error:
-        raise OutputError(f"cannot write to {out}: {error.strerror}; choose another directory") from error
-    with file:
-        try:
-            # A page that asks whether the directory is held takes the lock for a moment.
-            alone = any(_locked_soon(file.fileno()))
-        except OSError as error:
-            raise OutputError(
-                f"cannot lock {out / LOCK}: {error.strerror}; choose another directory"
-            ) from error
-        if not alone:
-            raise OutputError(
-                f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
-            )
-        yield
-
-
-def _locked_soon(descriptor: int) -> Iterator[bool]:
-    """Whether the lock was taken, tried for half a second."""
-    for _ in range(10):
-        yield lock_descriptor(descriptor, blocking=False)
-        time.sleep(0.05)
-
-
-def is_held(out: Path) -> bool:
-    """Whether a process holds a monitor's directory, as one that observes does."""
-    try:
-        file = (out / LOCK).open("rb")
-    except OSError:
-        return False
-    with file:
-        try:
-            return not lock_descriptor(file.fileno(), blocking=False)
-        except OSError:  # a file system without locks, where no monitor can run
-            return False
-
-
-def torn_line(readings: Path) -> bool:
-    """Whether the last line of a file of readings was cut short, by a kill or a full disk."""
-    try:
-        with readings.open("rb") as file:
-            file.seek(0, 2)
-            if not file.tell():
-                return False
-            file.seek(-1, 2)
-            return file.read() != b"\n"
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise FileFormatError(f"cannot read {readings}: {error.strerror}") from error
-
-
 def start_monitor(
     model: Model,
     plan: MonitorPlan,
@@ -295,16 +286,16 @@ def start_monitor(
     elif plan.target is not None:
         raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
     progress = progress or silent
-    scores, pool = _reference(model, plan, transform, out, progress)
+    reference, pool = _reference(model, plan, transform, out, progress)
     domains = None
     threshold: Any = plan.threshold
     if plan.target is not None:
         assert isinstance(pool, ImageSet | None), "a target is refused for prompts"
-        domains = _domains(model, plan, scores, pool, transform, out, progress)
+        domains = _domains(model, plan, reference, pool, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
     monitor = Monitor(
         model,
-        scores,
+        reference,
         threshold,
         distance=plan.distance,
         rule=plan.rule,
@@ -312,13 +303,14 @@ def start_monitor(
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed)
         if isinstance(pool, ImageSet) and pool.labels is not None
         else None,
+        drift=pool if isinstance(pool, ImageSet) else None,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
         seed=plan.seed,
     )
     _calibrate(monitor, plan, pool, progress)
-    return StartedMonitor(monitor=monitor, domains=domains, out=out)
+    return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=reference.without_floor)
 
 
 def known_inputs(
@@ -347,27 +339,23 @@ def known_inputs(
 
 def _reference(
     model: Model, plan: MonitorPlan, transform: EvalTransform | None, out: Path, progress: Progress
-) -> tuple[EdgeScores, ImageSet | PromptSet | None]:
+) -> tuple[Reference, ImageSet | PromptSet | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else known_inputs(plan, plan.known, model, transform)
     if plan.given:
-        scores = load_scores(plan.reference, graph=model.graph)
-        _check_settings(plan, scores)
-        return scores, pool
+        reference = load_reference(plan.reference, model)
+        _check_settings(plan, reference.scores)
+        return reference, pool
     if plan.known is not None and plan.known == plan.reference:
         raise InputError(
             f"known and reference images are both {plan.known}; remove known, and the images are split"
         )
     images = known_inputs(plan, plan.reference, model, transform)
     order = stream(plan.seed, "monitor/reference").permutation(images.n)
-    if images.n < plan.window:
-        raise InputError(
-            f"{plan.reference} holds {images.n} inputs, but the reference circuit needs {plan.window}; give "
-            "more of them or a smaller window"
-        )
-    if pool is None and images.n > plan.window:
-        pool = images.subset(order[plan.window :].tolist())
-    task = batch_task(model, images.subset(order[: plan.window].tolist()), transform)
+    size = plan.reference_size(images.n)
+    if pool is None and images.n > size:
+        pool = images.subset(order[size:].tolist())
+    task = batch_task(model, images.subset(order[:size].tolist()), transform)
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
     settings = {
@@ -378,18 +366,20 @@ def _reference(
     }
     stored = out / REFERENCE
     if stored.is_file():
-        scores = load_scores(stored)
-        record = scores.provenance
+        reference = load_reference(stored, model)
+        record = reference.scores.provenance
         same = {name: record.get(name) for name in settings} == settings
         same &= record.get("steps") in (steps, None) and not record.get("options")
         same &= (record.get("task") or {}).get("data_hash") == task.data_hash
+        same &= record.get("batch", size) == (plan.window if size > plan.window else size)
         if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
-            return scores, pool
+            return reference, pool
     progress("reference", 0, 1)
-    scores = discover(
+    reference = discover_reference(
         model,
         task,
         method,
+        batch=plan.window,
         objective=plan.objective,
         ablation=plan.ablation,
         steps=steps,
@@ -398,9 +388,9 @@ def _reference(
     )
     out.mkdir(parents=True, exist_ok=True)
     if not (out / READINGS).exists():
-        scores.save(stored)
+        reference.save(stored)
     progress("reference", 1, 1)
-    return scores, pool
+    return reference, pool
 
 
 def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
@@ -417,7 +407,7 @@ def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
 def _domains(
     model: Model,
     plan: MonitorPlan,
-    scores: EdgeScores,
+    reference: Reference,
     pool: ImageSet | None,
     transform: EvalTransform | None,
     out: Path,
@@ -431,7 +421,7 @@ def _domains(
         )
     stored = out / DOMAINS
     wanted = {
-        "reference": json.loads(json.dumps(dict(scores.provenance))),
+        "reference": json.loads(json.dumps(dict(reference.scores.provenance))),
         "domain": pool.domain,
         "hash": images_hash(pool),
         "n": min(plan.window, pool.n),
@@ -447,7 +437,7 @@ def _domains(
             return calibration
     calibration = calibrate_on_corruptions(
         model,
-        scores,
+        reference,
         pool,
         n=wanted["n"],
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed),

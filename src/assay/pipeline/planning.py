@@ -254,7 +254,7 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
 
     rated = 2 if plan.target is not None else 1  # what labels teach is learned for the domains and to watch
     stages = [
-        stage("reference", 0 if plan.given else 1),
+        stage("reference", plan.reference_batches),
         stage("known batches", plan.most_batches),
         Workload(stage="labelled images", runs=rated, passes=rated * plan.most_labelled),
     ]

@@ -5,23 +5,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.shift import OPTIONS, SETTINGS, check_comparable, settings_of
 from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError
+from assay.core.random import stream
 from assay.discovery.edges import EdgeMethod, discover, get_method
 from assay.execution import get_ablation, run_model
 from assay.models import Model
 from assay.objectives import get_objective
-from assay.tasks import EvalTransform, ImageSet, ImageTask, PairTask, Task
+from assay.tasks import EvalTransform, ImageSet, ImageTask, PairTask
 from assay.tasks.prompt_set import UNANSWERED, PromptSet
 
 
 Images = ImageTask | ImageSet | Tensor
 Inputs = Images | PairTask | PromptSet
+BatchTask = ImageTask | PairTask
 
 
 def image_task(model: Model, images: Images, transform: EvalTransform | None = None) -> ImageTask:
@@ -40,7 +42,7 @@ def image_task(model: Model, images: Images, transform: EvalTransform | None = N
     return ImageTask(images=images)
 
 
-def batch_task(model: Model, inputs: Inputs, transform: EvalTransform | None = None) -> Task:
+def batch_task(model: Model, inputs: Inputs, transform: EvalTransform | None = None) -> BatchTask:
     """Images or prompts in any form as the model reads them: a task as it is, the rest made into one.
 
     Args:
@@ -53,7 +55,7 @@ def batch_task(model: Model, inputs: Inputs, transform: EvalTransform | None = N
     return inputs if isinstance(inputs, PairTask) else image_task(model, inputs, transform)
 
 
-def origin(inputs: Task | ImageSet | PromptSet) -> str:
+def origin(inputs: BatchTask | ImageSet | PromptSet) -> str:
     """Where inputs come from."""
     return inputs.name if isinstance(inputs, PairTask) else inputs.domain
 
@@ -110,7 +112,7 @@ def _method(settings: Mapping[str, Any]) -> EdgeMethod:
 
 def circuit_like(
     model: Model,
-    task: Task,
+    task: BatchTask,
     reference_scores: EdgeScores,
     *,
     per_example: bool = False,
@@ -147,7 +149,7 @@ def circuit_like(
     return scores
 
 
-def _check_unanswered(task: Task, settings: Mapping[str, Any]) -> None:
+def _check_unanswered(task: BatchTask, settings: Mapping[str, Any]) -> None:
     """Refuse settings that read what the prompts of a stream do not have."""
     if not task.config.get(UNANSWERED):
         return
@@ -197,6 +199,55 @@ def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
             "give labelled images"
         )
     return np.asarray(task.labels.numpy(), dtype=np.int64)
+
+
+COMPARED = 512  # known images, at most, that drift tests compare a batch with
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outputs:
+    """What drift tests compare.
+
+    Attributes:
+        confidence: Largest probability of each image, `[n]`.
+        features: What the classifier reads, `[n, n_features]`.
+    """
+
+    confidence: Float64[np.ndarray, " n"]
+    features: Float64[np.ndarray, "n d"]
+
+
+def outputs_of(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Outputs:
+    """Run the model for its confidences and features; labels are not needed."""
+    logits = run_model(model, task, batch_size=batch_size)
+    size = batch_size or task.n
+    features = [
+        model.features(task.images[start : start + size].to(model.device)).double().cpu().numpy()
+        for start in range(0, task.n, size)
+    ]
+    confidence = logits.double().softmax(1).amax(1).cpu().numpy()
+    return Outputs(confidence=confidence, features=np.concatenate(features))
+
+
+def drift_tests(known: Outputs, new: Outputs, *, seed: int = 0) -> dict[str, float]:
+    """p-values of three tests that the outputs on new images are those on known ones.
+
+    `ks`: Kolmogorov-Smirnov on the confidences; `mmd`: maximum mean discrepancy of the features; `c2st`: a
+    classifier that tells the features apart. Each batch is tested alone: looked at again and again, each of
+    them goes off sooner or later.
+
+    Args:
+        known: Of images in distribution, which no batch to be watched holds.
+        new: Of a batch.
+        seed: Of permutations and halves.
+    """
+    from assay.stats.drift import classifier_p_value, ks_p_value, mmd_p_value  # scikit-learn takes a second
+
+    return {
+        "ks": ks_p_value(known.confidence, new.confidence),
+        "mmd": mmd_p_value(known.features, new.features, rng=stream(seed, "drift/mmd")),
+        "c2st": classifier_p_value(known.features, new.features, rng=stream(seed, "drift/c2st")),
+    }
 
 
 # What the page and the table call them; all rise with performance.

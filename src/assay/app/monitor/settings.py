@@ -39,7 +39,8 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
         n: Images or prompts to draw from each shapes:STYLE or task:KEY to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
-        window: Images or prompts per batch, and in the reference.
+        window: Images or prompts per batch.
+        reference_n: Images or prompts in the reference. Default: 1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
         distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
         order: Order of the files: time, name or random.
@@ -68,6 +69,7 @@ class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
     n: Annotated[int, INPUTS, at_least(2)] = 384
     skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None
     window: Annotated[int, WATCHING, at_least(2)] = 64
+    reference_n: Annotated[int | None, WATCHING, at_least(2)] = None
     known_batches: Annotated[int | None, WATCHING, at_least(0)] = None
     distance: Annotated[str, WATCHING, completing("distances")] = "spearman"
     order: Annotated[str, WATCHING, one_of("time", "name", "random")] = "time"

@@ -21,8 +21,8 @@ from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.core.untrusted import printable
 from assay.pipeline.image_stream import Batch, Watch, joined
 from assay.pipeline.monitoring import READINGS
-from assay.tasks import ImageSet
-from assay.tasks.image_files import SUFFIXES, ReadOptions, read_images
+from assay.tasks import ImageSet, ReadOptions
+from assay.tasks.image_files import SUFFIXES, read_images
 from assay.tasks.image_transform import BROKEN, read_rgb
 
 

@@ -20,7 +20,8 @@ from assay.app.monitor.spool import POSTED, Spool
 from assay.app.monitor.watch import MonitorRun, Stop, Tell
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.untrusted import parse_json, parse_toml, printable
-from assay.pipeline.monitoring import DOCUMENT, READINGS, is_held
+from assay.pipeline.monitor_directory import is_held
+from assay.pipeline.monitoring import DOCUMENT, READINGS
 from assay.pipeline.prompt_stream import is_drawn
 
 
