@@ -13,7 +13,7 @@ from assay.core.random import stream
 from assay.core.untrusted import parse_json
 from assay.tasks.encoding import encode_prompts
 from assay.tasks.grammar import TASKS, Prompt
-from assay.tasks.images import checked_rows
+from assay.tasks.image_rows import checked_rows
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
 
