@@ -13,6 +13,7 @@ from assay.analyses.benchmark.cost import TURNS, most_turns
 from assay.analyses.benchmark.discovery import WARM_UP
 from assay.analyses.claims.claim import Claim
 from assay.analyses.claims.sets import head_sets, shape_of
+from assay.analyses.generalization.batches import batch_task
 from assay.analyses.worst_case.explain import STEPS as STEPS_OF_EXPLAIN
 from assay.analyses.worst_case.repair_search import (
     ALPHA,
