@@ -54,6 +54,11 @@ class PairBatch:
     alignment: Int[Tensor, "batch pos"] | None = None
 
     @property
+    def ids(self) -> Int[Tensor, " batch"]:
+        """What weights of resamples follow: row numbers."""
+        return self.indices
+
+    @property
     def corrupted_positions(self) -> Int[Tensor, "batch ..."]:
         """`positions` as places of the corrupted prompts."""
         if self.alignment is None:
@@ -372,6 +377,10 @@ class PairTask(Carded):
                 indices=rows,
                 alignment=None if self.alignment is None else self.alignment[rows],
             )
+
+    def stand_in(self, n: int) -> "PairTask":
+        """As many prompts, to predict the memory of a pass: the first ones."""
+        return self.subset(range(n))
 
     def validate(self, n_vocab: int, n_positions: int | None = None) -> None:
         """Check every token id against a model's vocabulary, and the length against what it reads.
