@@ -26,7 +26,7 @@ from assay.tasks import is_shapes
 
 # Options of the command that say how it talks and ends; a monitor inside a service does neither.
 OF_THE_COMMAND = frozenset(
-    ("metrics_port", "metrics_host", "gate", "store", "json", "quiet", "dry_run", "traceback")
+    ("evaluate", "metrics_port", "metrics_host", "gate", "store", "json", "quiet", "dry_run", "traceback")
 )
 
 
