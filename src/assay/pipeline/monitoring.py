@@ -15,6 +15,7 @@ from assay.analyses.generalization.domain_shifts import DomainCalibration, calib
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
+from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
 from assay.circuits import EdgeScores, write_atomically
 from assay.core.errors import FileFormatError, InputError
 from assay.core.random import stream
@@ -26,13 +27,14 @@ from assay.pipeline.prompt_stream import is_drawn, is_prompts, known_prompts
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
+from assay.tasks.image_tables import is_table
 from assay.tasks.prompt_set import PromptSet
 from assay.zoo.scoring import images_hash
 
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
 REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
-METHOD, STEPS = "eap-ig-inputs", 5
+METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
 USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
 MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
@@ -53,9 +55,9 @@ class MonitorPlan:
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
-        rule, alpha, distance: As in `Monitor`.
-        method, objective, ablation, steps: Of the reference circuit; None: as a file's circuit was found,
-            else `eap-ig-inputs`, what the images ask for, and 5 steps.
+        rule, alpha, distance, view: As in `Monitor`.
+        method, objective, ablation, steps, quadrature: Of the reference circuit; None: as of a file's
+            circuit, else `eap-ig-inputs`, what the images ask for, and 5 steps of the midpoint rule.
         seed: Root seed of all random draws.
         skip_bad: Pass over image files that cannot be read.
         batch_size: Images per pass.
@@ -75,6 +77,8 @@ class MonitorPlan:
     objective: str | None = None
     ablation: str | None = None
     steps: int | str | None = None
+    quadrature: str | None = None
+    view: ShiftView = USUAL_VIEW
     seed: int = 0
     skip_bad: bool = False
     batch_size: int | None = None
@@ -102,8 +106,9 @@ class MonitorPlan:
     @property
     def given(self) -> bool:
         """Whether the reference circuit is a file."""
-        drawn = is_prompts(self.reference) or is_shapes(self.reference)
-        return not drawn and not Path(self.reference).is_dir()
+        source = self.reference
+        images = is_shapes(source) or is_table(source) or Path(source).is_dir()
+        return not (images or is_prompts(source))
 
     @property
     def known_source(self) -> str | None:
@@ -134,7 +139,7 @@ class MonitorPlan:
         batches = self.known_batches
         if batches is None:
             batches = max(USUAL_BATCHES, batches_for(self.alpha))
-        return self.window * (self.reference_batches + max(batches, 1))
+        return self.window * (max(1, self.reference_batches) + max(batches, 1))
 
     @property
     def reference_batches(self) -> int:
@@ -286,7 +291,7 @@ def start_monitor(
     elif plan.target is not None:
         raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
     progress = progress or silent
-    reference, pool = _reference(model, plan, transform, out, progress)
+    reference, pool = reference_of(model, plan, transform, out, progress)
     domains = None
     threshold: Any = plan.threshold
     if plan.target is not None:
@@ -298,6 +303,7 @@ def start_monitor(
         reference,
         threshold,
         distance=plan.distance,
+        view=plan.view,
         rule=plan.rule,
         alpha=plan.alpha,
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed)
@@ -310,7 +316,9 @@ def start_monitor(
         seed=plan.seed,
     )
     _calibrate(monitor, plan, pool, progress)
-    return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=reference.without_floor)
+    usual = plan.view == USUAL_VIEW
+    without = reference.without_floor if usual else "only the usual comparison of circuits has a noise floor"
+    return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=without)
 
 
 def known_inputs(
@@ -337,7 +345,7 @@ def known_inputs(
     )
 
 
-def _reference(
+def reference_of(
     model: Model, plan: MonitorPlan, transform: EvalTransform | None, out: Path, progress: Progress
 ) -> tuple[Reference, ImageSet | PromptSet | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
@@ -358,6 +366,7 @@ def _reference(
     task = batch_task(model, images.subset(order[:size].tolist()), transform)
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
+    quadrature = plan.quadrature or QUADRATURE
     settings = {
         "method": method,
         "objective": plan.objective or task.objective,
@@ -370,6 +379,7 @@ def _reference(
         record = reference.scores.provenance
         same = {name: record.get(name) for name in settings} == settings
         same &= record.get("steps") in (steps, None) and not record.get("options")
+        same &= record.get("quadrature") in (quadrature, None)
         same &= (record.get("task") or {}).get("data_hash") == task.data_hash
         same &= record.get("batch", size) == (plan.window if size > plan.window else size)
         if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
@@ -383,6 +393,7 @@ def _reference(
         objective=plan.objective,
         ablation=plan.ablation,
         steps=steps,
+        quadrature=quadrature,
         batch_size=plan.batch_size,
         seed=plan.seed,
     )
@@ -395,7 +406,7 @@ def _reference(
 
 def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
     """Every batch is measured as the file's circuit was; settings that ask for something else are refused."""
-    for name in ("method", "objective", "ablation", "steps"):
+    for name in ("method", "objective", "ablation", "steps", "quadrature"):
         asked, recorded = getattr(plan, name), scores.provenance.get(name)
         if asked is not None and recorded is not None and asked != recorded:
             raise InputError(
@@ -426,6 +437,7 @@ def _domains(
         "hash": images_hash(pool),
         "n": min(plan.window, pool.n),
         "seed": plan.seed,
+        "view": {} if plan.view == USUAL_VIEW else plan.view.to_dict(),
     }
     if stored.is_file():
         calibration = _read_domains(stored)
@@ -433,6 +445,7 @@ def _domains(
         if wanted == {
             "reference": calibration.provenance["reference"],
             **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
+            "view": calibration.provenance.get("view", {}),
         }:
             return calibration
     calibration = calibrate_on_corruptions(
@@ -441,6 +454,7 @@ def _domains(
         pool,
         n=wanted["n"],
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
+        view=plan.view,
         transform=transform,
         batch_size=plan.batch_size,
         progress=lambda _, done, __: progress("corrupted domains", done, 39),

@@ -29,7 +29,7 @@ from assay.analyses.generalization.evaluation import (
 )
 from assay.analyses.generalization.noise_floor import rows_of
 from assay.analyses.generalization.reference import Reference
-from assay.analyses.generalization.shift import DISTANCES, circuit_shifts
+from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, circuit_shifts
 from assay.analyses.generalization.signatures import SIGNATURES
 from assay.analyses.generalization.thresholds import Threshold, calibrate_threshold
 from assay.circuits import EdgeScores
@@ -38,12 +38,14 @@ from assay.core.random import stream
 from assay.core.record import Record, plain
 from assay.execution import run_model
 from assay.models import Model
+from assay.stats import spearman
 from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
 from assay.zoo.scoring import images_hash
 
 
 SCHEMA = "assay-domain-shifts/1"
 DRAWS = 100  # resamples of the images
+UNDIRECTED = ("mde", "alpha-req")  # their sources do not say which way they go with performance
 Progress = Callable[[str, int, int], None]
 
 
@@ -113,7 +115,22 @@ class DomainCalibration(Record):
     def metrics(self) -> tuple[str, ...]:
         """Everything that every domain was measured by: shifts first, then baselines."""
         scores = [{**each.shifts, **each.baselines} for each in (*self.known, *self.test)]
-        return tuple(key for key in (*DISTANCES, *BASELINES) if all(key in each for each in scores))
+        keys = dict.fromkeys((*DISTANCES, *BASELINES, *(key for each in scores for key in each)))
+        return tuple(key for key in keys if all(key in each for each in scores))
+
+    def higher_is_shift(self, metric: str) -> bool:
+        """Whether the alarm is above the threshold of a metric.
+
+        True for distances. Metrics whose source states no direction (`UNDIRECTED`) take the sign of their
+        rank correlation with performance over the calibration domains; all others fall with performance.
+        """
+        if metric not in UNDIRECTED or len(self.known) < 3:
+            return metric in DISTANCES
+        scores, performance = (
+            np.array(each)
+            for each in zip(*((each.score(metric), each.performance) for each in self.known), strict=True)
+        )
+        return spearman(scores, performance) < 0
 
     def threshold(self, target: float, *, metric: str = "spearman", method: str = "isotonic") -> Threshold:
         """The threshold of a metric that corresponds to a performance, see `calibrate_threshold`.
@@ -128,7 +145,7 @@ class DomainCalibration(Record):
             {each.domain: each.statistic(metric) for each in self.known},
             {each.domain: each.performance for each in self.known},
             target,
-            higher_is_shift=metric in DISTANCES,
+            higher_is_shift=self.higher_is_shift(metric),
             method=method,
             performance_draws=draws if all(draws.values()) else None,
         )
@@ -168,7 +185,7 @@ class DomainCalibration(Record):
                 deltas=deltas,
                 n_subsets=n_subsets,
                 subset_size=subset_size,
-                higher_is_shift=key in DISTANCES,
+                higher_is_shift=self.higher_is_shift(key),
                 seed=seed,
             )
             for key in self.metrics
@@ -208,6 +225,7 @@ def measure_domains(
     labelled: ImageSet | ImageTask | Labelled | None = None,
     n: int | None = None,
     measure: str = "accuracy",
+    view: ShiftView = USUAL_VIEW,
     transform: EvalTransform | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -224,6 +242,7 @@ def measure_domains(
         n: Images that shift and baselines are measured on, drawn anew for each domain, so that their errors
             are independent; performance is that on all. Default: all, or as many as a noise floor asks for.
         measure: `accuracy` or `macro-f1`.
+        view: What shifts compare; another than the usual one has no noise floor.
         transform: For 8-bit images; default: the model's own.
         batch_size: Images per pass.
         progress: Called with the domain, its number, and 0 as the total.
@@ -245,6 +264,8 @@ def measure_domains(
         for key in SIGNATURES
         if isinstance(reference, Reference) and (floor := reference.floor(key)) is not None
     }
+    floors = floors if view == USUAL_VIEW else {}
+    batch = reference.batch if isinstance(reference, Reference) else None
     shifts: dict[str, DomainShift] = {}
     for name, images in domains.items() if isinstance(domains, Mapping) else domains:
         if name in shifts:
@@ -254,7 +275,7 @@ def measure_domains(
         task = image_task(model, images, transform)
         truth = labels_of(task)
         logits = run_model(model, task, batch_size=batch_size)
-        size = min(n or (reference.batch if floors else task.n), task.n)
+        size = min(n or batch or task.n, task.n)
         rows = np.arange(task.n)
         if size < task.n:
             rows = np.sort(stream(seed, f"domains/{name}").permutation(task.n)[:size])
@@ -264,7 +285,7 @@ def measure_domains(
             domain=name,
             n=size,
             performance=baselines.id_accuracy(logits, truth, measure=measure),
-            shifts=circuit_shifts(known_scores, scores),
+            shifts=circuit_shifts(known_scores, scores, **vars(view)),
             baselines=label_free(logits[rows], known),
             excess={key: floor.excess(rows_of(scores)).value for key, floor in floors.items()},
             n_labelled=task.n,
@@ -297,6 +318,7 @@ def calibrate_on_corruptions(
     corruptions: Sequence[str] | None = None,
     labelled: ImageSet | ImageTask | None = None,
     measure: str = "accuracy",
+    view: ShiftView = USUAL_VIEW,
     transform: EvalTransform | None = None,
     frost_textures: str | Path | None = None,
     batch_size: int | None = None,
@@ -314,6 +336,7 @@ def calibrate_on_corruptions(
         corruptions: Keys. Default: all that are registered.
         labelled: For ATC and DoC. Default: `images`.
         measure: `accuracy` or `macro-f1`.
+        view: What shifts compare.
         transform: Default: the model's own.
         frost_textures: Photographs of frost, see `assay.tasks.corrupt`.
         batch_size: Images per pass.
@@ -349,6 +372,7 @@ def calibrate_on_corruptions(
         labelled=images if labelled is None else labelled,
         n=n,
         measure=measure,
+        view=view,
         transform=transform,
         batch_size=batch_size,
         progress=progress,
@@ -369,6 +393,7 @@ def calibrate_on_corruptions(
                 "seed": seed,
             },
             "frost": "plasma" if frost_textures is None else "photographs",
-        },
+        }
+        | ({} if view == USUAL_VIEW else {"view": view.to_dict()}),
         clean=baselines.id_accuracy(clean.logits, clean.labels, measure=measure),
     )

@@ -3,15 +3,15 @@
 import math
 
 import numpy as np
+import torch
 from jaxtyping import Float, Float64
 from scipy import sparse
 from scipy import stats as scipy_stats
 from torch import Tensor
 
-from assay.analyses.generalization.circuit_view import WeightedCircuit
 from assay.analyses.generalization.depth_bias import FLOOR, TARGETS, layer_sets
 from assay.analyses.generalization.noise_floor import rows_of
-from assay.analyses.generalization.shift import DISTANCES, check_comparable
+from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, check_comparable
 from assay.analyses.generalization.signatures import SIGNATURES
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
@@ -212,6 +212,7 @@ def shift_interval(
     shifted_scores: EdgeScores,
     *,
     distance: str = "spearman",
+    view: ShiftView = USUAL_VIEW,
     level: float = 0.95,
 ) -> Interval:
     """Interval of a circuit shift over the images of the new data, by the jackknife.
@@ -223,6 +224,7 @@ def shift_interval(
         reference_scores: Scores on known data, taken as given: their own error is the same for all batches.
         shifted_scores: Scores of the same model on other data, with `per_example`.
         distance: As in `circuit_shift`.
+        view: What it compares.
         level: Two-sided coverage.
 
     Returns:
@@ -255,13 +257,13 @@ def shift_interval(
     n = len(shifted_scores.per_example)
     if n < 2:
         return undefined_interval(level, "jackknife", "too_few")
-    shift = entry.compare(WeightedCircuit(scores=reference_scores), WeightedCircuit(scores=shifted_scores))
-    left_out = leave_one_out_shifts(reference_scores, shifted_scores, distance)
+    shift = entry.compare(view.of(reference_scores), view.of(shifted_scores))
+    left_out = leave_one_out_shifts(reference_scores, shifted_scores, distance, view)
     return jackknife_interval(shift, left_out, level=level, bounds=entry.bounds)
 
 
 def leave_one_out_shifts(
-    reference_scores: EdgeScores, shifted_scores: EdgeScores, distance: str
+    reference_scores: EdgeScores, shifted_scores: EdgeScores, distance: str, view: ShiftView = USUAL_VIEW
 ) -> Float64[np.ndarray, " n"]:
     """The shift without each image in turn.
 
@@ -269,10 +271,19 @@ def leave_one_out_shifts(
         reference_scores: Scores on known data.
         shifted_scores: Scores with `per_example`, of two images or more.
         distance: Key of the distance.
+        view: What it compares; other views than the usual one are compared image by image.
     """
     graph = reference_scores.graph
     each = rows_of(shifted_scores)
     rest = (each.sum(0) - each) / (len(each) - 1)
+    if view != USUAL_VIEW:
+        compare, usual = DISTANCES[distance].compare, view.of(reference_scores)
+        shifts = np.empty(len(rest))
+        for place, row in enumerate(rest):
+            values = torch.zeros(graph.valid.shape, dtype=torch.float64)
+            values[graph.valid] = torch.from_numpy(row)
+            shifts[place] = compare(usual, view.of(EdgeScores(graph, values)))
+        return shifts
     reference = reference_scores.values.detach().cpu().double()[graph.valid].numpy()
     form = SIGNATURES[distance]
     return form.distance(form.vectors(graph, rest), form.vectors(graph, reference[None])[0])

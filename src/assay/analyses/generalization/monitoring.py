@@ -36,7 +36,13 @@ from assay.analyses.generalization.intervals import shift_interval
 from assay.analyses.generalization.journal import Journal, Reading
 from assay.analyses.generalization.noise_floor import Excess, rows_of
 from assay.analyses.generalization.reference import Reference
-from assay.analyses.generalization.shift import DISTANCES, circuit_shift, rank_shift_map
+from assay.analyses.generalization.shift import (
+    DISTANCES,
+    USUAL_VIEW,
+    ShiftView,
+    circuit_shift,
+    rank_shift_map,
+)
 from assay.analyses.generalization.thresholds import Threshold, threshold_of
 from assay.circuits import EdgeScores
 from assay.core import display
@@ -80,6 +86,7 @@ class Monitor(display.Shown, Record):
         threshold: From `calibrate_threshold`, or a number: of the excess where there is a noise floor, else
             of the shift.
         distance: Key of a distance, see `assay.list("distances")`.
+        view: What the distance compares. Another than the usual one has no noise floor.
         rule: One of the three. Default: the threshold if there is one, else conformal once calibrated.
         alpha: Level of the conformal and the sequential rule, in (0, 1).
         level: Coverage of the intervals.
@@ -124,6 +131,7 @@ class Monitor(display.Shown, Record):
         threshold: Threshold | float | None = None,
         *,
         distance: str = "spearman",
+        view: ShiftView = USUAL_VIEW,
         rule: str | None = None,
         alpha: float = 0.05,
         level: float = 0.95,
@@ -144,7 +152,10 @@ class Monitor(display.Shown, Record):
         scores = reference.scores if isinstance(reference, Reference) else reference
         settings = check_reference(model, scores)
         self.model, self.reference_scores, self.threshold = model, scores, threshold
-        self._floor = reference.floor(distance) if isinstance(reference, Reference) else None
+        view.check(model.graph)
+        self.view = view
+        has_floor = isinstance(reference, Reference) and view == USUAL_VIEW
+        self._floor = reference.floor(distance) if has_floor else None
         self.distance, self.alpha, self.level = distance, alpha, level
         self.calibration: Calibration | None = None
         self.readings: list[Reading] = []
@@ -189,6 +200,8 @@ class Monitor(display.Shown, Record):
         }
         if self._inputs != "images":
             header["inputs"] = self._inputs
+        if self.view != USUAL_VIEW:  # the usual one has the identity that monitors always had
+            header["view"] = self.view.to_dict()
         if self._floor is not None:  # monitors without one keep the identity they always had
             header["statistic"] = "excess"
         if self._transform is not None:  # else the model's own, which its record stands for
@@ -322,7 +335,9 @@ class Monitor(display.Shown, Record):
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             n=task.n,
             shift=shift,
-            interval=shift_interval(self.reference_scores, scores, distance=self.distance, level=self.level),
+            interval=shift_interval(
+                self.reference_scores, scores, distance=self.distance, view=self.view, level=self.level
+            ),
             excess=excess,
             alarm=None if self.rule is None else alarms[self.rule],
             alarms=alarms,
@@ -374,7 +389,7 @@ class Monitor(display.Shown, Record):
 
     def _measured(self, scores: EdgeScores, task: BatchTask) -> tuple[float, Excess | None]:
         """Shift of a batch, and what it has beyond the noise floor."""
-        shift = circuit_shift(self.reference_scores, scores, distance=self.distance)
+        shift = circuit_shift(self.reference_scores, scores, distance=self.distance, **vars(self.view))
         if not math.isfinite(shift):
             raise NonFiniteError(
                 f"the {self.distance} shift of {origin(task) or 'the batch'} is {shift}, because the scores "

@@ -18,7 +18,7 @@ from assay.app.option_groups import (
     one_of,
     own_group,
 )
-from assay.app.options import Ablating, Mapped, Revised, Typed
+from assay.app.options import QUADRATURES, Ablating, ComparingCircuits, OnClassifier
 from assay.app.running import Batched, Decoding, Seeded
 
 
@@ -26,11 +26,10 @@ ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating):
+class MonitorOptions(Seeded, Batched, Decoding, ComparingCircuits, OnClassifier, Ablating):
     """What a monitor watches and how.
 
     Attributes:
-        model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
         reference: Images in distribution (a folder, or shapes:STYLE), prompts (a JSON lines file, or
             task:KEY), or a file of their edge scores.
             Default: shapes of the embedded zoo's style.
@@ -42,7 +41,6 @@ class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating
         window: Images or prompts per batch.
         reference_n: Images or prompts in the reference. Default: 1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
-        distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
         order: Order of the files: time, name or random.
         follow: Wait for new images in the folder.
         poll: Seconds between checks with --follow.
@@ -58,10 +56,10 @@ class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating
         cool_down: Minimum time between notifications, e.g. 45s, 10m, 2h.
         method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
+        quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
         out: Output directory. Resumes if it already holds readings.
     """
 
-    model: Annotated[str | None, INPUTS] = None
     reference: Annotated[str | None, INPUTS] = None
     images: Annotated[tuple[str, ...], INPUTS] = ()
     prompts: Annotated[str | None, INPUTS] = None
@@ -71,7 +69,6 @@ class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating
     window: Annotated[int, WATCHING, at_least(2)] = 64
     reference_n: Annotated[int | None, WATCHING, at_least(2)] = None
     known_batches: Annotated[int | None, WATCHING, at_least(0)] = None
-    distance: Annotated[str, WATCHING, completing("distances")] = "spearman"
     order: Annotated[str, WATCHING, one_of("time", "name", "random")] = "time"
     follow: Annotated[bool, WATCHING] = False
     poll: Annotated[float, WATCHING] = 2.0
@@ -87,6 +84,7 @@ class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating
     cool_down: Annotated[str | float, ALARM, Parameter(metavar="TIME")] = "0"
     method: Annotated[str | None, DISCOVERY, completing("methods")] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
+    quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")
 
     def __repr__(self) -> str:

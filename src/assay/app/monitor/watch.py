@@ -11,13 +11,14 @@ from typing import Any
 
 from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.shift import ShiftView
 from assay.app.monitor.alarms import STATE, Notifier, seconds_of
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
 from assay.app.monitor.spool import POSTED, Spool
 from assay.app.running import call
 from assay.core.errors import InputError, NonFiniteError
-from assay.models import Model, load_model
+from assay.models import Model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
 from assay.pipeline.monitor_directory import held, torn_line
@@ -29,7 +30,6 @@ from assay.pipeline.monitoring import (
 )
 from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
 from assay.tasks import EvalTransform
-from assay.zoo import Zoo
 
 
 DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this order
@@ -87,7 +87,7 @@ class MonitorRun:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:
             raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
-        self.model, style = _model(options, tell)
+        self.model, style = options.load_watched(tell)
         sources = _sources(options, self.model)
         if not sources or (options.reference is None and style is None):
             raise InputError(
@@ -107,6 +107,7 @@ class MonitorRun:
             MonitorPlan,
             reference=options.reference or f"shapes:{style}",
             skip_bad=bool(options.skip_bad),
+            view=call(options, ShiftView),
         )
         self._watch = call(
             options,
@@ -290,23 +291,6 @@ class MonitorRun:
         self.started.write()
         now = time.monotonic()
         self._write_at = now + max(WRITE_EVERY, WRITE_SHARE * (now - begun))
-
-
-def _model(options: MonitorOptions, tell: Callable[[str], None]) -> tuple[Model, str | None]:
-    """The model to watch, and the style of shapes that an embedded one was trained on."""
-    name, style, revision = options.model, None, options.revision
-    if name is None:
-        zoo = Zoo.embedded()
-        best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
-        name, style, revision = str(zoo.folder(best)), zoo.id_domain, None
-    loaded = load_model(
-        name,
-        device=options.place(tell),
-        device_map=options.device_map,
-        dtype=options.torch_dtype,
-        revision=revision,
-    )
-    return loaded, style
 
 
 def _sources(options: MonitorOptions, model: Model) -> tuple[str, ...]:
