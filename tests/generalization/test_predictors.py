@@ -172,6 +172,19 @@ def test_cot_has_replicates_from_both_sides(shown: MetricEvidence) -> None:
     assert ((found.draws >= 0) & (found.draws <= 1)).all()
 
 
+def test_the_prices_of_cot_give_its_value_and_the_spread_of_resampled_matches(shown: MetricEvidence) -> None:
+    labels, logits = shown.known.labels, shown.target.logits
+    match = baselines.matched(labels, logits)
+    assert match.of_examples.mean() + match.of_classes[labels].mean() == pytest.approx(match.gain)
+    literal = []
+    for row, known_row in zip(shown.counts[:30], shown.known_counts[:30], strict=True):
+        drawn, known_drawn = (np.repeat(np.arange(len(x)), x.astype(int)) for x in (row, known_row))
+        literal.append(baselines.cot(labels[known_drawn], logits[drawn]))
+    # The programme is the least of its prices' sums, so prices of other weights never give less.
+    assert (one("cot", shown).draws[:30] >= np.array(literal) - 1e-9).all()
+    assert np.std(one("cot", shown).draws[:30]) == pytest.approx(np.std(literal), rel=0.3)
+
+
 def test_cot_of_too_many_images_waits_to_be_asked_for(
     monkeypatch: pytest.MonkeyPatch, shown: MetricEvidence
 ) -> None:

@@ -84,6 +84,7 @@ class Predictor:
             linearised, from leaving out 20 groups of images in turn.
         of: The estimates of models, in order.
         together: Whether it looks at all models at once rather than at one after the other.
+        reads_target: Whether the target's images enter; False for what is measured on the own domain alone.
     """
 
     key: str
@@ -95,6 +96,7 @@ class Predictor:
     resampled: str = "images"
     best_at: float | None = None
     together: bool = False
+    reads_target: bool = True
 
     @property
     def ranks(self) -> bool:

@@ -92,7 +92,13 @@ def _ddb_global(evidence: MetricEvidence) -> MetricEstimate:
 # ------------------------------------------------------------------------------------- in-distribution
 
 
-@predictor("id-accuracy", "ID accuracy", "performance on the models' own domain", needs="known")
+@predictor(
+    "id-accuracy",
+    "ID accuracy",
+    "performance on the models' own domain",
+    needs="known",
+    reads_target=False,
+)
 def _id_accuracy(evidence: MetricEvidence) -> MetricEstimate:
     known, counts = known_of(evidence)
     assert known.labels is not None
@@ -106,6 +112,7 @@ def _id_accuracy(evidence: MetricEvidence) -> MetricEstimate:
     direction=-1,
     needs="known sharpness",
     resampled="batches",
+    reads_target=False,
 )
 def _sharpness(evidence: MetricEvidence) -> MetricEstimate:
     known, _ = known_of(evidence)
@@ -212,9 +219,7 @@ def _doc(evidence: MetricEvidence) -> MetricEstimate:
     return MetricEstimate(value=value, draws=np.clip(correct.draws - before.draws + after.draws, 0.0, 1.0))
 
 
-@predictor(
-    "cot", "COT", "cost of matching the predictions to known label shares", needs="known", resampled="groups"
-)
+@predictor("cot", "COT", "cost of matching the predictions to known label shares", needs="known")
 def _cot(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     labels, logits = known.labels, evidence.target.logits
@@ -224,11 +229,10 @@ def _cot(evidence: MetricEvidence) -> MetricEstimate:
             f"its linear programme would have {logits.size:,} unknowns; name the metric to compute it "
             "anyway, or give fewer images"
         )
-    value, pulls = left_out(lambda rows: baselines.cot(labels, logits[rows]), len(logits), evidence.seed)
-    _, known_pulls = left_out(lambda rows: baselines.cot(labels[rows], logits), len(labels), evidence.seed)
-    moved = pulls @ group_shifts(evidence.counts, evidence.seed)
-    moved = moved + known_pulls @ group_shifts(known_counts, evidence.seed)
-    return MetricEstimate(value=value, draws=np.clip(value + moved, 0.0, 1.0))
+    match = baselines.matched(labels, logits)
+    of_known = match.of_classes[labels]
+    draws = evidence.counts @ match.of_examples / len(logits) + known_counts @ of_known / len(labels)
+    return MetricEstimate(value=float(np.clip(match.gain, 0.0, 1.0)), draws=np.clip(draws, 0.0, 1.0))
 
 
 def _agreement(everyone: Sequence[MetricEvidence]) -> list[MetricEstimate]:

@@ -138,10 +138,10 @@ def inspect_for_ranking(
         cache: Folder of earlier inspections.
     """
     parts = sorted({"features", "output-scores", "edge-scores"} & set(needs))
-    shown = inspect_model(model, _task(target, model, labels=labels), parts, settings=settings, cache=cache)
+    shown = inspect_model(model, task_for(target, model, labels=labels), parts, settings=settings, cache=cache)
     if id_data is None or "known" not in needs:
         return shown, None
-    task = _task(id_data, model)
+    task = task_for(id_data, model)
     more = ["sharpness"] if "sharpness" in needs and task.labels is not None else []
     return shown, inspect_model(model, task, more, settings=settings, cache=cache)
 
@@ -231,7 +231,7 @@ def _loader(model: object) -> Callable[[], Model]:
     )
 
 
-def _task(images: Images, model: Model, *, labels: bool | None = None) -> ImageTask:
+def task_for(images: Images, model: Model, *, labels: bool | None = None) -> ImageTask:
     """The images as a model reads them, with the labels that may be used."""
     if isinstance(images, ImageTask):
         task = images

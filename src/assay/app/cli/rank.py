@@ -1,6 +1,5 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,11 +128,12 @@ def _rankings(settings: RankSettings, lineup: "Lineup") -> "list[Ranking]":
 
 def _show_plan(settings: RankSettings, lineup: "Lineup") -> None:
     """Passes and seconds of all models, from passes of the first; seconds per metric."""
+    from assay.analyses.generalization.cost import passes_per_image
     from assay.analyses.generalization.predictor import PREDICTORS
     from assay.page.text import number
     from assay.pipeline.ranking import ranking_cost
 
-    per_image = _passes(lineup.metrics, settings.steps, known=lineup.known is not None)
+    per_image = passes_per_image(lineup.metrics, settings.steps, known=lineup.known is not None)
     cost = ranking_cost(lineup, per_image)
     targets = [each.name for each in lineup.targets]
     if not settings.json:
@@ -143,20 +143,3 @@ def _show_plan(settings: RankSettings, lineup: "Lineup") -> None:
         echo("metrics share stages, so all together take less than their sum")
     facts = {"models": list(lineup.zoo.keys), "targets": targets, "passes_per_image": per_image}
     show_cost(cost.forecast, as_json=settings.json, **facts, seconds_by_metric=dict(cost.metrics))
-
-
-def _passes(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:
-    """Passes per image and model of each stage that some metric needs."""
-    from assay.analyses.generalization.predictor import PREDICTORS
-
-    needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
-    stages = {"logits and features": 1}
-    if "edge-scores" in needs:
-        stages["scores of all edges"] = 2 + 2 * steps
-    elif "output-scores" in needs:
-        stages["scores of edges into the logits"] = 2 + steps
-    if known and "known" in needs:
-        stages["logits, own domain"] = 1
-        if "sharpness" in needs:
-            stages["sharpness, own domain"] = 61
-    return stages

@@ -1,0 +1,41 @@
+"""Models that are loaded once and kept while there is room for them."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from assay.core.machine import free_memory
+from assay.execution.memory import weight_bytes
+from assay.models import Model
+
+
+ROOM = 0.25  # of the free memory that the weights of one more model may take
+
+
+class ModelPool:
+    """Gives models by name; each is loaded when first asked for, and kept if its weights leave room.
+
+    A model is kept if its weights are at most a quarter of what is free on its device once it is there, so
+    passes keep most of it. Others are loaded again each time.
+    """
+
+    def __init__(self, loaders: Mapping[str, Callable[[], Model]]) -> None:
+        self._loaders = dict(loaders)
+        self._kept: dict[str, Model] = {}
+
+    def loader(self, name: str) -> Callable[[], Model]:
+        """A function that gives the model of a name."""
+        return lambda: self.model(name)
+
+    def model(self, name: str) -> Model:
+        """The model of a name."""
+        if name in self._kept:
+            return self._kept[name]
+        model = self._loaders[name]()
+        if weight_bytes(model) <= ROOM * _free(model.device):
+            self._kept[name] = model
+        return model
+
+
+def _free(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
