@@ -41,9 +41,7 @@ def _contaminated(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
 NOISES: dict[str, Noise] = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "student-3": lambda rng, shape: rng.standard_t(3, shape) / np.sqrt(3.0),
-    "log-normal": lambda rng, shape: (
-        (rng.lognormal(size=shape) - np.exp(0.5)) / np.sqrt((np.e - 1) * np.e)
-    ),
+    "log-normal": lambda rng, shape: (rng.lognormal(size=shape) - np.exp(0.5)) / np.sqrt((np.e - 1) * np.e),
     "contaminated": _contaminated,
 }
 

@@ -45,6 +45,7 @@ _MODULES = (
     "assay.analyses.claims.page",
     "assay.analyses.generalization.monitor_page",
     "assay.analyses.generalization.page",
+    "assay.analyses.generalization.pick_page",
     "assay.analyses.subsets.page",
     "assay.analyses.worst_case.page",
     "assay.report.audit",

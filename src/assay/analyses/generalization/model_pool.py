@@ -1,6 +1,7 @@
 """Models that are loaded once and kept while there is room for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import torch
 
@@ -23,9 +24,9 @@ class ModelPool:
         self._loaders = dict(loaders)
         self._kept: dict[str, Model] = {}
 
-    def loader(self, name: str) -> Callable[[], Model]:
-        """A function that gives the model of a name."""
-        return lambda: self.model(name)
+    def loaders(self, names: Iterable[str] | None = None) -> dict[str, Callable[[], Model]]:
+        """Functions that give models, by name; all of them, or these."""
+        return {name: partial(self.model, name) for name in (self._loaders if names is None else names)}
 
     def model(self, name: str) -> Model:
         """The model of a name."""

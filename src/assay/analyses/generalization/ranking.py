@@ -138,7 +138,9 @@ def inspect_for_ranking(
         cache: Folder of earlier inspections.
     """
     parts = sorted({"features", "output-scores", "edge-scores"} & set(needs))
-    shown = inspect_model(model, task_for(target, model, labels=labels), parts, settings=settings, cache=cache)
+    shown = inspect_model(
+        model, task_for(target, model, labels=labels), parts, settings=settings, cache=cache
+    )
     if id_data is None or "known" not in needs:
         return shown, None
     task = task_for(id_data, model)

@@ -103,7 +103,9 @@ class StablePick(display.Shown, Record):
     models_made: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        return f"StablePick({self.pick!r}, n={self.n}, {len(self.remaining)} of {len(self.names)} models left)"
+        return (
+            f"StablePick({self.pick!r}, n={self.n}, {len(self.remaining)} of {len(self.names)} models left)"
+        )
 
     @property
     def decided(self) -> bool:
@@ -222,7 +224,7 @@ def pick_until_stable(
         if budget is not None and spent + passes > budget:
             return None
         ranking = rank_models(
-            {names[place]: pool.loader(names[place]) for place in remaining},
+            pool.loaders(names[place] for place in remaining),
             _FirstImages(target=target, rows=order[:n], labels=labels),
             id_data=id_data,
             metrics=[metric],

@@ -12,13 +12,16 @@ from assay.app.console import echo, print_table, progress_on_stderr, remark, sho
 from assay.app.option_groups import INPUTS, Count, at_least, one_of, own_group
 from assay.app.options import Ablating, SkipBad, Typed
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
     from assay.analyses.generalization.ranking_table import Ranking
+    from assay.analyses.generalization.stable_pick import StablePick
     from assay.pipeline.ranking import Lineup
 
 RANKING = own_group("Ranking")
+STOPPING = own_group("Stopping early", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,10 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipB
         steps: Quadrature nodes of the attribution.
         draws: Bootstrap resamples of the images.
         sharpness_batch: Images per sharpness batch.
+        until: stable: compare on 64, 128, 256, ... images, drop models that cannot win, stop at one.
+            By the metric of --metrics; default: DDB output.
+        error: Probability that --until stable drops the best model, at most.
+        budget: Passes (one image, one model, forward or backward) that --until stable may spend.
     """
 
     zoo: Annotated[Path | None, INPUTS] = None
@@ -55,6 +62,9 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipB
     steps: Annotated[Count, RANKING] = 5
     draws: Annotated[Count, RANKING] = 1000
     sharpness_batch: Annotated[Count, RANKING] = 256
+    until: Annotated[str | None, STOPPING, one_of("stable")] = None
+    error: Annotated[float, STOPPING] = 0.05
+    budget: Annotated[Count | None, STOPPING] = None
 
 
 @command(IMAGES, example="assay rank --zoo zoo --images photos --report rank.html")
@@ -66,11 +76,18 @@ def rank(settings: RankSettings) -> None:
     from assay.analyses.generalization import comparison
     from assay.pipeline.ranking import keep_ranking
 
+    if settings.budget is not None and settings.until is None:
+        raise InputError("--budget has no effect without --until stable")
     lineup = _lineup(settings)
     if settings.dry_run:
         _show_plan(settings, lineup)
         return
     check_outputs(settings)
+    if settings.until is not None:
+        document = _pick(settings, lineup).to_dict()
+        keep_ranking(settings.open_store(), document)
+        settings.deliver(document, settings.files(document, "pick.json"), identity=document["id"])
+        return
     rankings = _rankings(settings, lineup)
     compared = comparison.compare_rankings(rankings) if len(rankings) > 1 else None
     document = rankings[0].to_dict() if compared is None else compared.to_dict()
@@ -101,6 +118,25 @@ def _lineup(settings: RankSettings) -> "Lineup":
         device=device,
         dtype=settings.dtype_name,
     )
+
+
+def _pick(settings: RankSettings, lineup: "Lineup") -> "StablePick":
+    """One model, with as many images as that takes."""
+    from assay.analyses.generalization.stable_pick import pick_until_stable
+
+    if len(lineup.targets) > 1:
+        names = ", ".join(target.name for target in lineup.targets)
+        raise InputError(f"--until stable picks for one target, but there are {len(lineup.targets)}: {names}")
+    metric = lineup.metrics[0] if settings.metrics else "ddb-output"
+    if len(lineup.metrics) > 1 and settings.metrics:
+        raise InputError(f"--until stable picks by one metric, but --metrics names {len(lineup.metrics)}")
+    with progress_on_stderr() as progress:
+        return lineup.pick(
+            metric,
+            cache=settings.store_folder() / "inspections",
+            progress=progress,
+            **keywords(settings, pick_until_stable, settings=lineup.settings),
+        )
 
 
 def _rankings(settings: RankSettings, lineup: "Lineup") -> "list[Ranking]":
