@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit
@@ -38,6 +38,10 @@ class EdgeScores(display.Shown):
             `[n_spans, n_sources, n_targets]`, the sum over the positions of each span: their sum over spans
             is the ordinary score.
         per_example: `[n_examples, n_sources, n_targets]`, or None when not asked for.
+        resampled: Mean scores of the edges (row-major over `graph.valid`) in each resample of a Poisson
+            bootstrap, float32 `[B, n_edges]`, or None when not asked for. Resample b weighs an example by
+            `poisson_weights`, so scores of two models on the same images and seed pair up by b. A resample
+            is empty, and NaN throughout, with probability exp(-n_examples).
         provenance: What produced the scores, JSON-able.
         details: Measured facts: `completeness_gap`, `passes`, `seconds`, ...
         spans: Spans of positions that edges are scored at; None: one score per edge.
@@ -55,6 +59,7 @@ class EdgeScores(display.Shown):
     provenance: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     details: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     spans: Spans | None = field(default=None, kw_only=True)
+    resampled: Float32[Tensor, "n_resamples n_edges"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         shape = tuple(self.slots.shape)
@@ -63,6 +68,12 @@ class EdgeScores(display.Shown):
         each = self.per_example
         if each is not None and (each.ndim != 3 or tuple(each.shape[1:]) != shape):
             raise ShapeError(f"per_example has shape {tuple(each.shape)}; expected [n, *{shape}]")
+        drawn = self.resampled
+        if drawn is not None and (self.spans is not None or tuple(drawn.shape[1:]) != (self.graph.n_edges,)):
+            raise ShapeError(
+                f"resampled has shape {tuple(drawn.shape)}; expected [n_resamples, {self.graph.n_edges}], "
+                "and none for scores at spans"
+            )
         bad = ~torch.isfinite(self.values) & self.slots
         if bool(bad.any()):
             (name,) = slot_names(self.graph, self.spans, bad.nonzero()[:1])
@@ -242,6 +253,8 @@ class EdgeScores(display.Shown):
         arrays = {"values": self.values}
         if self.per_example is not None:
             arrays["per_example"] = self.per_example
+        if self.resampled is not None:
+            arrays["resampled"] = self.resampled
         return write_edges(
             path,
             self.graph,
@@ -262,6 +275,7 @@ def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
             stored,
             real_numbers(arrays["values"]),
             per_example=None if (each := arrays.get("per_example")) is None else real_numbers(each),
+            resampled=arrays.get("resampled"),
             provenance=dict(metadata["provenance"]),
             details=dict(metadata["details"]),
             spans=None if spans is None else Spans.restored(spans),

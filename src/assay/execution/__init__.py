@@ -1,6 +1,6 @@
 """Ablated execution: run a model with some edges kept and all others ablated."""
 
-from assay.execution.ablation import ABLATIONS, Ablation, get_ablation
+from assay.execution.ablation import ABLATIONS, Ablation, Mean, MeanSums, get_ablation
 from assay.execution.baseline import Baseline, BaselineShelf, Prepared
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.pairs import PairRunner
@@ -20,6 +20,8 @@ __all__ = [
     "CircuitRunner",
     "CircuitRuns",
     "CompiledMask",
+    "Mean",
+    "MeanSums",
     "PairRunner",
     "Prepared",
     "PreparedInputs",

@@ -138,25 +138,13 @@ class Mean(Ablation):
     def prepare(
         self, model: Model, task: Task, *, batch_size: int, seed: int, keep: KeptRuns | None = None
     ) -> Prepared:
-        if task.n < 2 and self.per_position:
-            raise InputError(
-                f"{self.key} ablation of {task.n} example would replace every activation by itself; "
-                "give at least 2 examples"
-            )
         if self.per_position:
+            check_several(self.key, task.n)
             check_aligned(self.key, task, task)
-        sums = _over_data(
-            model,
-            task,
-            batch_size,
-            lambda value, weight: (value * weight).sum(0, keepdim=True).flatten(2),
-            keep=keep,
-        )
-        count: Tensor | int = task.n
-        if not self.per_position:
-            sums = [value.sum(1, keepdim=True) for value in sums]
-            count = int(task.lengths.sum())
-        return _shared(model, [(value / count).to(model.dtype) for value in sums], keep)
+        sums = MeanSums(model, self, keep=keep)
+        for batch in task.batches(batch_size):
+            sums.add(batch)
+        return sums.prepared()
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         reference = setting.reference
@@ -187,8 +175,10 @@ class Noise(Ablation):
 
         n_positions = int(task.lengths.sum())
         deviations = []
-        sums = _over_data(model, task, batch_size, moments)
-        for (total, square), width in zip(sums, _widths(model), strict=True):
+        sums = SourceSums(model, moments)
+        for batch in task.batches(batch_size):
+            sums.add(batch)
+        for (total, square), width in zip(sums.totals, _widths(model), strict=True):
             n = n_positions * width
             deviations.append(((square - total.square() / n) / max(n - 1, 1)).clamp(min=0).sqrt())
 
@@ -294,42 +284,123 @@ def _widths(model: Model) -> list[int]:
     return [model.d_model] + [model.d_head] * model.n_layers + [model.d_model] * model.n_layers
 
 
-def _over_data(
-    model: Model,
-    task: Task,
-    batch_size: int,
-    reduce: Callable[[Tensor, Tensor], Tensor],
-    *,
-    keep: KeptRuns | None = None,
-) -> list[Tensor]:
-    """Sum `reduce(values [batch, pos, nodes, width], weights of real positions)` over the clean inputs.
+class SourceSums:
+    """Sums over clean inputs of something about the outputs of every source, batch by batch.
 
-    One total for `input`, one per block for the heads, one per block for the MLP; float64.
+    Args:
+        model: The model.
+        reduce: From values `[batch, pos, nodes, width]` and weights of real positions, both float64, to what
+            is added up.
+        keep: Where to leave the passes for who reads them next.
+
+    Attributes:
+        totals: One for `input`, one per block for the heads, one per block for the MLP.
     """
-    totals: list[Tensor] | None = None
-    for batch in task.batches(batch_size):
+
+    def __init__(
+        self, model: Model, reduce: Callable[[Tensor, Tensor], Tensor], *, keep: KeptRuns | None = None
+    ) -> None:
+        self.model, self.totals = model, list[Tensor]()
+        self._reduce, self._keep = reduce, keep
+
+    def add(self, batch: Batch) -> None:
+        """One forward pass over the clean inputs of a batch."""
+        model = self.model
         batch = batch.to(model.device)
         with torch.no_grad(), model.tracing() as trace:
             hidden = model.forward(batch.clean)
-            if keep is not None:
-                keep.put(batch, trace, model.read(hidden, batch.positions))
+            if self._keep is not None:
+                self._keep.put(batch, trace, model.read(hidden, batch.positions))
         positions = torch.arange(batch.width, device=model.device)
         weight = (positions < batch.lengths[:, None])[..., None, None].double()
         values = _by_source(model, trace)
-        parts = [reduce(value.double().unflatten(-1, (nodes, -1)), weight) for value, nodes in values]
-        totals = parts if totals is None else [a + b for a, b in zip(totals, parts, strict=True)]
-    assert totals is not None
-    return totals
+        parts = [self._reduce(value.double().unflatten(-1, (nodes, -1)), weight) for value, nodes in values]
+        pairs = zip(self.totals, parts, strict=True)
+        self.totals = [a + b for a, b in pairs] if self.totals else parts
+
+
+class MeanSums:
+    """What a mean ablation measures, from batches that are given one at a time.
+
+    Serves data that are read once for several models: each batch goes to `add` of each model's sums, and
+    `prepared` gives what `Mean.prepare` gives for all the batches together.
+
+    Args:
+        model: The model.
+        ablation: `mean` or `mean-positional`.
+        keep: Where to leave the clean passes for the discovery that reads them next.
+
+    Attributes:
+        n: Examples so far.
+
+    Example:
+        >>> from assay.models import load_model
+        >>> from assay.tasks import load_task
+        >>> model = load_model("mini")
+        >>> sums = MeanSums(model, Mean())
+        >>> for batch in load_task("ioi", model, n=6).batches(2):
+        ...     sums.add(batch)
+        >>> sums.n, sums.prepared().baseline(batch).input.shape  # one row for all examples
+        (6, torch.Size([1, 18, 128]))
+    """
+
+    def __init__(self, model: Model, ablation: Mean, *, keep: KeptRuns | None = None) -> None:
+        self.model, self.ablation, self.n = model, ablation, 0
+        self._keep, self._positions = keep, 0
+        self._widths: set[int] = set()
+        self._sums = SourceSums(
+            model, lambda value, weight: (value * weight).sum(0, True).flatten(2), keep=keep
+        )
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch in: one forward pass.
+
+        Raises:
+            InputError: If `mean-positional` meets examples of another length.
+        """
+        self._widths |= set(batch.lengths.tolist())
+        if self.ablation.per_position and len(self._widths) > 1:
+            raise unequal_lengths(self.ablation.key, sorted(self._widths))
+        self._sums.add(batch)
+        self.n += len(batch.indices)
+        self._positions += int(batch.lengths.sum())
+
+    def prepared(self) -> Prepared:
+        """The ablation with the means over all batches so far.
+
+        Raises:
+            InputError: Before the first example; for `mean-positional` before the second.
+        """
+        if self.ablation.per_position or self.n == 0:
+            check_several(self.ablation.key, self.n)
+        sums, count = self._sums.totals, self.n
+        if not self.ablation.per_position:
+            sums, count = [value.sum(1, keepdim=True) for value in sums], self._positions
+        return _shared(self.model, [(value / count).to(self.model.dtype) for value in sums], self._keep)
+
+
+def check_several(key: str, n: int) -> None:
+    """Refuse a mean over no example, or of each position over one."""
+    if n < 2:
+        raise InputError(
+            f"{key} ablation of {n} example would replace every activation by itself; give at least 2 "
+            "examples"
+        )
 
 
 def check_aligned(key: str, reference: Task, task: Task) -> None:
     """Refuse prompts of different lengths where each position has a mean of its own."""
     lengths = sorted({*reference.lengths.tolist(), *task.lengths.tolist()})
     if len(lengths) > 1:
-        raise InputError(
-            f"{key} uses the mean of each position, but the prompts have lengths {lengths}; use prompts of "
-            "one template, or 'mean'"
-        )
+        raise unequal_lengths(key, lengths)
+
+
+def unequal_lengths(key: str, lengths: list[int]) -> InputError:
+    """What to say of prompts of different lengths where each position has a mean of its own."""
+    return InputError(
+        f"{key} uses the mean of each position, but the prompts have lengths {lengths}; use prompts of "
+        "one template, or 'mean'"
+    )
 
 
 class MeasuredOn(Ablation):

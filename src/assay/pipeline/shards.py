@@ -9,12 +9,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from assay.analyses.worst_case.attack import block_record
 from assay.analyses.worst_case.evaluation import PairValues
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import record_id
-from assay.discovery.edges.method import BatchMethod, BatchPart
+from assay.discovery.edges.method import BatchMethod
 from assay.discovery.edges.running import Asked
+from assay.discovery.edges.sums import BatchPart
 from assay.store import Store
 
 
@@ -59,6 +62,7 @@ class BatchShelf:
         for found in _batches(self._whole, missing):
             arrays = {"total": found.total} | ({} if found.coarse is None else {"coarse": found.coarse})
             payload = {
+                "ids": found.ids.tolist(),
                 "forward": found.forward,
                 "backward": found.backward,
                 "input_effect": found.input_effect,
@@ -81,6 +85,7 @@ class BatchShelf:
             parts.append(
                 BatchPart(
                     number=number,
+                    ids=torch.tensor(row.payload["ids"]),
                     total=row.arrays["total"],
                     coarse=row.arrays["coarse"] if "coarse" in names else None,
                     forward=row.payload["forward"],

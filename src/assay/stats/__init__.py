@@ -60,6 +60,7 @@ from assay.stats.percentile_bounds import (
     percentile_sample_size,
 )
 from assay.stats.permutation import MeanTest, RankTest, mean_test, mean_tests, spearman_test
+from assay.stats.poisson_weights import poisson_weights
 from assay.stats.relative_error import RelativeErrors, absolute_errors, relative_errors
 from assay.stats.reliability import Consistency, cronbach_alpha, resampled_alpha_bounds, spearman_brown
 from assay.stats.sequences import (
@@ -176,6 +177,7 @@ __all__ = [
     "percentile_confidence",
     "percentile_failure",
     "percentile_sample_size",
+    "poisson_weights",
     "precision_at",
     "ratio_of",
     "recovery_of",

@@ -1,6 +1,6 @@
 """A batch of images on a device, as a model reads it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -29,6 +29,7 @@ class ImageBatch(ObjectiveBatch):
         labels: Class of each image `[batch]`; None if unknown.
         foils: Classes to compare with `[batch, n_foils]`; None if the task has none.
         indices: Row numbers in the task.
+        ids: Number of each image in its data set; weights of resamples follow it.
         lengths: Positions a model makes of each image `[batch]`; 0 before the task is bound to one.
     """
 
@@ -37,6 +38,7 @@ class ImageBatch(ObjectiveBatch):
     labels: Int[Tensor, " batch"] | None
     foils: Int[Tensor, "batch n_foils"] | None
     indices: Int[Tensor, " batch"]
+    ids: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
     alignment: ClassVar[None] = None  # counterparts have as many positions
 
@@ -89,6 +91,10 @@ class ImageBatch(ObjectiveBatch):
     def positions(self) -> Int[Tensor, " batch"]:
         """The position whose stream is read: the first, where models keep their CLS token."""
         return torch.zeros_like(self.lengths)
+
+    def bound(self, n_tokens: int) -> "ImageBatch":
+        """The same images, cut into `n_tokens` positions by some model (`Model.n_tokens`)."""
+        return replace(self, lengths=torch.full_like(self.lengths, n_tokens))
 
     def to(self, device: torch.device | str) -> "ImageBatch":
         """The same batch with every tensor on `device`."""

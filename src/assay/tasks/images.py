@@ -227,6 +227,7 @@ class ImageTask(Carded):
                 labels=None if self.labels is None else self.labels[rows],
                 foils=None if self.foils is None else self.foils[rows],
                 indices=rows,
+                ids=self.ids[rows],
                 lengths=torch.full((len(rows),), self._n_tokens),
             )
 

@@ -54,6 +54,11 @@ class PairBatch:
     alignment: Int[Tensor, "batch pos"] | None = None
 
     @property
+    def ids(self) -> Int[Tensor, " batch"]:
+        """What weights of resamples follow: row numbers."""
+        return self.indices
+
+    @property
     def corrupted_positions(self) -> Int[Tensor, "batch ..."]:
         """`positions` as places of the corrupted prompts."""
         if self.alignment is None:

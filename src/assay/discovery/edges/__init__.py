@@ -3,6 +3,7 @@
 from assay.discovery.edges.acdc import Acdc
 from assay.discovery.edges.agreement import consensus
 from assay.discovery.edges.eap_ig import CleanCorrupted, Eap, EapIgActivations, EapIgInputs
+from assay.discovery.edges.feeding import ScoreSums, completeness_gap
 from assay.discovery.edges.ifr import Ifr
 from assay.discovery.edges.masks import HardConcrete, LearnedMask, MaskSettings, learn_mask
 from assay.discovery.edges.method import (
@@ -11,16 +12,16 @@ from assay.discovery.edges.method import (
     BatchScores,
     Choices,
     EdgeMethod,
-    Sweep,
     get_method,
 )
-from assay.discovery.edges.outputs import OutputScores, output_scores
+from assay.discovery.edges.outputs import OutputScores, OutputSums, output_scores
 from assay.discovery.edges.patching import Exact, Random
 from assay.discovery.edges.positions import discover_positions
 from assay.discovery.edges.pruning import EdgePruning
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.relp import Relp
-from assay.discovery.edges.running import completeness_gap, discover
+from assay.discovery.edges.running import discover
+from assay.discovery.edges.sums import Sweep
 from assay.discovery.edges.ugs import Ugs
 
 
@@ -43,8 +44,10 @@ __all__ = [
     "MaskSettings",
     "Node",
     "OutputScores",
+    "OutputSums",
     "Random",
     "Relp",
+    "ScoreSums",
     "Sweep",
     "Ugs",
     "completeness_gap",

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, unknown_name
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod
+from assay.discovery.edges.sums import Sweep
 from assay.execution import SuffixRunner
 from assay.execution.batches import free_memory
 from assay.execution.forward import check_finite

@@ -15,12 +15,12 @@ from assay.discovery.edges.method import (
     BatchMethod,
     BatchScores,
     Choices,
-    Sweep,
     check_differentiable,
     check_steps,
 )
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.spsa import check_spsa, spsa_sweep
+from assay.discovery.edges.sums import Sweep
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
@@ -170,7 +170,7 @@ class _PathGradient(BatchMethod):
             scores = sums.contract(alone, batch.positions, rows=slice(0, 1), per_example=False)
             effect += float(scores.double().sum())
         return BatchScores(
-            scores=sums.contract(differences, batch.positions, per_example=settings.per_example),
+            scores=sums.contract(differences, batch.positions, per_example=settings.apart),
             coarse=centre.contract(differences, batch.positions, per_example=False) if middle else None,
             forward=passes.forward,
             backward=passes.backward,
@@ -192,7 +192,7 @@ class _PathGradient(BatchMethod):
         expanded = graph.n_sources + 3 * model.n_heads + graph.experts  # see `GradientSums.contract`
         kept = 30 + 4 * graph.experts  # outputs of two runs, their differences
         floats = (kept * model.n_layers + per_step * steps + expanded) * model.d_model * length
-        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
+        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.apart else 0
         return 4 * (floats + scores)
 
 
@@ -252,10 +252,10 @@ class EapIgInputs(_PathGradient):
             raise unknown_name("estimator", self.estimator, ESTIMATORS)
         if self.estimator == "spsa":
             check_spsa(settings, self.draws, self.epsilon)
-            if settings.per_example:
+            if settings.apart:
                 raise InputError(
-                    "estimator='spsa' gives only noise for single examples; remove per_example, or use "
-                    "estimator='gradient'"
+                    "estimator='spsa' gives only noise for single examples; remove per_example and "
+                    "resamples, or use estimator='gradient'"
                 )
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
@@ -352,9 +352,7 @@ class EapIgActivations(BatchMethod):
             moved = differences
             if apart:
                 moved = differences.around(layer, self._value(passes, kind, layer, some[0].alpha))
-            scores.append(
-                sums.contract(moved, batch.positions, rows=rows, per_example=passes.settings.per_example)
-            )
+            scores.append(sums.contract(moved, batch.positions, rows=rows, per_example=passes.settings.apart))
         return torch.stack(scores).sum(0)
 
     @staticmethod

@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, Sweep
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices
+from assay.discovery.edges.sums import Sweep
 from assay.execution import ABLATIONS, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
@@ -66,7 +67,7 @@ class Ifr(BatchMethod):
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         floats = (8 * model.n_layers + 2) * model.d_model * length
         table = model.graph.n_sources * (2 * model.n_layers + 1 + model.graph.n_targets)
-        return _item_size(model) * (floats + (table if settings.per_example else 0))
+        return _item_size(model) * (floats + (table if settings.apart else 0))
 
     def select(self, scores: EdgeScores, k: int) -> Circuit:
         """Grown from `logits`, as published: importances are shares within each target."""
@@ -84,7 +85,7 @@ class Ifr(BatchMethod):
             hidden = model.forward(batch.clean)
         logits = model.read(hidden, batch.positions).to(model.result_dtype)
         check_finite(logits, f"{model.id} on the clean input", batch.indices)
-        shares = _shares(model, trace, batch.lengths, per_example=settings.per_example)
+        shares = _shares(model, trace, batch.lengths, per_example=settings.apart)
         scores = shares[:, :, _reader_of_target(model).to(shares.device)]
         return BatchScores(scores=scores * model.graph.valid.to(scores.device), forward=1)
 

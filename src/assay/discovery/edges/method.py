@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from assay.core.errors import InputError, NonFiniteError, UnknownNameError, unkn
 from assay.core.record import library_version
 from assay.core.registry import Registry
 from assay.discovery.edges.quadrature import quadrature_nodes
+from assay.discovery.edges.sums import BatchPart, Sweep, SweepSums, WeightedSums
 from assay.execution import Ablation, Prepared, get_ablation
 from assay.execution.ablation import Mean
 from assay.execution.baseline import KeptRuns
@@ -36,6 +37,7 @@ class Choices:
         steps: Nodes of the quadrature, or "auto".
         quadrature: Rule that places them.
         per_example: Keep the scores of each example.
+        resamples: Resamples of the examples whose mean scores are kept; 0: none.
         seed: Root seed of all random draws.
     """
 
@@ -45,6 +47,12 @@ class Choices:
     quadrature: str
     per_example: bool
     seed: int
+    resamples: int = 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether the scores of a batch are wanted example by example."""
+        return self.per_example or self.resamples > 0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -63,49 +71,6 @@ class BatchScores:
     forward: float | int = 0
     backward: int = 0
     input_effect: float | None = None
-
-
-@dataclass(kw_only=True, eq=False)
-class BatchPart:
-    """What one batch gives a sweep.
-
-    Attributes:
-        number: Of the batch, from 0.
-        total: Sum over its examples of the scores, float64 `[S, R]`.
-        coarse: The same of a coarser quadrature rule, if any.
-        per_example: Scores of each of its examples, where asked for.
-        forward, backward: Passes per example of the whole task that it cost.
-        input_effect: Its sum of J(run with `input` ablated) - J(clean), where known.
-    """
-
-    number: int
-    total: Float[Tensor, "n_sources n_targets"]
-    coarse: Float[Tensor, "n_sources n_targets"] | None = None
-    per_example: Float[Tensor, "rows n_sources n_targets"] | None = None
-    forward: float = 0.0
-    backward: float = 0.0
-    input_effect: float | None = None
-
-
-@dataclass(kw_only=True, eq=False)
-class Sweep:
-    """What one sweep over the data gave.
-
-    Attributes:
-        total: Sum over the examples of the scores, float64 `[S, R]`.
-        per_example: Scores of each example `[N, S, R]`, where asked for.
-        coarse: Sum of the scores of a coarser quadrature rule, if any.
-        passes: Forward and backward passes that were spent per example.
-        input_effect: Sum over the examples of J(run with `input` ablated) - J(clean), where known.
-        details: What the method reports beside: JSON-able values.
-    """
-
-    total: Float[Tensor, "n_sources n_targets"]
-    per_example: Float[Tensor, "n_examples n_sources n_targets"] | None = None
-    coarse: Float[Tensor, "n_sources n_targets"] | None = None
-    passes: dict[str, float] = field(default_factory=dict)
-    input_effect: float | None = None
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +155,7 @@ class EdgeMethod(abc.ABC):
         steps: int | str = 5,
         quadrature: str = "midpoint",
         per_example: bool = False,
+        resamples: int = 0,
         seed: int = 0,
     ) -> Choices:
         """Choices of a discovery; objective and ablation default to those of the method and the task."""
@@ -199,6 +165,7 @@ class EdgeMethod(abc.ABC):
             steps=steps,
             quadrature=quadrature,
             per_example=per_example,
+            resamples=resamples,
             seed=seed,
         )
 
@@ -244,6 +211,39 @@ class BatchMethod(EdgeMethod):
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         """Damage of ablating each edge, for the examples of one batch."""
 
+    def part(
+        self, model: Model, batch: Batch, prepared: Prepared, settings: Choices, number: int = 0
+    ) -> BatchPart:
+        """What one batch gives a sweep.
+
+        Raises:
+            NonFiniteError: If a score is NaN or infinite; the message names the example.
+        """
+        batch = batch.to(model.device)
+        result = self.score(model, batch, prepared, settings)
+        scores = result.scores.double().cpu()
+        if not bool(torch.isfinite(scores).all()):
+            example = _first_bad(self, model, batch, prepared, settings)
+            raise NonFiniteError(
+                f"method {self.key!r} gave NaN or infinite scores for example {example}; check the "
+                "model's weights and dtype (float16 gradients overflow)"
+            )
+        resampled = None
+        if settings.resamples:
+            edges = result.scores.to(model.result_dtype)[:, model.graph.valid.to(result.scores.device)]
+            resampled = WeightedSums.of(edges, batch.ids, settings.resamples, settings.seed)
+        return BatchPart(
+            number=number,
+            ids=batch.ids.cpu(),
+            total=scores.sum(0),
+            coarse=None if result.coarse is None else result.coarse[0].double().cpu(),
+            per_example=result.scores.to(model.result_dtype).cpu() if settings.per_example else None,
+            resampled=resampled,
+            forward=float(result.forward),
+            backward=float(result.backward),
+            input_effect=result.input_effect,
+        )
+
     def parts(
         self,
         model: Model,
@@ -254,30 +254,9 @@ class BatchMethod(EdgeMethod):
     ) -> Iterator[BatchPart]:
         """What each batch of `size` examples gives, in order; of all batches or of those numbered."""
         prepared = _prepared(model, task, settings, size)
-        number = -1
-        for batch in task.batches(size):
-            number += 1
-            if numbers is not None and number not in numbers:
-                continue
-            batch = batch.to(model.device)
-            result = self.score(model, batch, prepared, settings)
-            scores = result.scores.double().cpu()
-            if not bool(torch.isfinite(scores).all()):
-                example = _first_bad(self, model, batch, prepared, settings)
-                raise NonFiniteError(
-                    f"method {self.key!r} gave NaN or infinite scores for example {example}; check the "
-                    "model's weights and dtype (float16 gradients overflow)"
-                )
-            share = len(batch.indices) / task.n
-            yield BatchPart(
-                number=number,
-                total=scores.sum(0),
-                coarse=None if result.coarse is None else result.coarse[0].double().cpu(),
-                per_example=result.scores.to(model.result_dtype).cpu() if settings.per_example else None,
-                forward=result.forward * share,
-                backward=result.backward * share,
-                input_effect=result.input_effect,
-            )
+        for number, batch in enumerate(task.batches(size)):
+            if numbers is None or number in numbers:
+                yield self.part(model, batch, prepared, settings, number)
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         return join_parts(model, settings, self.parts(model, task, settings, size))
@@ -288,24 +267,15 @@ class BatchMethod(EdgeMethod):
 
 def join_parts(model: Model, settings: Choices, parts: Iterable[BatchPart]) -> Sweep:
     """The sweep over all batches, from what each gave, in their order: the sums are those of one run."""
-    shape = (model.graph.n_sources, model.graph.n_targets)
-    # float64 sums: the mean must not depend on how examples fall into batches.
-    sweep = Sweep(total=torch.zeros(shape, dtype=torch.float64), passes={"forward": 0.0, "backward": 0.0})
-    kept = []
+    sums = SweepSums((model.graph.n_sources, model.graph.n_targets))
     for part in parts:
-        sweep.total += part.total
-        if part.coarse is not None:
-            sweep.coarse = part.coarse if sweep.coarse is None else sweep.coarse + part.coarse
-        if part.per_example is not None:
-            kept.append(part.per_example)
-        sweep.passes["forward"] += part.forward
-        sweep.passes["backward"] += part.backward
-        if part.input_effect is not None:
-            sweep.input_effect = (sweep.input_effect or 0.0) + part.input_effect
-    if not settings.ablation.paired and settings.ablation.key != "zero":
-        sweep.passes["forward"] += 1  # the pass that measured means or deviations
-    sweep.per_example = torch.cat(kept) if kept else None
-    return sweep
+        sums.add(part)
+    return sums.sweep(measured=measures(settings.ablation))
+
+
+def measures(ablation: Ablation) -> bool:
+    """Whether preparing an ablation of edges takes a pass over the examples."""
+    return not ablation.paired and ablation.key != "zero"
 
 
 METHODS: Registry[EdgeMethod] = Registry("method", holds=EdgeMethod)

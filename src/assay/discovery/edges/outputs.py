@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from assay.circuits.given import takes_text
 from assay.core.errors import InputError, NonFiniteError
 from assay.discovery.edges.eap_ig import EapIgInputs
+from assay.discovery.edges.feeding import check_kept_apart
 from assay.discovery.edges.gradients import norm_backward
 from assay.discovery.edges.method import Choices, provenance_of
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
-from assay.execution import Ablation, Baseline, get_ablation
+from assay.discovery.edges.sums import DistinctIds, WeightedSums
+from assay.execution import Ablation, Baseline, Prepared, get_ablation
 from assay.execution.batches import choose_batch_size
 from assay.execution.forward import check_finite
 from assay.graph import Graph
@@ -37,6 +39,8 @@ class OutputScores:
         graph: The graph of the model.
         values: Signed score of the edge from each source to `logits`, mean over examples, `[n_sources]`.
         per_example: The same for each example, `[n, n_sources]`; None if not asked for.
+        resampled: The same in each resample, float32 `[B, n_sources]`, as those of `EdgeScores`; None if not
+            asked for.
         provenance: How the scores came to be; as for the scores of all edges, with `targets: logits`.
         details: Passes spent, seconds, batch size.
     """
@@ -46,6 +50,7 @@ class OutputScores:
     per_example: Float[Tensor, "n n_sources"] | None
     provenance: Mapping[str, Any]
     details: Mapping[str, Any]
+    resampled: Float32[Tensor, "n_resamples n_sources"] | None = None
 
 
 def output_passes(nodes: int, *, reference: bool = True) -> int:
@@ -65,6 +70,7 @@ def output_scores(
     batch_size: int | None = None,
     memory: int | None = None,
     per_example: bool = True,
+    resamples: int = 0,
     seed: int = 0,
 ) -> OutputScores:
     """The `logits` column of `discover(..., "eap-ig-inputs")`, for the price of forward passes.
@@ -79,7 +85,8 @@ def output_scores(
         batch_size: Examples per pass; default: by free memory. Results do not depend on it.
         memory: Bytes that a pass may take; default: 60 % of what is free.
         per_example: Also return the scores of each example.
-        seed: Root seed (noise ablations).
+        resamples: Also return the scores in so many resamples of the examples, as `discover` does.
+        seed: Root seed (noise ablations, resamples).
 
     Raises:
         InputError: For settings that cannot be served.
@@ -98,40 +105,91 @@ def output_scores(
         steps=steps,
         quadrature=quadrature,
         per_example=per_example,
+        resamples=resamples,
         seed=seed,
     )
+    check_kept_apart(method, settings)
     method.check(settings)
-    nodes = quadrature_nodes(steps, quadrature)
     task = model.bind(task)
     size = choose_batch_size(
         model, task, asked=batch_size, bytes_per_example=8 * model.d_model * task.longest * 4, memory=memory
     )
     started = time.perf_counter()
     prepared = settings.ablation.prepare(model, task, batch_size=size, seed=seed)
-    rows = []
-    with model.frozen():
-        for batch in task.batches(size):
-            batch = batch.to(model.device)
-            rows.append(_batch(model, batch, prepared.baseline(batch), settings, nodes).double().cpu())
-    table = torch.cat(rows)
-    bad = (~torch.isfinite(table)).any(1).nonzero().flatten()
-    if len(bad):
-        raise NonFiniteError(
-            f"the scores into the logits are NaN or infinite for example {int(bad[0])}; check the model's "
-            "weights and dtype"
+    sums = OutputSums(model, settings, prepared)
+    for batch in task.batches(size):
+        sums.add(batch)
+    provenance = {**provenance_of(model, task, method, settings), "targets": "logits"}
+    return sums.scores(provenance, {"seconds": time.perf_counter() - started, "batch_size": size})
+
+
+class OutputSums:
+    """`output_scores` over batches that are given one at a time, as `ScoreSums` is `discover`.
+
+    Args:
+        model: The model, in evaluation mode.
+        settings: From `METHODS["eap-ig-inputs"].choices(...)`, with a number of steps.
+        prepared: The ablation.
+
+    Attributes:
+        n: Examples so far.
+    """
+
+    def __init__(self, model: Model, settings: Choices, prepared: Prepared) -> None:
+        self.model, self.settings, self.prepared, self.n = model, settings, prepared, 0
+        self._nodes = quadrature_nodes(int(settings.steps), settings.quadrature)
+        self._total = torch.zeros(model.graph.n_sources, dtype=torch.float64)
+        self._kept: list[Tensor] = []
+        self._ids = DistinctIds()
+        self._drawn: WeightedSums | None = None
+
+    def add(self, batch: Batch) -> None:
+        """Score a batch: a forward pass for the clean run, and one per node.
+
+        Raises:
+            NonFiniteError: If a logit or score is NaN or infinite.
+            InputError: If an image whose weights are drawn comes a second time.
+        """
+        model, settings = self.model, self.settings
+        batch = batch.to(model.device)
+        with model.frozen():
+            scores = _batch(model, batch, self.prepared.baseline(batch), settings, self._nodes).double().cpu()
+        bad = (~torch.isfinite(scores)).any(1).nonzero().flatten()
+        if len(bad):
+            raise NonFiniteError(
+                f"the scores into the logits are NaN or infinite for example {int(batch.indices[bad[0]])}; "
+                "check the model's weights and dtype"
+            )
+        self.n += len(scores)
+        self._total += scores.sum(0)
+        if settings.per_example:
+            self._kept.append(scores.to(model.result_dtype))
+        if settings.resamples:
+            self._ids.add(batch.ids)
+            drawn = WeightedSums.of(scores, batch.ids, settings.resamples, settings.seed)
+            self._drawn = drawn if self._drawn is None else self._drawn + drawn
+
+    def scores(
+        self, provenance: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None
+    ) -> OutputScores:
+        """The scores over all batches so far; more may be added afterwards.
+
+        Raises:
+            InputError: Before the first batch.
+        """
+        if self.n == 0:
+            raise InputError("no batch has been added, so there are no scores; add at least one batch")
+        reference = self.settings.ablation.key != "zero"
+        forward = float(output_passes(len(self._nodes), reference=reference))
+        facts = {**(details or {}), "passes": {"forward": forward, "backward": 0.0}}
+        return OutputScores(
+            graph=self.model.graph,
+            values=(self._total / self.n).to(self.model.result_dtype),
+            per_example=torch.cat(self._kept) if self._kept else None,
+            resampled=None if self._drawn is None else self._drawn.means(self._total),
+            provenance=provenance or {},
+            details=facts if self._drawn is None else facts | {"n": self.n},
         )
-    forward = float(output_passes(len(nodes), reference=settings.ablation.key != "zero"))
-    return OutputScores(
-        graph=model.graph,
-        values=table.mean(0).to(model.result_dtype),
-        per_example=table.to(model.result_dtype) if per_example else None,
-        provenance={**provenance_of(model, task, method, settings), "targets": "logits"},
-        details={
-            "passes": {"forward": forward, "backward": 0.0},
-            "seconds": time.perf_counter() - started,
-            "batch_size": size,
-        },
-    )
 
 
 def _batch(

@@ -32,7 +32,7 @@ class Exact(BatchMethod):
         clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
         check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
         clean_loss = settings.objective(clean_logits, clean_logits, batch)
-        rows, several = len(batch.indices) if settings.per_example else 1, batch.positions.ndim == 2
+        rows, several = len(batch.indices) if settings.apart else 1, batch.positions.ndim == 2
         scores = clean_logits.new_zeros(rows, graph.n_sources, graph.n_targets)
         for row, column in graph.valid.nonzero().tolist():
             mask = graph.valid.clone()
@@ -42,7 +42,7 @@ class Exact(BatchMethod):
             )
             logits = runner.logits(clean, baseline, batch.positions).to(model.result_dtype)
             damage = settings.objective(logits, clean_logits, batch) - clean_loss
-            scores[:, row, column] = damage if settings.per_example else damage.sum()
+            scores[:, row, column] = damage if settings.apart else damage.sum()
         return BatchScores(scores=scores, forward=graph.n_edges + 1 + int(settings.ablation.paired))
 
 
@@ -69,7 +69,7 @@ class Random(BatchMethod):
         )
         scores = (draw * graph.valid).to(model.result_dtype)
         n = len(batch.indices)
-        return BatchScores(scores=scores.expand(n, -1, -1) if settings.per_example else scores[None] * n)
+        return BatchScores(scores=scores.expand(n, -1, -1) if settings.apart else scores[None] * n)
 
 
 for _method in (Exact(), Random()):

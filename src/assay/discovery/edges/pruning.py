@@ -20,7 +20,8 @@ from assay.discovery.edges.masked_runs import (
     warm_start_passes,
 )
 from assay.discovery.edges.masks import BOUND, MaskSettings, learn_mask
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep, check_differentiable
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, check_differentiable
+from assay.discovery.edges.sums import Sweep
 from assay.execution.soft import SoftPairs, mask_cost
 from assay.models import Model
 from assay.tasks import Task

@@ -88,7 +88,7 @@ class Relp(BatchMethod):
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         # As eap, plus what the identity rule keeps: one coefficient per hidden unit of each MLP.
         floats = (32 + 4) * model.n_layers * model.d_model * length
-        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.per_example else 0
+        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.apart else 0
         return 4 * (floats + scores)
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
@@ -100,7 +100,7 @@ class Relp(BatchMethod):
             model, trace, baseline, batch.lengths, constant_scale=True
         )
         return BatchScores(
-            scores=sums.contract(differences, batch.positions, per_example=settings.per_example),
+            scores=sums.contract(differences, batch.positions, per_example=settings.apart),
             forward=1 + int(settings.ablation.paired),
             backward=1,
         )

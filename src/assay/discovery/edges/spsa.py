@@ -21,8 +21,9 @@ from torch import Tensor
 from assay.core.errors import InputError, NonFiniteError
 from assay.core.random import stream
 from assay.discovery.edges.gradients import ActivationDifferences
-from assay.discovery.edges.method import Choices, Sweep
+from assay.discovery.edges.method import Choices
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
+from assay.discovery.edges.sums import Sweep
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.execution.shifted import shifted_logits

@@ -30,7 +30,8 @@ from assay.discovery.edges.masked_runs import (
     uses_steps,
     warm_start_passes,
 )
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod
+from assay.discovery.edges.sums import Sweep
 from assay.execution.soft import mask_cost
 from assay.graph import Graph
 from assay.models import Model

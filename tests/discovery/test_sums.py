@@ -1,0 +1,173 @@
+"""Sums of scores under a bootstrap, fed batch by batch, against scores of single examples."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import vit_goldens
+
+from assay.circuits import EdgeScores, load_scores
+from assay.core.errors import InputError, ShapeError
+from assay.discovery.edges import METHODS, OutputSums, ScoreSums, discover, output_scores
+from assay.execution import Mean, MeanSums, get_ablation
+from assay.models import Model, load_model
+from assay.stats import poisson_weights
+from assay.tasks import ImageTask, load_task
+
+
+FED = [
+    key for key, each in METHODS.items() if each.keeps_examples and key not in ("clean-corrupted", "random")
+]
+
+
+def model_and_images() -> tuple[Model, ImageTask]:
+    return vit_goldens.model("vit_edges_a"), vit_goldens.task("vit_edges_a")
+
+
+def literal(per_example: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted means, example by example."""
+    means = []
+    for row in weights:
+        total = sum(w * scores for w, scores in zip(row.tolist(), per_example.double(), strict=True))
+        means.append(total / row.sum())
+    return torch.stack(means).float()
+
+
+@pytest.mark.parametrize("method", FED)
+def test_resamples_are_weighted_means_of_the_examples(method: str) -> None:
+    model, task = model_and_images()
+    settings: dict[str, Any] = {"ablation": "zero", "objective": "pseudo_margin", "steps": 2, "seed": 3}
+    apart = discover(model, task, method, per_example=True, **settings)
+    drawn = discover(model, task, method, resamples=5, batch_size=3, **settings)
+    assert drawn.per_example is None
+    torch.testing.assert_close(drawn.values, apart.values, rtol=1e-10, atol=1e-14)
+    weights = torch.from_numpy(poisson_weights(task.ids.numpy(), 5, seed=3))
+    expected = literal(apart.per_example[:, model.graph.valid], weights)
+    torch.testing.assert_close(drawn.resampled, expected, rtol=1e-5, atol=1e-12)
+
+
+def test_refined_steps_resample_the_refined_scores() -> None:
+    model, task = model_and_images()
+    apart = discover(model, task, steps="auto", per_example=True)
+    drawn = discover(model, task, steps="auto", resamples=4)
+    assert apart.details["steps"] == 9
+    expected = literal(
+        apart.per_example[:, model.graph.valid], torch.from_numpy(poisson_weights(task.ids.numpy(), 4))
+    )
+    torch.testing.assert_close(drawn.resampled, expected, rtol=1e-5, atol=1e-12)
+
+
+def test_scores_into_the_logits_resample_the_same_way() -> None:
+    model, task = model_and_images()
+    drawn = output_scores(model, task, resamples=6, batch_size=4, per_example=False)
+    full = discover(model, task, resamples=6)
+    column = torch.zeros(6, *model.graph.valid.shape)
+    column[:, model.graph.valid] = full.resampled
+    torch.testing.assert_close(drawn.resampled, column[:, :, -1], rtol=1e-5, atol=1e-10)
+    assert drawn.details["n"] == full.details["n"] == task.n
+
+
+def test_order_and_batches_do_not_matter() -> None:
+    model, task = model_and_images()
+    one = discover(model, task, "eap", objective="pseudo_margin", resamples=8, batch_size=task.n)
+    other = discover(
+        model,
+        task.subset(list(range(task.n))[::-1]),
+        "eap",
+        objective="pseudo_margin",
+        resamples=8,
+        batch_size=3,
+    )
+    torch.testing.assert_close(one.resampled, other.resampled, rtol=1e-5, atol=1e-10)
+
+
+@pytest.mark.parametrize("key", ["mean-positional", "mean"])
+def test_fed_batches_give_the_scores_of_discover(key: str) -> None:
+    model, task = model_and_images()
+    means = MeanSums(model, Mean(per_position=key == "mean-positional"))
+    whole = [batch.bound(model.n_tokens) for batch in task.batches(3)]
+    for batch in whole:
+        means.add(batch)
+    settings = METHODS["eap-ig-inputs"].choices(task, ablation=key, resamples=4)
+    edges = ScoreSums(model, METHODS["eap-ig-inputs"], settings, means.prepared())
+    output = OutputSums(model, settings, means.prepared())
+    for batch in whole:
+        edges.add(batch)
+        output.add(batch)
+    expected = discover(model, task, ablation=key, resamples=4, batch_size=3)
+    found = edges.scores()
+    torch.testing.assert_close(found.values, expected.values, rtol=0, atol=0)
+    torch.testing.assert_close(found.resampled, expected.resampled, rtol=0, atol=0)
+    assert found.details["completeness_gap"] == expected.details["completeness_gap"]
+    torch.testing.assert_close(output.scores().values, found.values[:, -1], rtol=1e-10, atol=1e-14)
+
+
+def test_scores_can_be_read_on_the_way() -> None:
+    model, task = model_and_images()
+    method = METHODS["eap-ig-inputs"]
+    settings = method.choices(task, ablation="zero", resamples=3)
+    prepared = get_ablation("zero").prepare(model, task, batch_size=3, seed=0)
+    sums = ScoreSums(model, method, settings, prepared)
+    batches = [batch.bound(model.n_tokens) for batch in task.batches(3)]
+    sums.add(batches[0])
+    early = sums.scores()
+    kept = early.resampled.clone()
+    sums.add(batches[1])
+    assert sums.n == 6
+    first = discover(model, task.subset(range(3)), ablation="zero", resamples=3)
+    torch.testing.assert_close(early.resampled, kept, equal_nan=True)
+    torch.testing.assert_close(early.resampled, first.resampled, rtol=1e-5, atol=1e-12, equal_nan=True)
+    assert bool(early.resampled.isnan().all(1).any())  # a resample of three can be empty
+
+
+def test_prompts_are_weighed_by_their_rows() -> None:
+    model = load_model("mini")
+    task = load_task("ioi", model, n=6)
+    apart = discover(model, task, "eap", per_example=True)
+    drawn = discover(model, task, "eap", resamples=3, batch_size=4)
+    weights = torch.from_numpy(poisson_weights(torch.arange(6).numpy(), 3))
+    expected = literal(apart.per_example[:, model.graph.valid], weights)
+    torch.testing.assert_close(drawn.resampled, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_saved_scores_keep_their_resamples(tmp_path: Path) -> None:
+    model, task = model_and_images()
+    scores = discover(model, task, "eap", objective="pseudo_margin", resamples=3)
+    again = load_scores(scores.save(tmp_path / "scores.safetensors"))
+    assert torch.equal(again.resampled, scores.resampled)
+    assert again.top(5) == scores.top(5)
+
+
+def test_an_image_that_comes_twice_is_refused() -> None:
+    model, task = model_and_images()
+    twice = task.subset([0, 1, 2, 1])
+    with pytest.raises(InputError, match="image id 1 came twice"):
+        discover(model, twice, ablation="zero", resamples=3, batch_size=2)
+    with pytest.raises(InputError, match="image id 1 came twice"):
+        output_scores(model, twice, ablation="zero", resamples=3)
+    assert discover(model, twice, ablation="zero").resampled is None
+
+
+def test_settings_that_cannot_be_served() -> None:
+    model, task = model_and_images()
+    with pytest.raises(InputError, match="resamples is 1; give at least 2"):
+        discover(model, task, resamples=1)
+    with pytest.raises(InputError, match="acdc decides on all examples together.*remove resamples"):
+        discover(model, task, "acdc", resamples=3)
+    method = METHODS["eap-ig-inputs"]
+    prepared = get_ablation("zero").prepare(model, task, batch_size=3, seed=0)
+    with pytest.raises(InputError, match="may need a second sweep"):
+        ScoreSums(model, method, method.choices(task, steps="auto"), prepared)
+    with pytest.raises(InputError, match="'acdc' does not score each batch by itself"):
+        ScoreSums(model, METHODS["acdc"], METHODS["acdc"].choices(task), prepared)
+    with pytest.raises(InputError, match="no batch has been added"):
+        ScoreSums(model, method, method.choices(task), prepared).scores()
+    with pytest.raises(InputError, match="give at least 2 examples"):
+        MeanSums(model, Mean()).prepared()
+
+
+def test_resamples_that_do_not_fit_the_graph() -> None:
+    model, _ = model_and_images()
+    with pytest.raises(ShapeError, match=r"resampled has shape \(3, 2\); expected \[n_resamples"):
+        EdgeScores(model.graph, torch.zeros(model.graph.valid.shape), resampled=torch.zeros(3, 2))
