@@ -1,12 +1,12 @@
 """How often the rule of `assay rank --until stable` drops the best model, and how many images a pick takes.
 
-Worlds of 2 and 12 models whose metric is a mean over images (as confidence), or a depth bias (the log ratio of
-two sums of magnitudes of mean scores). The noise of an image is shared by the models in part; it is normal,
+Worlds of 2 and 12 models whose metric is a mean over images (as confidence) or a depth bias (the log
+ratio of two sums of magnitudes of mean scores). The noise of an image is shared by the models in part; it is normal,
 Student with 3 degrees of freedom, log-normal (skewed), or contaminated (1 image of 50 with ten times the
 noise). Gaps between the best model and the next are 0, small (0.1 standard deviations of the difference of
-two images) and larger; at a gap of 0 every drop among the best counts as wrong. Truth is the value of infinitely
-many images. Rule and statistic are those of the product (`assay.stats.elimination`), with 200 multinomial
-resamples.
+two images) and larger; at a gap of 0 every drop among the best counts as wrong. Truth is the value of an
+endless number of images. Rule and statistic are those of the product (`assay.stats.elimination`), with 200
+multinomial resamples.
 
 Writes results.json beside this file; about ten minutes on one core.
 
@@ -47,7 +47,7 @@ NOISES: dict[str, Noise] = {
 
 
 def mixed(rng: np.random.Generator, noise: Noise, models: int, *rest: int) -> np.ndarray:
-    """Noise of variance 1 of every image and model, half of it common to the models: `[images, models, ...]`."""
+    """Noise of variance 1 of every image and model, half of it common: `[images, models, ...]`."""
     common = noise(rng, (IMAGES, 1, *rest))
     return np.sqrt(SHARED) * common + np.sqrt(1 - SHARED) * noise(rng, (IMAGES, models, *rest))
 

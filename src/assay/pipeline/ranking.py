@@ -74,6 +74,12 @@ class Lineup:
         """A model where it runs."""
         return self.pool.model(key)
 
+    @property
+    def families(self) -> dict[str, str] | None:
+        """Model to its initialisation; None where the zoo keeps no recipes."""
+        inits = {key: self.zoo.entry(key).recipe.get("init") for key in self.zoo.keys}
+        return {key: str(init) for key, init in inits.items()} if all(inits.values()) else None
+
     def inspect(self, key: str, *, cache: Path) -> None:
         """Run one model and keep in `cache` what it shows."""
         needs = frozenset[str]().union(*(PREDICTORS[metric].needs for metric in self.metrics))
@@ -101,7 +107,7 @@ class Lineup:
             self.pool.loaders(),
             (target or self.target).read,
             id_data=self.known_images,
-            **{"metrics": self.metrics, "settings": self.settings, **options},
+            **{"metrics": self.metrics, "settings": self.settings, "families": self.families, **options},
         )
 
 

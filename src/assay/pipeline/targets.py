@@ -15,6 +15,7 @@ from assay.tasks import (
     ImageTask,
     ReadOptions,
     find_domains,
+    is_shapes,
 )
 from assay.tasks.image_source import FIRST_FREE, SHAPES
 from assay.zoo import Zoo
@@ -34,11 +35,13 @@ class Domain:
         labelled: Whether its images have labels; None: not known before they are read.
         read: From a model to its images, read or drawn at the model's size, normalised as it wants them.
             Models that want the same pixels share one reading.
+        dataset: What the domain is part of: the folder of domains, or `shapes`.
     """
 
     name: str
     labelled: bool | None
     read: Callable[[Model], ImageTask]
+    dataset: str = ""
 
 
 def targets(
@@ -76,7 +79,12 @@ def targets(
     tell = note or (lambda text: None)
     sources: list[str | Path] = [*(f"{SHAPES}:{style}" for style in shapes), *images]
     return [
-        Domain(name=domain.name, labelled=domain.labelled, read=_SharedImages(domain, options, tell))
+        Domain(
+            name=domain.name,
+            labelled=domain.labelled,
+            read=_SharedImages(domain, options, tell),
+            dataset=SHAPES if is_shapes(source) else Path(source).absolute().name,
+        )
         for source in sources
         for domain in find_domains(source, labels=labels, start=first, drawn=N_SHAPES)
     ]

@@ -93,7 +93,8 @@ def paired_leads(sample: Candidates, n: int, *, error: float, n_pairs: int) -> P
         The degrees of freedom are min(n, n_draws) - 1: a small sample and few replicates both make t wider.
         A sum of magnitudes, as in the depth bias, is too large in small samples, and by different amounts
         for different candidates; the bias term keeps such a difference from counting as a lead. It is taken
-        twice because replicates of a noisy magnitude show about half of its bias. NaN differences and those with more than 5 % undefined replicates have infinite margins.
+        twice because replicates of a noisy magnitude show about half of its bias. NaN differences and those
+        with more than 5 % undefined replicates have infinite margins.
     """
     m = len(sample.values)
     leads = sample.values[:, None] - sample.values[None]

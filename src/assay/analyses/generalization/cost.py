@@ -17,7 +17,9 @@ from assay.tasks import ImageTask
 
 
 def passes_per_image(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:
-    """Passes per image and model of each stage that some metric needs, forward and backward ones counted alike.
+    """Passes per image and model of each stage that some metric needs.
+
+    Forward and backward passes are counted alike.
 
     Args:
         metrics: Keys of `PREDICTORS`.

@@ -239,7 +239,7 @@ def _network(document: Document) -> list[Block]:
         _matrix(
             f"m{place}",
             each["values"],
-            layers,
+            each.get("layers", layers),
             f"Dependencies between layers of {each['name']}.",
             (
                 bold(each["name"]),
@@ -285,12 +285,14 @@ def _matrix(
 def _ratios(document: Document) -> Table:
     """Correlations of the depth bias with performance over the share of blocks that count as deep."""
     ratios = [each["ratio"] for each in next(iter(document["ratios"].values()))]
+    names = {"r2": "R²", "srcc": "rank correlation", "krcc": "Kendall"}
     return Table(
-        columns=columns("rank correlation at ratio")
+        columns=columns("metric", "correlation at ratio")
         + columns(*(f"{ratio:g}" for ratio in ratios), numeric=True),
         rows=[
-            [f"DDB {targets}", *(words.fixed(each["srcc"], 2) for each in values)]
+            [f"DDB {targets}", name, *(words.fixed(each[key], 2) for each in values)]
             for targets, values in document["ratios"].items()
+            for key, name in names.items()
         ],
         caption="How the share of blocks counted as deep and as shallow changes what the depth bias "
         f"predicts; the ranking uses {number(document['ratio'])}.",
@@ -328,11 +330,18 @@ def ranking_comparison_page(document: Document) -> Page:
             f"{best['name']} correlates best with performance on average: {words.fixed(best['average'], 3)}."
         )
     blocks = [_comparison_table(document), *_universal_motif(document["motif"])]
+    more = [
+        Section(title="Share of the blocks that count as deep", blocks=_ratio_summaries(document)),
+        Section(title="By initialisation", blocks=_families(document.get("families") or [])),
+    ]
     return Page(
         kind="comparison of rankings",
         title=f"Metrics over {len(document['rankings'])} targets",
         verdict=verdict,
-        sections=[Section(title="Correlation of metrics with performance", blocks=blocks)],
+        sections=[
+            Section(title="Correlation of metrics with performance", blocks=blocks),
+            *(section for section in more if section.blocks),
+        ],
         facts=[("result", code(document["id"]))],
         records=[_provenance(document)],
         style="rank",
@@ -365,6 +374,64 @@ def _comparison_row(metric: Document, datasets: Sequence[str]) -> list[Cell | Te
         words.fixed(metric["regret"], 3),
         Cell(text=number(metric["n_tasks"]), title=missing),
     ]
+
+
+def _ratio_summaries(document: Document) -> list[Block]:
+    """Correlations of each depth bias over tau, a row per tau, as the published ablations."""
+    heads = [name for dataset in document["datasets"] for name in (f"{dataset} R²", "rank corr.", "Kendall")]
+    rows: list[list[Cell | Text]] = [
+        [
+            f"DDB {targets}",
+            f"{each['ratio']:g}",
+            *(
+                words.fixed((each["per_dataset"].get(dataset) or {}).get(name), 2)
+                for dataset in document["datasets"]
+                for name in words.CORRELATIONS
+            ),
+            f"{words.fixed(each['average'], 3)} ± {words.fixed(each['sem'], 3)}",
+        ]
+        for targets, table in (document.get("ratios") or {}).items()
+        for each in table
+    ]
+    if not rows:
+        return []
+    table = Table(
+        columns=columns("metric") + columns("ratio", *heads, "average ± SEM", numeric=True),
+        rows=rows,
+        caption="Magnitudes of correlations of the depth bias with performance for each share of the blocks.",
+        style="gate-table",
+    )
+    return [table]
+
+
+def _families(families: Sequence[Document]) -> list[Block]:
+    """Performance on the own domain and on the targets, by what models started from."""
+    if not families:
+        return []
+
+    def spread(row: Document, name: str) -> str:
+        if row[name] is None:
+            return ""
+        return f"{words.fixed(row[name], 3)} ± {words.fixed(row[f'{name}_std'], 3)}"
+
+    table = Table(
+        columns=columns("initialisation")
+        + columns("models × targets", "own domain", "targets", "gap", numeric=True),
+        rows=[
+            [
+                row["family"],
+                number(row["n"]),
+                spread(row, "id"),
+                spread(row, "ood"),
+                words.fixed(row["gap"], 3),
+            ]
+            for row in families
+        ],
+        caption="Mean performance ± standard deviation over models and labelled targets; the gap is own "
+        "domain less targets.",
+        style="gate-table",
+    )
+    return [table]
 
 
 def _universal_motif(motif: Document) -> list[Block]:

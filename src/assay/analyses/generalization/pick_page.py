@@ -37,8 +37,8 @@ def verdict(document: Document) -> str:
     left = len(document["remaining"])
     why = "all images were used" if document["stopped"] == "images" else "the budget is used up"
     return (
-        f"Undecided after {n} of {images} images ({why}): {left} of {len(document['names'])} models may be the "
-        f"best by {metric}. {name} leads, and is first in {percent(document['chance'])} of the resamples."
+        f"Undecided after {n} of {images} images ({why}): {left} of {len(document['names'])} models may be "
+        f"the best by {metric}. {name} leads, and is first in {percent(document['chance'])} of the resamples."
     )
 
 

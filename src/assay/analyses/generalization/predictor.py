@@ -7,7 +7,7 @@ replicates of two models can be compared one by one. Held fixed are the models, 
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Float, Float64, Int64
 from scipy.special import log_softmax
 
 from assay.analyses.generalization import baselines
+from assay.analyses.generalization.depth_bias import DepthRule
 from assay.analyses.generalization.inspection import Inspection
 from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.random import stream
@@ -36,7 +37,7 @@ class MetricEvidence:
         known: On labelled images of the domain it was trained for; None if there are none.
         counts: How often each target image is drawn in each resample.
         known_counts: The same for the known images.
-        ratio: tau of the depth bias.
+        rule: Layers that a depth bias compares.
         measure: `"accuracy"` or `"macro-f1"`.
         seed: Of the groups left out in turn.
         asked: Keys of metrics named by the user, who then waits as long as they take.
@@ -46,7 +47,7 @@ class MetricEvidence:
     known: Inspection | None
     counts: Counts
     known_counts: Float64[np.ndarray, "draws m"] | None
-    ratio: float = 0.3
+    rule: DepthRule = field(default_factory=DepthRule)
     measure: str = "accuracy"
     seed: int = 0
     asked: frozenset[str] = frozenset()

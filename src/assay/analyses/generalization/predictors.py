@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 from scipy.special import log_softmax, logsumexp
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.depth_bias import dependency_depth_bias, layer_sets, output_depth_bias
+from assay.analyses.generalization.depth_bias import LayerSets, dependency_depth_bias, output_depth_bias
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.intervals import log_ratios
 from assay.analyses.generalization.predictor import (
@@ -40,7 +40,9 @@ def _ddb_output(evidence: MetricEvidence) -> MetricEstimate:
     target = evidence.target
     assert target.output_scores is not None
     scores = target.output_scores.astype(np.float64)
-    value = output_depth_bias(target.graph, torch.from_numpy(scores.mean(0)), ratio=evidence.ratio)
+    value = output_depth_bias(
+        target.graph, torch.from_numpy(scores.mean(0)), ratio=evidence.rule.ratio, **evidence.rule.options
+    )
     return MetricEstimate(value=value, draws=_output_draws(target, scores, evidence))
 
 
@@ -52,14 +54,14 @@ def _output_draws(
     means = np.abs(evidence.counts @ scores / len(scores))
     for layer in range(target.graph.n_layers + 1):
         written[:, layer] = means[:, layers == layer].sum(1)
-    return _depth_biases(written, target.graph.n_layers, evidence.ratio)
+    return _depth_biases(written, evidence.rule.layers(target.graph.n_layers))
 
 
 def _depth_biases(
-    written: Float64[np.ndarray, "draws layers"], n_layers: int, ratio: float
+    written: Float64[np.ndarray, "draws layers"], layers: LayerSets
 ) -> Float64[np.ndarray, " draws"]:
     """The depth bias from what each source layer writes to the targets, for many sums at once."""
-    low, high = layer_sets(n_layers, ratio)
+    low, high = layers
     return log_ratios(np.stack([written[:, first : last + 1].sum(1) for first, last in (high, low)], axis=1))
 
 
@@ -67,15 +69,16 @@ def _ddb_of_matrix(evidence: MetricEvidence, targets: str) -> MetricEstimate:
     target = evidence.target
     assert target.dependency is not None
     assert target.dependency_draws is not None
-    n_layers = target.graph.n_layers
-    first = {"deep": layer_sets(n_layers, evidence.ratio).high[0], "global": 1}[targets]
+    layers = evidence.rule.layers(target.graph.n_layers)
+    first = {"deep": layers.high[0], "global": 1}[targets]
     return MetricEstimate(
         value=dependency_depth_bias(
-            torch.from_numpy(target.dependency), targets=targets, ratio=evidence.ratio
+            torch.from_numpy(target.dependency),
+            targets=targets,
+            ratio=evidence.rule.ratio,
+            **evidence.rule.options,
         ),
-        draws=_depth_biases(
-            target.dependency_draws[:, :, first:].astype(np.float64).sum(2), n_layers, evidence.ratio
-        ),
+        draws=_depth_biases(target.dependency_draws[:, :, first:].astype(np.float64).sum(2), layers),
     )
 
 

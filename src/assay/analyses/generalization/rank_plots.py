@@ -141,8 +141,8 @@ def plot_pick_document(document: Document, ax: Axes | None = None) -> Axes:
         ax.plot(n[-1:], values[-1:], "o" if open_ else "x", color=color, markersize=5, zorder=4)
         if picked or len(names) <= PANELS:
             ax.annotate(
-                name, (n[-1], values[-1]), xytext=(7, 0), textcoords="offset points", va="center", color=color,
-                fontsize=8.5,
+                name, (n[-1], values[-1]), xytext=(7, 0), textcoords="offset points", va="center",
+                color=color, fontsize=8.5,
             )  # fmt: skip
     ax.set_xscale("log", base=2)
     ax.set_xticks([look["n"] for look in looks], [f"{look['n']:,}" for look in looks])

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import nn
 
 from assay.analyses.generalization.baselines import MEASURES
-from assay.analyses.generalization.depth_bias import layer_sets
+from assay.analyses.generalization.depth_bias import DepthRule
 from assay.analyses.generalization.inspection import (
     STREAM,
     Inspection,
@@ -49,9 +49,12 @@ def rank_models(
     labels: bool | None = None,
     measure: str = "accuracy",
     ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
     settings: InspectionSettings | None = None,
     level: float = 0.95,
     elsewhere: Sequence[Ranking] = (),
+    families: Mapping[str, str] | None = None,
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
@@ -70,11 +73,16 @@ def rank_models(
             need scores of all edges (`"ddb-deep"`, `"ddb-global"`), which also give the motif.
         labels: True: require labels of the target; False: leave them unused; None: use them if there are any.
         measure: True performance and ID accuracy: `"accuracy"`, or `"macro-f1"` over the classes that occur.
-        ratio: tau of the depth bias, in (0, 0.5].
+        ratio: tau of the depth bias, in (0, 0.5]. It is a share of the blocks, so models of different depth
+            may be ranked together; motifs then use relative positions of the layers.
+        include_input: Count the input as a shallow source.
+        sets: `"symmetric"`, or `"reference"` for the layers of the authors' code (12 blocks), see
+            `layer_sets`.
         settings: How scores are measured and images drawn; equal for all models.
         level: Coverage of the intervals.
         elsewhere: Rankings of the same models on other, labelled domains: they tell what picking by a metric
             cost there, which is all that can be said about regret where the target has no labels.
+        families: Name of a model -> what it started from, e.g. its initialisation; for tables by that.
         cache: Folder in which what each model showed is kept under the hash of weights, images and settings;
             an interrupted call goes on from there.
         progress: Called with a stage, models done and models in all.
@@ -88,7 +96,6 @@ def rank_models(
         InputError: For fewer than 2 models, fewer than 2 images, missing labels that were asked for, models
             or data of different classes, a ratio outside (0, 0.5], or data that differ between models.
         UnknownNameError: For an unknown metric or measure.
-        GraphMismatchError: For models of different graphs where circuits are compared.
 
     Notes:
         A metric whose inputs are missing is in `absent` with the reason, never 0. The fast path of
@@ -99,7 +106,12 @@ def rank_models(
     """
     settings = settings or InspectionSettings()
     judged = _Builder(
-        metrics, measure=measure, ratio=ratio, level=level, settings=settings, elsewhere=elsewhere
+        metrics,
+        measure=measure,
+        rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
+        level=level,
+        settings=settings,
+        elsewhere=elsewhere,
     )
     loaders = named_loaders(models)
     for place, (name, load) in enumerate(loaders):
@@ -113,7 +125,8 @@ def rank_models(
         judged.add(name, shown, known)
     if progress is not None:
         progress("inspect models", len(loaders), len(loaders))
-    return judged.ranking()
+    ranking = judged.ranking()
+    return replace(ranking, families=tuple(families[name] for name in ranking.names)) if families else ranking
 
 
 def inspect_for_ranking(
@@ -155,6 +168,8 @@ def rank_inspections(
     metrics: Sequence[str] | None = None,
     measure: str = "accuracy",
     ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
     settings: InspectionSettings | None = None,
     level: float = 0.95,
     elsewhere: Sequence[Ranking] = (),
@@ -167,13 +182,14 @@ def rank_inspections(
         metrics: As in `rank_models`, as are the other arguments.
         measure: True performance and ID accuracy.
         ratio: tau of the depth bias.
+        include_input: As in `rank_models`.
+        sets: As in `rank_models`.
         settings: With which the inspections were made.
         level: Coverage of the intervals.
         elsewhere: Rankings of the same models on other domains.
 
     Raises:
         InputError: As `rank_models`, and for inspections made with other settings or of other names.
-        GraphMismatchError: As `rank_models`.
     """
     if len(targets) < 2:
         raise InputError(f"got {len(targets)} model(s); give at least 2 to rank")
@@ -182,7 +198,12 @@ def rank_inspections(
         raise InputError(f"target and known images were shown to different models; only one has {odd}")
     settings = settings or InspectionSettings()
     judged = _Builder(
-        metrics, measure=measure, ratio=ratio, level=level, settings=settings, elsewhere=elsewhere
+        metrics,
+        measure=measure,
+        rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
+        level=level,
+        settings=settings,
+        elsewhere=elsewhere,
     )
     for name, shown in targets.items():
         judged.add(name, shown, None if known is None else known[name])
@@ -267,7 +288,7 @@ class _Builder:
         metrics: Sequence[str] | None,
         *,
         measure: str,
-        ratio: float,
+        rule: DepthRule,
         level: float,
         settings: InspectionSettings,
         elsewhere: Sequence[Ranking],
@@ -275,10 +296,10 @@ class _Builder:
         self.chosen = _chosen(metrics)
         if measure not in MEASURES:
             raise unknown_name("measure", measure, MEASURES)
-        layer_sets(2, ratio)  # refuses a ratio out of range before any model runs
+        rule.check()
         self.needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in self.chosen))
         self.asked = frozenset(metrics or ())
-        self.measure, self.ratio, self.level = measure, ratio, level
+        self.measure, self.rule, self.level = measure, rule, level
         self.settings, self.elsewhere = settings, elsewhere
         self.names: list[str] = []
         self.shown: list[MetricEvidence] = []
@@ -300,9 +321,8 @@ class _Builder:
             self._lack("known", "the images of the models' own domain have no labels")
             known = None
         if self.shown:
-            circuits = bool(self.needs & {"output-scores", "edge-scores"})
             names = (self.names[0], name)
-            check_comparable_inspections(names, self.shown[0].target, shown, what="target", circuits=circuits)
+            check_comparable_inspections(names, self.shown[0].target, shown, what="target")
             if self.shown[0].known is not None and known is not None:
                 check_comparable_inspections(names, self.shown[0].known, known, what="own-domain")
         evidence = MetricEvidence(
@@ -310,7 +330,7 @@ class _Builder:
             known=known,
             counts=self._resamples(shown.n),
             known_counts=None if known is None else self._resamples(known.n, "rank/known-images"),
-            ratio=self.ratio,
+            rule=self.rule,
             measure=self.measure,
             seed=self.settings.seed,
             asked=self.asked,
@@ -378,7 +398,7 @@ class _Builder:
             inspections=tuple(each.target for each in self.shown),
             target=_facts(first.target),
             known=None if first.known is None else _facts(first.known),
-            ratio=self.ratio,
+            rule=self.rule,
             settings=self.settings,
             level=self.level,
             costs=_total(
