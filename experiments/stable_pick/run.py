@@ -1,10 +1,10 @@
 """How often the rule of `assay rank --until stable` drops the best model, and how many images a pick takes.
 
-Worlds of 2 and 12 models whose metric is a mean over images (as confidence) or a depth bias (the log
-ratio of two sums of magnitudes of mean scores). The noise of an image is shared by the models in part; it is normal,
-Student with 3 degrees of freedom, log-normal (skewed), or contaminated (1 image of 50 with ten times the
-noise). Gaps between the best model and the next are 0, small (0.1 standard deviations of the difference of
-two images) and larger; at a gap of 0 every drop among the best counts as wrong. Truth is the value of an
+Worlds of 2 and 12 models whose metric is a mean over images (as confidence) or a depth bias (the log ratio
+of two sums of magnitudes of mean scores). The noise of an image is shared by the models in part; it is
+normal, Student with 3 degrees of freedom, log-normal (skewed), or contaminated (1 image of 50 with ten times
+the noise). Gaps between the best model and the next are 0, small (0.1 standard deviations of the difference
+of two images) and larger; at a gap of 0 every drop among the best counts as wrong. Truth is the value of an
 endless number of images. Rule and statistic are those of the product (`assay.stats.elimination`), with 200
 multinomial resamples.
 

@@ -20,7 +20,7 @@ from assay.tasks import ImageSet, draw_shapes
 
 FEW = InspectionSettings(draws=60, steps=2)
 MODELS = {f"m{seed}": assay.load_model(untrained_vit(seed)) for seed in range(3)}
-IMAGES = draw_shapes("sketch", 48, side=32)
+IMAGES = draw_shapes("sketch", 48, size=32)
 
 
 def picked(**more: object) -> StablePick:

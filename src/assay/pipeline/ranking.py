@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.inspection import InspectionSettings, inspect_model
+from assay.analyses.generalization.inspecting import inspect_model
+from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.model_pool import ModelPool
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.predictors import DEFAULT_METRICS
@@ -84,7 +85,7 @@ class Lineup:
         """Run one model and keep in `cache` what it shows."""
         needs = frozenset[str]().union(*(PREDICTORS[metric].needs for metric in self.metrics))
         inspect_for_ranking(
-            self.load(key),
+            [self.load(key)],
             self.target.read,
             self.known_images,
             needs,

@@ -1,6 +1,6 @@
 """Models that are loaded once and kept while there is room for them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -10,7 +10,22 @@ from assay.execution.memory import weight_bytes
 from assay.models import Model
 
 
-ROOM = 0.25  # of the free memory that the weights of one more model may take
+ROOM = 0.25  # of the free memory that the weights of models may take
+LARGEST_GROUP = 16  # models that read a batch together: each holds sums of its own
+
+
+def model_groups(loaders: Iterable[tuple[str, Callable[[], Model]]]) -> Iterator[dict[str, Model]]:
+    """Models by name, as many at a time as have room together; those of a group share what they read."""
+    group: dict[str, Model] = {}
+    taken = 0
+    for name, load in loaders:
+        group[name] = load()
+        taken += weight_bytes(group[name])
+        if len(group) == LARGEST_GROUP or taken > ROOM * _free(group[name].device):
+            yield group
+            group, taken = {}, 0
+    if group:
+        yield group
 
 
 class ModelPool:

@@ -35,7 +35,7 @@ class MetricEvidence:
     Attributes:
         target: On the images it is to be chosen for.
         known: On labelled images of the domain it was trained for; None if there are none.
-        counts: How often each target image is drawn in each resample.
+        counts: How often each target image counts in each resample; rows may add up to other numbers than n.
         known_counts: The same for the known images.
         rule: Layers that a depth bias compares.
         measure: `"accuracy"` or `"macro-f1"`.
@@ -162,13 +162,16 @@ def performance(
     value = baselines.id_accuracy(inspection.logits, labels, measure=measure)
     predicted = inspection.predictions
     if measure == "accuracy":
-        return MetricEstimate(value=value, draws=counts @ (predicted == labels) / len(labels))
+        return MetricEstimate(
+            value=value, draws=weighted_means((predicted == labels).astype(np.float64), counts)
+        )
     classes = np.arange(inspection.logits.shape[1])
     true, said = ((each[:, None] == classes).astype(np.float64) for each in (labels, predicted))
     present, named, hits = counts @ true, counts @ said, counts @ (true * said)
     f1 = np.divide(2 * hits, present + named, out=np.zeros_like(hits), where=present + named > 0)
     occurs = present > 0
-    return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / occurs.sum(1))
+    n_occurring = np.where(occurs.any(1), occurs.sum(1), np.nan)
+    return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / n_occurring)
 
 
 def largest_probability(logits: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
@@ -178,7 +181,18 @@ def largest_probability(logits: Float64[np.ndarray, "n c"]) -> Float64[np.ndarra
 
 def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> MetricEstimate:
     """The mean of a number per image."""
-    return MetricEstimate(value=float(values.mean()), draws=counts @ values / len(values))
+    return MetricEstimate(value=float(values.mean()), draws=weighted_means(values, counts))
+
+
+def weighted_means(values: Float64[np.ndarray, " n"], counts: Counts) -> Draws:
+    """The mean of a number per image in each resample; NaN in one without any image."""
+    return relative(counts) @ values / len(values)
+
+
+def relative(counts: Counts) -> Counts:
+    """Counts of each resample scaled to add up to n; NaN for one without any image."""
+    totals = counts.sum(1, keepdims=True)
+    return counts * (counts.shape[1] / np.where(totals > 0, totals, np.nan))
 
 
 def known_of(evidence: MetricEvidence) -> tuple[Inspection, Counts]:
@@ -213,4 +227,5 @@ def left_out(
 def group_shifts(counts: Counts, seed: int) -> Float64[np.ndarray, "groups draws"]:
     """How far each group is over-drawn in each resample, with the variance that drawing whole groups has."""
     groups = _groups(counts.shape[1], seed)
-    return np.stack([(counts[:, group].mean(1) - 1) * math.sqrt(len(group)) for group in groups])
+    scaled = relative(counts)
+    return np.stack([(scaled[:, group].mean(1) - 1) * math.sqrt(len(group)) for group in groups])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 from scipy.special import log_softmax, logsumexp
 
 from assay.analyses.generalization import baselines
@@ -25,6 +25,8 @@ from assay.analyses.generalization.predictor import (
     mean_of,
     performance,
     predictor,
+    relative,
+    weighted_means,
 )
 from assay.core.errors import InputError
 from assay.core.random import stream
@@ -39,19 +41,22 @@ COT_LIMIT = 200_000  # unknowns of the linear programme that is solved without b
 def _ddb_output(evidence: MetricEvidence) -> MetricEstimate:
     target = evidence.target
     assert target.output_scores is not None
-    scores = target.output_scores.astype(np.float64)
+    assert target.output_draws is not None
     value = output_depth_bias(
-        target.graph, torch.from_numpy(scores.mean(0)), ratio=evidence.rule.ratio, **evidence.rule.options
+        target.graph,
+        torch.from_numpy(target.output_scores),
+        ratio=evidence.rule.ratio,
+        **evidence.rule.options,
     )
-    return MetricEstimate(value=value, draws=_output_draws(target, scores, evidence))
+    return MetricEstimate(value=value, draws=_output_draws(target, target.output_draws, evidence))
 
 
 def _output_draws(
-    target: Inspection, scores: Float64[np.ndarray, "n n_sources"], evidence: MetricEvidence
+    target: Inspection, drawn: Float32[np.ndarray, "draws n_sources"], evidence: MetricEvidence
 ) -> Draws:
     layers = target.graph.source_layer.numpy()
-    written = np.zeros((len(evidence.counts), target.graph.n_layers + 2))
-    means = np.abs(evidence.counts @ scores / len(scores))
+    written = np.zeros((len(drawn), target.graph.n_layers + 2))
+    means = np.abs(drawn.astype(np.float64))
     for layer in range(target.graph.n_layers + 1):
         written[:, layer] = means[:, layers == layer].sum(1)
     return _depth_biases(written, evidence.rule.layers(target.graph.n_layers))
@@ -149,7 +154,7 @@ def _negative_entropy(evidence: MetricEvidence) -> MetricEstimate:
 @predictor("energy", "MDE", "spread of the energies of the images", direction=0)
 def _energy(evidence: MetricEvidence) -> MetricEstimate:
     energies = -logsumexp(evidence.target.logits, axis=1)
-    counts, n = evidence.counts, len(energies)
+    counts, n = relative(evidence.counts), len(energies)
     top = energies.max()
     inner = np.log(counts @ np.exp(energies - top)) + top - counts @ energies / n
     with np.errstate(divide="ignore", invalid="ignore"):  # equal energies have no logarithm
@@ -204,7 +209,8 @@ def _atc(evidence: MetricEvidence) -> MetricEstimate:
     scores = largest_probability(evidence.target.logits)
     ranked = np.argsort(scores, kind="stable")
     below = np.searchsorted(scores[ranked], thresholds, side="left")
-    left = np.concatenate([np.zeros((len(below), 1)), np.cumsum(evidence.counts[:, ranked], axis=1)], axis=1)
+    counts = relative(evidence.counts)
+    left = np.concatenate([np.zeros((len(below), 1)), np.cumsum(counts[:, ranked], axis=1)], axis=1)
     return MetricEstimate(value=value, draws=1 - left[np.arange(len(below)), below] / len(scores))
 
 
@@ -234,7 +240,7 @@ def _cot(evidence: MetricEvidence) -> MetricEstimate:
         )
     match = baselines.matched(labels, logits)
     of_known = match.of_classes[labels]
-    draws = evidence.counts @ match.of_examples / len(logits) + known_counts @ of_known / len(labels)
+    draws = weighted_means(match.of_examples, evidence.counts) + weighted_means(of_known, known_counts)
     return MetricEstimate(value=float(np.clip(match.gain, 0.0, 1.0)), draws=np.clip(draws, 0.0, 1.0))
 
 

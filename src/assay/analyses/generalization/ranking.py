@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import nn
 
 from assay.analyses.generalization.baselines import MEASURES
 from assay.analyses.generalization.depth_bias import DepthRule
+from assay.analyses.generalization.inspecting import inspect_models
 from assay.analyses.generalization.inspection import (
     STREAM,
     Inspection,
     InspectionSettings,
     check_comparable_inspections,
-    inspect_model,
+    resamples,
 )
+from assay.analyses.generalization.model_pool import model_groups
 from assay.analyses.generalization.picking import RankedMetric, column_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
-from assay.analyses.generalization.predictors import DEFAULT_METRICS, ORDER
+from assay.analyses.generalization.predictors import DEFAULT_METRICS
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError, unknown_name
-from assay.core.random import stream
 from assay.models import Model, load_model
-from assay.stats.intervals import draw_counts
 from assay.tasks import EvalTransform, ImageSet, ImageTask, load_images
 from assay.zoo import Zoo
 
@@ -62,14 +62,15 @@ def rank_models(
 
     Args:
         models: A zoo or its folder, named models or functions that load them, or a list of models; a model
-            may be what `load_model` takes. They are loaded one at a time and let go of, so a zoo need not fit
-            in memory.
+            may be what `load_model` takes. They are loaded as many at a time as there is room for, and let
+            go of, so a zoo need not fit in memory.
         target: Images of the domain to deploy on: 8-bit images, normalised for each model by its own
             transform; images as every model reads them; a function from a model to its images; or what
             `load_images` takes, e.g. a folder or "shapes:sketch".
         id_data: Labelled images of the domain that the models were trained for, likewise, not used in
             training. Metrics that learn from them are absent without.
-        metrics: Keys of `PREDICTORS`. Default: all but `"sharpness"` and the two that
+        metrics: Keys of `PREDICTORS`, in the order of the table: the first that ranks leads. Default: all
+            but `"sharpness"` and the two that
             need scores of all edges (`"ddb-deep"`, `"ddb-global"`), which also give the motif.
         labels: True: require labels of the target; False: leave them unused; None: use them if there are any.
         measure: True performance and ID accuracy: `"accuracy"`, or `"macro-f1"` over the classes that occur.
@@ -114,15 +115,16 @@ def rank_models(
         elsewhere=elsewhere,
     )
     loaders = named_loaders(models)
-    for place, (name, load) in enumerate(loaders):
+    done = 0
+    for group in model_groups(loaders):
         if progress is not None:
-            progress("inspect models", place, len(loaders))
-        model = load()
-        shown, known = inspect_for_ranking(
-            model, target, id_data, judged.needs, labels=labels, settings=settings, cache=cache
+            progress("inspect models", done, len(loaders))
+        pairs = inspect_for_ranking(
+            list(group.values()), target, id_data, judged.needs, labels=labels, settings=settings, cache=cache
         )
-        del model  # before the next one is loaded
-        judged.add(name, shown, known)
+        for name, (shown, known) in zip(group, pairs, strict=True):
+            judged.add(name, shown, known)
+        done += len(group)
     if progress is not None:
         progress("inspect models", len(loaders), len(loaders))
     ranking = judged.ranking()
@@ -130,7 +132,7 @@ def rank_models(
 
 
 def inspect_for_ranking(
-    model: Model,
+    models: Sequence[Model],
     target: Images,
     id_data: Images | None,
     needs: Collection[str],
@@ -138,11 +140,11 @@ def inspect_for_ranking(
     labels: bool | None = None,
     settings: InspectionSettings,
     cache: str | Path | None = None,
-) -> tuple[Inspection, Inspection | None]:
-    """What one model shows on the target and, where metrics learn from it, on its own domain.
+) -> list[tuple[Inspection, Inspection | None]]:
+    """What models show on the target and, where metrics learn from it, on their own domain.
 
     Args:
-        model: The model.
+        models: The models, in memory together.
         target: As in `rank_models`, as are the other arguments.
         id_data: Labelled images of the model's own domain.
         needs: What the metrics read, see `Predictor.needs`.
@@ -151,14 +153,14 @@ def inspect_for_ranking(
         cache: Folder of earlier inspections.
     """
     parts = sorted({"features", "output-scores", "edge-scores"} & set(needs))
-    shown = inspect_model(
-        model, task_for(target, model, labels=labels), parts, settings=settings, cache=cache
-    )
+    tasks = [task_for(target, model, labels=labels) for model in models]
+    shown = inspect_models(models, tasks, parts, settings=settings, cache=cache)
     if id_data is None or "known" not in needs:
-        return shown, None
-    task = task_for(id_data, model)
-    more = ["sharpness"] if "sharpness" in needs and task.labels is not None else []
-    return shown, inspect_model(model, task, more, settings=settings, cache=cache)
+        return [(each, None) for each in shown]
+    own = [task_for(id_data, model) for model in models]
+    more = ["sharpness"] if "sharpness" in needs and all(task.labels is not None for task in own) else []
+    known = inspect_models(models, own, more, settings=settings, cache=cache)
+    return list(zip(shown, known, strict=True))
 
 
 def rank_inspections(
@@ -305,7 +307,7 @@ class _Builder:
         self.shown: list[MetricEvidence] = []
         self.rows: list[dict[str, MetricEstimate]] = []
         self.gaps: dict[str, str] = {}
-        self._counts: dict[tuple[int, str], Float64[np.ndarray, "draws n"]] = {}
+        self._counts: dict[tuple[bytes, str], Float64[np.ndarray, "draws n"]] = {}
 
     def add(self, name: str, shown: Inspection, known: Inspection | None) -> None:
         """One more model, by what it showed."""
@@ -328,8 +330,8 @@ class _Builder:
         evidence = MetricEvidence(
             target=shown,
             known=known,
-            counts=self._resamples(shown.n),
-            known_counts=None if known is None else self._resamples(known.n, "rank/known-images"),
+            counts=self._resamples(shown.ids),
+            known_counts=None if known is None else self._resamples(known.ids, "rank/known-images"),
             rule=self.rule,
             measure=self.measure,
             seed=self.settings.seed,
@@ -363,11 +365,12 @@ class _Builder:
             if value is None:
                 self._lack(part, f"the models were inspected without {part.replace('-', ' ')}")
 
-    def _resamples(self, n: int, name: str = STREAM) -> Float64[np.ndarray, "draws n"]:
-        """Counts of `n` images; by default under the resamples that inspections use."""
-        if (n, name) not in self._counts:
-            self._counts[n, name] = draw_counts(n, self.settings.draws, stream(self.settings.seed, name))
-        return self._counts[n, name]
+    def _resamples(self, ids: Int64[np.ndarray, " n"], name: str = STREAM) -> Float64[np.ndarray, "draws n"]:
+        """Counts of some images; by default under the resamples that inspections use."""
+        key = (ids.tobytes(), name)
+        if key not in self._counts:
+            self._counts[key] = resamples(ids, self.settings, name)
+        return self._counts[key]
 
     def ranking(self) -> Ranking:
         """The table of the models so far."""
@@ -418,18 +421,18 @@ class _Builder:
 
 
 def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
-    """Keys in the order of tables; those of other packages last."""
+    """Keys in the order given, which is that of the table: the first that ranks models leads."""
     asked = tuple(DEFAULT_METRICS if metrics is None else dict.fromkeys(metrics))
     if not asked:
         raise InputError("metrics is empty; name some, or remove it for all")
     for key in asked:
         PREDICTORS[key]
-    return tuple(sorted(asked, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER)))
+    return asked
 
 
 def _light(inspection: Inspection) -> Inspection:
     """Without what only metrics of single models read."""
-    return replace(inspection, features=None, dependency_draws=None)
+    return replace(inspection, features=None, output_draws=None, dependency_draws=None)
 
 
 def _facts(inspection: Inspection) -> dict[str, Any]:

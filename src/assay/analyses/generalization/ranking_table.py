@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 KIND, SCHEMA = "ranking", "assay-ranking/1"
 RESAMPLED = (
-    "Resampled are the images, {draws:,} times, the same resamples for every model; held fixed are the "
-    "models and the means that ablated edges carry."
+    "Resampled are the images (Poisson bootstrap), {draws:,} times, the same resamples for every model; held "
+    "fixed are the models and the means that ablated edges carry."
 )
 _NO_EDGES = "scores of all edges are missing; request metrics=[..., 'ddb-deep'] or 'ddb-global'"
 
@@ -208,7 +208,7 @@ class Ranking(display.Shown, Record):
 
     def _bias(self, inspection: Inspection, targets: str, ratio: float) -> float:
         if targets == "output" and inspection.output_scores is not None:
-            means = torch.from_numpy(inspection.output_scores.astype(np.float64).mean(0))
+            means = torch.from_numpy(inspection.output_scores)
             return output_depth_bias(inspection.graph, means, ratio=ratio, **self.rule.options)
         if inspection.dependency is None:
             raise InputError(_NO_EDGES)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.analyses.generalization.cost import passes_per_image
+from assay.analyses.generalization.depth_bias import DepthRule
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.model_pool import ModelPool
 from assay.analyses.generalization.picking import METRIC_FACTS
@@ -73,7 +74,7 @@ class StablePick(display.Shown, Record):
         error: Probability that the best model was dropped, over all looks there could have been, at most.
         target: Facts about the images.
         settings: How scores were measured and images drawn.
-        ratio: tau of the depth bias.
+        rule: Layers that the depth bias compares.
         models_made: What each model is, by name.
     """
 
@@ -99,7 +100,7 @@ class StablePick(display.Shown, Record):
     error: float
     target: Mapping[str, Any]
     settings: InspectionSettings
-    ratio: float
+    rule: DepthRule
     models_made: Mapping[str, Any]
 
     def __repr__(self) -> str:
@@ -148,7 +149,8 @@ class StablePick(display.Shown, Record):
             "library": library_version(),
             "models": [self.models_made[name] for name in self.names],
             "metric": self.metric.key,
-            **{name: getattr(self, name) for name in ("target", "budget", "error", "ratio", "images")},
+            **{name: getattr(self, name) for name in ("target", "budget", "error", "images")},
+            **vars(self.rule),
             "settings": self.settings.to_dict(),
         }
 
@@ -166,6 +168,8 @@ def pick_until_stable(
     id_data: Images | None = None,
     labels: bool | None = None,
     ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
     settings: InspectionSettings | None = None,
     error: float = ERROR,
     first: int = FIRST_LOOK,
@@ -188,6 +192,8 @@ def pick_until_stable(
         id_data: Labelled images of the own domain, for metrics that learn from them; all are used at once.
         labels: Whether labels of the target may be used; only metrics that never read them are offered.
         ratio: tau of the depth bias.
+        include_input: As in `rank_models`.
+        sets: As in `rank_models`.
         settings: How scores are measured; its seed also gives the order of the images.
         error: Probability that the best model is dropped, over all looks together.
         first: Images of the first look.
@@ -229,6 +235,8 @@ def pick_until_stable(
             id_data=id_data,
             metrics=[metric],
             ratio=ratio,
+            include_input=include_input,
+            sets=sets,
             settings=settings,
             cache=cache,
             progress=None if progress is None else _at_look(progress, n),
@@ -273,7 +281,7 @@ def pick_until_stable(
         error=error,
         target={**rankings[-1].target, "n": whole.n, "data_hash": whole.describe()["data_hash"]},
         settings=settings,
-        ratio=ratio,
+        rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
         models_made=_made(rankings),
     )
 
