@@ -135,6 +135,7 @@ class _SharedImages:
         self._domain, self._options, self._note = domain, options, note
         self._key: str | None = None
         self._images: ImageSet | None = None
+        self._tasks: dict[str, ImageTask] = {}
 
     def __call__(self, model: Model) -> ImageTask:
         transform = EvalTransform.for_model(model)
@@ -146,5 +147,8 @@ class _SharedImages:
             images = self._domain.read(options, model.classes)
             if images.skipped and self._key is None:
                 self._note(f"{len(images.skipped)} files of {images.domain} were skipped")
-            self._key, self._images = key, images
-        return self._images.task(transform)
+            self._key, self._images, self._tasks = key, images, {}
+        numbers = json.dumps(transform.to_dict(), sort_keys=True)
+        if numbers not in self._tasks:
+            self._tasks[numbers] = self._images.task(transform)
+        return self._tasks[numbers]

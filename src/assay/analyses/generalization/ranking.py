@@ -1,6 +1,7 @@
 """Which of several models to deploy: one table of models by metrics, with what picking by each is worth."""
 
 import functools
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -153,11 +154,11 @@ def inspect_for_ranking(
         cache: Folder of earlier inspections.
     """
     parts = sorted({"features", "output-scores", "edge-scores"} & set(needs))
-    tasks = [task_for(target, model, labels=labels) for model in models]
+    tasks = _tasks_for(target, models, labels=labels)
     shown = inspect_models(models, tasks, parts, settings=settings, cache=cache)
     if id_data is None or "known" not in needs:
         return [(each, None) for each in shown]
-    own = [task_for(id_data, model) for model in models]
+    own = _tasks_for(id_data, models)
     more = ["sharpness"] if "sharpness" in needs and all(task.labels is not None for task in own) else []
     known = inspect_models(models, own, more, settings=settings, cache=cache)
     return list(zip(shown, known, strict=True))
@@ -254,6 +255,18 @@ def _loader(model: object) -> Callable[[], Model]:
         f"a model to rank is a {type(model).__name__}; expected a loaded model, what `load_model` takes, or "
         "a function that gives one"
     )
+
+
+def _tasks_for(images: Images, models: Sequence[Model], *, labels: bool | None = None) -> list[ImageTask]:
+    """The images as each model reads them; equal ones are held once."""
+    held: dict[str, ImageTask] = {}
+    tasks = []
+    for model in models:
+        key = json.dumps([EvalTransform.for_model(model).to_dict(), model.classes])
+        if not isinstance(images, ImageSet) or key not in held:
+            held[key] = task_for(images, model, labels=labels)
+        tasks.append(held[key])
+    return tasks
 
 
 def task_for(images: Images, model: Model, *, labels: bool | None = None) -> ImageTask:
