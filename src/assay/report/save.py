@@ -44,6 +44,7 @@ _MODULES = (
     "assay.analyses.calibration.page",
     "assay.analyses.claims.page",
     "assay.analyses.generalization.monitor_page",
+    "assay.analyses.generalization.comparison_page",
     "assay.analyses.generalization.page",
     "assay.analyses.generalization.pick_page",
     "assay.analyses.subsets.page",

@@ -383,10 +383,7 @@ class Match:
     gain = mean of `of_examples` + sum over classes of share * `of_classes`, and to first order that holds for
     other weights of the examples and other shares, too (the prices of the linear programme).
 
-    Attributes:
-        gain: 1 - transport cost.
-        of_examples: `[m]`.
-        of_classes: `[n_classes]`.
+    `gain` is 1 - transport cost.
     """
 
     gain: float

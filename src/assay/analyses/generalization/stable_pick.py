@@ -14,14 +14,8 @@ from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.model_pool import ModelPool
 from assay.analyses.generalization.picking import METRIC_FACTS
 from assay.analyses.generalization.predictor import PREDICTORS, Predictor
-from assay.analyses.generalization.ranking import (
-    Images,
-    Models,
-    Progress,
-    named_loaders,
-    rank_models,
-    task_for,
-)
+from assay.analyses.generalization.ranking import Progress, rank_models
+from assay.analyses.generalization.ranking_inputs import Images, Models, named_loaders, task_for
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core import display
 from assay.core.errors import InputError
