@@ -117,7 +117,9 @@ def _models(document: Document) -> Table:
             text=number(row["value"], digits) if row["value"] is not None else quiet("undefined"),
             below=interval(row["low"], row["high"], digits) or "no interval",
         )
-        state = "picked" if name == document["pick"] else "may still be the best" if by is None else "dropped"
+        state = "dropped" if by else "may still be the best"
+        if name == document["pick"]:
+            state = "picked" if document["decided"] else "leads"
         rows.append([bold(name) if name == document["pick"] else name, state, number(n), value, by or ""])
     return Table(
         columns=columns("model", "state") + columns("images", document["metric"]["name"], numeric=True)
@@ -131,15 +133,14 @@ def _models(document: Document) -> Table:
 
 def _looks(document: Document) -> Table:
     return Table(
-        columns=columns("images", "models", "dropped", "error", "passes", numeric=True) + columns("out"),
+        columns=columns("images", "models", "dropped", "error", "passes", numeric=True),
         rows=[
             [
                 number(look["n"]),
                 number(len(look["models"])),
                 number(len(look["dropped"])),
-                number(look["error"]),
+                f"{100 * look['error']:.2f}{NARROW}%",
                 number(look["passes"]),
-                ", ".join(look["dropped"]),
             ]
             for look in document["looks"]
         ],
