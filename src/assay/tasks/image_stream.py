@@ -152,6 +152,7 @@ class ImageStream(ImageRows):
             labels=None if self.labels is None else self.labels[indices],
             foils=None if self.foils is None else self.foils[indices],
             indices=indices,
+            ids=self.ids[indices],
             lengths=torch.full((len(indices),), self._n_tokens),
             pinned=pinned,
         )

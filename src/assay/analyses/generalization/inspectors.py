@@ -1,5 +1,6 @@
 """Models that look at the same images together: each batch is read once and serves all of them."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from assay.execution import Mean, MeanSums, Prepared
 from assay.execution.batches import choose_batch_size
 from assay.graph import Graph
 from assay.models import Model
-from assay.tasks import ImageBatch, ImageTask
+from assay.tasks import ImageBatch, ImageRows, ImageStream
+from assay.tasks.image_stream import DecodedBatch
 
 
+ARITHMETIC = ("mean", "std", "rescale")  # of a transform: applied to decoded pixels
 CIRCUITS = ("output-scores", "edge-scores")
 
 
@@ -43,7 +46,7 @@ class Inspector:
     """
 
     def __init__(
-        self, model: Model, task: ImageTask, parts: Sequence[str], settings: InspectionSettings
+        self, model: Model, task: ImageRows, parts: Sequence[str], settings: InspectionSettings
     ) -> None:
         self.model, self.task, self.parts, self.settings = model, model.bind(task), parts, settings
         self.cost: dict[str, Any] = {}
@@ -162,9 +165,39 @@ def inspect_together(inspectors: Sequence[Inspector]) -> None:
 
 
 def _feed(inspectors: Sequence[Inspector], size: int, what: str) -> None:
-    for batches in zip(*(inspector.task.batches(size) for inspector in inspectors), strict=True):
+    if not inspectors:
+        return
+    for batches in shared_batches([inspector.task for inspector in inspectors], size):
         for inspector, batch in zip(inspectors, batches, strict=True):
             getattr(inspector, what)(batch)
+
+
+def shared_batches(tasks: Sequence[ImageRows], size: int) -> Iterator[list[ImageBatch]]:
+    """Batches of the same rows for every task; streams of one source and geometry are decoded once.
+
+    Args:
+        tasks: Bound to their models, with the same rows.
+        size: Images of a batch.
+    """
+    keys = [_reading(task, place) for place, task in enumerate(tasks)]
+    first = {key: tasks[keys.index(key)] for key in keys}
+    reads = [
+        task.decoded(size) if isinstance(task, ImageStream) else task.batches(size) for task in first.values()
+    ]
+    for pieces in zip(*reads, strict=True):
+        read = dict(zip(first, pieces, strict=True))
+        yield [
+            task.normalised(some) if isinstance(some := read[key], DecodedBatch) else some
+            for key, task in zip(keys, tasks, strict=True)
+        ]
+
+
+def _reading(task: ImageRows, place: int) -> str:
+    """Equal for streams that decode the same pixels; every other task reads for itself."""
+    if not isinstance(task, ImageStream):
+        return f"task {place}"
+    geometry = {name: value for name, value in task.transform.to_dict().items() if name not in ARITHMETIC}
+    return json.dumps([id(task.pictures), geometry], sort_keys=True)
 
 
 def matrices_of(
@@ -188,7 +221,7 @@ def _double(values: Tensor) -> Float64[np.ndarray, " n_sources"]:
     return np.asarray(values.detach().double().cpu().numpy())
 
 
-def _sharpness(model: Model, task: ImageTask, size: int) -> Float64[np.ndarray, " n_batches"]:
+def _sharpness(model: Model, task: ImageRows, size: int) -> Float64[np.ndarray, " n_batches"]:
     """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
     values = []
     for batch in task.batches(min(size, task.n)):

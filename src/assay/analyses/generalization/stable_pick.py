@@ -23,7 +23,7 @@ from assay.core.random import stream
 from assay.core.record import Record, library_version, record_id, same
 from assay.models import Model
 from assay.stats.elimination import ERROR, FIRST_LOOK, Candidates, eliminate, look_sizes
-from assay.tasks import ImageTask
+from assay.tasks import ImageRows
 
 
 if TYPE_CHECKING:
@@ -212,7 +212,6 @@ def pick_until_stable(
     pool, names = ModelPool(dict(loaders)), tuple(name for name, _ in loaders)
     whole = task_for(target, pool.model(names[0]), labels=labels)
     order = stream(settings.seed, "rank/order").permutation(whole.n)
-    target = whole if isinstance(target, ImageTask) else target
     costs = passes_per_image([metric], settings.steps, known=False)
     per_image = sum(costs.values())
     rankings: list[Ranking] = []
@@ -302,7 +301,7 @@ class _FirstImages:
     rows: np.ndarray
     labels: bool | None
 
-    def __call__(self, model: Model) -> ImageTask:
+    def __call__(self, model: Model) -> ImageRows:
         return task_for(self.target, model, labels=self.labels).subset(self.rows.tolist())
 
 
