@@ -20,6 +20,8 @@ from assay.tasks import ImageSet, draw_shapes
 
 FEW = InspectionSettings(draws=60, steps=2)
 MODELS = {f"m{seed}": assay.load_model(untrained_vit(seed)) for seed in range(3)}
+for model in MODELS.values():
+    model.preprocessing = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
 IMAGES = draw_shapes("sketch", 48, size=32)
 
 
