@@ -190,12 +190,12 @@ def test_models_of_different_depth_are_ranked_at_shares_of_their_depth() -> None
     matrix[0, 1:-1] = np.repeat(shown["q0.5"].dependency[0, 1:-1], 2) / 2
     matrix[1:-1, -1] = np.repeat(shown["q0.5"].dependency[1:-1, -1], 2) / 2
     matrix[0, -1] = shown["q0.5"].dependency[0, -1]
-    scores = np.ones(graph.n_sources)
     shown["q0.5"] = replace(
         shown["q0.5"],
         graph=graph,
         dependency=matrix,
-        output_scores=scores,
+        dependency_draws=None,
+        output_scores=np.ones(graph.n_sources),
         output_draws=np.ones((30, graph.n_sources), dtype=np.float32),
     )
     found = rank_inspections(shown, metrics=["ddb-output"], settings=SETTINGS)
