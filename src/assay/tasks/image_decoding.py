@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from assay.core.errors import AssayError, FileFormatError, InputError, ShapeError, WorkerError
-from assay.core.machine import usable_cores
+from assay.core.machine import decoding_workers, usable_cores
 from assay.tasks.image_transform import BROKEN, EvalTransform, as_rgb, read_rgb
 
 
@@ -249,26 +249,38 @@ class Decoding:
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # the global one stays as it is
         )
-        before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-        answers = iter(loader)
-        if before is not None and threading.current_thread() is threading.main_thread():
-            # torch's own handler raises wherever the main process happens to be; without it, where we wait.
-            signal.signal(signal.SIGCHLD, before)
-        while True:
-            try:
-                piece = next(answers)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if not str(error).startswith("DataLoader worker"):
-                    raise
-                raise WorkerError(
-                    f"a process that decodes images ended ({error}); the machine may be out of memory. Run "
-                    "again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
-                ) from error
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
+        yield from loaded_by(loader)
+
+
+def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What a loader gives; an exception among it is raised.
+
+    Args:
+        loader: Its data set hands errors over instead of raising them.
+
+    Raises:
+        WorkerError: If a worker process ended without being asked to.
+    """
+    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    answers = iter(loader)
+    if before is not None and threading.current_thread() is threading.main_thread():
+        # torch's own handler raises wherever the main process happens to be; without it, where we wait.
+        signal.signal(signal.SIGCHLD, before)
+    while True:
+        try:
+            piece = next(answers)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            raise WorkerError(
+                f"a process that decodes images ended ({error}); the machine may be out of memory. Run "
+                "again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
+            ) from error
+        if isinstance(piece, Exception):
+            raise piece
+        yield piece
 
 
 class _Decoder(Dataset[Any]):
@@ -336,7 +348,12 @@ def groups_of(rows: Sequence[int], size: int = PIECE) -> list[list[int]]:
 
 
 def usual_workers(n: int) -> int:
-    """Processes that decode unless told otherwise: none for few images, else one per core, at most 8."""
+    """Processes that decode unless told otherwise: none for few images, else one per core, at most 8.
+
+    `--workers` of a command tells otherwise.
+    """
+    if (asked := decoding_workers()) is not None:
+        return asked
     if n < FEW or multiprocessing.current_process().daemon:  # which may not have processes of its own
         return 0
     return min(MOST_WORKERS, usable_cores())
