@@ -45,6 +45,13 @@ from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_inspections, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
+from assay.analyses.generalization.resampled import (
+    ResampledMatrix,
+    resampled_dependency,
+    resampled_depth_bias,
+    resampled_motif,
+    resampled_shift,
+)
 from assay.analyses.generalization.shift import (
     DISTANCES,
     Distance,
@@ -79,6 +86,7 @@ __all__ = [
     "Motif",
     "Ranking",
     "Reading",
+    "ResampledMatrix",
     "SequentialTest",
     "TaskCorrelation",
     "Threshold",
@@ -108,6 +116,10 @@ __all__ = [
     "rank_models",
     "rank_shift_map",
     "ratio_ablation",
+    "resampled_dependency",
+    "resampled_depth_bias",
+    "resampled_motif",
+    "resampled_shift",
     "shift_interval",
     "summarize_correlations",
     "training_dynamics",

@@ -279,8 +279,8 @@ def leave_one_out_shifts(
         raise InputError("scores per example are missing; use discover(..., per_example=True)")
     each = apart.detach().cpu()[:, graph.valid].double().numpy()
     rest = (each.sum(0) - each) / (len(each) - 1)
-    if distance in _ROWS:
-        return _ROWS[distance](WeightedCircuit(scores=reference_scores).weights, np.abs(rest))
+    if distance in ROWS:
+        return ROWS[distance](WeightedCircuit(scores=reference_scores).weights, np.abs(rest))
     compare, reference = DISTANCES[distance].compare, WeightedCircuit(scores=reference_scores)
     shifts = np.empty(len(rest))
     for place, row in enumerate(rest):
@@ -311,7 +311,7 @@ def _l2(known: Numbers, rows: Rows) -> Float64[np.ndarray, " n"]:
 
 
 # All rows at once; the others are compared one by one.
-_ROWS: dict[str, Callable[[Numbers, Rows], Float64[np.ndarray, " n"]]] = {
+ROWS: dict[str, Callable[[Numbers, Rows], Float64[np.ndarray, " n"]]] = {
     "spearman": _spearman,
     "cosine": _cosine,
     "l2": _l2,
