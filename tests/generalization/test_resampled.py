@@ -23,8 +23,9 @@ from assay.analyses.generalization.shift import DISTANCES
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.discovery.edges import OutputScores
+from assay.discovery.edges.sums import WeightedSums
 from assay.graph import build_graph
-from assay.stats import ResampledValue, poisson_weights
+from assay.stats import ResampledValue
 
 
 GRAPH = build_graph(4, 2)
@@ -37,10 +38,15 @@ def sample(n: int, seed: int, *, noise: float = 1.0, resamples: int = B) -> Edge
     means = np.exp(np.random.default_rng(99).standard_normal(GRAPH.n_edges)) * 0.2
     apart = torch.zeros(n, *GRAPH.valid.shape, dtype=torch.float64)
     apart[:, GRAPH.valid] = torch.from_numpy(means + noise * rng.standard_normal((n, GRAPH.n_edges)))
-    weights = torch.from_numpy(poisson_weights(np.arange(n), resamples, seed=seed)).double()
-    drawn = weights @ apart[:, GRAPH.valid] / weights.sum(1, keepdim=True)
+    drawn = drawn_means(apart, resamples, seed)
     details = {"n": n}
-    return EdgeScores(GRAPH, apart.mean(0), per_example=apart, resampled=drawn.float(), details=details)
+    return EdgeScores(GRAPH, apart.mean(0), per_example=apart, resampled=drawn, details=details)
+
+
+def drawn_means(apart: torch.Tensor, resamples: int, seed: int) -> torch.Tensor:
+    n, edges = len(apart), apart[:, GRAPH.valid]
+    sums = WeightedSums.of(edges, torch.arange(n), resamples, seed)
+    return sums.means(edges.sum(0), n)
 
 
 def at(scores: EdgeScores, row: torch.Tensor) -> EdgeScores:
@@ -61,20 +67,17 @@ def test_depth_bias_of_each_resample(options: dict[str, Any]) -> None:
     scores = sample(12, 1)
     found = resampled_depth_bias(scores, **options)
     assert found.value == pytest.approx(dependency_depth_bias(scores, **options), rel=1e-12)
-    mean = scores.values[GRAPH.valid]
     for b in (0, 7):
         drawn = dependency_depth_bias(at(scores, scores.resampled[b]), **options)
-        other = dependency_depth_bias(at(scores, 2 * mean - scores.resampled[b].double()), **options)
         assert found.draws[b] == pytest.approx(drawn, rel=1e-9)
-        assert found.mirrored[b] == pytest.approx(other, rel=1e-9)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_shift_of_each_resample(distance: str) -> None:
     known, new = sample(40, 2), sample(12, 1)
     found = resampled_shift(known, new, distance=distance)
-    assert found.value == pytest.approx(circuit_shift(known, new, distance=distance).value, rel=1e-9)
-    drawn = circuit_shift(known, at(new, new.resampled[3]), distance=distance).value
+    assert found.value == pytest.approx(circuit_shift(known, new, distance=distance), rel=1e-9)
+    drawn = circuit_shift(known, at(new, new.resampled[3]), distance=distance)
     assert found.draws[3] == pytest.approx(drawn, rel=1e-5, abs=1e-9)
     low, high = DISTANCES[distance].bounds
     interval = found.interval(bounds=(low, high))
@@ -92,7 +95,7 @@ def test_matrix_and_motif_of_each_resample() -> None:
     found = resampled_motif(rows, performance)
     expected = motif([torch.from_numpy(each.draws[4]) for each in rows], performance).loadings
     torch.testing.assert_close(torch.from_numpy(found.draws[4]), expected)
-    interval = found.entry(1, 5).interval(bounds=(-1, 1))
+    interval = found.entry(1, 5).interval(bounds=(-1.0, 1.0))
     assert -1 <= interval.low < found.entry(1, 5).value < interval.high <= 1
 
 
@@ -137,9 +140,7 @@ def test_a_paired_difference_is_surer_than_its_parts() -> None:
     rng = np.random.default_rng(0)
     first = sample(60, 1)
     apart = first.per_example + 0.05 * torch.from_numpy(rng.standard_normal(first.per_example.shape))
-    weights = torch.from_numpy(poisson_weights(np.arange(60), B, seed=1)).double()
-    drawn = (weights @ apart[:, GRAPH.valid] / weights.sum(1, keepdim=True)).float()
-    second = EdgeScores(GRAPH, apart.mean(0), resampled=drawn, details={"n": 60})
+    second = EdgeScores(GRAPH, apart.mean(0), resampled=drawn_means(apart, B, 1), details={"n": 60})
     one, other = (resampled_depth_bias(each, targets="global") for each in (first, second))
     difference = one - other
     assert difference.value == one.value - other.value
@@ -151,20 +152,17 @@ def test_a_paired_difference_is_surer_than_its_parts() -> None:
 def test_intervals_by_hand() -> None:
     rng = np.random.default_rng(0)
     noise = rng.standard_normal(400)
-    even = np.full(400, 0.3)
-    found = ResampledValue(
-        value=1.0, draws=1 + noise + even, mirrored=1 - noise + even, settled=1 + noise, n=9, rule="distance"
-    )
-    assert found.error == pytest.approx(noise.std(ddof=1))
-    interval = found.interval(level=0.9, bounds=(0.5, 10))
-    assert interval.high == pytest.approx(1 + scipy_stats.t.ppf(0.95, 8) * noise.std(ddof=1))
+    draws, settled = 1 + 2 * noise, 1 + noise
+    found = ResampledValue(value=1.0, draws=draws, settled=settled, n=9)
+    assert found.error == pytest.approx(noise.std(ddof=1) * np.sqrt((4 + 1) / 2))
+    interval = found.interval(level=0.9, bounds=(0.5, 100.0))
+    assert interval.high == pytest.approx(1 + scipy_stats.t.ppf(0.95, 8) * found.error)
     assert interval.low == 0.5
-    flat = ResampledValue(value=2.0, draws=even, mirrored=even, settled=even, n=9, rule="magnitude")
-    assert flat.interval().reason == "degenerate"
-    few = ResampledValue(
-        value=1.0, draws=noise[:9], mirrored=noise[:9], settled=noise[:9], n=9, rule="magnitude"
-    )
+    flat = np.full(400, 2.0)
+    assert ResampledValue(value=2.0, draws=flat, settled=flat, n=9).interval().reason == "degenerate"
+    few = ResampledValue(value=1.0, draws=noise[:9], settled=noise[:9], n=9)
     assert few.interval().reason == "undefined"
+    assert ResampledValue(value=1.0, draws=noise, settled=noise, n=1).interval().reason == "too_few"
     with pytest.raises(InputError, match="level is 1"):
         found.interval(level=1)
 

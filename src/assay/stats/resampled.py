@@ -11,7 +11,6 @@ from assay.core.errors import InputError
 from assay.core.verdict import Interval, undefined_interval
 
 
-RULES = ("magnitude", "distance")
 FEWEST = 20  # resamples below which a variance says little
 _EQUAL = 1e-12  # relative spread below which draws differ by rounding only
 
@@ -20,43 +19,37 @@ _EQUAL = 1e-12  # relative spread below which draws differ by rounding only
 class ResampledValue:
     """A number and what it becomes under resamples of the examples behind it.
 
-    With m the mean scores and d_b = m_b - m the departure of resample b: the number at m, at m + d_b, at
-    m - d_b, and at c + d_b, where c is m with its own noise taken off.
+    With m the mean scores and d_b the departure of resample b: the number at m, at m + d_b, and at c + d_b,
+    where c is m with its own noise taken off.
 
     Attributes:
         value: The number itself.
-        draws: At m + d_b, `[B]`.
-        mirrored: At m - d_b, `[B]`.
+        draws: At m + d_b, `[B]`; NaN where a resample has none.
         settled: At c + d_b, `[B]`: as noisy as the number itself, while a draw has the noise twice.
         n: Examples.
-        rule: `magnitude` for what is made of absolute values, `distance` for what is smallest where two
-            vectors agree.
     """
 
     value: float
     draws: Float64[np.ndarray, " n_resamples"]
-    mirrored: Float64[np.ndarray, " n_resamples"]
     settled: Float64[np.ndarray, " n_resamples"]
     n: int
-    rule: str
 
     def __sub__(self, other: "ResampledValue") -> "ResampledValue":
         """The difference of two numbers on the same examples, resample by resample.
 
         Raises:
-            InputError: If resamples, examples or rules differ.
+            InputError: If resamples or examples differ in number.
         """
-        mine, theirs = ((len(each.draws), each.n, each.rule) for each in (self, other))
+        mine, theirs = ((len(each.draws), each.n) for each in (self, other))
         if mine != theirs:
             raise InputError(
-                f"a paired difference needs the same resamples of the same examples, but one number has "
-                f"(resamples, examples, rule) {mine}, the other {theirs}"
+                "a paired difference needs the same resamples of the same examples, but one number has "
+                f"(resamples, examples) {mine}, the other {theirs}"
             )
         return replace(
             self,
             value=self.value - other.value,
             draws=self.draws - other.draws,
-            mirrored=self.mirrored - other.mirrored,
             settled=self.settled - other.settled,
         )
 
@@ -64,18 +57,15 @@ class ResampledValue:
     def error(self) -> float:
         """Standard error, in the unit of the value; NaN where fewer than 20 resamples are defined.
 
-        The root of (V + S) / 2, with S the variance of the settled draws and V that of the draws
-        (`magnitude`) or of their odd part (draw - mirrored) / 2 (`distance`). The draws of a distance are too
-        wide near its minimum, since m is further away than what it estimates; the odd part leaves out what
-        does not change sign with d_b, and is too narrow where noise prevails.
+        The root of (V + S) / 2, with V the variance of the draws and S that of the settled ones. V errs where
+        noise prevails, S where the centre keeps too much or too little; coverage of the mean of both was
+        simulated (docs/theory/intervals-verdicts.md).
         """
-        odd = (self.draws - self.mirrored) / 2
-        first = odd if self.rule == "distance" else self.draws
-        usable = np.isfinite(first) & np.isfinite(self.settled)
+        usable = np.isfinite(self.draws) & np.isfinite(self.settled)
         if usable.sum() < FEWEST:
             return math.nan
-        variance = (first[usable].var(ddof=1) + self.settled[usable].var(ddof=1)) / 2
-        return math.sqrt(float(variance))
+        variances = (each[usable].var(ddof=1) for each in (self.draws, self.settled))
+        return math.sqrt(float(sum(variances)) / 2)
 
     def interval(
         self, *, level: float = 0.95, bounds: tuple[float, float] = (-math.inf, math.inf)

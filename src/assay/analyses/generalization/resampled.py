@@ -38,9 +38,9 @@ class Draws(NamedTuple):
     departures: Rows
     n: int
 
-    def sets(self, centre: Numbers) -> tuple[Rows, Rows, Rows]:
-        """Scores of the draws, the mirrored draws and the settled draws of `ResampledValue`."""
-        return self.mean + self.departures, self.mean - self.departures, centre + self.departures
+    def sets(self, centre: Numbers) -> tuple[Rows, Rows]:
+        """Scores of the draws and of the settled draws of `ResampledValue`."""
+        return self.mean + self.departures, centre + self.departures
 
     def settled(self) -> Numbers:
         """The mean without its own noise, edge by edge: sign(m) sqrt(max(m^2 - var(d), 0))."""
@@ -86,7 +86,7 @@ def resampled_depth_bias(
 
     Notes:
         For the mean bias of circuits of this many images. The replacement values of a mean ablation are those
-        of all images in every resample. Coverage: docs/theory/depth-bias.md.
+        of all images in every resample. Coverage: docs/theory/intervals-verdicts.md.
     """
     if targets not in TARGETS:
         raise unknown_name("targets", targets, TARGETS)
@@ -112,7 +112,7 @@ def resampled_depth_bias(
         return log_ratios(np.stack([sizes[:, sides].sum(1), sizes[:, ~sides].sum(1)], axis=1))
 
     drawn = _draws(scores, used)
-    return _resampled(drawn, bias, drawn.settled(), "magnitude")
+    return _resampled(drawn, bias, drawn.settled())
 
 
 def resampled_shift(
@@ -133,11 +133,11 @@ def resampled_shift(
     Notes:
         The settled draws lie around the reference as far as the new scores are no further from it than noise
         alone would be in one case of ten, else around what is left of the distance without the noise.
-        `.interval(bounds=DISTANCES[distance].bounds)`; coverage: docs/theory/circuit-shift.md.
+        `.interval(bounds=DISTANCES[distance].bounds)`; coverage: docs/theory/intervals-verdicts.md.
     """
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)
-    check_comparable(WeightedCircuit(scores=reference_scores), WeightedCircuit(scores=shifted_scores))
+    check_comparable(reference_scores, shifted_scores)
     drawn, known = _draws(shifted_scores), WeightedCircuit(scores=reference_scores).weights
     graph = reference_scores.graph
 
@@ -146,7 +146,7 @@ def resampled_shift(
             return ROWS[distance](known, np.abs(table))
         return np.array([_one_by_one(reference_scores, graph, distance, row) for row in table])
 
-    return _resampled(drawn, shift, _towards(drawn, known, scaled=distance != "l2"), "distance")
+    return _resampled(drawn, shift, _towards(drawn, known, scaled=distance != "l2"))
 
 
 def _one_by_one(reference: EdgeScores, graph: Graph, distance: str, row: Numbers) -> float:
@@ -176,11 +176,10 @@ def _resampled(
     drawn: Draws,
     of_rows: Callable[[Float64[np.ndarray, "k n_edges"]], Float64[np.ndarray, " k"]],
     centre: Numbers,
-    rule: str,
 ) -> ResampledValue:
-    draws, mirrored, settled = (of_rows(each) for each in drawn.sets(centre))
+    draws, settled = (of_rows(each) for each in drawn.sets(centre))
     value = float(of_rows(drawn.mean[None])[0])
-    return ResampledValue(value=value, draws=draws, mirrored=mirrored, settled=settled, n=drawn.n, rule=rule)
+    return ResampledValue(value=value, draws=draws, settled=settled, n=drawn.n)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -189,24 +188,19 @@ class ResampledMatrix:
 
     Attributes:
         value: `[L + 1, L + 1]`.
-        draws, mirrored, settled: `[B, L + 1, L + 1]`.
+        draws, settled: `[B, L + 1, L + 1]`.
         n: Images.
     """
 
     value: Float64[np.ndarray, "layers layers"]
     draws: Float64[np.ndarray, "n_resamples layers layers"]
-    mirrored: Float64[np.ndarray, "n_resamples layers layers"]
     settled: Float64[np.ndarray, "n_resamples layers layers"]
     n: int
 
     def entry(self, source: int, target: int) -> ResampledValue:
         """One entry: how strongly one layer writes to another."""
-        draws = (each[:, source, target] for each in (self.draws, self.mirrored, self.settled))
-        first, second, third = draws
-        value = float(self.value[source, target])
-        return ResampledValue(
-            value=value, draws=first, mirrored=second, settled=third, n=self.n, rule="magnitude"
-        )
+        draws, settled = (each[:, source, target] for each in (self.draws, self.settled))
+        return ResampledValue(value=float(self.value[source, target]), draws=draws, settled=settled, n=self.n)
 
 
 def resampled_dependency(scores: EdgeScores) -> ResampledMatrix:
@@ -219,9 +213,9 @@ def resampled_dependency(scores: EdgeScores) -> ResampledMatrix:
         InputError: Without resamples.
     """
     drawn = _draws(scores)
-    draws, mirrored, settled = (matrices(scores.graph, each) for each in drawn.sets(drawn.settled()))
+    draws, settled = (matrices(scores.graph, each) for each in drawn.sets(drawn.settled()))
     value = matrices(scores.graph, drawn.mean[None])[0]
-    return ResampledMatrix(value=value, draws=draws, mirrored=mirrored, settled=settled, n=drawn.n)
+    return ResampledMatrix(value=value, draws=draws, settled=settled, n=drawn.n)
 
 
 def matrices(graph: Graph, means: Float64[np.ndarray, "k n_edges"]) -> Float64[np.ndarray, "k layers layers"]:
@@ -265,9 +259,7 @@ def resampled_motif(
         return np.stack([_motif(each, performance, kind) for each in per_model])
 
     value = _motif(np.stack([each.value for each in models]), performance, kind)
-    return ResampledMatrix(
-        value=value, draws=of("draws"), mirrored=of("mirrored"), settled=of("settled"), n=models[0].n
-    )
+    return ResampledMatrix(value=value, draws=of("draws"), settled=of("settled"), n=models[0].n)
 
 
 def _motif(
