@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from assay.report import save_report
     from assay.stats import percentile_confidence, percentile_sample_size
     from assay.store import Store
-    from assay.tasks import ImageTask, PairTask, load_images, load_task
+    from assay.tasks import ImageStream, ImageTask, PairTask, load_images, load_task, stream_images
     from assay.zoo import Zoo
 
 __version__ = "0.1.0"
@@ -69,6 +69,7 @@ __all__ = [
     "EdgeScores",
     "Graph",
     "HeadScores",
+    "ImageStream",
     "ImageTask",
     "Interval",
     "Measurement",
@@ -120,6 +121,7 @@ __all__ = [
     "save_report",
     "selection_consistency",
     "selection_path",
+    "stream_images",
     "universal_motif",
     "worst_case",
 ]
@@ -134,6 +136,7 @@ _HOMES = {
     "EdgeScores": ("assay.circuits", "EdgeScores"),
     "Graph": ("assay.graph", "Graph"),
     "HeadScores": ("assay.discovery.heads", "HeadScores"),
+    "ImageStream": ("assay.tasks", "ImageStream"),
     "ImageTask": ("assay.tasks", "ImageTask"),
     "Interval": ("assay.core.verdict", "Interval"),
     "Measurement": ("assay.core.measurement", "Measurement"),
@@ -185,6 +188,7 @@ _HOMES = {
     "save_report": ("assay.report", "save_report"),
     "selection_consistency": ("assay.analyses.subsets", "selection_consistency"),
     "selection_path": ("assay.analyses.subsets", "selection_path"),
+    "stream_images": ("assay.tasks", "stream_images"),
     "universal_motif": ("assay.analyses.generalization", "universal_motif"),
     "worst_case": ("assay.analyses.worst_case", "worst_case"),
 }

@@ -165,7 +165,7 @@ def test_skipped_files_are_counted_in_the_record(pacs: Path) -> None:
 
 def test_images_of_different_sizes_need_a_transform(pacs: Path) -> None:
     save(pacs / "art/owl/9.png", 5, size=(9, 9))
-    with pytest.raises(ShapeError, match=r"owl/9\.png is 9 x 9, but cat/1\.png is 4 x 6"):
+    with pytest.raises(ShapeError, match=r"owl/9\.png is 9 x 9, but dog/1\.png is 4 x 6"):
         read_image_folder(pacs / "art")
     transform = EvalTransform(resize=4, crop=(4, 4), resample="bicubic")
     images = read_image_folder(pacs / "art", options=ReadOptions(transform=transform))

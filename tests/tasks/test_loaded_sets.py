@@ -13,7 +13,15 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import assay
 from assay.core.errors import FileFormatError, InputError, ShapeError, UnknownNameError
-from assay.tasks import EvalTransform, ReadOptions, draw_shapes, image_files, read_dataset, read_npz
+from assay.tasks import (
+    EvalTransform,
+    ReadOptions,
+    draw_shapes,
+    image_listing,
+    read_dataset,
+    read_npz,
+    read_parquet,
+)
 from assay.zoo import Zoo
 
 
@@ -97,7 +105,7 @@ def test_labels_follow_the_names_of_the_classes() -> None:
     assert images.labels is not None
     assert DRAWN.labels is not None
     assert [turned[label] for label in images.labels] == [CLASSES[label] for label in DRAWN.labels]
-    with pytest.raises(InputError, match="has images of the classes .* none of a, b"):
+    with pytest.raises(InputError, match="has images of the class .* none of a, b"):
         read_dataset(Items("pil"), classes=["a", "b"])
 
 
@@ -135,7 +143,12 @@ def test_images_without_labels_are_unlabelled() -> None:
             InputError,
             r"is a dict of the splits train; give one, e.g. dataset\['train'\]",
         ),
-        (Stream(), InputError, "is a Stream, whose rows have no numbers; expected a map-style data set"),
+        (
+            iter([BLACK]),
+            InputError,
+            "is a list_iterator, whose rows have no numbers; expected a map-style data",
+        ),
+        (Stream(), InputError, r"the data set \(_Counted\) has no rows"),
         (One(), InputError, r"the data set \(One\) has no rows"),
         (One((BLACK,)), InputError, r"item 0 of the data set has 1 entries; expected \(image, label\)"),
         (One((BLACK, "cat")), InputError, r"the label of row 0 is 'cat' \(str\); expected the number"),
@@ -170,7 +183,7 @@ def test_options_of_columns_are_for_data_sets_with_columns() -> None:
 def test_more_images_than_the_memory_holds_are_refused_before_the_second_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(image_files, "free_memory", lambda: 11 * DRAWN.pixels[0].nbytes)
+    monkeypatch.setattr(image_listing, "free_memory", lambda: 11 * DRAWN.pixels[0].nbytes)
     items = Items("pil")
     with pytest.raises(
         InputError, match="12 images of 'Items' with 32 x 32 pixels take .* read a sample with n="
@@ -225,7 +238,7 @@ def test_columns_of_a_data_set_are_found_by_their_types(pictures: Any) -> None:
 
 def test_a_data_set_reads_as_its_parquet_file(pictures: Any, tmp_path: Path) -> None:
     pictures.rename_columns({"img": "image", "fine": "label"}).to_parquet(tmp_path / "set.parquet")
-    file = image_files.read_parquet(tmp_path / "set.parquet", options=ReadOptions(n=6))
+    file = read_parquet(tmp_path / "set.parquet", options=ReadOptions(n=6))
     images = read_dataset(pictures, options=ReadOptions(n=6))
     assert (images.pixels == file.pixels).all()
     assert (images.labels == file.labels).all()

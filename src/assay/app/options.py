@@ -19,7 +19,7 @@ from assay.app.option_groups import (
     completing,
     one_of,
 )
-from assay.app.running import Batched, Placed, Seeded, Storing, call
+from assay.app.running import Batched, Decoding, Placed, Seeded, Storing, call
 from assay.core.errors import InputError
 
 
@@ -172,7 +172,7 @@ class Counted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipBad:
+class SkipBad(Decoding):
     """What happens to images that cannot be read.
 
     Attributes:

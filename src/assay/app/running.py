@@ -200,6 +200,17 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Where images are decoded.
+
+    Attributes:
+        workers: Processes that decode images; 0 for none. Default: one per core, at most 8.
+    """
+
+    workers: Annotated[int | None, RUNNING, at_least(0)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Batched(Placed):
     """Where a model runs, and how much at once.
 

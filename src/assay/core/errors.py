@@ -13,6 +13,7 @@ AssayError
 ├── UnsupportedModelError (TypeError)   a layout that the residual-stream graph cannot describe
 ├── FileFormatError (ValueError)        a truncated, tampered, foreign or too new file
 │   └── UnsafeFileError                 a pickle where safetensors was expected
+├── WorkerError (RuntimeError)          a process that reads images ended by itself
 ├── HubError (OSError)                  a model repository is missing, gated or out of reach
 ├── OutputError (OSError)               a result cannot be written
 ├── MissingExtraError (ImportError)     an optional dependency is not installed
@@ -74,6 +75,10 @@ class FileFormatError(AssayError, ValueError):
 
 class UnsafeFileError(FileFormatError):
     """A pickle where safetensors was expected."""
+
+
+class WorkerError(AssayError, RuntimeError):
+    """A process that was started to read images ended before its work did."""
 
 
 class HubError(AssayError, OSError):

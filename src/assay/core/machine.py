@@ -10,11 +10,31 @@ References:
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+
+
+_DECODING: ContextVar[int | None] = ContextVar("decoding_workers", default=None)
+
+
+@contextmanager
+def decoding_with(workers: int | None) -> Iterator[None]:
+    """Decode images in so many processes wherever a reader is not told a number; None: as is usual."""
+    before = _DECODING.set(workers)
+    try:
+        yield
+    finally:
+        _DECODING.reset(before)
+
+
+def decoding_workers() -> int | None:
+    """What `decoding_with` says; None outside of it."""
+    return _DECODING.get()
 
 
 def usable_cores() -> int:

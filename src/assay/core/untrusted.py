@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ MALFORMED = (
     ValueError,
     tokenize.TokenError,  # of NumPy's headers
 )
+
+# Damaged members, foreign compression (NotImplementedError is a RuntimeError), passwords, broken headers.
+DAMAGED_ZIP = (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED)
 
 _LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ZIP_RATIO = 1100  # deflate cannot do better than 1032 : 1
@@ -139,7 +143,65 @@ def load_npz(path: str | Path) -> "dict[str, np.ndarray]":
         FileFormatError: If the file is no such archive, is cut off, or declares other arrays than it holds.
         UnsafeFileError: If it is a pickle or an array of it holds pickled objects; they are not read.
     """
-    path = Path(path)
+    with _npz(Path(path)) as archive:
+        check_unpacked(archive, Path(path))
+        members = [_declared(archive, member, Path(path)) for member in archive.infolist()]
+        return {member.key: member.array(archive) for member in members}
+
+
+def npz_members(path: Path) -> "dict[str, NpzMember]":
+    """The arrays of an `.npz` archive as they are declared, by name; none is read.
+
+    Raises:
+        FileFormatError, UnsafeFileError: As `load_npz`, the free memory apart.
+    """
+    with _npz(path) as archive:
+        check_unpacked(archive, path, whole=False)
+        members = [_declared(archive, member, path) for member in archive.infolist()]
+    return {member.key: member for member in members}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpzMember:
+    """An array of an `.npz` archive, as it is declared.
+
+    Attributes:
+        key: Its name.
+        shape, dtype: Of the array.
+        by_rows: Whether its rows lie one behind the other (C order).
+        start: Bytes before its first value.
+        info: Its entry in the archive.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+    by_rows: bool
+    start: int
+    info: zipfile.ZipInfo
+
+    def array(self, archive: zipfile.ZipFile) -> "np.ndarray":
+        """Its values."""
+        import numpy as np  # not above: commands show their help without it
+
+        with archive.open(self.info) as stream:
+            array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+            stream.read()  # at its end the checksum is compared
+        return array
+
+    def read(self, path: Path) -> "np.ndarray":
+        """Its values.
+
+        Raises:
+            FileFormatError: If the archive is damaged.
+        """
+        with _npz(path) as archive:
+            return self.array(archive)
+
+
+@contextmanager
+def _npz(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The open archive; what its content makes fail becomes an error that names it."""
     try:
         with path.open("rb") as file:
             start = file.read(6)
@@ -150,22 +212,17 @@ def load_npz(path: str | Path) -> "dict[str, np.ndarray]":
         if start == b"\x93NUMPY":
             raise FileFormatError(f"{path} is a single array; an .npz archive is needed")
         with zipfile.ZipFile(path) as archive:
-            check_unpacked(archive, path)
-            return {
-                member.filename.removesuffix(".npy"): _member(archive, member, path)
-                for member in archive.infolist()
-            }
+            yield archive
     except AssayError:
         raise
-    # Damaged members, foreign compression (NotImplementedError is a RuntimeError), passwords, broken headers.
-    except (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED) as error:
+    except DAMAGED_ZIP as error:
         raise FileFormatError(
             f"{path} is not an archive of arrays (.npz), or is cut off or damaged: {error}"
         ) from error
 
 
-def check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
-    """Refuse an archive that is much larger unpacked than it can be, or than the free memory.
+def check_unpacked(archive: zipfile.ZipFile, path: Path, *, whole: bool = True) -> None:
+    """Refuse an archive that is much larger unpacked than it can be, or, read whole, than the free memory.
 
     Raises:
         FileFormatError: For such an archive, and for one that names a member twice.
@@ -180,7 +237,7 @@ def check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
             f"{path} declares {unpacked:,} bytes in {packed:,}, more than its compression can reach; it is "
             "damaged, or made to fill the memory"
         )
-    if unpacked > _LEAST_BOMB:
+    if whole and unpacked > _LEAST_BOMB:
         free = free_memory()
         if unpacked > free:
             raise FileFormatError(
@@ -219,12 +276,19 @@ def read_parquet_file(path: Path, *, extra: str) -> Any:
         FileFormatError: If it is not a parquet file, or does not fit into the memory.
         MissingExtraError: If pyarrow is not installed.
     """
+    with open_parquet(path, extra=extra) as file:
+        return parquet_table(file, path)
+
+
+@contextmanager
+def open_parquet(path: Path, *, extra: str) -> Iterator[Any]:
+    """An open `pyarrow.parquet.ParquetFile`; arguments and errors as of `read_parquet_file`."""
     with needs_extra(extra, "reading parquet needs pyarrow"):
         parquet = importlib.import_module("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
             check_rows(file.metadata.num_rows, len(file.schema_arrow.names), path)
-            return parquet_table(file, path)
+            yield file
     except FileFormatError:
         raise
     except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
@@ -338,7 +402,7 @@ def check_declared(
         )
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> "np.ndarray":
+def _declared(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NpzMember:
     import numpy as np  # not above: commands show their help without it
 
     key = member.filename.removesuffix(".npy")
@@ -351,12 +415,11 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> "n
         read = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
-        shape, _, dtype = read(stream)
+        shape, fortran, dtype = read(stream)
         check_declared(shape, dtype, member.file_size, key=key, path=path)
-    with archive.open(member) as stream:
-        array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
-        stream.read()  # at its end the checksum is compared
-    return array
+        return NpzMember(
+            key=key, shape=shape, dtype=dtype, by_rows=not fortran, start=stream.tell(), info=member
+        )
 
 
 def printable(text: str, *, lines: bool = True) -> str:

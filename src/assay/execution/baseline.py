@@ -177,7 +177,9 @@ class KeptRuns:
 
     def put(self, batch: Batch, trace: Trace, logits: Tensor) -> None:
         """Keep the pass over a batch and its logits at the read position, if there is room."""
-        size = sum(value.nbytes for value in (*trace.block_in, *trace.z, *trace.mlp, logits))
+        values = [*trace.block_in, *trace.z, *trace.mlp, logits]
+        values += [value for value in (trace.final_in,) if value is not None]
+        size = sum(value.nbytes for value in values)
         if self._bytes + size <= self.max_bytes:
             self._bytes += size
             self._runs[int(batch.indices[0]), len(batch.indices)] = trace, logits

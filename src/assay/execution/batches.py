@@ -55,7 +55,7 @@ def choose_batch_size(
     most = max(1, min(asked, task.n if n is None else n))
     each = bytes_per_example + _rough_pass(model, task, kept=bytes_per_example > 0)
     if run is not None and most * each > memory:
-        fit = largest_batch(lambda size: peak_bytes(model, task.subset(range(size)), run), most, memory)
+        fit = largest_batch(lambda size: peak_bytes(model, task.stand_in(size), run), most, memory)
         if fit is not None:
             _check_fits(model, task, fit)
             return fit.size

@@ -204,7 +204,7 @@ class Model(ModuleFacts, Carded):
             TokenizationError: If a token id or the length does not fit the vocabulary.
         """
         known: Any = task
-        has_images = hasattr(task, "images")
+        has_images = hasattr(task, "image_size")
         if has_images is (self.vision is None):
             reads, holds = ("prompts", "images") if self.vision is None else ("images", "prompts")
             raise InputError(

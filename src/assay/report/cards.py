@@ -14,7 +14,7 @@ from assay.graph import Graph
 from assay.models import Model
 from assay.page.thumbnail import thumbnail
 from assay.store import Store
-from assay.tasks import ImageSet, ImageTask, PairTask
+from assay.tasks import ImageSet, ImageStream, ImageTask, PairTask
 from assay.zoo import Zoo
 
 
@@ -67,15 +67,27 @@ def pairs_card(task: PairTask) -> str:
     return display.table(title, ("clean", "corrupted", "answer"), rows, id=task.data_hash[:16])
 
 
-def image_task_card(task: ImageTask) -> str:
-    """The first images as they enter the model, spread over all shades."""
+def image_task_card(task: ImageTask, *, n: int | None = None, identity: str | None = None) -> str:
+    """The first images as they enter the model, spread over all shades.
+
+    Args:
+        task: The images.
+        n: Number of all images, where these are the first of them.
+        identity: Hash of all images.
+    """
     low, high = task.images.aminmax()
     scaled = (task.images[:MOST_IMAGES] - low) / (high - low).clamp_min(torch.finfo(low.dtype).tiny)
     pixels = (255 * scaled).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-    title = f"task {task.name}: {task.n} images, objective {task.objective}, ablation {task.ablation}"
+    title = f"task {task.name}: {n or task.n} images, objective {task.objective}, ablation {task.ablation}"
     labels = None if task.labels is None else task.labels.cpu().numpy()
     rows = (("domain", task.domain or None),)
-    return _gallery(title, rows, pixels, labels, task.classes, task.data_hash[:16])
+    return _gallery(title, rows, pixels, labels, task.classes, (identity or task.data_hash)[:16])
+
+
+def image_stream_card(stream: ImageStream) -> str:
+    """The first images as they enter the model, which are decoded for it."""
+    first = stream.first(MOST_IMAGES).loaded()
+    return image_task_card(first, n=stream.n, identity=stream.data_hash)
 
 
 def image_set_card(images: ImageSet) -> str:

@@ -20,22 +20,35 @@ from assay.tasks.files import read_pairs
 from assay.tasks.grammar import TASKS, Grammar, Prompt, Read, task_data
 from assay.tasks.image_batch import ImageBatch
 from assay.tasks.image_files import (
-    ReadOptions,
+    list_domains,
+    list_files,
+    list_image_folder,
+    list_imagenet_c,
     read_domains,
     read_image_folder,
     read_imagenet_c,
-    read_npz,
-    read_parquet,
 )
+from assay.tasks.image_listing import ImageListing, ReadOptions
+from assay.tasks.image_rows import ImageRows
 from assay.tasks.image_set import ImageSet
-from assay.tasks.image_source import DomainSource, find_domains, is_shapes, one_domain, read_source
-from assay.tasks.image_tables import WILDS_LAYOUTS, TableLayout, read_table
+from assay.tasks.image_shards import list_npz, list_parquet, list_shards, read_npz, read_parquet
+from assay.tasks.image_source import (
+    DomainSource,
+    find_domains,
+    is_shapes,
+    one_domain,
+    read_source,
+    stream_source,
+)
+from assay.tasks.image_stream import DecodedBatch, ImageStream
+from assay.tasks.image_tables import WILDS_LAYOUTS, TableLayout, list_table, read_table
+from assay.tasks.image_tar import list_tar
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 from assay.tasks.indirect_object import IndirectObject
 from assay.tasks.induction import Induction
-from assay.tasks.load import draw_task, load_images, load_task
-from assay.tasks.loaded_sets import read_dataset
+from assay.tasks.load import draw_task, load_images, load_task, stream_images
+from assay.tasks.loaded_sets import list_dataset, read_dataset
 from assay.tasks.published import published_pair
 from assay.tasks.rows import is_task_file
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
@@ -45,7 +58,7 @@ from assay.tasks.tokens import Tokens
 
 
 # What a model may be run on, and the parts it is run in.
-Task = PairTask | ImageTask
+Task = PairTask | ImageTask | ImageStream
 Batch = PairBatch | ImageBatch
 
 __all__ = [
@@ -61,6 +74,7 @@ __all__ = [
     "Batch",
     "CapitalCountry",
     "Corruption",
+    "DecodedBatch",
     "DigitsSource",
     "Docstring",
     "DomainSource",
@@ -70,7 +84,10 @@ __all__ = [
     "Grammar",
     "GreaterThan",
     "ImageBatch",
+    "ImageListing",
+    "ImageRows",
     "ImageSet",
+    "ImageStream",
     "ImageTask",
     "IndirectObject",
     "Induction",
@@ -99,6 +116,16 @@ __all__ = [
     "find_domains",
     "is_shapes",
     "is_task_file",
+    "list_dataset",
+    "list_domains",
+    "list_files",
+    "list_image_folder",
+    "list_imagenet_c",
+    "list_npz",
+    "list_parquet",
+    "list_shards",
+    "list_table",
+    "list_tar",
     "load_images",
     "load_task",
     "map_tensors",
@@ -116,5 +143,7 @@ __all__ = [
     "read_questions",
     "read_source",
     "read_table",
+    "stream_images",
+    "stream_source",
     "task_data",
 ]

@@ -31,6 +31,7 @@ class ImageBatch(ObjectiveBatch):
         indices: Row numbers in the task.
         ids: Number of each image in its data set; weights of resamples follow it.
         lengths: Positions a model makes of each image `[batch]`; 0 before the task is bound to one.
+        pinned: Whether the images lie in pinned memory, which a GPU fetches while other work goes on.
     """
 
     images: Float[Tensor, "batch 3 h w"]
@@ -40,6 +41,7 @@ class ImageBatch(ObjectiveBatch):
     indices: Int[Tensor, " batch"]
     ids: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
+    pinned: bool = False
     alignment: ClassVar[None] = None  # counterparts have as many positions
 
     @property
@@ -98,4 +100,4 @@ class ImageBatch(ObjectiveBatch):
 
     def to(self, device: torch.device | str) -> "ImageBatch":
         """The same batch with every tensor on `device`."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=self.pinned))

@@ -11,8 +11,11 @@ from jaxtyping import Int64, UInt8
 from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.random import stream
+from assay.tasks.image_decoding import Arrays
+from assay.tasks.image_rows import check_per_image, checked_rows, fill
+from assay.tasks.image_stream import ImageStream
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.images import ImageTask, check_per_image, checked_rows, fill
+from assay.tasks.images import ImageTask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -142,8 +145,7 @@ class ImageSet(Carded):
                 f"the counterparts ({corrupted.n} images of {corrupted.domain!r}) do not have the ids of "
                 f"these {self.n} images; take the same subset of both"
             )
-        rule = {name: transform.to_dict()[name] for name in ("rescale", "mean", "std")}
-        config = {**self.config, "normalise": rule, "skipped": len(self.skipped)}
+        config = {**self.config, "normalise": transform.normalisation, "skipped": len(self.skipped)}
         if corrupted is not None:
             config["counterparts"] = dict(corrupted.config) | {"domain": corrupted.domain}
         return ImageTask(
@@ -156,6 +158,26 @@ class ImageSet(Carded):
             classes=self.classes,
             name=self.name,
             config=config,
+        )
+
+    def stream(self, transform: EvalTransform | None = None) -> ImageStream:
+        """As `task`, but images are normalised batch by batch, so that only their 8 bits are held.
+
+        Args:
+            transform: Its normalisation is applied; its geometry was applied when the images were read.
+        """
+        transform = replace(transform or EvalTransform(), resize=None, crop=None)
+        return ImageStream(
+            pictures=Arrays(self.name, self.pixels),
+            transform=transform,
+            labels=None if self.labels is None else torch.from_numpy(self.labels),
+            ids=torch.from_numpy(self.ids),
+            domain=self.domain,
+            fields=self.fields,
+            classes=self.classes,
+            name=self.name,
+            config={**self.config, "normalise": transform.normalisation, "skipped": len(self.skipped)},
+            skipped=self.skipped,
         )
 
 

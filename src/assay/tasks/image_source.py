@@ -1,29 +1,25 @@
 """Images by name or place: one function behind every command and every `load_task` of an image classifier."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from assay.core.errors import FileFormatError, InputError, unknown_name
 from assay.tasks.digits import COLOUR_DIGITS, digits_source, draw_digits
-from assay.tasks.image_files import (
-    DEFAULTS,
-    SUFFIXES,
-    ReadOptions,
-    read_domains,
-    read_image_folder,
-    read_images,
-    read_npz,
-    read_parquet,
-)
+from assay.tasks.image_files import SUFFIXES, image_files, list_domains, list_files, list_image_folder
+from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
 from assay.tasks.image_set import ImageSet
+from assay.tasks.image_shards import SHARDS, list_shards
+from assay.tasks.image_stream import ImageStream
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.shapes import SHAPE_DOMAINS, draw_shapes
 
 
 SHAPES = "shapes"
 FIRST_FREE = 20_000  # number of the first drawn image that no model of the embedded zoo was trained on
-_READERS = {".npz": read_npz, ".parquet": read_parquet}
+T = TypeVar("T")
+Find = Callable[[ReadOptions, Sequence[str] | None], ImageListing | ImageSet]
 
 
 def is_shapes(source: str | Path) -> bool:
@@ -47,13 +43,22 @@ class DomainSource:
     Attributes:
         name: Of the domain.
         labelled: Whether its images have labels; None where only reading tells.
-        read: From options (their transform is applied) and class names, or None for the data's own, to the
-            images.
+        find: From options and class names, or None for the data's own, to the images: listed, or drawn.
     """
 
     name: str
     labelled: bool | None
-    read: Callable[[ReadOptions, Sequence[str] | None], ImageSet]
+    find: Find
+
+    def read(self, options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
+        """The images in memory, after the geometry of the options' transform."""
+        found = self.find(options, classes)
+        return found if isinstance(found, ImageSet) else found.read(options)
+
+    def stream(self, options: ReadOptions, classes: Sequence[str] | None) -> ImageStream:
+        """The images as a task that decodes them whenever it is run; drawn ones stay in memory, in 8 bits."""
+        found = self.find(options, classes)
+        return found.stream(options.transform) if isinstance(found, ImageSet) else found.stream(options)
 
 
 def find_domains(
@@ -75,24 +80,26 @@ def find_domains(
     if is_shapes(source):
         wanted = str(source).partition(":")[2]
         return [
-            DomainSource(name=name, labelled=True, read=_drawn(name, start, drawn))
+            DomainSource(name=name, labelled=True, find=_drawn(name, start, drawn))
             for name in ([wanted] if wanted else sorted(SHAPE_DOMAINS))
         ]
     if (digits := digits_source(source)) is not None:
         return [
             DomainSource(
-                name=f"agreement-{agreement:g}", labelled=True, read=_drawn_digits(agreement, start, drawn)
+                name=f"agreement-{agreement:g}", labelled=True, find=_drawn_digits(agreement, start, drawn)
             )
             for agreement in sorted(digits.domains)
         ]
     path = Path(source)
-    if path.suffix in _READERS and path.is_file():
-        return [_archive(path)]
+    if path.suffix in SHARDS and path.is_file():
+        return [_shards([path], path.stem)]
+    if "*" in path.name and path.parent.is_dir():
+        return [_shards(sorted(path.parent.glob(path.name)), path.parent.name)]
     if not path.is_dir():
         raise FileFormatError(
-            f"{path} has no images; expected a folder, an .npz or .parquet file, '{COLOUR_DIGITS}' or "
-            f"'{COLOUR_DIGITS}:AGREEMENT', 'shapes' or 'shapes:DOMAIN' with a domain of "
-            f"{', '.join(SHAPE_DOMAINS)}"
+            f"{path} has no images; expected a folder, an .npz, .parquet or .tar file, shards as "
+            f"'FOLDER/*.tar', '{COLOUR_DIGITS}' or '{COLOUR_DIGITS}:AGREEMENT', 'shapes' or "
+            f"'shapes:DOMAIN' with a domain of {', '.join(SHAPE_DOMAINS)}"
         )
     return _folder(path, labels)
 
@@ -110,7 +117,8 @@ def read_source(
 
     Args:
         source: `shapes` or `shapes:DOMAIN`; `colour-digits` or `colour-digits:AGREEMENT` (of digits that no
-            model was trained on); an `.npz` or `.parquet` file; a folder of such files, one per domain;
+            model was trained on); an `.npz`, `.parquet` or `.tar` file; a folder of such files, one per
+            domain (a folder of `.tar` shards is one); shards of one domain as `folder/*.parquet`;
             `folder/DOMAIN/CLASS/IMAGE`; `folder/CLASS/IMAGE`; or a folder of unlabelled images.
         transform: The model's; its geometry is applied while reading.
         classes: The model's class names, label 0 first; default: those of the data.
@@ -136,7 +144,22 @@ def read_source(
     return {each.name: each.read(options, classes) for each in domains}
 
 
-def _drawn(name: str, start: int, drawn: int) -> Callable[[ReadOptions, Sequence[str] | None], ImageSet]:
+def stream_source(
+    source: str | Path,
+    *,
+    transform: EvalTransform,
+    classes: Sequence[str] | None = None,
+    options: ReadOptions = DEFAULTS,
+    start: int = 0,
+    drawn: int = 300,
+) -> dict[str, ImageStream]:
+    """As `read_source`, but each domain is a task that decodes its images whenever it is run."""
+    options = replace(options, transform=transform)
+    domains = find_domains(source, start=start, drawn=drawn)
+    return {each.name: each.stream(options, classes) for each in domains}
+
+
+def _drawn(name: str, start: int, drawn: int) -> Find:
     def read(options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
         n = drawn if options.n is None else options.n
         side = _square(options.transform or EvalTransform(resize=None))
@@ -145,9 +168,7 @@ def _drawn(name: str, start: int, drawn: int) -> Callable[[ReadOptions, Sequence
     return read
 
 
-def _drawn_digits(
-    agreement: float, start: int, drawn: int
-) -> Callable[[ReadOptions, Sequence[str] | None], ImageSet]:
+def _drawn_digits(agreement: float, start: int, drawn: int) -> Find:
     def read(options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
         n = drawn if options.n is None else options.n
         side = _square(options.transform or EvalTransform(resize=None))
@@ -156,17 +177,16 @@ def _drawn_digits(
     return read
 
 
-def _archive(path: Path) -> DomainSource:
-    reader = _READERS[path.suffix]
+def _shards(paths: list[Path], name: str) -> DomainSource:
     return DomainSource(
-        name=path.stem, labelled=None, read=lambda options, classes: reader(path, options=options)
+        name=name, labelled=None, find=lambda options, classes: list_shards(paths, domain=name)
     )
 
 
 def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
     inside = sorted(each for each in path.iterdir() if not each.name.startswith("."))
     folders = [each for each in inside if each.is_dir()]
-    tables = [each for each in inside if each.suffix in _READERS]
+    tables = [each for each in inside if each.suffix in SHARDS]
     images = [each for each in inside if each.suffix.lower() in SUFFIXES]
     if labels is False or not (folders or tables):
         return [_files(path)]
@@ -175,8 +195,10 @@ def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
             f"{path} mixes folders, archives and images ({len(folders)}, {len(tables)}, {len(images)}); "
             "give a folder with only one of the three"
         )
+    if tables and all(each.suffix == ".tar" for each in tables):
+        return [_shards(tables, path.name)]
     if tables:
-        return [_archive(each) for each in tables]
+        return [_shards([each], each.stem) for each in tables]
     below = {each.name for folder in folders for each in folder.iterdir() if each.is_dir()}
     if below and below <= set("12345"):
         raise InputError(
@@ -189,7 +211,7 @@ def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
         DomainSource(
             name=path.name,
             labelled=True,
-            read=lambda options, classes: read_image_folder(path, classes=classes, options=options),
+            find=lambda options, classes: list_image_folder(path, classes=classes),
         )
     ]
 
@@ -199,21 +221,19 @@ def _one_of(root: Path, domain: str) -> DomainSource:
     return DomainSource(
         name=domain,
         labelled=True,
-        read=lambda options, classes: read_domains(root, domains=[domain], classes=classes, options=options)[
-            domain
-        ],
+        find=lambda options, classes: list_domains(root, domains=[domain], classes=classes)[domain],
     )
 
 
 def _files(folder: Path) -> DomainSource:
     """Every image below a folder, by name, without labels."""
-    files = sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES)
+    files = image_files(folder)
     if not files:
         raise InputError(f"{folder} has no images; give files such as .png or .jpg")
     return DomainSource(
         name=folder.name,
         labelled=False,
-        read=lambda options, classes: read_images(files, domain=folder.name, options=options),
+        find=lambda options, classes: list_files(files, domain=folder.name),
     )
 
 
@@ -228,7 +248,7 @@ def _square(transform: EvalTransform) -> int:
     return height
 
 
-def one_domain(sets: dict[str, ImageSet], source: str | Path) -> ImageSet:
+def one_domain(sets: Mapping[str, T], source: str | Path) -> T:
     """The only domain of a source.
 
     Raises:

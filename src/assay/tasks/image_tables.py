@@ -12,7 +12,9 @@ from assay.core.errors import (
     InputError,
     unknown_name,
 )
-from assay.tasks.image_files import DEFAULTS, RawImage, ReadOptions, checked_folder, decoded_set
+from assay.tasks.image_decoding import Files
+from assay.tasks.image_files import checked_folder
+from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
 from assay.tasks.image_set import ImageSet
 
 
@@ -89,6 +91,17 @@ def read_table(
     domain: str | None = None,
     options: ReadOptions = DEFAULTS,
 ) -> ImageSet:
+    """`list_table`, read; the sample is drawn after `where`."""
+    return list_table(root, layout, where=where, domain=domain).read(options)
+
+
+def list_table(
+    root: str | Path,
+    layout: TableLayout | str,
+    *,
+    where: Mapping[str, str | Sequence[str]] | None = None,
+    domain: str | None = None,
+) -> ImageListing:
     """Images that a table of metadata describes; every column becomes a field.
 
     `ImageSet.by_field` then makes domains of a column (hospital, slide, region).
@@ -99,10 +112,9 @@ def read_table(
             `wilds_split` (train, id_val, id_test, val, test) and, for FMoW, `region`.
         where: Column to the value or values to keep, e.g. `{"center": "1"}`.
         domain: Name of the domain. Default: the values kept, or the folder's name.
-        options: Transform, sample (after `where`), bad files.
 
     Raises:
-        FileFormatError: If the table or an image is missing or cannot be read.
+        FileFormatError: If the table is missing or cannot be read.
         UnknownNameError: If there is no such layout or column.
         InputError: If no row is kept, or a label is none of the classes.
 
@@ -139,25 +151,24 @@ def read_table(
             f"column {layout.label!r} of {root / layout.table} holds {strange}, not among {names}"
         )
     named = [name for name in next(iter(kept.values())) if name]
-    return decoded_set(
-        sources,
+    return ImageListing(
+        pictures=Files(sources, root),
         labels=np.array([names.index(row[layout.label]) for row in kept.values()], dtype=np.int64),
         ids=np.array(list(kept), dtype=np.int64),
         fields={name: [row.get(name, "") for row in kept.values()] for name in named},
         classes=layout.class_names or names,
         domain=domain or chosen or root.name,
         config={"layout": "table", "source": root.name, "where": chosen},
-        options=options,
     )
 
 
-def _below(root: Path, path: str) -> "RawImage":
-    """The image of a row, which a table cannot send elsewhere."""
+def _below(root: Path, path: str) -> str:
+    """The path of a row's image, which a table cannot send elsewhere."""
     if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
         raise FileFormatError(
             f"a row of the table in {root} names the image {path!r}, which must lie below {root}"
         )
-    return RawImage(path, root / path)
+    return path
 
 
 def _table(path: Path) -> list[Row]:

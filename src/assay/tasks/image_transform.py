@@ -241,11 +241,18 @@ class EvalTransform(Record):
             centre="round",
         )
 
+    @property
+    def normalisation(self) -> dict[str, Any]:
+        """The numbers without the geometry: `rescale`, `mean` and `std`."""
+        return {name: self.to_dict()[name] for name in ("rescale", "mean", "std")}
+
     def pixels(self, image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
         """An image after resize and crop, 8 bits, RGB.
 
         Raises:
             InputError: If the image is smaller than the crop, or has more than 8 bits per channel.
+            DecompressionBombError: If it would exceed Pillow's limit of pixels once resized: a shorter side
+                that is made larger takes the longer one with it.
         """
         image = as_rgb(image)
         if self.resize is not None:
@@ -258,6 +265,7 @@ class EvalTransform(Record):
             else:
                 ratio = min(height / self.resize[0], width / self.resize[1])
                 height, width = round(height / ratio), round(width / ratio)
+            _check_pixels(width, height)
             if image.size != (width, height):
                 image = image.resize((width, height), RESAMPLE[self.resample])
         if self.crop is not None:
@@ -317,13 +325,16 @@ def read_rgb(content: Path | bytes) -> Image.Image:
     """
     with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
         # Counted here: Pillow's warning is an error only under a filter, which threads share.
-        limit = Image.MAX_IMAGE_PIXELS
-        if limit is not None and image.width * image.height > limit:
-            raise Image.DecompressionBombError(
-                f"{image.width} x {image.height} pixels exceed the limit of {limit:,}"
-            )
+        _check_pixels(image.width, image.height)
         image.load()
         return as_rgb(image)
+
+
+def _check_pixels(width: int, height: int) -> None:
+    """Refuse more pixels than Pillow's limit."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > limit:
+        raise Image.DecompressionBombError(f"{width} x {height} pixels exceed the limit of {limit:,}")
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

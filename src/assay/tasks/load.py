@@ -12,11 +12,12 @@ from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
 from assay.tasks.files import read_pairs
 from assay.tasks.grammar import TASKS, Grammar
-from assay.tasks.image_files import ReadOptions
-from assay.tasks.image_source import FIRST_FREE, one_domain, read_source
+from assay.tasks.image_listing import ReadOptions
+from assay.tasks.image_source import FIRST_FREE, one_domain, read_source, stream_source
+from assay.tasks.image_stream import ImageStream
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
-from assay.tasks.loaded_sets import read_dataset
+from assay.tasks.loaded_sets import list_dataset
 from assay.tasks.rows import is_task_file
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
@@ -165,24 +166,32 @@ def draw_task(
 
 
 def load_images(
-    source: Any, model: Any, *, n: int | None = None, seed: int = 0, skip_bad: bool = False
+    source: Any,
+    model: Any,
+    *,
+    n: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    workers: int | None = None,
 ) -> ImageTask:
-    """Images of one domain, normalised for an image classifier.
+    """Images of one domain, normalised for an image classifier, in memory.
 
     Args:
         source: `shapes:DOMAIN` (drawn, no download; numbers from 20,000 on, which no model of the embedded
             zoo was trained on), `colour-digits[:AGREEMENT[/SWAP]]` (as `digits_task` draws
-            them; default 0.9 and `both`), an `.npz` or `.parquet` file, a folder with a folder per class, a
-            folder of unlabelled images; or a data set of PyTorch or of the `datasets` library, as
-            `read_dataset` takes it.
+            them; default 0.9 and `both`), an `.npz`, `.parquet` or `.tar` file (WebDataset), shards of one
+            kind as `FOLDER/*.tar`, a folder with a folder per class, a folder of unlabelled images; or a data
+            set of PyTorch or of the `datasets` library, as `list_dataset` takes it.
         model: A loaded image classifier; its stored transform is applied, its class names give the labels.
         n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
         seed: Seed of the sample, or of the drawing.
         skip_bad: Leave out files that cannot be decoded, and count them, instead of failing.
+        workers: Processes that decode beside this one; see `ReadOptions`.
 
     Raises:
         InputError: If the model reads prompts, the source holds several domains, or classes differ.
         FileFormatError: If nothing is there, or an image cannot be read.
+        WorkerError: If a worker ended by itself.
 
     Example:
         >>> from assay.zoo import Zoo
@@ -190,16 +199,10 @@ def load_images(
         >>> load_images("shapes:flat", zoo.load(zoo.keys[0]), n=3).images.shape
         torch.Size([3, 3, 32, 32])
     """
-    if getattr(model, "vision", None) is None:
-        raise InputError(
-            f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
-        )
-    if n is not None and n < 1:
-        raise InputError(f"n is {n}; a task needs at least one image")
-    transform = EvalTransform.for_model(model)
-    read = ReadOptions(n=n, seed=seed, skip_bad=skip_bad, transform=transform)
+    read = _reading(model, n=n, seed=seed, skip_bad=skip_bad, workers=workers)
+    assert read.transform is not None
     if not isinstance(source, str | Path):
-        return read_dataset(source, classes=model.classes, options=read).task(transform)
+        return list_dataset(source, classes=model.classes).read(read).task(read.transform)
     if (digits := digits_source(source)) is not None:
         return digits_task(
             model,
@@ -208,10 +211,60 @@ def load_images(
             swap=digits.swap or "both",
             seed=seed,
         )
-    sets = read_source(
-        source, transform=transform, classes=model.classes, options=read, start=FIRST_FREE, drawn=DEFAULT_N
-    )
-    return one_domain(sets, source).task(transform)
+    sets = read_source(source, classes=model.classes, **_found_by(read))
+    return one_domain(sets, source).task(read.transform)
+
+
+def stream_images(
+    source: Any,
+    model: Any,
+    *,
+    n: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    workers: int | None = None,
+) -> ImageStream:
+    """As `load_images`, but the images are decoded whenever the task is run, and none is held.
+
+    Args:
+        source: As of `load_images`; coloured digits are drawn without counterparts.
+        model: As there; its transform is applied whenever an image is decoded.
+        n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
+        seed: Seed of the sample, or of the drawing.
+        skip_bad: Decode each image once before anything starts, leave out those that cannot be, and count
+            them, instead of failing.
+        workers: Processes that decode beside this one; see `ReadOptions`.
+
+    Raises:
+        InputError, FileFormatError: As `load_images`; an image that cannot be decoded is met when it is read.
+
+    Example:
+        >>> from assay.zoo import Zoo
+        >>> zoo = Zoo.embedded()
+        >>> stream_images("shapes:flat", zoo.load(zoo.keys[0]), n=3)
+        ImageStream('shapes', domain='flat', n=3, size=32x32)
+    """
+    read = _reading(model, n=n, seed=seed, skip_bad=skip_bad, workers=workers)
+    if not isinstance(source, str | Path):
+        return list_dataset(source, classes=model.classes).stream(read)
+    return one_domain(stream_source(source, classes=model.classes, **_found_by(read)), source)
+
+
+def _reading(model: Any, *, n: int | None, seed: int, skip_bad: bool, workers: int | None) -> ReadOptions:
+    """How images are read for a model."""
+    if getattr(model, "vision", None) is None:
+        raise InputError(
+            f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
+        )
+    if n is not None and n < 1:
+        raise InputError(f"n is {n}; a task needs at least one image")
+    transform = EvalTransform.for_model(model)
+    return ReadOptions(n=n, seed=seed, skip_bad=skip_bad, transform=transform, workers=workers)
+
+
+def _found_by(read: ReadOptions) -> dict[str, Any]:
+    """How a named source is read: drawn images are those that no model was trained on."""
+    return {"transform": read.transform, "options": read, "start": FIRST_FREE, "drawn": DEFAULT_N}
 
 
 def _grammar(name: str, tokenizer: Any, rules: Mapping[str, Any], options: Mapping[str, Any]) -> Grammar:

@@ -1,7 +1,6 @@
 """Data sets that are loaded already, of the `datasets` library or of PyTorch: images, and rows of prompts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,12 +10,12 @@ from PIL import Image
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.tasks.image_files import DEFAULTS, RawImage, ReadOptions, decoded_set
+from assay.tasks.image_decoding import Labelled, PerProcess, Pictures
+from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
 from assay.tasks.image_set import ImageSet
 from assay.tasks.rows import Rows
 
 
-_ROW = "\N{NUMBER SIGN}row"  # a field that no column is called
 IMAGE, LABEL = ("image", "img"), ("label",)  # columns that are taken where no type tells
 _FORMS = (
     "clean, corrupted and answers (and wrong); MIB's prompt, its answer and counterfactuals; or questions "
@@ -97,14 +96,34 @@ def read_dataset(
     domain: str | None = None,
     options: ReadOptions = DEFAULTS,
 ) -> ImageSet:
-    """One domain from a data set that is loaded already.
+    """`list_dataset`, read: rows are drawn before any image is decoded, and each image is decoded once.
 
-    Rows are drawn before any image is decoded, and each image is decoded once.
+    Example:
+        >>> drawn = torch.utils.data.TensorDataset(torch.zeros(4, 3, 8, 8), torch.tensor([0, 1, 1, 0]))
+        >>> read_dataset(drawn).labels.tolist()
+        [0, 1, 1, 0]
+    """
+    return list_dataset(dataset, image=image, label=label, ids=ids, classes=classes, domain=domain).read(
+        options
+    )
+
+
+def list_dataset(
+    dataset: Any,
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    ids: str | Sequence[int] | None = None,
+    classes: Sequence[str] | None = None,
+    domain: str | None = None,
+) -> ImageListing:
+    """One domain from a data set that is loaded already.
 
     Args:
         dataset: A map-style data set of PyTorch, whose items are `(image, label)` or images (of PIL, or 8-bit
             or 0..1 tensors and arrays, before any normalisation); or a `datasets.Dataset`, of which a format
-            or transform that was set does not count.
+            or transform that was set does not count; or a stream of either library, which each pass reads
+            from its start.
         image: Column of the images. Default: the only column of images, else `image` or `img`.
         label: Column of the labels. Default: the only column of class labels, else `label`; without one the
             images are unlabelled.
@@ -112,62 +131,51 @@ def read_dataset(
         classes: Names of the classes, label 0 first. Where the data have names, labels follow them into this
             order. Default: the names of the data.
         domain: Name of the domain. Default: what the data set calls itself.
-        options: Transform, sample, bad images.
 
     Returns:
-        The images; every other column of plain values is a field.
+        The listing; every other column of plain values is a field.
 
     Raises:
-        InputError: If the data set has no rows or no numbers for them, a column cannot be told, or labels or
-            values of images are not as expected.
+        InputError: If the data set has no rows, a column cannot be told, or labels are not as expected.
         UnknownNameError: If there is no such column.
-        FileFormatError: If an image cannot be decoded and is not skipped.
 
-    Example:
-        >>> drawn = torch.utils.data.TensorDataset(torch.zeros(4, 3, 8, 8), torch.tensor([0, 1, 1, 0]))
-        >>> read_dataset(drawn).labels.tolist()
-        [0, 1, 1, 0]
+    Notes:
+        The items of a data set of PyTorch are asked for their labels with their images; a stream of such
+        images therefore reads all items once before it starts. A stream of either library is gone through
+        once to count its rows.
     """
-    found = check_loaded(dataset)
+    found = check_loaded(_Counted(dataset) if _is_stream(dataset) else dataset)
     name, split = name_of(dataset)
-    if isinstance(found, Columnar):
-        read: _Columns | _Items = _Columns(found, image, label)
-    elif image or label:
+    if not isinstance(found, Columnar | _Counted) and (image or label):
         raise InputError(f"a {type(dataset).__name__} has no columns; leave out image and label")
+    wanted = None if classes is None else tuple(classes)
+    read: _Columns | _Items
+    if isinstance(found, Columnar):
+        read = _Columns(found, name, image, label, wanted)
     else:
-        read = _Items(found)
-    images = decoded_set(
-        [RawImage(f"image {row} of {name}", read.picture(row)) for row in range(len(found))],
-        labels=None,
+        read = _Items(found, name, wanted, columns=(image, label))
+    return ImageListing(
+        pictures=read,
+        labels=read.labels(),
         ids=_numbers(ids, found),
-        fields={**read.fields, _ROW: range(len(found))},
-        classes=None,
+        fields=read.fields,
+        classes=wanted or (None if read.names is None else tuple(read.names)),
         domain=name if domain is None else domain,
         config={"layout": "dataset", "source": name, **split},
-        options=options,
     )
-    fields = dict(images.fields)
-    labels = read.labels(fields.pop(_ROW))
-    names = None if read.names is None else tuple(read.names)
-    if classes is not None:
-        labels, names = _in_order(labels, names, tuple(classes)), tuple(classes)
-    held = None if labels is None else np.array(labels, dtype=np.int64)
-    return replace(images, fields=fields, labels=held, classes=names)
 
 
-def _in_order(
-    labels: list[int] | None, names: tuple[str, ...] | None, classes: tuple[str, ...]
-) -> list[int] | None:
-    """Labels of a data set's own classes as those of a model."""
-    if labels is None or names is None or names == classes:
-        return labels
-    if strange := sorted({names[label] for label in labels if 0 <= label < len(names)} - set(classes)):
+def _in_order(label: int | None, names: Sequence[str] | None, classes: tuple[str, ...] | None) -> int | None:
+    """A label of a data set's own classes as one of a model."""
+    if label is None or names is None or classes is None or not 0 <= label < len(names):
+        return label
+    if names[label] not in classes:
         raise InputError(
-            f"the data set has images of the classes {', '.join(strange[:5])}, which are none of "
+            f"the data set has images of the class {names[label]}, which is none of "
             f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}; rename its classes, or leave "
             "their images out"
         )
-    return [classes.index(names[label]) if 0 <= label < len(names) else label for label in labels]
+    return classes.index(names[label])
 
 
 def _numbers(ids: str | Sequence[int] | None, dataset: MapStyle) -> Int64[np.ndarray, " n"] | None:
@@ -188,44 +196,124 @@ def _numbers(ids: str | Sequence[int] | None, dataset: MapStyle) -> Int64[np.nda
     return found.astype(np.int64)
 
 
-class _Items:
-    """Items `(image, label)` or images, as PyTorch's data sets give them; each is asked for once."""
+def _is_stream(dataset: Any) -> bool:
+    """Whether rows have no numbers, but can be gone through again and again."""
+    return (
+        not isinstance(dataset, MapStyle | Mapping)
+        and hasattr(dataset, "__iter__")
+        and not hasattr(dataset, "__next__")  # which an iterator has: it can be read once
+    )
 
-    def __init__(self, dataset: MapStyle) -> None:
+
+class _Counted:
+    """A stream of rows by their numbers, counted once; each process reads it from front to back."""
+
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._found: dict[int, int] = {}
+        self._n = sum(1 for _ in dataset)
+        self._open = PerProcess(self._opened)
+
+    def _opened(self) -> "_Front":
+        return _Front(self._dataset, self._n)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, row: int) -> Any:
+        return self._open().item(row)
+
+
+class _Front:
+    """The rows of a stream, the next of which can be had at once."""
+
+    def __init__(self, dataset: Any, n: int) -> None:
+        self._dataset, self._n = dataset, n
+        self._rest, self._next = iter(dataset), 0
+
+    def close(self) -> None:
+        """Let go of the place in the stream."""
+        self._rest = iter(())
+
+    def item(self, row: int) -> Any:
+        if row < self._next:
+            self._rest, self._next = iter(self._dataset), 0
+        for item in self._rest:
+            self._next += 1
+            if self._next > row:
+                return item
+        raise InputError(
+            f"the stream ended after {self._next} rows, but it had {self._n} when they were counted; give "
+            "one that does not change between passes"
+        )
+
+
+class _Items(Pictures):
+    """Items `(image, label)` or images, as PyTorch's data sets give them."""
+
+    labelled = True  # or not: an item tells
+
+    def __init__(
+        self,
+        dataset: MapStyle,
+        name: str,
+        classes: tuple[str, ...] | None,
+        columns: tuple[str | None, str | None],
+    ) -> None:
+        self._dataset, self._name, self._classes, self._columns = dataset, name, classes, columns
+        if isinstance(dataset, _Counted):
+            self.most_workers = 1  # streams deal their rows to workers themselves, in an order of their own
         named = getattr(dataset, "classes", None)
         whole = isinstance(named, list | tuple) and all(isinstance(each, str) for each in named)
         self.names: Sequence[str] | None = named if whole else None
         self.fields: Mapping[str, Sequence[Any]] = {}
 
-    def picture(self, row: int) -> Callable[[], Any]:
-        return lambda: self._picture(row)
+    def __len__(self) -> int:
+        return len(self._dataset)
 
-    def _picture(self, row: int) -> Any:
-        item = self._dataset[row]
+    def name(self, row: int) -> str:
+        return f"image {row} of {self._name}"
+
+    def content(self, row: int) -> Labelled:
+        item, label = self._dataset[row], None
+        if isinstance(item, Mapping):
+            image, *more = self._named(item)
+            item = (image, *more) if more else image
         if isinstance(item, tuple | list):
             if len(item) < 2:
                 raise InputError(
                     f"item {row} of the data set has {len(item)} entries; expected (image, label)"
                 )
-            self._found[row] = _whole(item[1], row)
-            item = item[0]
-        return _eight_bits(item, row)
+            item, label = item[0], _in_order(_whole(item[1], row), self.names, self._classes)
+        return Labelled(_eight_bits(item, row), label)
 
-    def labels(self, rows: Sequence[int]) -> list[int] | None:
-        """The labels of rows whose images were asked for."""
-        if not self._found:
-            return None
-        if missing := [row for row in rows if row not in self._found]:
-            raise InputError(f"item {missing[0]} of the data set has no label, but others do")
-        return [self._found[row] for row in rows]
+    def _named(self, record: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Image and label, if there is one, of a row of a stream of named columns."""
+        found = []
+        for asked, usual in zip(self._columns, (IMAGE, LABEL), strict=True):
+            name = next((name for name in ((asked,) if asked else usual) if name in record), None)
+            if name is None and (asked or usual is IMAGE):
+                raise unknown_name("column of the data set", asked or IMAGE[0], map(str, record))
+            found += [] if name is None else [record[name]]
+        return tuple(found)
+
+    def marks(self, rows: Sequence[int]) -> Iterator[str]:
+        yield f"{self._name} {len(self)} {list(rows)}"
+
+    def labels(self) -> None:
+        """They come with the images."""
 
 
-class _Columns:
+class _Columns(Pictures):
     """The columns of a `datasets.Dataset`, whose images are decoded here."""
 
-    def __init__(self, dataset: Columnar, image: str | None, label: str | None) -> None:
+    def __init__(
+        self,
+        dataset: Columnar,
+        name: str,
+        image: str | None,
+        label: str | None,
+        classes: tuple[str, ...] | None,
+    ) -> None:
         types = {name: type(kind).__name__ for name, kind in dataset.features.items()}
         picture = _chosen(dataset, image, "Image", IMAGE, "image", types)
         if picture is None:
@@ -239,17 +327,21 @@ class _Columns:
         if types[picture] == "Image":  # its files are decoded as files of a folder are
             undecoded = type(dataset.features[picture])(decode=False)
             self._pictures = self._pictures.cast_column(picture, undecoded)
-        self._picture, self._label = picture, labelled
-        self._labels: Sequence[Any] = () if labelled is None else plain[labelled]
+        self._name, self._picture, self._classes = name, picture, classes
+        self._labels: Sequence[Any] | None = None if labelled is None else plain[labelled]
+        self._print = str(getattr(dataset, "_fingerprint", ""))
         kind = None if labelled is None else dataset.features[labelled]
         self.names: Sequence[str] | None = getattr(kind, "names", None)
         values = [name for name, kind in types.items() if kind in ("Value", "ClassLabel")]
         self.fields = {name: plain[name] for name in values if name not in (picture, labelled)}
 
-    def picture(self, row: int) -> Callable[[], Any]:
-        return lambda: self._content(row)
+    def __len__(self) -> int:
+        return len(self._pictures)
 
-    def _content(self, row: int) -> Any:
+    def name(self, row: int) -> str:
+        return f"image {row} of {self._name}"
+
+    def content(self, row: int) -> Any:
         cell = self._pictures[row][self._picture]
         if isinstance(cell, Mapping):
             content, path = cell.get("bytes"), cell.get("path")
@@ -258,9 +350,15 @@ class _Columns:
             return Path(str(path)) if content is None else content
         return cell if isinstance(cell, bytes) else _eight_bits(np.asarray(cell), row)
 
-    def labels(self, rows: Sequence[int]) -> list[int] | None:
-        """The labels of rows."""
-        return None if self._label is None else [_whole(self._labels[row], row) for row in rows]
+    def marks(self, rows: Sequence[int]) -> Iterator[str]:
+        yield f"{self._name} {self._print} {self._picture} {list(rows)}"
+
+    def labels(self) -> Int64[np.ndarray, " n"] | None:
+        """The label of each row."""
+        if self._labels is None:
+            return None
+        whole = (_whole(label, row) for row, label in enumerate(self._labels))
+        return np.array([_in_order(label, self.names, self._classes) for label in whole], dtype=np.int64)
 
 
 def _column(dataset: Columnar, name: str) -> str:

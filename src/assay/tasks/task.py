@@ -378,6 +378,10 @@ class PairTask(Carded):
                 alignment=None if self.alignment is None else self.alignment[rows],
             )
 
+    def stand_in(self, n: int) -> "PairTask":
+        """As many prompts, to predict the memory of a pass: the first ones."""
+        return self.subset(range(n))
+
     def validate(self, n_vocab: int, n_positions: int | None = None) -> None:
         """Check every token id against a model's vocabulary, and the length against what it reads.
 

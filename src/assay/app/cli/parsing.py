@@ -31,8 +31,9 @@ from cyclopts.config import Dict, Env
 
 from assay.app.cli.pages import Pages
 from assay.app.console import fit_terminal, quiet, remark, say, show_warning
-from assay.app.running import Quiet
+from assay.app.running import Decoding, Quiet
 from assay.core.errors import AssayError, AssayWarning, InputError, near_matches
+from assay.core.machine import decoding_with
 
 
 Command = TypeVar("Command", bound=Callable[..., int | None])
@@ -259,7 +260,8 @@ def run(arguments: Sequence[str]) -> int:
         bound.apply_defaults()
         settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), Quiet())
         traceback = settings.traceback
-        with warnings.catch_warnings(), quiet(silent=settings.quiet):
+        workers = settings.workers if isinstance(settings, Decoding) else None
+        with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding_with(workers):
             warnings.simplefilter("ignore")
             if not settings.quiet:
                 warnings.simplefilter("always", AssayWarning)

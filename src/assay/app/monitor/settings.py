@@ -19,14 +19,14 @@ from assay.app.option_groups import (
     own_group,
 )
 from assay.app.options import Ablating, Mapped, Revised, Typed
-from assay.app.running import Batched, Seeded
+from assay.app.running import Batched, Decoding, Seeded
 
 
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorOptions(Seeded, Batched, Typed, Revised, Mapped, Ablating):
+class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating):
     """What a monitor watches and how.
 
     Attributes:

@@ -280,7 +280,7 @@ def measures(ablation: Ablation) -> bool:
 
 METHODS: Registry[EdgeMethod] = Registry("method", holds=EdgeMethod)
 
-KEPT_BYTES = 2**30  # of clean passes that measuring the means made
+KEPT_BYTES = 2**29  # of clean passes that measuring the means made
 
 
 def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:

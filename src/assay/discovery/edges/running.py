@@ -142,7 +142,7 @@ class Asked:
             Bytes; None where it cannot be known, or where the method makes too many passes to go through.
         """
         run = _in_one_batch(self.method, self.model, self.settings)
-        return None if run is None else peak_bytes(self.model, self.task.subset(range(self.size)), run)
+        return None if run is None else peak_bytes(self.model, self.task.stand_in(self.size), run)
 
     def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
         """Mean scores, provenance and details of a sweep over all examples."""
