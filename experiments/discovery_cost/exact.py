@@ -2,9 +2,9 @@
 
     python experiments/discovery_cost/exact.py
 
-A ViT of the shape of ViT-Ti (12 blocks of 3 heads, width 192; random weights), 2 drawn images of 96 x 96 pixels
-(37 tokens), float32, one CPU thread, seconds of the processor. All edges into one target of a shallow, a middle
-and a deep block. Writes `exact.json` beside this file.
+A ViT of the shape of ViT-Ti (12 blocks of 3 heads, width 192; random weights), 2 drawn images of 96 x 96
+pixels (37 tokens), float32, one CPU thread, seconds of the processor. All edges into one target of a shallow,
+a middle and a deep block. Writes `exact.json` beside this file.
 """
 
 import json

@@ -164,7 +164,7 @@ def test_intervals_by_hand() -> None:
     assert few.interval().reason == "undefined"
     assert ResampledValue(value=1.0, draws=noise, settled=noise, n=1).interval().reason == "too_few"
     with pytest.raises(InputError, match="level is 1"):
-        found.interval(level=1)
+        found.interval(level=1.0)
 
 
 def test_empty_resamples_do_not_count() -> None:
