@@ -16,9 +16,10 @@ from torch import Tensor
 
 from assay.analyses.generalization.circuit_view import WeightedCircuit
 from assay.analyses.generalization.depth_bias import TARGETS, layer_sets, node_layers
-from assay.analyses.generalization.intervals import ROWS, log_ratios
+from assay.analyses.generalization.intervals import log_ratios
 from assay.analyses.generalization.motifs import motif
 from assay.analyses.generalization.shift import DISTANCES, check_comparable
+from assay.analyses.generalization.signatures import SIGNATURES
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.discovery.edges import OutputScores
@@ -141,21 +142,16 @@ def resampled_shift(
     drawn, known = _draws(shifted_scores), WeightedCircuit(scores=reference_scores).weights
     graph = reference_scores.graph
 
+    form = SIGNATURES[distance]
+    signed = reference_scores.values.detach().cpu().double()[graph.valid].numpy()
+    usual = form.vectors(graph, signed[None])[0]
+
     def shift(table: Float64[np.ndarray, "k n_edges"]) -> Float64[np.ndarray, " k"]:
-        if distance in ROWS:
-            return ROWS[distance](known, np.abs(table))
-        return np.array([_one_by_one(reference_scores, graph, distance, row) for row in table])
+        found, usable = np.full(len(table), np.nan), np.isfinite(table).all(1)
+        found[usable] = form.distance(form.vectors(graph, table[usable]), usual)
+        return found
 
     return _resampled(drawn, shift, _towards(drawn, known, scaled=distance != "l2"))
-
-
-def _one_by_one(reference: EdgeScores, graph: Graph, distance: str, row: Numbers) -> float:
-    if not np.isfinite(row).all():
-        return math.nan
-    values = torch.zeros(graph.valid.shape, dtype=torch.float64)
-    values[graph.valid] = torch.from_numpy(row)
-    new = WeightedCircuit(scores=EdgeScores(graph, values))
-    return DISTANCES[distance].compare(WeightedCircuit(scores=reference), new)
 
 
 def _towards(drawn: Draws, known: Numbers, *, scaled: bool) -> Numbers:
