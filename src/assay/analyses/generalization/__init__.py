@@ -35,7 +35,8 @@ from assay.analyses.generalization.evaluation import (
     summarize_correlations,
 )
 from assay.analyses.generalization.finetuning import FineTuning, finetune
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
+from assay.analyses.generalization.inspecting import inspect_model
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.intervals import depth_bias_interval, shift_interval
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
