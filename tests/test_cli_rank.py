@@ -279,5 +279,5 @@ def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Pat
     read = []
     for mode in ("squash", "center"):
         model.preprocessing = {"input_size": (3, 16, 24), "crop_pct": 0.5, "crop_mode": mode}
-        read.append(found.read(model).images)
+        read.append(found.read(model).loaded().images)
     assert not torch.equal(*read)
