@@ -33,9 +33,9 @@ def read(data: Path, domain: str) -> ImageSet:
     return read_npz(data / f"{domain}.npz", domain=domain)
 
 
-def split(images: ImageSet) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images: 80 % and 20 % of every class, drawn with a fixed seed."""
-    rng = stream(SEED, f"pacs64/split/{images.domain}")
+def split(images: ImageSet, seed: int = SEED) -> tuple[ImageSet, ImageSet]:
+    """Training and validation images: 80 % and 20 % of every class, drawn with `seed`."""
+    rng = stream(seed, f"pacs64/split/{images.domain}")
     train = np.zeros(images.n, dtype=bool)
     for label in np.unique(images.labels):
         rows = rng.permutation(np.flatnonzero(images.labels == label))

@@ -17,8 +17,8 @@ from transformers import ViTConfig, ViTForImageClassification
 from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError
 from assay.tasks import EvalTransform, ImageSet, draw_shapes
 from assay.zoo import LossTerm, Recipe, train
+from assay.zoo.feeding import batch_rows
 from assay.zoo.scoring import images_hash, logits_of, score_of, weights_hash
-from assay.zoo.training import batch_rows
 
 
 def tiny(seed: int = 0, n_classes: int = 6) -> ViTForImageClassification:

@@ -30,6 +30,7 @@ from assay.pipeline.ranking import lineup
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.shards import n_batches
 from assay.pipeline.worst import PairCounts, plan_attack, sizes
+from assay.pipeline.zoo_jobs import training_jobs
 from assay.tasks import ImageTask, PairTask, Task
 
 
@@ -84,6 +85,8 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
         for images in plan.rank.images:
             for seed in plan.seeds:
                 add(_ranking(plan, plan.rank, images, seed, placed))
+    if plan.zoo is not None:
+        add(training_jobs(plan, plan.zoo, device))
     return tuple(found.values())
 
 

@@ -35,8 +35,10 @@ from assay.pipeline.shards import BatchShelf, PairShelf, dealt
 from assay.pipeline.sizing import size_circuit
 from assay.pipeline.stage import Content, Stage, document_stage
 from assay.pipeline.worst import PairCounts, pairs_of, worst_case_stage
+from assay.pipeline.zoo_training import keep_zoo, zoo_plan
 from assay.store import About, Store
 from assay.tasks import PairTask, Task
+from assay.zoo import Recipe
 
 
 # Bytes that every job counts on, whatever is free: passes of another size round otherwise.
@@ -165,11 +167,11 @@ def inputs_of(job: Job) -> Division:
     return inputs
 
 
-def _check(job: Job, what: str, found: Mapping[str, Any]) -> None:
+def _check(job: Job, what: str, found: Any) -> None:
     if found != job.record[what]:
         raise InputError(
             f"the {what} of job {job.name!r} changed after the plan was read: it was {job.record[what]}, "
-            f"now it is {dict(found)}; start the sweep again"
+            f"now it is {found}; start the sweep again"
         )
 
 
@@ -400,3 +402,29 @@ def _inspect(job: Job, store: Store) -> tuple[str, ...]:
 def _rank(job: Job, store: Store) -> tuple[str, ...]:
     """The ranking of all models of a zoo, from what each showed."""
     return (keep_ranking(store, lineup_of(job).rank(cache=store.directory / "inspections").to_dict()),)
+
+
+@JOB_KINDS.register("enrol")
+def _enrol(job: Job, store: Store) -> tuple[str, ...]:
+    """The directory of a zoo, with every model pending."""
+    del store
+    zoo_plan(**job.source["zoo"]).enrol()
+    return ()
+
+
+@JOB_KINDS.register("train")
+def _train(job: Job, store: Store) -> tuple[str, ...]:
+    """One model of a zoo, trained in the zoo's directory."""
+    del store
+    found, recipe = zoo_plan(**job.source["zoo"]), Recipe.from_dict(job.record["recipe"])
+    for name, value in found.record(recipe).items():
+        _check(job, name, value)
+    found.train(recipe)
+    return ()
+
+
+@JOB_KINDS.register("zoo")
+def _zoo(job: Job, store: Store) -> tuple[str, ...]:
+    """The list of a zoo's models, once all are trained."""
+    found = zoo_plan(**job.source["zoo"])
+    return (keep_zoo(store, found.assemble(), found.seed),)

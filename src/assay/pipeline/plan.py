@@ -30,6 +30,7 @@ from assay.pipeline.order import in_order
 from assay.pipeline.worst import sizes
 from assay.tasks import TASKS, digits_source, is_shapes, is_task_file
 from assay.tasks.load import DEFAULT_N
+from assay.zoo.precision import PRECISIONS
 
 
 SCHEMA = "assay-plan/1"
@@ -268,6 +269,28 @@ class RankChoice(_Section):
     n: Annotated[int, Field(ge=2)] | None = None
 
 
+class ZooChoice(_Section):
+    """A zoo whose models are trained, each by a job of its own.
+
+    Attributes:
+        grid: TOML or JSON file of a grid, or a preset.
+        images: Labelled images of one domain: a folder, an archive, or `shapes:STYLE`.
+        out: Directory of the zoo; relative to where the sweep runs.
+        size: Height and width of the images; None: what the models state, else 32.
+        n: Images; None: all of a folder, 1200 drawn ones.
+        holdout: Share of each class that validates.
+        precision: Number type of training passes.
+    """
+
+    grid: Text
+    images: Text
+    out: Text
+    size: Annotated[int, Field(ge=16)] | None = None
+    n: Annotated[int, Field(ge=2)] | None = None
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    precision: Annotated[Text, AfterValidator(_known("precision", PRECISIONS))] = "float32"
+
+
 class SingleJob(_Section):
     """A circuit from a file, measured beside the product.
 
@@ -306,6 +329,7 @@ class Plan(_Section):
         gates: Judged on every circuit.
         attack: Worst pairs of every circuit; None: not looked for.
         rank: Models of a zoo ranked on images; None: none are.
+        zoo: Models that are trained; None: none are.
         n_random: Random circuits measured beside each, for the metrics.
         shards: Into how many jobs one is dealt.
         limits: What the sweep may use; of them the batch size alone enters results.
@@ -342,6 +366,7 @@ class Plan(_Section):
     gates: Annotated[Texts, _keys(find_gate)] = ()
     attack: AttackChoice | None = None
     rank: RankChoice | None = None
+    zoo: ZooChoice | None = None
     n_random: Annotated[int, Field(ge=0)] = 0
     shards: ShardsChoice = ShardsChoice()
     limits: Limits = Limits()
@@ -353,9 +378,14 @@ class Plan(_Section):
         """What fields cannot see alone: the product is complete, and single jobs fit together."""
         product = {"models": self.models, "tasks": self.tasks, "methods": self.methods}
         missing = [key for key, values in product.items() if not values]
-        if missing and (len(missing) < len(product) or not (self.job or self.rank)):
+        if missing and (len(missing) < len(product) or not (self.job or self.rank or self.zoo)):
             raise InputError(
                 f"{missing[0]} is missing; a sweep needs models, tasks and methods, or [[job]]s alone"
+            )
+        if self.zoo and len(self.seeds) > 1:
+            raise InputError(
+                f"[zoo] is trained once, but the plan has seeds {list(self.seeds)}; write the seeds of "
+                "models as an axis of the grid, and one seed here"
             )
         if self.sizes and self.target is not None:
             raise InputError("sizes and target exclude each other; give one of them")

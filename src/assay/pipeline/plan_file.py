@@ -19,10 +19,11 @@ from assay.pipeline.plan import (
     RankChoice,
     ShardsChoice,
     SingleJob,
+    ZooChoice,
 )
 
 
-_TABLES = ("attack", "rank", "shards", "limits")
+_TABLES = ("attack", "rank", "zoo", "shards", "limits")
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -150,6 +151,7 @@ def _known_keys(where: Sequence[int | str]) -> Iterable[str]:
     tables: dict[str, type[BaseModel]] = {
         "attack": AttackChoice,
         "rank": RankChoice,
+        "zoo": ZooChoice,
         "shards": ShardsChoice,
         "limits": Limits,
         "job": SingleJob,

@@ -26,21 +26,25 @@ from assay.core.errors import AssayError
 from assay.discovery.edges.masks import MaskSettings
 from assay.discovery.edges.method import EdgeMethod, get_method
 from assay.discovery.edges.outputs import output_passes
+from assay.execution.memory import weight_bytes
 from assay.execution.soft import mask_cost
 from assay.metrics.curve import FRACTIONS
 from assay.models import Model, load_model
 from assay.models.planted import planted_model
-from assay.pipeline.cost import Forecast, Workload, cost_of, cost_of_several
+from assay.pipeline.cost import Forecast, Workload, batch_memory, cost_of, cost_of_several
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.image_stream import known_images
 from assay.pipeline.inputs import FEW
 from assay.pipeline.monitoring import METHOD, STEPS, MonitorPlan
+from assay.pipeline.zoo_training import evaluations_of, step_passes, training_passes
 from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions, Task
 from assay.zoo import Grid, Recipe, Zoo, initial_module, split
+from assay.zoo.building import transform_for
+from assay.zoo.feeding import Images, size_of
+from assay.zoo.training import step_seconds
 
 
-TRAINED = 3  # passes of a training step per image, the backward one counted as two
 PROBED = 3  # prompts that are run to learn what pairs of them take: their common start, one of each side
 
 
@@ -274,43 +278,59 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
     return cost_of(model, plan.window, [*stages, stage("each batch", 1, 1)], task, batch_size=plan.batch_size)
 
 
-def zoo_cost(grid: Grid, images: ImageSet | None, *, holdout: float) -> Forecast:
+def zoo_cost(grid: Grid, images: Images | None, *, holdout: float, device: str | None = None) -> Forecast:
     """What it costs to train the models of a grid; time is known where there are images.
 
     Args:
         grid: The recipes.
         images: The domain, training and validation together; None: not given yet.
         holdout: Share that validates.
+        device: Where they train; None: the CPU.
     """
     parts = []
-    speeds = (
-        {} if images is None else {name: _start_cost(grid, name, images) for name in grid.initialisations}
-    )
+    timed: dict[tuple[str, str], Forecast] = {}
     n_validated = 0 if images is None else split(images, holdout)[1].n
     for recipe in grid.recipes():
-        each = TRAINED if recipe.mode == "full" else 1  # a head alone learns from features
-        passes = each * recipe.steps * recipe.batch_size + _evaluations(recipe) * n_validated
+        passes = training_passes(recipe, n_validated)
         stage = Workload(stage=recipe.key, runs=recipe.steps, passes=passes)
-        known = speeds.get(recipe.init)
-        speed, size = (None, None) if known is None else (known.pass_seconds, known.bytes)
-        parts.append(Forecast(model={}, n=0, stages=(stage,), pass_seconds=speed, bytes=size))
+        if images is None:
+            parts.append(Forecast(model={}, n=0, stages=(stage,)))
+            continue
+        kind = (recipe.init, recipe.mode)
+        if kind not in timed:
+            timed[kind] = training_cost(grid, recipe, images, device=device)
+        parts.append(replace(timed[kind], stages=(stage,)))
     title = f"{len(parts)} models of {grid.name}"
     return cost_of_several(title, 0 if images is None else images.n, parts)
 
 
-def _evaluations(recipe: Recipe) -> int:
-    """How often a training scores its validation images: on the way, and once more at its start or end."""
-    return 1 + math.ceil(recipe.steps / recipe.validate_every)
+def training_cost(grid: Grid, recipe: Recipe, images: Images, *, device: str | None) -> Forecast:
+    """A pass of a training, from steps of the recipe run here, and the memory of its weights and batch.
 
-
-def _start_cost(grid: Grid, name: str, images: ImageSet) -> Forecast:
-    """A pass of what a recipe starts from."""
-    origin, size = grid.initialisations[name], (images.pixels.shape[1], images.pixels.shape[2])
+    Args:
+        grid: Says what the recipe starts from.
+        recipe: One of the grid's.
+        images: Of the domain.
+        device: Where it trains; None: the CPU.
+    """
+    origin, size = grid.initialisations[recipe.init], size_of(images)
     start = initial_module(
         origin.source, images.classes or (), architecture=origin.architecture, image_size=size, seed=0
     )
+    transform = transform_for(start, images)
+    batch = min(recipe.batch_size, images.n)
+    seconds = step_seconds(start.module, images, recipe, transform, device=device)
     model = load_model(start.module)
-    return cost_of(model, images.n, [], few_images(model, images))
+    few = images.subset(range(min(images.n, FEW)))
+    task = few.task(transform) if isinstance(few, ImageSet) else few.with_transform(transform).loaded()
+    _, peak = batch_memory(model, task, batch)
+    return Forecast(
+        model={},
+        n=0,
+        stages=(),
+        pass_seconds=seconds / (batch * step_passes(recipe)),
+        bytes=weight_bytes(model) + peak,
+    )
 
 
 def finetune_cost(
@@ -326,7 +346,7 @@ def finetune_cost(
         images: The domain; None: not given yet.
         validated: Images that are scored at every evaluation.
     """
-    evaluations = _evaluations(recipe)
+    evaluations = evaluations_of(recipe)
     circuits = n_images * output_passes(STEPS)
     stages = [
         Workload(stage="train", runs=recipe.steps, passes=recipe.steps * recipe.batch_size * per_image),

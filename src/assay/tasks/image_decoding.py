@@ -249,26 +249,38 @@ class Decoding:
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # the global one stays as it is
         )
-        before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-        answers = iter(loader)
-        if before is not None and threading.current_thread() is threading.main_thread():
-            # torch's own handler raises wherever the main process happens to be; without it, where we wait.
-            signal.signal(signal.SIGCHLD, before)
-        while True:
-            try:
-                piece = next(answers)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if not str(error).startswith("DataLoader worker"):
-                    raise
-                raise WorkerError(
-                    f"a process that decodes images ended ({error}); the machine may be out of memory. Run "
-                    "again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
-                ) from error
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
+        yield from loaded_by(loader)
+
+
+def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What a loader gives; an exception among it is raised.
+
+    Args:
+        loader: Its data set hands errors over instead of raising them.
+
+    Raises:
+        WorkerError: If a worker process ended without being asked to.
+    """
+    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    answers = iter(loader)
+    if before is not None and threading.current_thread() is threading.main_thread():
+        # torch's own handler raises wherever the main process happens to be; without it, where we wait.
+        signal.signal(signal.SIGCHLD, before)
+    while True:
+        try:
+            piece = next(answers)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            raise WorkerError(
+                f"a process that decodes images ended ({error}); the machine may be out of memory. Run "
+                "again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
+            ) from error
+        if isinstance(piece, Exception):
+            raise piece
+        yield piece
 
 
 class _Decoder(Dataset[Any]):

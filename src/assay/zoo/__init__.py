@@ -6,11 +6,12 @@ from assay.zoo.building import split, train_zoo
 from assay.zoo.folders import save_model
 from assay.zoo.grid import PRESETS, Grid, Initialisation
 from assay.zoo.initial import Initial, initial_module
+from assay.zoo.loss_term import LossTerm
 from assay.zoo.recipe import Recipe
 from assay.zoo.records import Correctness, Predictions, edge_scores, predict
-from assay.zoo.run_folder import TrainingRun
+from assay.zoo.run_folder import TrainingRun, Validation
 from assay.zoo.selection import Selection, select_configurations
-from assay.zoo.training import LossTerm, train
+from assay.zoo.training import train
 
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Recipe",
     "Selection",
     "TrainingRun",
+    "Validation",
     "Zoo",
     "ZooEntry",
     "correctness",

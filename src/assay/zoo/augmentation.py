@@ -1,14 +1,18 @@
-"""What training shows a model of its images: seeded crops, flips and colours of 8-bit pixels."""
+"""What training shows a model of its images: seeded crops, mirror images and colours."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
+from PIL import Image
 from torch.nn.functional import affine_grid, grid_sample
 
 from assay.core.errors import InputError
 from assay.core.record import Record
+from assay.tasks.image_transform import RESAMPLE
 
 
 # Rec. 601, what Pillow and torchvision call grey.
@@ -20,7 +24,9 @@ class Augmentation(Record):
     """A random resized crop, a mirror image, and a change of brightness, contrast and saturation.
 
     The crop covers a share of the image drawn from `[min_area, 1]`, with an aspect drawn log-uniformly from
-    `[1 / max_aspect, max_aspect]`, and is scaled back to the size of the image (bilinear). Brightness,
+    `[1 / max_aspect, max_aspect]`, and is scaled to the size that the model reads: from the original where
+    there is one (`cut`, by the filter of the evaluation), else back to the size of the image (`apply`,
+    bilinear). A crop never reaches beyond the image: a side that would is as long as the image. Brightness,
     contrast and saturation, in this order, are multiplied by factors drawn from `[1 - jitter, 1 + jitter]`.
 
     Args:
@@ -71,27 +77,75 @@ class Augmentation(Record):
         """
         if self.changes_nothing:
             return pixels
-        n = len(pixels)
-        area = rng.uniform(self.min_area, 1, n)
-        aspect = np.exp(rng.uniform(-1, 1, n) * np.log(self.max_aspect))
-        width, height = np.minimum(np.sqrt(area * aspect), 1), np.minimum(np.sqrt(area / aspect), 1)
-        across, down = rng.uniform(-1, 1, n) * (1 - width), rng.uniform(-1, 1, n) * (1 - height)
-        mirrored = np.where(rng.random(n) < self.flip, -1.0, 1.0)
-        factors = rng.uniform(1 - self.jitter, 1 + self.jitter, (3, n, 1, 1, 1)).astype(np.float32)
-
-        boxes = np.zeros((n, 2, 3), dtype=np.float32)
-        boxes[:, 0, 0], boxes[:, 0, 2] = mirrored * width, across
-        boxes[:, 1, 1], boxes[:, 1, 2] = height, down
+        draws = self._drawn(len(pixels), rng)
+        width = np.minimum(np.sqrt(draws.area * draws.aspect), 1)
+        height = np.minimum(np.sqrt(draws.area / draws.aspect), 1)
+        boxes = np.zeros((len(pixels), 2, 3), dtype=np.float32)
+        boxes[:, 0, 0], boxes[:, 0, 2] = draws.mirrored * width, draws.across * (1 - width)
+        boxes[:, 1, 1], boxes[:, 1, 2] = height, draws.down * (1 - height)
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
         grid = affine_grid(torch.from_numpy(boxes), list(images.shape), align_corners=False)
         cropped = grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-        values = cropped.permute(0, 2, 3, 1).numpy()
+        return self._coloured(cropped.permute(0, 2, 3, 1).numpy(), draws)
+
+    def cut(
+        self,
+        originals: Sequence[Image.Image],
+        rng: np.random.Generator,
+        *,
+        size: tuple[int, int],
+        resample: str,
+    ) -> UInt8[np.ndarray, "n h w 3"]:
+        """The images from their originals: each crop is resized once, by Pillow, to the size of the model.
+
+        Args:
+            originals: RGB images of any sizes.
+            rng: As of `apply`; the same state makes the same choices.
+            size: Height and width of the result.
+            resample: Filter, as of `EvalTransform`.
+        """
+        draws = self._drawn(len(originals), rng)
+        values = np.empty((len(originals), *size, 3), dtype=np.uint8)
+        for row, image in enumerate(originals):
+            whole = image.width * image.height
+            width = min(np.sqrt(draws.area[row] * whole * draws.aspect[row]), image.width)
+            height = min(np.sqrt(draws.area[row] * whole / draws.aspect[row]), image.height)
+            left = (1 + draws.across[row]) / 2 * (image.width - width)
+            top = (1 + draws.down[row]) / 2 * (image.height - height)
+            box = (left, top, min(left + width, image.width), min(top + height, image.height))
+            part = image.resize((size[1], size[0]), RESAMPLE[resample], box=box)
+            values[row] = np.asarray(part)[:, :: int(draws.mirrored[row])]
+        return self._coloured(values.astype(np.float32), draws) if self.jitter else values
+
+    def _drawn(self, n: int, rng: np.random.Generator) -> "_Draws":
+        area = rng.uniform(self.min_area, 1, n)
+        aspect = np.exp(rng.uniform(-1, 1, n) * np.log(self.max_aspect))
+        across, down = rng.uniform(-1, 1, n), rng.uniform(-1, 1, n)
+        mirrored = np.where(rng.random(n) < self.flip, -1.0, 1.0)
+        factors = rng.uniform(1 - self.jitter, 1 + self.jitter, (3, n, 1, 1, 1)).astype(np.float32)
+        return _Draws(area, aspect, across, down, mirrored, factors)
+
+    def _coloured(
+        self, values: Float32[np.ndarray, "n h w 3"], draws: "_Draws"
+    ) -> UInt8[np.ndarray, "n h w 3"]:
+        """Brightness, contrast and saturation changed, and back to 8 bits."""
         if self.jitter:
-            values = values * factors[0]
+            values = values * draws.factors[0]
             grey = (values @ _GREY)[..., None]
             level = grey.mean(axis=(1, 2), keepdims=True)
-            values = level + factors[1] * (values - level)
+            values = level + draws.factors[1] * (values - level)
             grey = (values @ _GREY)[..., None]
-            values = grey + factors[2] * (values - grey)
+            values = grey + draws.factors[2] * (values - grey)
         changed: UInt8[np.ndarray, "n h w 3"] = np.rint(np.clip(values, 0, 255)).astype(np.uint8)
         return changed
+
+
+class _Draws(NamedTuple):
+    """What was drawn for each image of a batch."""
+
+    area: np.ndarray
+    aspect: np.ndarray
+    across: np.ndarray  # -1 at the left, 1 at the right
+    down: np.ndarray
+    mirrored: np.ndarray  # -1 mirrored, 1 not
+    factors: np.ndarray

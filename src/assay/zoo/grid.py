@@ -10,8 +10,9 @@ from typing import Any
 from assay.core.errors import FileFormatError, InputError, unknown_name
 from assay.core.record import Record, named, same
 from assay.core.untrusted import malformed, parse_json, parse_toml
-from assay.zoo.initial import Factory
+from assay.zoo.initial import Factory, initial_module
 from assay.zoo.recipe import Recipe
+from assay.zoo.scoring import stated_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,16 @@ class Initialisation(Record):
     def source_name(self) -> str:
         """The source; a function by its name."""
         return self.source if isinstance(self.source, str) else f"function:{self.source.__qualname__}"
+
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width that it reads; None where its architecture does not say, and for a function."""
+        if not isinstance(self.source, str):
+            return None
+        if isinstance(self.architecture, Mapping) and self.source == "scratch":
+            side = self.architecture.get("image_size")
+            return (side, side) if isinstance(side, int) else None if side is None else tuple(side)
+        start = initial_module(self.source, ("first", "second"), architecture=self.architecture)
+        return stated_size(start.module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +208,24 @@ class Grid(Record):
         if twice := [key for key in keys if keys.count(key) > 1]:
             raise InputError(f"the grid {self.name!r} holds a recipe twice: {twice[0]}")
         return tuple(recipes)
+
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width that the starts read, from their own configurations; None where they take any.
+
+        Raises:
+            InputError: If two starts read different sizes.
+            AssayError: Of `initial_module`, which loads what a start is made from.
+        """
+        sizes = {name: each.image_size() for name, each in self.initialisations.items()}
+        stated = {name: size for name, size in sizes.items() if size is not None}
+        for name, size in stated.items():
+            first, other = next(iter(stated.items()))
+            if size != other:
+                raise InputError(
+                    f"the start {first!r} reads images of {other[0]} x {other[1]}, but {name!r} of "
+                    f"{size[0]} x {size[1]}; make a grid for each size"
+                )
+        return next(iter(stated.values()), None)
 
     def with_configurations(self, configurations: Sequence[Mapping[str, Any]]) -> "Grid":
         """The same initialisations with these combinations of fields instead of the product of the axes."""

@@ -45,6 +45,34 @@ class TrainingRun:
     record: Mapping[str, Any]
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What a validation on the way showed.
+
+    Attributes:
+        step: Steps done.
+        steps: All steps.
+        training_loss: Mean cross entropy of the batches since the validation before, nats.
+        loss: Mean cross entropy of the validation images, nats.
+        measure: What the score is: `accuracy` or `macro-f1`.
+        score: Score of the validation images, 0 .. 1.
+    """
+
+    step: int
+    steps: int
+    training_loss: float
+    loss: float
+    measure: str
+    score: float
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step:,} of {self.steps:,}: training loss {self.training_loss:.3f}, validation loss "
+            f"{self.loss:.3f}, {self.measure} {self.score:.3f}"
+        )
+
+
 def state_file(folder: Path) -> Path:
     """Where the state of an unfinished run lies."""
     return folder / "state.safetensors"
@@ -65,6 +93,7 @@ def finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None
 
 def check_same(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to go on with a run that was made otherwise."""
+    there = {"precision": "float32", **{name: value for name, value in there.items() if value is not None}}
     for name, value in json.loads(json.dumps(wanted)).items():
         if there.get(name) != value:
             old, new = there.get(name), value

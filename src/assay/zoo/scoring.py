@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError, UnsupportedModelError
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform, ImageSet, ImageStream
+from assay.zoo.feeding import Images, labels_of, scored_batches, size_of
 from assay.zoo.recipe import Recipe
 
 
@@ -24,7 +25,7 @@ _HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head", "he
 
 def score_of(
     module: nn.Module,
-    images: ImageSet,
+    images: Images,
     transform: EvalTransform,
     *,
     score: str = "accuracy",
@@ -34,36 +35,36 @@ def score_of(
 
     Args:
         module: In evaluation mode.
-        images: Labelled, of the size that the model reads.
-        transform: Normalisation of the images.
+        images: Labelled; in memory, of the size that the model reads.
+        transform: Normalisation of the images, and geometry of those of a stream.
         score: `accuracy`, or `macro-f1`: the mean F1 over the classes that occur, as in WILDS.
         device: Where the module is. Default: the CPU.
     """
     from sklearn.metrics import f1_score
 
-    if images.labels is None:
+    labels = labels_of(images)
+    if labels is None:
         raise InputError(f"the images of {images.domain!r} have no labels, but a score needs them")
     logits = logits_of(module, images, transform, device=device)
-    labels = torch.from_numpy(images.labels)
-    loss = float(cross_entropy(logits.double(), labels))
+    loss = float(cross_entropy(logits.double(), torch.from_numpy(labels)))
     if not np.isfinite(loss):
         raise NonFiniteError(f"logits on {images.domain!r} are NaN or infinite; the model has diverged")
     predicted = logits.argmax(dim=1).numpy()
     if score == "accuracy":
-        return float((predicted == images.labels).mean()), loss
-    present = np.unique(images.labels)
-    return float(f1_score(images.labels, predicted, labels=present, average="macro", zero_division=0)), loss
+        return float((predicted == labels).mean()), loss
+    present = np.unique(labels)
+    return float(f1_score(labels, predicted, labels=present, average="macro", zero_division=0)), loss
 
 
 def logits_of(
-    module: nn.Module, images: ImageSet, transform: EvalTransform, *, device: str | None = None
+    module: nn.Module, images: Images, transform: EvalTransform, *, device: str | None = None
 ) -> Float[Tensor, "n n_classes"]:
     """Logits of every image, float32 on the CPU, from a native module in evaluation mode."""
-    batches = []
     with torch.inference_mode():
-        for start in range(0, images.n, EVALUATION_BATCH):
-            batch = transform.normalised(images.pixels[start : start + EVALUATION_BATCH])
-            batches.append(module_logits(module, batch.to(device or "cpu")).float().cpu())
+        batches = [
+            module_logits(module, batch.to(device or "cpu")).float().cpu()
+            for batch in scored_batches(images, transform, EVALUATION_BATCH)
+        ]
     return torch.cat(batches)
 
 
@@ -95,8 +96,10 @@ def weights_hash(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def images_hash(images: ImageSet) -> str:
-    """SHA-256 over pixels, labels and ids of a set, 16 hex digits."""
+def images_hash(images: Images) -> str:
+    """SHA-256 over pixels, labels and ids of a set, or what identifies a stream's, 16 hex digits."""
+    if isinstance(images, ImageStream):
+        return images.data_hash[:16]
     digest = hashlib.sha256()
     for array in (images.pixels, images.labels, images.ids):
         if array is not None:
@@ -113,7 +116,7 @@ def module_logits(module: nn.Module, images: Tensor) -> Tensor:
 
 def check_training(
     module: nn.Module,
-    sets: Mapping[str, ImageSet],
+    sets: Mapping[str, Images],
     recipe: Recipe,
     checkpoints: Sequence[int],
     save_every: int | None,
@@ -128,29 +131,22 @@ def check_training(
                 f"the {name} images have the classes {images.classes}, but the training images "
                 f"{training.classes}; read both with the same classes="
             )
-        if images.pixels.shape[1:] != training.pixels.shape[1:]:
+        if size_of(images) != size_of(training):
             raise InputError(
-                f"the {name} images have {images.pixels.shape[1:3]} pixels, but the training images "
-                f"{training.pixels.shape[1:3]}; read both with one transform"
+                f"the {name} images have {size_of(images)} pixels, but the training images "
+                f"{size_of(training)}; read both with one transform"
             )
-    validation = sets["validation"]
-    # Two files may hold the same picture; the same number and picture is the same image.
-    _, mine, theirs = np.intersect1d(training.ids, validation.ids, return_indices=True)
-    shared = [
-        int(validation.ids[j])
-        for i, j in zip(mine, theirs, strict=True)
-        if np.array_equal(training.pixels[i], validation.pixels[j])
-    ]
-    if shared:
+    if shared := _shared(training, sets["validation"]):
         raise InputError(
             f"{len(shared)} validation images are also in the training set, e.g. number {shared[0]}; give "
             "disjoint sets"
         )
-    size = _image_size(module)
-    if size is not None and size != training.pixels.shape[1:3]:
+    size = stated_size(module)
+    read = size_of(training)
+    if size is not None and size != read:
         raise ShapeError(
-            f"the model reads images of {size[0]} x {size[1]}, but these are {training.pixels.shape[1]} x "
-            f"{training.pixels.shape[2]}; read them with an EvalTransform of that size"
+            f"the model reads images of {size[0]} x {size[1]}, but these are {read[0]} x {read[1]}; read "
+            "them with an EvalTransform of that size"
         )
     for step in checkpoints:
         if not 0 <= step <= recipe.steps:
@@ -162,7 +158,7 @@ def check_training(
             raise NonFiniteError(f"{name} holds NaN or infinite values before the first step")
     n_outputs = _n_outputs(module)
     n_classes = (
-        int(max(images.labels.max() for images in sets.values() if images.labels is not None)) + 1
+        int(max(int(images.labels.max()) for images in sets.values() if images.labels is not None)) + 1
         if training.classes is None
         else len(training.classes)
     )
@@ -173,6 +169,22 @@ def check_training(
         )
 
 
+def _shared(training: Images, validation: Images) -> list[int]:
+    """Numbers of the images that both hold: of one number and picture, or of one name in their source."""
+    # Two files may hold the same picture; the same number and picture is the same image.
+    _, mine, theirs = np.intersect1d(training.ids, validation.ids, return_indices=True)
+    if isinstance(training, ImageSet) and isinstance(validation, ImageSet):
+        pairs = zip(mine, theirs, strict=True)
+        same = [j for i, j in pairs if np.array_equal(training.pixels[i], validation.pixels[j])]
+    elif isinstance(training, ImageStream) and isinstance(validation, ImageStream):
+        names = {training.pictures.name(row) for row in training.rows.tolist()}
+        rows = validation.rows.tolist()
+        same = [place for place, row in enumerate(rows) if validation.pictures.name(row) in names]
+    else:
+        return []
+    return [int(validation.ids[place]) for place in same]
+
+
 def _n_outputs(module: nn.Module) -> int:
     head = module.get_submodule(head_names(module)[0])
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
@@ -181,7 +193,7 @@ def _n_outputs(module: nn.Module) -> int:
     return layers[-1].out_features
 
 
-def _image_size(module: nn.Module) -> tuple[int, int] | None:
+def stated_size(module: nn.Module) -> tuple[int, int] | None:
     """Height and width that a model is built for, where it declares them."""
     for name in ("config.image_size", "patch_embed.img_size"):
         size: Any = module

@@ -8,15 +8,14 @@ import copy
 import json
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -26,66 +25,40 @@ from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, NonFiniteError
 from assay.core.random import stream
 from assay.core.untrusted import parse_json
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform
+from assay.zoo.feeding import Images, TrainingBatches, size_of
 from assay.zoo.folders import save_model
+from assay.zoo.loss_term import LossTerm
+from assay.zoo.precision import Precision
 from assay.zoo.recipe import Recipe
-from assay.zoo.run_folder import TrainingRun, check_same, finished, finished_run, state_file
+from assay.zoo.run_folder import TrainingRun, Validation, check_same, finished, finished_run, state_file
 from assay.zoo.scoring import check_training, head_names, images_hash, module_logits, score_of, weights_hash
 
 
 SCHEMA = "assay-training/1"
 
+TIMED_IMAGES, TIMED_STEPS, SHORT = 16, 3, 0.3  # images, steps, and seconds of a step that is timed in full
+
 Progress = Callable[[str, int, int], None]
-
-
-class LossTerm(ABC):
-    """A quantity added to the cross entropy of every batch, e.g. a penalty on the circuit.
-
-    A term with a memory hands it over in `state` and takes it back in `restore`, so that a killed run goes on
-    as if nothing had happened.
-    """
-
-    @abstractmethod
-    def __call__(
-        self,
-        module: nn.Module,
-        images: Float[Tensor, "batch 3 h w"],
-        labels: Int[Tensor, " batch"],
-        logits: Float[Tensor, "batch n_classes"],
-    ) -> Float[Tensor, ""]:
-        """The term of a batch, weighted as it is to be added to the mean cross entropy."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Every setting as JSON values: part of the identity of the run."""
-
-    def readings(self) -> dict[str, float]:
-        """Numbers of the last call to keep in the history of the run; the same names at every step."""
-        return {}
-
-    def state(self) -> dict[str, Tensor]:
-        """What the next call depends on."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` handed over."""
-        del state
+Validated = Callable[[Validation], None]
 
 
 def train(
     module: nn.Module,
-    train_set: ImageSet,
-    validation_set: ImageSet,
+    train_set: Images,
+    validation_set: Images,
     recipe: Recipe,
     folder: str | Path,
     *,
     transform: EvalTransform | None = None,
     loss_term: LossTerm | None = None,
     checkpoints: Sequence[int] = (),
-    watch: Mapping[str, ImageSet] | None = None,
+    watch: Mapping[str, Images] | None = None,
     save_every: int | None = None,
     device: str | None = None,
+    precision: str = "float32",
     progress: Progress | None = None,
+    validated: Validated | None = None,
 ) -> TrainingRun:
     """Train an image classifier and keep the step with the best validation score.
 
@@ -96,25 +69,30 @@ def train(
     Args:
         module: A classifier of transformers or timm with as many outputs as there are classes. It is copied,
             not changed.
-        train_set: Labelled 8-bit images of the size that the model reads.
+        train_set: Labelled images: 8-bit ones in memory, of the size that the model reads, or a stream, whose
+            crops are cut from the originals by its workers. The weights do not depend on their number.
         validation_set: More of them, of the same classes, none of which is trained on.
         recipe: Learning rate, batch size and the rest.
         folder: Directory of this run. Ends with the model (`config.json`, `model.safetensors`,
             `preprocessor_config.json`), `training.json` and `checkpoints/STEP/`.
-        transform: Normalisation of the images. Default: pixels to [-1, 1].
+        transform: Normalisation of the images, and geometry of those of a stream. Default: pixels to [-1, 1],
+            resized to the size of the images.
         loss_term: Added to the cross entropy of every step.
         checkpoints: Numbers of steps after which the model is kept as well, 0 (untrained) .. steps.
         watch: Further labelled sets whose score is written down at each validation; they choose nothing.
         save_every: Steps between state files. Default: at each validation.
         device: Where to train. Default: the CPU.
+        precision: Number type of the passes of a step: `float32`, `bfloat16`, or `float16` on CUDA. Weights
+            are float32 always, and so are validations, because the model is used that way.
         progress: Called with the stage, the steps done and all steps.
+        validated: Called after each validation with what it showed.
 
     Returns:
         The run, with the best model.
 
     Raises:
         InputError: If labels are missing, class lists differ, sets overlap, a checkpoint lies outside the
-            run, or the folder holds another run.
+            run, the folder holds another run, or the device does not compute in `precision`.
         ShapeError: If the model does not take images of this size.
         NonFiniteError: If a weight or the loss is NaN or infinite.
         FileFormatError: If the state file is damaged.
@@ -138,11 +116,12 @@ def train(
         (2, 2)
     """
     folder = Path(folder)
-    transform = transform or EvalTransform(resize=train_set.pixels.shape[1:3])
+    transform = transform or EvalTransform(resize=size_of(train_set))
     sets = {"training": train_set, "validation": validation_set, **(watch or {})}
     check_training(module, sets, recipe, checkpoints, save_every)
+    numbers = Precision(precision, device or "cpu")
     run = _TrainingState(
-        module, sets, recipe, folder, transform, loss_term, tuple(sorted(set(checkpoints))), device
+        module, sets, recipe, folder, transform, loss_term, tuple(sorted(set(checkpoints))), device, numbers
     )
     identity = run.identity(module)
     if (earlier := finished(folder, identity)) is not None:
@@ -153,7 +132,9 @@ def train(
             run.keep_checkpoint()
         run.advance()
         if run.step % recipe.validate_every == 0 or run.step == recipe.steps:
-            run.validate()
+            report = run.validate()
+            if validated is not None:
+                validated(report)
         if run.step % (save_every or recipe.validate_every) == 0 and run.step < recipe.steps:
             run.save(identity)
         if progress is not None:
@@ -163,7 +144,28 @@ def train(
     return finished_run(run.finish(identity), module, recipe, folder)
 
 
-# ------------------------------------------------------------------------------------------------ checks
+def step_seconds(
+    module: nn.Module, images: Images, recipe: Recipe, transform: EvalTransform, *, device: str | None
+) -> float:
+    """Seconds of a training step here, timed on this module and these images; nothing is written.
+
+    Steps of at most 16 images are timed first. Where these are short, whole batches are timed, otherwise the
+    time of a batch is taken to be proportional to its size.
+    """
+    size = min(recipe.batch_size, images.n)
+    for timed in sorted({min(size, TIMED_IMAGES), size}):
+        part = replace(recipe, batch_size=timed, steps=max(recipe.steps, TIMED_STEPS))
+        numbers = Precision("float32", device or "cpu")
+        run = _TrainingState(module, {"training": images}, part, Path(), transform, None, (), device, numbers)
+        times = []
+        for _ in range(TIMED_STEPS):
+            before = run.seconds
+            run.advance()
+            times.append(run.seconds - before)
+        seconds = min(times) * size / timed
+        if times[-1] > SHORT:
+            break
+    return seconds
 
 
 # --------------------------------------------------------------------------------------------------- a run
@@ -175,17 +177,20 @@ class _TrainingState:
     def __init__(
         self,
         module: nn.Module,
-        sets: Mapping[str, ImageSet],
+        sets: Mapping[str, Images],
         recipe: Recipe,
         folder: Path,
         transform: EvalTransform,
         term: LossTerm | None,
         checkpoints: tuple[int, ...],
         device: str | None,
+        precision: Precision,
     ) -> None:
         self.module = copy.deepcopy(module).to(device or "cpu")
         self.sets, self.recipe, self.folder, self.transform = sets, recipe, folder, transform
         self.term, self.checkpoints, self.device = term, checkpoints, device or "cpu"
+        self.precision = precision
+        self.batches: Iterator[tuple[Tensor, Tensor]] | None = None
         self.heads = head_names(self.module)
         if recipe.mode == "linear":
             prefixes = tuple(f"{name}." for name in self.heads)
@@ -212,6 +217,7 @@ class _TrainingState:
             "classes": None if self.sets["training"].classes is None else list(self.sets["training"].classes),
             "transform": self.transform.to_dict(),
             "loss_term": None if self.term is None else self.term.describe(),
+            "precision": self.precision.name,
             "checkpoints": list(self.checkpoints),
         }
 
@@ -220,17 +226,18 @@ class _TrainingState:
     def advance(self) -> None:
         """One step of the optimiser."""
         started = time.monotonic()
-        recipe, training = self.recipe, self.sets["training"]
-        rows = batch_rows(training.n, recipe.batch_size, self.step, seed=recipe.seed)
-        rng = stream(recipe.seed, f"zoo/augment/{self.step}")
-        pixels = recipe.augmentation.apply(training.pixels[rows], rng)
-        images = self.transform.normalised(pixels).to(self.device)
-        assert training.labels is not None
-        labels = torch.from_numpy(training.labels[rows]).to(self.device)
+        recipe = self.recipe
+        if self.batches is None:  # begun here, because `resume` sets the step
+            self.batches = TrainingBatches(self.sets["training"], recipe, self.transform).from_step(
+                self.step, self.device
+            )
+        images, labels = next(self.batches)
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.learning_rate(self.step)
         with self._training_mode():
-            logits = module_logits(self.module, images)
+            with self.precision.passes():
+                logits = module_logits(self.module, images)
+            logits = logits.float()
             loss = cross_entropy(logits, labels)
             added = None if self.term is None else self.term(self.module, images, labels, logits)
             total = loss if added is None else loss + added
@@ -239,11 +246,7 @@ class _TrainingState:
                     f"the loss of step {self.step + 1} is {float(total.detach())} with lr {recipe.lr:g}; "
                     "lower lr, lengthen the warm-up, or clip the gradient"
                 )
-            self.optimiser.zero_grad(set_to_none=True)
-            total.backward()
-        if recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, recipe.clip)
-        self.optimiser.step()
+            self.precision.step(total, self.optimiser, self.parameters, recipe.clip)
         readings = {"loss": float(loss.detach())}
         if self.term is not None and added is not None:
             readings |= {"term": float(added.detach()), **self.term.readings()}
@@ -281,7 +284,7 @@ class _TrainingState:
                 for hook in hooks:
                     hook.remove()
 
-    def validate(self) -> None:
+    def validate(self) -> Validation:
         """Score the current weights; keep them if they are the best so far."""
         score, loss = self._score("validation")
         row: dict[str, Any] = {"step": self.step, "score": score, "loss": loss}
@@ -291,6 +294,15 @@ class _TrainingState:
         if score > self.best_score:
             self.best_step, self.best_score = self.step, score
             self.best = _tensors(self.module)
+        since = self.step - (self.curve[-2]["step"] if len(self.curve) > 1 else 0)
+        return Validation(
+            step=self.step,
+            steps=self.recipe.steps,
+            training_loss=float(np.mean(self.history["loss"][-since:])),
+            loss=loss,
+            measure=self.recipe.score,
+            score=score,
+        )
 
     def _score(self, name: str) -> tuple[float, float]:
         self.module.eval()
@@ -325,6 +337,7 @@ class _TrainingState:
             "curve": self.curve,
             "history": self.history,
             "seconds": self.seconds,
+            "precision": self.precision.state(),
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(state_file(self.folder), save(arrays, {"training": json.dumps(facts)}))
@@ -359,6 +372,7 @@ class _TrainingState:
             self.term.restore({name: value.to(self.device) for name, value in groups["term"].items()})
         self.step, self.best_step, self.best_score = facts["step"], facts["best_step"], facts["best_score"]
         self.curve, self.history, self.seconds = facts["curve"], facts["history"], facts["seconds"]
+        self.precision.restore(facts.get("precision", {}))
 
     def finish(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Write the best model and the record; the record comes last and marks the run as done."""
@@ -386,21 +400,6 @@ class _TrainingState:
         return record
 
 
-def batch_rows(n: int, batch_size: int, step: int, *, seed: int) -> Int64[np.ndarray, " batch"]:
-    """Rows of the training set in the batch of a step; every epoch has its own order, its rest is left out.
-
-    Args:
-        n: Images of the training set.
-        batch_size: Images per step; `n` if that is smaller.
-        step: Number of the step, from 0.
-        seed: Seed of the streams `zoo/epoch/NUMBER`.
-    """
-    size = min(batch_size, n)
-    epoch, place = divmod(step, n // size)
-    order = stream(seed, f"zoo/epoch/{epoch}").permutation(n)
-    return order[place * size : (place + 1) * size]
-
-
 def _optimiser(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     if recipe.optimiser == "adamw":
         return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
@@ -415,9 +414,3 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: _plain(tensor) for name, tensor in module.state_dict().items()}
-
-
-# ----------------------------------------------------------------------------------------- what was there
-
-
-__all__ = ["LossTerm", "TrainingRun", "train"]

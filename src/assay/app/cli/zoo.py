@@ -11,6 +11,7 @@ from assay.app.cli.parsing import IMAGES, command, family
 from assay.app.console import (
     echo,
     echo_result,
+    note,
     print_json,
     print_table,
     progress_on_stderr,
@@ -36,6 +37,7 @@ from assay.core.errors import InputError
 if TYPE_CHECKING:
     from assay.tasks import EvalTransform, ImageSet
     from assay.zoo import Correctness, Grid, Zoo
+    from assay.zoo.feeding import Images
 
 STYLES = ("flat", "sketch", "neon", "stripes", "relief")
 TRAINING, CONFIGURATIONS = own_group("Training"), own_group("Configurations")
@@ -75,13 +77,15 @@ class TrainSettings(Computing, Seeded, Placed, Validating, Domains):
 
     Attributes:
         out: Output directory of the zoo.
-        size: Height and width of the images, in pixels.
+        size: Height and width of the images. Default: what the models state, else 32.
         checkpoint: Step at which to save models too; repeat for several.
+        precision: Number type of training passes; float16 needs a GPU.
     """
 
     out: Annotated[Path, OUTPUT]
-    size: Annotated[int, INPUTS, at_least(16)] = 32
+    size: Annotated[int | None, INPUTS, at_least(16)] = None
     checkpoint: Annotated[tuple[int, ...], TRAINING] = ()
+    precision: Annotated[str, TRAINING, one_of("float32", "bfloat16", "float16")] = "float32"
 
 
 @command(parent=zoo_app, name="train", example="assay zoo train tiny --shapes flat --out zoo --dry-run")
@@ -94,49 +98,43 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
         grid: TOML or JSON file of a grid, or a preset.
         settings: The options.
     """
-    from assay.store import About
-    from assay.tasks import EvalTransform
+    from assay.pipeline.zoo_training import about_zoo, training_images, zoo_document, zoo_identity
+    from assay.tasks import ReadOptions
     from assay.zoo import Grid, train_zoo
 
     chosen = Grid.read(grid)
     if settings.dry_run and not (settings.images or settings.shapes):
         _show_plan(settings, chosen, None)
         return
-    transform = EvalTransform(resize=(settings.size, settings.size))
-    domains = read_images(settings, settings.seed, transform=transform)
-    _one_domain(len(domains))
+    sources = _sources(settings.images, settings.shapes)
+    _one_domain(len(sources))
+    options = ReadOptions(n=settings.n, seed=settings.seed, skip_bad=settings.skip_bad)
+    images = training_images(sources[0], chosen, size=settings.size, options=options)
+    tell_skipped(images)
     if settings.dry_run:
-        _show_plan(settings, chosen, domains[0])
+        _show_plan(settings, chosen, images)
         return
     with progress_on_stderr() as progress:
         zoo = train_zoo(
             chosen,
-            domains[0],
+            images,
             settings.out,
             holdout=settings.holdout,
             split_seed=settings.seed,
             checkpoints=settings.checkpoint,
             device=settings.place(),
+            precision=settings.precision,
             progress=progress,
+            validated=lambda key, report: note(f"{key}: {report}"),
         )
-    document = _document(zoo)
-    about = About(
-        task=zoo.id_domain,
-        metric="accuracy",
-        n=len(zoo.keys),
-        seed=settings.seed,
-        value=max((each.id_accuracy for each in zoo.entries if each.id_accuracy is not None), default=None),
-        name=zoo.name,
-    )
-    identity = settings.keep(
-        "zoo", {key: document[key] for key in ("name", "data", "models")}, document, about
-    )
+    document = zoo_document(zoo)
+    identity = settings.keep("zoo", zoo_identity(document), document, about_zoo(zoo, settings.seed))
     _show(zoo, as_json=settings.json)
     if identity and not settings.json:
         echo_result(identity)
 
 
-def _show_plan(settings: TrainSettings, grid: "Grid", images: "ImageSet | None") -> None:
+def _show_plan(settings: TrainSettings, grid: "Grid", images: "Images | None") -> None:
     """Steps, images and passes of every model."""
     from assay.pipeline.planning import zoo_cost
 
@@ -147,7 +145,8 @@ def _show_plan(settings: TrainSettings, grid: "Grid", images: "ImageSet | None")
         echo(f"{grid.name}: {len(recipes)} models, {steps:,} steps over {seen:,} images in all")
     keys = [recipe.key for recipe in recipes]
     facts = {"grid": grid.to_dict(), "models": keys, "steps": steps, "images": seen}
-    show_cost(zoo_cost(grid, images, holdout=settings.holdout), as_json=settings.json, **facts)
+    cost = zoo_cost(grid, images, holdout=settings.holdout, device=settings.place())
+    show_cost(cost, as_json=settings.json, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,9 +344,14 @@ def read_images(
         )
         sets += read.values()
     for each in sets:
-        if each.skipped:
-            remark(f"{len(each.skipped)} files of {each.domain} were skipped")
+        tell_skipped(each)
     return sets
+
+
+def tell_skipped(images: "Images") -> None:
+    """Say how many files could not be read."""
+    if images.skipped:
+        remark(f"{len(images.skipped)} files of {images.domain} were skipped")
 
 
 def _opened(path: Path | None) -> "Zoo":
@@ -390,16 +394,11 @@ def _matrix_record(path: Path, matrix: "Correctness") -> dict[str, Any]:
     }
 
 
-def _document(zoo: "Zoo") -> dict[str, Any]:
-    models = [entry.to_dict() for entry in zoo.entries]
-    classes = None if zoo.classes is None else list(zoo.classes)
-    facts = {"name": zoo.name, "path": str(zoo.path), "id_domain": zoo.id_domain, "classes": classes}
-    return {**facts, "data": dict(zoo.data), "selection": zoo.selection, "models": models}
-
-
 def _show(zoo: "Zoo", *, as_json: bool) -> None:
+    from assay.pipeline.zoo_training import zoo_document
+
     if as_json:
-        print_json(_document(zoo))
+        print_json(zoo_document(zoo))
         return
     trained = f", trained on {zoo.id_domain}" if zoo.id_domain else ""
     echo(f"{zoo.name}: {len(zoo.keys)} of {len(zoo.entries)} models done{trained}")

@@ -1,0 +1,98 @@
+"""Trainings of a zoo as jobs of a sweep: the zoo of one command, resumed, with what diverges written down."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.core.errors import InputError
+from assay.pipeline import parse_plan
+from assay.pipeline.estimate import sweep_cost
+from assay.pipeline.expand import expand
+from assay.pipeline.jobs import Job, run_job
+from assay.store import Store
+from assay.tasks import draw_shapes
+from assay.zoo import Grid, Zoo, train_zoo
+
+
+GRID = """
+name = "two"
+[inits.scratch]
+source = "scratch"
+architecture = {hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, patch_size = 16}
+[axes]
+lr = [0.003, LARGER]
+[fixed]
+optimiser = "sgd"
+steps = 4
+warmup = 0
+batch_size = 8
+validate_every = 2
+clip = 1e30
+"""
+
+
+def jobs_of(folder: Path, larger: str = "0.01", **zoo: object) -> tuple[Job, ...]:
+    grid = folder / "grid.toml"
+    grid.write_text(GRID.replace("LARGER", larger))
+    told = {"grid": str(grid), "images": "shapes:flat", "n": 36, "out": str(folder / "zoo"), **zoo}
+    return expand(parse_plan({"name": "zoo", "zoo": told}))
+
+
+def run_all(jobs: tuple[Job, ...], store: Store) -> None:
+    for job in jobs:
+        run_job(job, store)
+
+
+def test_jobs_make_the_zoo_that_one_command_makes(tmp_path: Path) -> None:
+    jobs = jobs_of(tmp_path)
+    assert [job.kind for job in jobs] == ["enrol", "train", "train", "zoo"]
+    assert [job.needs for job in jobs[1:3]] == [(jobs[0].id,)] * 2
+    assert jobs[-1].needs == tuple(job.id for job in jobs[1:3])
+    store = Store(tmp_path / "store")
+    run_all((jobs[0], jobs[2], jobs[1], jobs[3]), store)
+    whole = train_zoo(Grid.read(tmp_path / "grid.toml"), draw_shapes("flat", 36), tmp_path / "whole")
+    zoo = Zoo.open(tmp_path / "zoo")
+    assert zoo.entries == whole.entries
+    for key in zoo.keys:
+        files = [each.folder(key) / "model.safetensors" for each in (zoo, whole)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    (found,) = store.find("zoo")
+    assert [model["key"] for model in found.payload["models"]] == list(zoo.keys)
+    written = (zoo.folder(zoo.keys[0]) / "training.json").stat().st_mtime_ns
+    run_all(jobs_of(tmp_path), store)  # the same jobs: nothing is left to do
+    assert (zoo.folder(zoo.keys[0]) / "training.json").stat().st_mtime_ns == written
+
+
+def test_a_model_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+    run_all(jobs_of(tmp_path, larger="1e30"), Store(tmp_path / "store"))
+    zoo = Zoo.open(tmp_path / "zoo")
+    assert [entry.status for entry in zoo.entries] == ["done", "failed"]
+    assert "lower lr" in zoo.entries[1].reason
+
+
+def test_images_that_changed_after_the_plan_was_read_are_refused(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    job = jobs_of(tmp_path)[1]
+    record = {**job.record, "images": {**job.record["images"], "train": "0" * 16}}
+    with pytest.raises(InputError, match="images of job 'train scratch.* changed after the plan was read"):
+        run_job(replace(job, record=record), Store(tmp_path / "store"))
+
+
+def test_the_cost_of_trainings_is_foreseen(tmp_path: Path) -> None:
+    jobs = jobs_of(tmp_path)
+    plan = parse_plan(
+        {"name": "zoo", "zoo": {"grid": str(tmp_path / "grid.toml"), "images": "shapes:flat", "out": "zoo"}}
+    )
+    cost = sweep_cost(plan, jobs, done=())
+    held_out = 6  # one image of each of the six classes, a fifth of six rounded
+    assert jobs[1].passes == 3 * 4 * 8 + 3 * held_out  # steps, and two validations and a last score
+    assert {stage.stage: stage.runs for stage in cost.stages} == {"enrol": 1, "train": 2, "zoo": 1}
+    assert cost.seconds is not None
+    assert cost.seconds > 0
+
+
+def test_several_seeds_of_a_plan_are_refused() -> None:
+    zoo = {"grid": "tiny", "images": "shapes:flat", "out": "zoo"}
+    with pytest.raises(InputError, match=r"\[zoo\] is trained once, but the plan has seeds \[0, 1\]"):
+        parse_plan({"name": "zoo", "seeds": [0, 1], "zoo": zoo})
