@@ -27,7 +27,7 @@ from assay.execution.batches import choose_batch_size
 from assay.graph import Graph, build_graph
 from assay.models import Model
 from assay.stats.intervals import draw_counts
-from assay.tasks import ImageTask
+from assay.tasks import ImageStream, ImageTask
 
 
 # What can be asked for beyond the logits.
@@ -120,7 +120,7 @@ class Inspection:
 
 def inspect_model(
     model: Model,
-    task: ImageTask,
+    task: ImageTask | ImageStream,
     parts: Iterable[str] = (),
     *,
     settings: InspectionSettings | None = None,
@@ -225,7 +225,7 @@ def _classes(inspection: Inspection) -> str:
 
 def _inspect(
     model: Model,
-    task: ImageTask,
+    task: ImageTask | ImageStream,
     parts: Sequence[str],
     settings: InspectionSettings,
     provenance: Mapping[str, Any],
@@ -268,7 +268,7 @@ def _inspect(
 
 
 def _forward(
-    model: Model, task: ImageTask, batch_size: int | None
+    model: Model, task: ImageTask | ImageStream, batch_size: int | None
 ) -> tuple[Float64[np.ndarray, "n n_classes"], Float32[np.ndarray, "n n_features"]]:
     """Logits and features of all images, from one pass."""
     bound = model.bind(task)
@@ -290,7 +290,7 @@ def _forward(
     return joined.numpy(), torch.cat(features).numpy()
 
 
-def _sharpness(model: Model, task: ImageTask, size: int) -> Float64[np.ndarray, " n_batches"]:
+def _sharpness(model: Model, task: ImageTask | ImageStream, size: int) -> Float64[np.ndarray, " n_batches"]:
     """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
     values = []
     for batch in task.batches(min(size, task.n)):
