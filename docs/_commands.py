@@ -14,21 +14,16 @@ from cyclopts.argument import Argument
 from sphinx.application import Sphinx
 
 from assay.app.cli import app as application
-from assay.app.cli.parsing import EXIT_CODES, PREFIX, TYPED_ONLY
+from assay.app.cli.parsing import EXIT_CODES, PREFIX, TYPED_ONLY, every_command
 
 
 NUMBERS = {int: "whole number", float: "number"}
 
 
-def commands(family: App = application, before: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
+def commands() -> Iterator[tuple[str, App]]:
     """Every command with its full name, in alphabetical order."""
-    for name, each in sorted(family.resolved_commands().items()):
-        if name.startswith("-"):
-            continue
-        if each.default_command is None:
-            yield from commands(each, (*before, name))
-        else:
-            yield " ".join((*before, name)), each
+    for words, each in every_command(application):
+        yield " ".join(words), each
 
 
 def arguments(command: App) -> list[Argument]:

@@ -77,6 +77,22 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "--threshold",
         "1",
     ),
+    "monitor evaluate": (
+        "--images",
+        "shapes:sketch",
+        "--n",
+        "12",
+        "--rated",
+        "20",
+        "--least",
+        "10",
+        "--corruptions",
+        "fog-1,fog-5",
+        "--subset-size",
+        "1",
+        "--steps",
+        "2",
+    ),
     "select": ("--digits-models", "32", "--size", "20", "--permutations", "0"),
     "sweep": ("plan.toml",),
 }
@@ -89,6 +105,7 @@ KEPT = {
     "zoo index": "correctness",
     "finetune": "finetune",
     "monitor": "monitor",
+    "monitor evaluate": "domain-evaluation",
 }
 COMPUTING = [name for name in COMMANDS if name not in ("zoo list", "zoo select")]
 BLOCKS = dict.fromkeys(COMMANDS, 4) | {"truth": 2, "zoo index": 2}  # of the model that a command runs
@@ -216,6 +233,7 @@ PLANNED = (
     "zoo index",
     "finetune",
     "monitor",
+    "monitor evaluate",
 )
 DRY = {name: COMMANDS[name] for name in COMMANDS if name not in ("zoo list", "zoo index", "zoo select")}
 

@@ -22,7 +22,7 @@ from assay.zoo import Zoo
 
 
 Run = Callable[..., Any]
-KNOWN = ("--reference", "shapes:flat", "--window", "8", "--steps", "1", "--quiet")
+KNOWN = ("--reference", "shapes:flat", "--window", "8", "--reference-n", "8", "--steps", "1", "--quiet")
 FEW = (*KNOWN, "--known-batches", "4", "--alpha", "0.2")
 
 
@@ -232,6 +232,38 @@ def test_a_target_calibrates_on_the_corrupted_domains(
     assert "What a shift means" in (tmp_path / "assay-monitor/monitor.html").read_text()
 
 
+def test_the_smallest_drop_is_stated_before_the_first_batch(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay.analyses.generalization import domain_shifts
+
+    monkeypatch.setattr(
+        domain_shifts, "CORRUPTIONS", {key: domain_shifts.CORRUPTIONS[key] for key in ("fog-1", "solarize")}
+    )
+    found = run(
+        "--reference", "shapes:flat", "--window", "8", "--reference-n", "35", "--steps", "1",
+        "--alpha", "0.2", "--known-batches", "4", "--target", "0.3", "--images", "shapes:flat", "--n", "8",
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "a batch of 8 images" in found.stderr.lower()
+    assert "at 0.2 false alarms per batch" in found.stderr
+    document = json.loads((tmp_path / "assay-monitor/monitor.json").read_text())
+    assert [each["power"] for each in document["detectable"]] == [0.5, 0.8]
+    assert document["reference"]["task"]["n"] == 32  # whole windows
+    assert {each["n_labelled"] for each in document["domains"]["known"]} == {32}
+    assert document["threshold"]["method"] == "isotonic"
+    page = (tmp_path / "assay-monitor/monitor.html").read_text()
+    assert "What it can detect" in page
+    assert document["detectable"][0]["statement"] in page
+    assert "beyond the floor" in page
+
+
+def test_a_reference_too_small_for_a_floor_is_said(run: Run) -> None:
+    loud = tuple(each for each in FEW if each != "--quiet")
+    found = run(*loud, "--images", "shapes:flat", "--n", "8")
+    assert "shifts are not corrected for noise: the reference holds 1 batches of 8 images" in found.stderr
+
+
 def test_folders_serve_as_reference_and_known_images(run: Run, tmp_path: Path) -> None:
     fill(tmp_path / "id", "flat", 48, by_class=True)
     fill(tmp_path / "new", "flat", 8, start=900)
@@ -241,8 +273,9 @@ def test_folders_serve_as_reference_and_known_images(run: Run, tmp_path: Path) -
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     document = json.loads((tmp_path / "assay-monitor/monitor.json").read_text())
-    assert len(document["calibration"]["shifts"]) == 5  # 48 less 8 of the reference
-    assert document["reference"]["task"]["n"] == 8
+    assert len(document["calibration"]["shifts"]) == 3  # what alpha 0.3 needs; the reference has the rest
+    assert document["reference"]["task"]["n"] == 24
+    assert document["reference"]["batches"] == 3
     assert "atc" in document["readings"][0]["baselines"]
 
 
@@ -327,6 +360,7 @@ def test_the_cost_is_shown_without_running(run: Run, tmp_path: Path) -> None:
         ((*KNOWN, "--images", "shapes:flat", "--target", "50"), "target is 50"),
         ((*FEW, "--images", "shapes:flat", "--alpha", "0.01"), "needs at least 99"),
         ((*KNOWN, "--images", "shapes:flat", "--known", "shapes:flat"), "remove known"),
+        ((*KNOWN, "--images", "shapes:flat", "--reference-n", "4"), "less than the window of 8"),
     ],
 )
 def test_wrong_use_is_exit_code_2(run: Run, arguments: tuple[str, ...], message: str) -> None:
@@ -363,6 +397,8 @@ def test_without_arguments_it_watches_the_embedded_zoo(
     small = (
         "--window",
         "12",
+        "--reference-n",
+        "48",
         "--known-batches",
         "4",
         "--alpha",
@@ -377,4 +413,8 @@ def test_without_arguments_it_watches_the_embedded_zoo(
     assert found.exit_code == 0, found.output
     assert [row[1] for row in rows(found.stdout)] == ["flat", "sketch", "neon"]
     document = json.loads((tmp_path / "assay-monitor/monitor.json").read_text())
+    assert document["statistic"] == "excess"
+    assert len(document["calibration"]["excess"]) == 4
+    assert all(each["excess"]["interval"]["low"] is not None for each in document["readings"])
+    assert set(document["readings"][0]["drift"]) == {"ks", "mmd", "c2st"}
     assert document["reference"]["task"]["domain"] == "flat"

@@ -297,9 +297,10 @@ def monitor() -> Any:
     """Readings of images in the domain and outside it."""
     return command(
         "monitor", "--reference", "shapes:flat", "--images", "shapes:flat", "--images", "shapes:stripes",
-        "--n", "24", "--window", "12", "--known-batches", "4", "--rule", "conformal", "--alpha", "0.2",
-        "--distance", "spearman", "--method", "eap-ig-inputs", "--objective", "kl", "--ablation",
-        "mean-positional", "--steps", "3", "--seed", "0", "--batch-size", "12", "--out", "monitor",
+        "--n", "24", "--window", "12", "--reference-n", "12", "--known-batches", "4", "--rule", "conformal",
+        "--alpha", "0.2", "--distance", "spearman", "--method", "eap-ig-inputs", "--objective", "kl",
+        "--ablation", "mean-positional", "--steps", "3", "--seed", "0", "--batch-size", "12",
+        "--out", "monitor",
     )  # fmt: skip
 
 

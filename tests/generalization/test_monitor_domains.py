@@ -17,6 +17,7 @@ from assay.analyses.generalization.domain_shifts import (
 from assay.analyses.generalization.monitoring import Monitor
 from assay.circuits import EdgeScores
 from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.random import stream
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model, load_model
@@ -48,17 +49,24 @@ def test_a_domain_has_the_numbers_of_its_images(
     model: Model, reference: EdgeScores, calibration: DomainCalibration
 ) -> None:
     pool = draw_shapes("flat", 18, start=100)
-    task = corrupt(pool.sample(12, seed=3), "solarize", seed=3).task(TRANSFORM)
+    whole = corrupt(pool, "solarize", seed=3).task(TRANSFORM)
+    rows = np.sort(stream(3, "domains/solarize").permutation(18)[:12])
+    task = whole.subset(rows.tolist())
     assert [each.domain for each in calibration.known] == list(KEYS)
     found = calibration.known[1]
-    assert found.n == 12  # as many as the reference rests on
+    assert (found.n, found.n_labelled) == (12, 18)  # as many as the reference rests on, and all
     assert found.shifts == circuit_shifts(reference, discover(model, task, steps=2))
     logits = run_model(model, task)
-    assert task.labels is not None
+    assert whole.labels is not None
     assert pool.labels is not None
-    assert found.performance == baselines.id_accuracy(logits, task.labels)
+    everything = run_model(model, whole)
+    assert found.performance == baselines.id_accuracy(everything, whole.labels)
+    draws = stream(3, "domains/resamples").integers(18, size=(100, 18))
+    right = everything.argmax(1) == whole.labels
+    assert found.performance_draws[7] == pytest.approx(right[draws[7]].double().mean().item(), abs=1e-6)
     known = run_model(model, pool.task(TRANSFORM))
     assert found.baselines["atc"] == baselines.atc(known, pool.labels, logits)
+    assert calibration.clean == baselines.id_accuracy(known, pool.labels)
     assert calibration.metrics == (*DISTANCES, "ac", "ane", "atc", "doc")
 
 
@@ -66,9 +74,13 @@ def test_the_threshold_is_what_a_monitor_takes(
     model: Model, reference: EdgeScores, calibration: DomainCalibration
 ) -> None:
     nearest = min(calibration.known, key=lambda each: abs(each.performance - 0.5))
-    threshold = calibration.threshold(0.5)
+    threshold = calibration.threshold(0.5, method="nearest")
     assert (threshold.domain, threshold.value) == (nearest.domain, nearest.shifts["spearman"])
     assert Monitor(model, reference, threshold).rule == "threshold"
+    between = calibration.threshold(0.5)
+    assert between.method == "isotonic"
+    assert between.interval is not None
+    assert between.interval.low <= between.value <= between.interval.high
     assert calibration.threshold(0.5, metric="ac").higher_is_shift is False
     with pytest.raises(UnknownNameError, match="spearman"):
         calibration.threshold(0.5, metric="spear")

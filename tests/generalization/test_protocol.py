@@ -138,7 +138,7 @@ def test_alarms_equal_the_golden_ones(case: dict) -> None:
         {str(index): value for index, value in enumerate(ALARM[key])} for key in ("cal_css", "cal_perf")
     )
     threshold = calibrate_threshold(
-        scores, performance, case["delta"], higher_is_shift=ALARM["higher_is_shift"]
+        scores, performance, case["delta"], higher_is_shift=ALARM["higher_is_shift"], method="nearest"
     )
     assert (threshold.value, threshold.domain) == (case["threshold"], str(case["chosen_domain"]))
     counts = alarm_counts(ALARM["test_css"], ALARM["test_perf"], threshold)
@@ -150,7 +150,7 @@ def test_alarms_equal_the_golden_ones(case: dict) -> None:
 
 
 def test_the_first_of_equally_near_domains_is_the_threshold() -> None:
-    found = calibrate_threshold({"b": 0.3, "a": 0.1}, {"a": 0.75, "b": 0.25}, 0.5)
+    found = calibrate_threshold({"b": 0.3, "a": 0.1}, {"a": 0.75, "b": 0.25}, 0.5, method="nearest")
     assert (found.domain, found.value, found.target, found.performance) == ("b", 0.3, 0.5, 0.25)
 
 
@@ -177,7 +177,7 @@ def test_the_curve_on_all_domains_is_the_plain_alarm() -> None:
     )
     assert curve.deltas.tolist() == [round(0.5 + index / 100, 2) for index in range(46)]
     for delta, row in zip(curve.deltas.tolist(), curve.f1, strict=True):
-        threshold = calibrate_threshold(scores, performance, delta)
+        threshold = calibrate_threshold(scores, performance, delta, method="nearest")
         expected = alarm_counts(ALARM["test_css"], ALARM["test_perf"], threshold).f1
         np.testing.assert_allclose(row, expected)
     np.testing.assert_allclose(curve.std, 0, atol=1e-15)
@@ -191,7 +191,10 @@ def test_the_curve_on_pairs_of_domains_is_one_of_the_few_possible() -> None:
     for pair in itertools.combinations(range(4), 2):
         names = [str(index) for index in pair]
         threshold = calibrate_threshold(
-            {name: known[int(name)] for name in names}, {name: rates[int(name)] for name in names}, 0.6
+            {name: known[int(name)] for name in names},
+            {name: rates[int(name)] for name in names},
+            0.6,
+            method="nearest",
         )
         f1 = alarm_counts(new, new_rates, threshold).f1
         possible[f1] = possible.get(f1, 0) + 1 / 6

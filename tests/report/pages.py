@@ -9,6 +9,7 @@ from typing import Any
 
 import synthetic_subset
 import test_claim_page
+import test_evaluation_page
 import test_monitor_page
 import test_rank_page
 from synthetic import synthetic_document, synthetic_worst_case
@@ -49,6 +50,7 @@ def documents(names: str | None = None) -> dict[str, Callable[[], Any]]:
         "ranking": lambda: put(copy.deepcopy(test_rank_page.document())),
         "subset": lambda: put(synthetic_subset.document()),
         "monitor": lambda: put(test_monitor_page.monitor_document()),
+        "evaluation": lambda: put(test_evaluation_page.document()),
         "claim": lambda: put(test_claim_page.document()),
         "measurements": lambda: [measurement(model=name, task=task)],
         "model": lambda: overview_document(store, model=name),

@@ -19,6 +19,7 @@ KINDS = (
     "ranking",
     "subset",
     "monitor",
+    "evaluation",
     "claim",
     "measurements",
     "model",

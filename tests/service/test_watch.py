@@ -25,15 +25,16 @@ from assay.app.monitor.watch import MonitorRun
 from assay.app.monitor.watched import OF_THE_COMMAND, WatchedMonitor, read_options, watched
 from assay.app.site.web import create_app
 from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError
-from assay.pipeline.monitoring import held
+from assay.pipeline.monitor_directory import held
 from assay.store import Store
 from assay.tasks import draw_shapes
 
 
-QUICK = {"threshold": 0.0, "known_batches": 0, "window": 4, "steps": 1}
+QUICK = {"threshold": 0.0, "known_batches": 0, "window": 4, "reference_n": 4, "steps": 1}
 FOLLOWING = (
     *("--images", "in", "--out", "out", "--follow", "--poll", "0.05"),
-    *("--threshold", "0", "--known-batches", "0", "--window", "4", "--steps", "1"),
+    *("--threshold", "0", "--known-batches", "0", "--window", "4", "--reference-n", "4"),
+    *("--steps", "1"),
 )
 
 Start = Callable[..., CommandProcess]
@@ -236,7 +237,7 @@ def test_a_monitor_that_has_ended_is_not_running(tmp_path: Path, start: Start) -
     settings = tmp_path / "door.toml"
     settings.write_text(
         f'images = "{tmp_path / "in"}"\nout = "{tmp_path / "here"}"\nwindow = 4\nsteps = 1\nthreshold = 0\n'
-        "known-batches = 0\nmax-batches = 1\n"
+        "reference-n = 4\nknown-batches = 0\nmax-batches = 1\n"
     )
     here = watched(settings)
     here.start()

@@ -15,6 +15,7 @@ from assay.tasks import (
     EvalTransform,
     ReadOptions,
     draw_shapes,
+    find_domains,
     is_shapes,
     load_images,
     load_task,
@@ -89,11 +90,97 @@ def test_files_of_a_folder_without_labels(tmp_path: Path) -> None:
         read_source(tmp_path / "new", transform=TRANSFORM)
 
 
-def test_severities_are_no_classes(tmp_path: Path) -> None:
-    write(tmp_path / "fog" / "1" / "cat" / "a.png")
-    with pytest.raises(InputError, match=r"layout of ImageNet-C.*fog/1"):
-        read_source(tmp_path, transform=TRANSFORM)
+def test_every_corruption_and_severity_is_a_domain(tmp_path: Path) -> None:
+    write(tmp_path / "fog" / "1" / "cat" / "a.png", 1)
+    write(tmp_path / "fog" / "3" / "dog" / "a.png", 3)
+    write(tmp_path / "snow" / "3" / "cat" / "a.png", 5)
+    found = read_source(tmp_path, transform=TRANSFORM)
+    assert {name: int(images.pixels[0, 0, 0, 0]) for name, images in found.items()} == {
+        "fog/1": 1,
+        "fog/3": 3,
+        "snow/3": 5,
+    }
+    # A severity that lacks a class has the labels of the others.
+    assert [images.labels.tolist() for images in found.values()] == [[0], [1], [0]]
+    listed = {each.name: each.classes for each in find_domains(tmp_path)}
+    assert listed == {"fog/1": ("cat",), "fog/3": ("dog",), "snow/3": ("cat",)}
     assert one_domain(read_source(tmp_path / "fog" / "1", transform=TRANSFORM), "").classes == ("cat",)
+
+
+def camelyon(root: Path) -> Path:
+    """Camelyon17 as WILDS lays it out: slide 0 and 1 of hospital 0, slide 20 of hospital 1."""
+    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
+    for x, (patient, slide, hospital) in enumerate([("004", 0, 0), ("004", 1, 0), ("020", 20, 1)] * 2):
+        lines.append(f"{x},{patient},4,{x},9,{x % 2},{slide},{hospital},0")
+        write(root / f"patches/patient_{patient}_node_4/patch_patient_{patient}_node_4_x_{x}_y_9.png", x)
+    (root / "metadata.csv").write_text("\n".join(lines))
+    return root
+
+
+def test_slides_of_hospitals_are_domains(tmp_path: Path) -> None:
+    source = f"camelyon17:{camelyon(tmp_path)}"
+    assert one_domain(read_source(source, transform=TRANSFORM), source).n == 6
+    slides = find_domains(source, by=())
+    assert [each.name for each in slides] == [
+        "hospital 0/slide 0",
+        "hospital 0/slide 1",
+        "hospital 1/slide 20",
+    ]
+    second = slides[1].read(ReadOptions(transform=TRANSFORM), None)
+    assert (second.domain, second.ids.tolist(), second.labels.tolist()) == (
+        "hospital 0/slide 1",
+        [1, 4],
+        [1, 0],
+    )
+    assert [each.name for each in find_domains(f"{source}:slide!=0,1", by=["hospital"])] == ["hospital 1"]
+    assert one_domain(read_source(f"{source}:slide=0", transform=TRANSFORM), source).ids.tolist() == [0, 3]
+    with pytest.raises(UnknownNameError, match="did you mean 'slide'"):
+        find_domains(source, by=["slides"])
+    with pytest.raises(InputError, match="has slide=9"):
+        find_domains(f"{source}:slide=9")
+    with pytest.raises(InputError, match="need a table"):
+        find_domains("shapes:flat", by=["slide"])
+
+
+def test_regions_and_times_of_fmow_are_domains_and_other_is_not(tmp_path: Path) -> None:
+    rows = [("val", "KEN", "2014"), ("val", "XXX", "2014"), ("test", "FRA", "2017"), ("train", "FRA", "2016")]
+    lines = ["split,category,country_code,timestamp"]
+    for number, (split, country, year) in enumerate(rows):
+        lines.append(f"{split},zoo,{country},{year}-05-01T00:00:00Z")
+        write(tmp_path / f"images/rgb_img_{number}.png", number)
+    (tmp_path / "rgb_metadata.csv").write_text("\n".join(lines))
+    (tmp_path / "country_code_mapping.csv").write_text("alpha-3,region\nFRA,Europe\nKEN,Africa\n")
+    source = f"fmow:{tmp_path}"
+    # Neither the region `Other` nor images of later years outside the official splits.
+    assert [each.name for each in find_domains(source, by=())] == ["Africa/val", "Europe/test"]
+    assert [each.name for each in find_domains(source, by=["region", "year"])] == [
+        "Africa/year 2014",
+        "Europe/year 2016",
+        "Europe/year 2017",
+    ]
+
+
+def test_cameras_of_iwildcam_are_domains_and_labels_are_numbers(tmp_path: Path) -> None:
+    lines = [",split,location_remapped,filename,y"]
+    for number, (camera, species) in enumerate([(3, 10), (3, 2), (11, 0)]):
+        lines.append(f"{number},test,{camera},{number}.jpg,{species}")
+        write(tmp_path / f"train/{number}.jpg", number)
+    (tmp_path / "metadata.csv").write_text("\n".join(lines))
+    found = find_domains(f"iwildcam:{tmp_path}:wilds_split=test", by=())
+    assert [each.name for each in found] == ["location_remapped 3", "location_remapped 11"]
+    images = found[0].read(ReadOptions(transform=TRANSFORM), None)
+    assert (images.classes, images.labels.tolist()) == (("0", "2", "10"), [2, 1])
+
+
+def test_a_plain_table_names_paths_labels_and_domains(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.png")
+    (tmp_path / "list.csv").write_text("path,label,site\na.png,cat,north\nb.png,dog,south\n")
+    source = str(tmp_path / "list.csv")
+    assert [each.name for each in find_domains(source, by=["site"])] == ["north", "south"]
+    assert one_domain(read_source(f"{source}:site=south", transform=TRANSFORM), source).labels.tolist() == [1]
+    with pytest.raises(InputError, match="which columns make domains"):
+        find_domains(source, by=())
 
 
 def test_archives(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ KINDS = (
     "circuit",
     "claim",
     "correctness",
+    "domain-evaluation",
     "finetune",
     "job",
     "measurement",

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
+
 from assay.app.console import note
 from assay.app.option_groups import (
     CIRCUIT,
@@ -18,6 +20,7 @@ from assay.app.option_groups import (
     Steps,
     completing,
     one_of,
+    own_group,
 )
 from assay.app.running import Batched, Decoding, Placed, Seeded, Storing, call
 from assay.core.errors import InputError
@@ -118,6 +121,45 @@ class OnModel(Typed, Revised, Mapped):
             experts=self.experts,
         )
         return loaded.treating(self.post_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnClassifier(Typed, Revised, Mapped):
+    """A deployed image classifier.
+
+    Attributes:
+        model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
+    """
+
+    model: Annotated[str | None, INPUTS] = None
+
+    def load_classifier(self, tell: Callable[[str], None] = note) -> "tuple[Model, str | None]":
+        """The model, and the style of shapes that an embedded one was trained on; None for your own.
+
+        Args:
+            tell: Hears which accelerator is taken.
+
+        Raises:
+            InputError: If it reads text.
+        """
+        from assay.models import load_model
+        from assay.zoo import Zoo
+
+        name, style, revision = self.model, None, self.revision
+        if name is None:
+            zoo = Zoo.embedded()
+            best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
+            name, style, revision = str(zoo.folder(best)), zoo.id_domain, None
+        loaded = load_model(
+            name,
+            device=self.place(tell),
+            device_map=self.device_map,
+            dtype=self.torch_dtype,
+            revision=revision,
+        )
+        if not loaded.vision:
+            raise InputError(f"{name} reads text; assay monitor watches image classifiers")
+        return loaded, style
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +274,20 @@ class Ablating(Behaviour):
     ablation: Annotated[str | None, DISCOVERY, completing("ablations")] = None
 
 
+QUADRATURES = ("midpoint", "left", "right", "gauss-legendre")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadrature:
+    """Where the nodes of an integral lie.
+
+    Attributes:
+        quadrature: Quadrature rule: midpoint, left (as published), right or gauss-legendre.
+    """
+
+    quadrature: Annotated[str, DISCOVERY, one_of(*QUADRATURES)] = "midpoint"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Discovering(Behaviour):
     """How a circuit is discovered.
@@ -310,3 +366,44 @@ class Independent:
     """
 
     independent: Annotated[bool, INPUTS] = False
+
+
+# ---- what is read off circuits of image classifiers ----------------------------------------------
+
+COMPARING = own_group("Comparing circuits", 42)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparingCircuits:
+    """What the distance of two circuits compares.
+
+    Attributes:
+        distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
+        weights: abs (magnitudes) or signed scores.
+        top_k: Strongest edges that graph distances compare. Default: 200; all for laplacian.
+        compat: reference: graphs as the authors' code makes them, to compare with published numbers.
+        normalized: Scale Laplacians by the degrees.
+    """
+
+    distance: Annotated[str, COMPARING, completing("distances")] = "spearman"
+    weights: Annotated[str, COMPARING, one_of("abs", "signed")] = "abs"
+    top_k: Annotated[Count | None, COMPARING] = None
+    compat: Annotated[str | None, COMPARING, one_of("reference")] = None
+    normalized: Annotated[bool, COMPARING, Parameter(negative="--no-normalized")] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSets:
+    """Which layers count as shallow and deep.
+
+    Attributes:
+        granularity: Layers of dependency matrices and maps: block, or sublayer (heads and MLP apart).
+        ratio: Share of blocks counted as deep, and as shallow; at most 0.5.
+        sets: Shallow and deep layers of the depth bias: symmetric, or reference (the authors', 12 blocks).
+        include_input: Count the input as a shallow layer.
+    """
+
+    granularity: Annotated[str, COMPARING, one_of("block", "sublayer")] = "block"
+    ratio: Annotated[float, COMPARING] = 0.3
+    sets: Annotated[str, COMPARING, one_of("symmetric", "reference")] = "symmetric"
+    include_input: Annotated[bool, COMPARING] = False

@@ -1,38 +1,39 @@
 """A monitor as a job: reference and known batches from images, everything kept and taken up again."""
 
 import json
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import lock_descriptor
-
 from assay.analyses.generalization.alarms import batches_for
+from assay.analyses.generalization.detectable_drop import DetectableDrop, detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
-from assay.circuits import EdgeScores, load_scores, write_atomically
-from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
+from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
+from assay.circuits import EdgeScores, write_atomically
+from assay.core.errors import FileFormatError, InputError
 from assay.core.random import stream
 from assay.core.untrusted import malformed, parse_json
-from assay.discovery.edges import discover
 from assay.models import Model
 from assay.pipeline.batch_pictures import BatchPictures
 from assay.pipeline.image_stream import Batch, known_images
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
+from assay.tasks.image_tables import is_table
 from assay.zoo.scoring import images_hash
 
 
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
-REFERENCE, DOMAINS, LOCK = "reference.safetensors", "domains.json", ".lock"
-METHOD, STEPS = "eap-ig-inputs", 5
+REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
+METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
+USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
 MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
 
 
@@ -44,13 +45,15 @@ class MonitorPlan:
         reference: File of edge scores, folder of images, or `shapes:DOMAIN`.
         known: Folder or `shapes:DOMAIN` of further images in distribution. Default: those of the reference's
             images that the reference circuit does not use.
-        window: Images of a batch, and of the reference circuit if it is to be found.
+        window: Images of a batch.
+        reference_n: Images of the reference circuit if it is to be found; whole windows are used. None:
+            1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
-        rule, alpha, distance: As in `Monitor`.
-        method, objective, ablation, steps: Of the reference circuit; None: as a file's circuit was found,
-            else `eap-ig-inputs`, what the images ask for, and 5 steps.
+        rule, alpha, distance, view: As in `Monitor`.
+        method, objective, ablation, steps, quadrature: Of the reference circuit; None: as of a file's
+            circuit, else `eap-ig-inputs`, what the images ask for, and 5 steps of the midpoint rule.
         seed: Root seed of all random draws.
         skip_bad: Pass over image files that cannot be read.
         batch_size: Images per pass.
@@ -59,6 +62,7 @@ class MonitorPlan:
     reference: str
     known: str | None = None
     window: int = 64
+    reference_n: int | None = None
     known_batches: int | None = None
     threshold: float | None = None
     target: float | None = None
@@ -69,6 +73,8 @@ class MonitorPlan:
     objective: str | None = None
     ablation: str | None = None
     steps: int | str | None = None
+    quadrature: str | None = None
+    view: ShiftView = USUAL_VIEW
     seed: int = 0
     skip_bad: bool = False
     batch_size: int | None = None
@@ -82,11 +88,21 @@ class MonitorPlan:
             raise InputError(f"target is {self.target}; expected a performance above 0 and at most 1")
         if self.window < 2:
             raise InputError(f"window is {self.window}; a batch needs at least 2 images")
+        if self.reference_n is not None and self.reference_n < self.window:
+            raise InputError(
+                f"reference_n is {self.reference_n}, less than the window of {self.window}; the reference "
+                "needs the images of at least one batch"
+            )
+        if self.reference_n is not None and self.given:
+            raise InputError(
+                f"reference_n has no effect on the circuit of {self.reference}, which is a file; remove it, "
+                "or give the images of the reference"
+            )
 
     @property
     def given(self) -> bool:
         """Whether the reference circuit is a file."""
-        return not is_shapes(self.reference) and not Path(self.reference).is_dir()
+        return not (is_shapes(self.reference) or is_table(self.reference) or Path(self.reference).is_dir())
 
     @property
     def known_source(self) -> str | None:
@@ -100,7 +116,7 @@ class MonitorPlan:
             return 0
         if self.known_batches is not None:
             return self.known_batches
-        drawn = self.n_drawn // self.window - (self.known is None)
+        drawn = self.n_drawn // self.window - (self.known is None) * self.reference_batches
         return min(drawn, MOST_BATCHES) if is_shapes(self.known_source) else MOST_BATCHES
 
     @property
@@ -108,7 +124,7 @@ class MonitorPlan:
         """Images that baselines learn from, at most."""
         if self.known_source is None:
             return 0
-        drawn = self.n_drawn - (self.known is None) * self.window
+        drawn = self.n_drawn - (self.known is None) * self.reference_batches * self.window
         return min(drawn, MOST_LABELLED) if is_shapes(self.known_source) else MOST_LABELLED
 
     @property
@@ -117,7 +133,31 @@ class MonitorPlan:
         batches = self.known_batches
         if batches is None:
             batches = max(USUAL_BATCHES, batches_for(self.alpha))
-        return self.window * (1 + max(batches, 1))
+        return self.window * (self.reference_batches + max(batches, 1))
+
+    @property
+    def reference_batches(self) -> int:
+        """Batches of the reference, at most; 0 for a file."""
+        if self.given:
+            return 0
+        return max(1, (self.reference_n or USUAL_REFERENCE) // self.window)
+
+    def reference_size(self, n: int) -> int:
+        """Images of the reference circuit, whole windows, when so many are at hand.
+
+        Raises:
+            InputError: For fewer than a window, or than were asked for.
+        """
+        wanted = self.reference_n or self.window
+        if n < wanted:
+            raise InputError(
+                f"{self.reference} holds {n} images, but the reference circuit needs {wanted}; give more "
+                f"images or a smaller {'window' if self.reference_n is None else 'reference'}"
+            )
+        left = n
+        if self.reference_n is None and self.known is None and self.known_batches != 0:
+            left -= self.window * (self.known_batches or batches_for(self.alpha))
+        return self.window * max(1, min(self.reference_batches, left // self.window))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,12 +169,14 @@ class StartedMonitor:
         domains: The calibration on corrupted domains; None without a target.
         out: Where everything is kept.
         passed: Names of files passed over since the last reading.
+        without_floor: Why shifts are not corrected for a noise floor; empty where they are.
     """
 
     monitor: Monitor
     domains: DomainCalibration | None
     out: Path
     passed: list[str] = field(default_factory=list)
+    without_floor: str = ""
 
     @cached_property
     def _shown(self) -> list[dict[str, Any]]:
@@ -145,7 +187,22 @@ class StartedMonitor:
         """What stays the same while it observes."""
         head = self.monitor.to_dict()
         self._shown.extend(head.pop("readings"))
-        return head if self.domains is None else {**head, "domains": self.domains.to_dict()}
+        if self.domains is None:
+            return head
+        drops = [{**each.to_dict(), "statement": each.statement} for each in self.drops]
+        return {**head, "domains": self.domains.to_dict(), "detectable": drops}
+
+    @cached_property
+    def drops(self) -> tuple[DetectableDrop, ...]:
+        """The smallest drops that one batch detects; empty without domains, or with too few known batches."""
+        monitor, known = self.monitor, self.monitor.calibration
+        if self.domains is None or known is None or math.isnan(self.domains.clean):
+            return ()
+        if len(known.shifts) < batches_for(monitor.alpha) or {each.n for each in self.domains.known} != {
+            known.n
+        }:
+            return ()
+        return detectable_drops(self.domains, known, metric=monitor.distance, alpha=monitor.alpha)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -188,68 +245,6 @@ class StartedMonitor:
             save_report(self.out / PAGE, document)
 
 
-@contextmanager
-def held(out: Path) -> Iterator[None]:
-    """Keep a monitor's directory from a second process while entered; makes it if need be.
-
-    Raises:
-        OutputError: If another process holds it, or it cannot be written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / LOCK).open("ab")
-    except OSError as error:
-        raise OutputError(f"cannot write to {out}: {error.strerror}; choose another directory") from error
-    with file:
-        try:
-            # A page that asks whether the directory is held takes the lock for a moment.
-            alone = any(_locked_soon(file.fileno()))
-        except OSError as error:
-            raise OutputError(
-                f"cannot lock {out / LOCK}: {error.strerror}; choose another directory"
-            ) from error
-        if not alone:
-            raise OutputError(
-                f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
-            )
-        yield
-
-
-def _locked_soon(descriptor: int) -> Iterator[bool]:
-    """Whether the lock was taken, tried for half a second."""
-    for _ in range(10):
-        yield lock_descriptor(descriptor, blocking=False)
-        time.sleep(0.05)
-
-
-def is_held(out: Path) -> bool:
-    """Whether a process holds a monitor's directory, as one that observes does."""
-    try:
-        file = (out / LOCK).open("rb")
-    except OSError:
-        return False
-    with file:
-        try:
-            return not lock_descriptor(file.fileno(), blocking=False)
-        except OSError:  # a file system without locks, where no monitor can run
-            return False
-
-
-def torn_line(readings: Path) -> bool:
-    """Whether the last line of a file of readings was cut short, by a kill or a full disk."""
-    try:
-        with readings.open("rb") as file:
-            file.seek(0, 2)
-            if not file.tell():
-                return False
-            file.seek(-1, 2)
-            return file.read() != b"\n"
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise FileFormatError(f"cannot read {readings}: {error.strerror}") from error
-
-
 def start_monitor(
     model: Model,
     plan: MonitorPlan,
@@ -276,27 +271,31 @@ def start_monitor(
     """
     transform = transform or EvalTransform.for_model(model)
     progress = progress or silent
-    scores, pool = _reference(model, plan, transform, out, progress)
+    reference, pool = reference_of(model, plan, transform, out, progress)
     domains = None
     threshold: Any = plan.threshold
     if plan.target is not None:
-        domains = _domains(model, plan, scores, pool, transform, out, progress)
+        domains = _domains(model, plan, reference, pool, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
     monitor = Monitor(
         model,
-        scores,
+        reference,
         threshold,
         distance=plan.distance,
+        view=plan.view,
         rule=plan.rule,
         alpha=plan.alpha,
         labelled=None if pool is None or pool.labels is None else pool.sample(MOST_LABELLED, seed=plan.seed),
+        drift=pool,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
         seed=plan.seed,
     )
     _calibrate(monitor, plan, pool, progress)
-    return StartedMonitor(monitor=monitor, domains=domains, out=out)
+    usual = plan.view == USUAL_VIEW
+    without = reference.without_floor if usual else "only the usual comparison of circuits has a noise floor"
+    return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=without)
 
 
 def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransform) -> ImageSet:
@@ -309,31 +308,28 @@ def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransfor
     )
 
 
-def _reference(
+def reference_of(
     model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress
-) -> tuple[EdgeScores, ImageSet | None]:
+) -> tuple[Reference, ImageSet | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else _known(plan, plan.known, model, transform)
     if plan.given:
-        scores = load_scores(plan.reference, graph=model.graph)
-        _check_settings(plan, scores)
-        return scores, pool
+        reference = load_reference(plan.reference, model)
+        _check_settings(plan, reference.scores)
+        return reference, pool
     if plan.known is not None and plan.known == plan.reference:
         raise InputError(
             f"known and reference images are both {plan.known}; remove known, and the images are split"
         )
     images = _known(plan, plan.reference, model, transform)
     order = stream(plan.seed, "monitor/reference").permutation(images.n)
-    if images.n < plan.window:
-        raise InputError(
-            f"{plan.reference} holds {images.n} images, but the reference circuit needs {plan.window}; give "
-            "more images or a smaller window"
-        )
-    if pool is None and images.n > plan.window:
-        pool = images.subset(order[plan.window :].tolist())
-    task = images.subset(order[: plan.window].tolist()).task(transform)
+    size = plan.reference_size(images.n)
+    if pool is None and images.n > size:
+        pool = images.subset(order[size:].tolist())
+    task = images.subset(order[:size].tolist()).task(transform)
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
+    quadrature = plan.quadrature or QUADRATURE
     settings = {
         "method": method,
         "objective": plan.objective or task.objective,
@@ -342,34 +338,38 @@ def _reference(
     }
     stored = out / REFERENCE
     if stored.is_file():
-        scores = load_scores(stored)
-        record = scores.provenance
+        reference = load_reference(stored, model)
+        record = reference.scores.provenance
         same = {name: record.get(name) for name in settings} == settings
         same &= record.get("steps") in (steps, None) and not record.get("options")
+        same &= record.get("quadrature") in (quadrature, None)
         same &= (record.get("task") or {}).get("data_hash") == task.data_hash
+        same &= record.get("batch", size) == (plan.window if size > plan.window else size)
         if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
-            return scores, pool
+            return reference, pool
     progress("reference", 0, 1)
-    scores = discover(
+    reference = discover_reference(
         model,
         task,
         method,
+        batch=plan.window,
         objective=plan.objective,
         ablation=plan.ablation,
         steps=steps,
+        quadrature=quadrature,
         batch_size=plan.batch_size,
         seed=plan.seed,
     )
     out.mkdir(parents=True, exist_ok=True)
     if not (out / READINGS).exists():
-        scores.save(stored)
+        reference.save(stored)
     progress("reference", 1, 1)
-    return scores, pool
+    return reference, pool
 
 
 def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
     """Every batch is measured as the file's circuit was; settings that ask for something else are refused."""
-    for name in ("method", "objective", "ablation", "steps"):
+    for name in ("method", "objective", "ablation", "steps", "quadrature"):
         asked, recorded = getattr(plan, name), scores.provenance.get(name)
         if asked is not None and recorded is not None and asked != recorded:
             raise InputError(
@@ -381,7 +381,7 @@ def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
 def _domains(
     model: Model,
     plan: MonitorPlan,
-    scores: EdgeScores,
+    reference: Reference,
     pool: ImageSet | None,
     transform: EvalTransform,
     out: Path,
@@ -395,11 +395,12 @@ def _domains(
         )
     stored = out / DOMAINS
     wanted = {
-        "reference": json.loads(json.dumps(dict(scores.provenance))),
+        "reference": json.loads(json.dumps(dict(reference.scores.provenance))),
         "domain": pool.domain,
         "hash": images_hash(pool),
         "n": min(plan.window, pool.n),
         "seed": plan.seed,
+        "view": {} if plan.view == USUAL_VIEW else plan.view.to_dict(),
     }
     if stored.is_file():
         calibration = _read_domains(stored)
@@ -407,14 +408,16 @@ def _domains(
         if wanted == {
             "reference": calibration.provenance["reference"],
             **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
+            "view": calibration.provenance.get("view", {}),
         }:
             return calibration
     calibration = calibrate_on_corruptions(
         model,
-        scores,
+        reference,
         pool,
         n=wanted["n"],
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
+        view=plan.view,
         transform=transform,
         batch_size=plan.batch_size,
         progress=lambda _, done, __: progress("corrupted domains", done, 39),

@@ -33,6 +33,7 @@ from assay.models import Model, load_model
 from assay.models.planted import planted_model
 from assay.pipeline.cost import Forecast, Workload, batch_memory, cost_of, cost_of_several
 from assay.pipeline.discovery import plan_discovery
+from assay.pipeline.domain_evaluation import EvaluationPlan, check_domains
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.image_stream import known_images
 from assay.pipeline.inputs import FEW
@@ -259,7 +260,7 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
 
     rated = 2 if plan.target is not None else 1  # what labels teach is learned for the domains and to watch
     stages = [
-        stage("reference", 0 if plan.given else 1),
+        stage("reference", plan.reference_batches),
         stage("known batches", plan.most_batches),
         Workload(stage="labelled images", runs=rated, passes=rated * plan.most_labelled),
     ]
@@ -276,6 +277,46 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
         )
         task = few_images(model, images)
     return cost_of(model, plan.window, [*stages, stage("each batch", 1, 1)], task, batch_size=plan.batch_size)
+
+
+def evaluation_cost(model: Model, plan: EvaluationPlan) -> tuple[Forecast, list[str]]:
+    """What an evaluation over domains costs, at most, and the names of its test domains.
+
+    Args:
+        model: The deployed model.
+        plan: What is evaluated.
+
+    Raises:
+        InputError: As `check_domains`.
+    """
+    domains = [each.name for each in check_domains(model, plan)]
+    start, n = plan.start, plan.settings.n
+    steps = STEPS if start.steps is None else start.steps
+    each = plan_discovery(model, method=start.method or METHOD, n=n, steps=steps)
+    rated = max(plan.rated, n)
+
+    def stage(name: str, runs: int, extra: int) -> Workload:
+        return Workload(stage=name, runs=runs, passes=runs * (each.passes + extra))
+
+    known = start.known_source is not None
+    stages = [
+        stage("reference", 0 if start.given else 1, 0),
+        Workload(stage="labelled images", runs=int(known), passes=int(known) * start.most_labelled),
+        stage("in distribution", int(known), rated),
+        stage("corrupted domains", len(plan.corruptions), rated),
+        stage("test domains", len(domains) * plan.parts, rated),
+    ]
+    task = None
+    if start.known_source is not None:
+        images = known_images(
+            start.known_source,
+            EvalTransform.for_model(model),
+            n=FEW,
+            classes=model.classes,
+            options=ReadOptions(seed=start.seed, skip_bad=start.skip_bad),
+        )
+        task = few_images(model, images)
+    return cost_of(model, n, stages, task, batch_size=start.batch_size), domains
 
 
 def zoo_cost(grid: Grid, images: Images | None, *, holdout: float, device: str | None = None) -> Forecast:

@@ -43,6 +43,7 @@ Reportable = HasDocument | HasRecord | Document | Measurement | Sequence[Measure
 _MODULES = (
     "assay.analyses.calibration.page",
     "assay.analyses.claims.page",
+    "assay.analyses.generalization.evaluation_page",
     "assay.analyses.generalization.monitor_page",
     "assay.analyses.generalization.page",
     "assay.analyses.subsets.page",

@@ -7,11 +7,19 @@ from typing import TypeVar
 
 from assay.core.errors import FileFormatError, InputError, unknown_name
 from assay.tasks.digits import COLOUR_DIGITS, digits_source, draw_digits
-from assay.tasks.image_files import SUFFIXES, image_files, list_domains, list_files, list_image_folder
+from assay.tasks.image_files import (
+    SUFFIXES,
+    image_files,
+    list_domains,
+    list_files,
+    list_image_folder,
+    list_imagenet_c,
+)
 from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
 from assay.tasks.image_set import ImageSet
 from assay.tasks.image_shards import SHARDS, list_shards
 from assay.tasks.image_stream import ImageStream
+from assay.tasks.image_tables import ImageTable, is_table, table_source
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.shapes import SHAPE_DOMAINS, draw_shapes
 
@@ -44,11 +52,15 @@ class DomainSource:
         name: Of the domain.
         labelled: Whether its images have labels; None where only reading tells.
         find: From options and class names, or None for the data's own, to the images: listed, or drawn.
+        classes: Classes that its folders or its table name; None where only reading tells.
+        place: Folder or file of the images; None for drawn ones and rows of a table.
     """
 
     name: str
     labelled: bool | None
     find: Find
+    classes: tuple[str, ...] | None = None
+    place: Path | None = None
 
     def read(self, options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
         """The images in memory, after the geometry of the options' transform."""
@@ -62,21 +74,34 @@ class DomainSource:
 
 
 def find_domains(
-    source: str | Path, *, labels: bool | None = None, start: int = 0, drawn: int = 300
+    source: str | Path,
+    *,
+    labels: bool | None = None,
+    start: int = 0,
+    drawn: int = 300,
+    by: Sequence[str] | None = None,
 ) -> list[DomainSource]:
-    """The domains that a name or a path stands for; nothing is read yet.
+    """The domains that a name or a path stands for; no image is read yet.
 
     Args:
         source: As in `read_source`.
         labels: False: folders are not classes, every image below a folder belongs to one unlabelled domain.
         start: Number of the first drawn image: images of other numbers are other images.
         drawn: Images per drawn domain where the options give no `n`.
+        by: Columns of a table: a domain for each combination of their values. Empty: those of its layout.
+            None: the table is one domain.
 
     Raises:
-        UnknownNameError: If there is no such drawn domain.
+        UnknownNameError: If there is no such drawn domain, or no such column.
         FileFormatError: If nothing is at the path.
         InputError: If a folder holds no image, or things of several kinds.
     """
+    if is_table(source):
+        return _of_table(table_source(source), by)
+    if by:
+        raise InputError(
+            f"domains by {', '.join(by)} need a table, and {source} is not one; give LAYOUT:DIR or a .csv"
+        )
     if is_shapes(source):
         wanted = str(source).partition(":")[2]
         return [
@@ -97,7 +122,7 @@ def find_domains(
         return [_shards(sorted(path.parent.glob(path.name)), path.parent.name)]
     if not path.is_dir():
         raise FileFormatError(
-            f"{path} has no images; expected a folder, an .npz, .parquet or .tar file, shards as "
+            f"{path} has no images; expected a folder, an .npz, .parquet, .tar or .csv file, shards as "
             f"'FOLDER/*.tar', '{COLOUR_DIGITS}' or '{COLOUR_DIGITS}:AGREEMENT', 'shapes' or "
             f"'shapes:DOMAIN' with a domain of {', '.join(SHAPE_DOMAINS)}"
         )
@@ -119,7 +144,8 @@ def read_source(
         source: `shapes` or `shapes:DOMAIN`; `colour-digits` or `colour-digits:AGREEMENT` (of digits that no
             model was trained on); an `.npz`, `.parquet` or `.tar` file; a folder of such files, one per
             domain (a folder of `.tar` shards is one); shards of one domain as `folder/*.parquet`;
-            `folder/DOMAIN/CLASS/IMAGE`; `folder/CLASS/IMAGE`; or a folder of unlabelled images.
+            `folder/DOMAIN/CLASS/IMAGE`; `folder/CORRUPTION/SEVERITY/CLASS/IMAGE`; `folder/CLASS/IMAGE`; a
+            folder of unlabelled images; or a table as in `table_source`, which is one domain.
         transform: The model's; its geometry is applied while reading.
         classes: The model's class names, label 0 first; default: those of the data.
         options: Sample, seed, bad files; its transform does not count.
@@ -179,7 +205,10 @@ def _drawn_digits(agreement: float, start: int, drawn: int) -> Find:
 
 def _shards(paths: list[Path], name: str) -> DomainSource:
     return DomainSource(
-        name=name, labelled=None, find=lambda options, classes: list_shards(paths, domain=name)
+        name=name,
+        labelled=None,
+        find=lambda options, classes: list_shards(paths, domain=name),
+        place=paths[0] if len(paths) == 1 else None,
     )
 
 
@@ -199,12 +228,9 @@ def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
         return [_shards(tables, path.name)]
     if tables:
         return [_shards([each], each.stem) for each in tables]
-    below = {each.name for folder in folders for each in folder.iterdir() if each.is_dir()}
+    below = {each.name for folder in folders for each in _folders(folder)}
     if below and below <= set("12345"):
-        raise InputError(
-            f"{path} has the layout of ImageNet-C, CORRUPTION/SEVERITY/CLASS; give one severity, e.g. "
-            f"{folders[0] / min(below)}, or read it with assay.tasks.read_imagenet_c"
-        )
+        return _severities(path, folders)
     if below:
         return [_one_of(path, folder.name) for folder in folders]
     return [
@@ -212,8 +238,56 @@ def _folder(path: Path, labels: bool | None) -> list[DomainSource]:
             name=path.name,
             labelled=True,
             find=lambda options, classes: list_image_folder(path, classes=classes),
+            classes=tuple(each.name for each in folders),
+            place=path,
         )
     ]
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
+def _severities(root: Path, corruptions: list[Path]) -> list[DomainSource]:
+    """The layout of ImageNet-C: a domain per corruption and severity, whose labels mean the same in all."""
+    places = [severity for corruption in corruptions for severity in _folders(corruption)]
+    every = sorted({each.name for place in places for each in _folders(place)})
+
+    def one(place: Path) -> DomainSource:
+        corruption, severity = place.parent.name, place.name
+        return DomainSource(
+            name=f"{corruption}/{severity}",
+            labelled=True,
+            find=lambda options, classes: list_imagenet_c(
+                root, corruptions=[corruption], severities=[int(severity)], classes=classes or every
+            )[f"{corruption}/{severity}"],
+            classes=tuple(each.name for each in _folders(place)),
+            place=place,
+        )
+
+    return [one(place) for place in places]
+
+
+def _of_table(table: ImageTable, by: Sequence[str] | None) -> list[DomainSource]:
+    """The rows of a table as one domain, or as one per combination of values of some columns."""
+    if by is None:
+        parts = {table.chosen or table.root.name: table}
+    elif columns := by or table.layout.by:
+        parts = table.by(columns)
+    else:
+        raise InputError(
+            f"{table.root / table.layout.table} does not say which columns make domains; name them"
+        )
+    return [_rows_of(name, part) for name, part in parts.items()]
+
+
+def _rows_of(name: str, table: ImageTable) -> DomainSource:
+    return DomainSource(
+        name=name,
+        labelled=True,
+        find=lambda options, classes: table.listing(domain=name),
+        classes=table.class_names,
+    )
 
 
 def _one_of(root: Path, domain: str) -> DomainSource:
@@ -222,6 +296,8 @@ def _one_of(root: Path, domain: str) -> DomainSource:
         name=domain,
         labelled=True,
         find=lambda options, classes: list_domains(root, domains=[domain], classes=classes)[domain],
+        classes=tuple(each.name for each in _folders(root / domain)),
+        place=root / domain,
     )
 
 

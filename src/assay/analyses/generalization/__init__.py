@@ -28,10 +28,8 @@ from assay.analyses.generalization.evaluation import (
     AlarmCurve,
     CorrelationSummary,
     TaskCorrelation,
-    Threshold,
     alarm_counts,
     alarm_curve,
-    calibrate_threshold,
     correlate,
     ratio_ablation,
     summarize_correlations,
@@ -42,9 +40,11 @@ from assay.analyses.generalization.intervals import depth_bias_interval, shift_i
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
+from assay.analyses.generalization.noise_floor import Excess, NoiseFloor
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_inspections, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
+from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
 from assay.analyses.generalization.shift import (
     DISTANCES,
     Distance,
@@ -54,6 +54,7 @@ from assay.analyses.generalization.shift import (
     heat_signature,
     rank_shift_map,
 )
+from assay.analyses.generalization.thresholds import Threshold, calibrate_threshold
 
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "Distance",
     "DomainCalibration",
     "Dynamics",
+    "Excess",
     "FineTuning",
     "Guarantee",
     "Inspection",
@@ -77,8 +79,10 @@ __all__ = [
     "LayerSets",
     "Monitor",
     "Motif",
+    "NoiseFloor",
     "Ranking",
     "Reading",
+    "Reference",
     "SequentialTest",
     "TaskCorrelation",
     "Threshold",
@@ -96,11 +100,13 @@ __all__ = [
     "dependency_depth_bias",
     "dependency_matrix",
     "depth_bias_interval",
+    "discover_reference",
     "finetune",
     "heat_signature",
     "inspect_model",
     "judge_depth",
     "layer_sets",
+    "load_reference",
     "measure_domains",
     "motif",
     "output_depth_bias",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from scipy import stats as scipy_stats
 
-from assay.analyses.generalization.evaluation import Threshold
+from assay.analyses.generalization.thresholds import Threshold
 from assay.core.errors import InputError, NonFiniteError
 from assay.core.record import Record, same
 from assay.core.verdict import Interval
@@ -254,6 +254,7 @@ class Calibration(Record):
 
     Attributes:
         shifts: One per batch.
+        excess: The same beyond the noise floor; empty where the reference has none.
         n: Images of a batch.
         domain: Where they come from.
     """
@@ -261,6 +262,12 @@ class Calibration(Record):
     shifts: tuple[float, ...]
     n: int
     domain: str = ""
+    excess: tuple[float, ...] = ()
+
+    @property
+    def statistics(self) -> tuple[float, ...]:
+        """What the rules compare batches by: the excess where there is one, else the shift."""
+        return self.excess or self.shifts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +315,7 @@ def guarantee(
     elif rule == "conformal":
         assert calibration is not None
         rate = alpha
-        bound = ConformalAlarm(known=calibration.shifts, alpha=alpha).rate_bound()
+        bound = ConformalAlarm(known=calibration.statistics, alpha=alpha).rate_bound()
         statement = (
             f"A batch of {calibration.n} images raises a false alarm with probability at most "
             f"{alpha:g}, if it is exchangeable with the {m} known batches; for these "
@@ -327,7 +334,7 @@ def guarantee(
         )
     else:
         assert threshold is not None
-        raised = sum(threshold.alarm(each) for each in calibration.shifts)
+        raised = sum(threshold.alarm(each) for each in calibration.statistics)
         rate, interval = raised / m, clopper_pearson(raised, m)
         statement = (
             f"{raised} of {m} batches of {calibration.n} images in distribution exceed the threshold: "

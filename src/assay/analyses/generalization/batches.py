@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.shift import OPTIONS, SETTINGS, check_comparable, settings_of
 from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError
+from assay.core.random import stream
 from assay.discovery.edges import EdgeMethod, discover, get_method
 from assay.execution import run_model
 from assay.models import Model
@@ -160,6 +161,55 @@ def labels_of(task: ImageTask | ImageStream) -> Int64[np.ndarray, " n"]:
             "give labelled images"
         )
     return np.asarray(task.labels.numpy(), dtype=np.int64)
+
+
+COMPARED = 512  # known images, at most, that drift tests compare a batch with
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outputs:
+    """What drift tests compare.
+
+    Attributes:
+        confidence: Largest probability of each image, `[n]`.
+        features: What the classifier reads, `[n, n_features]`.
+    """
+
+    confidence: Float64[np.ndarray, " n"]
+    features: Float64[np.ndarray, "n d"]
+
+
+def outputs_of(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Outputs:
+    """Run the model for its confidences and features; labels are not needed."""
+    logits = run_model(model, task, batch_size=batch_size)
+    size = batch_size or task.n
+    features = [
+        model.features(task.images[start : start + size].to(model.device)).double().cpu().numpy()
+        for start in range(0, task.n, size)
+    ]
+    confidence = logits.double().softmax(1).amax(1).cpu().numpy()
+    return Outputs(confidence=confidence, features=np.concatenate(features))
+
+
+def drift_tests(known: Outputs, new: Outputs, *, seed: int = 0) -> dict[str, float]:
+    """p-values of three tests that the outputs on new images are those on known ones.
+
+    `ks`: Kolmogorov-Smirnov on the confidences; `mmd`: maximum mean discrepancy of the features; `c2st`: a
+    classifier that tells the features apart. Each batch is tested alone: looked at again and again, each of
+    them goes off sooner or later.
+
+    Args:
+        known: Of images in distribution, which no batch to be watched holds.
+        new: Of a batch.
+        seed: Of permutations and halves.
+    """
+    from assay.stats.drift import classifier_p_value, ks_p_value, mmd_p_value  # scikit-learn takes a second
+
+    return {
+        "ks": ks_p_value(known.confidence, new.confidence),
+        "mmd": mmd_p_value(known.features, new.features, rng=stream(seed, "drift/mmd")),
+        "c2st": classifier_p_value(known.features, new.features, rng=stream(seed, "drift/c2st")),
+    }
 
 
 # What the page and the table call them; all rise with performance.

@@ -1,9 +1,14 @@
 """Domains with known performance: what a threshold is calibrated on, and what an alarm is tested by."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int64
+from torch import Tensor
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.batches import (
@@ -19,22 +24,28 @@ from assay.analyses.generalization.evaluation import (
     DELTAS,
     AlarmCurve,
     TaskCorrelation,
-    Threshold,
     alarm_curve,
-    calibrate_threshold,
     correlate,
 )
-from assay.analyses.generalization.shift import DISTANCES, circuit_shifts
+from assay.analyses.generalization.noise_floor import rows_of
+from assay.analyses.generalization.reference import Reference
+from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, circuit_shifts
+from assay.analyses.generalization.signatures import SIGNATURES
+from assay.analyses.generalization.thresholds import Threshold, calibrate_threshold
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, unknown_name
+from assay.core.random import stream
 from assay.core.record import Record, plain
 from assay.execution import run_model
 from assay.models import Model
+from assay.stats import spearman
 from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
 from assay.zoo.scoring import images_hash
 
 
 SCHEMA = "assay-domain-shifts/1"
+DRAWS = 100  # resamples of the images
+UNDIRECTED = ("mde", "alpha-req")  # their sources do not say which way they go with performance
 Progress = Callable[[str, int, int], None]
 
 
@@ -44,10 +55,14 @@ class DomainShift(Record):
 
     Attributes:
         domain: Its name.
-        n: Images.
-        performance: Accuracy or macro-F1, in [0, 1].
+        n: Images that the shift was measured on.
+        performance: Accuracy or macro-F1 on all labelled images, in [0, 1].
         shifts: Distance -> circuit shift.
-        baselines: `ac`, `ane`, and with labelled known images `atc` and `doc`.
+        baselines: `ac`, `ane`, and with labelled known images `atc` and `doc`, on the images of the shift.
+        excess: Distance -> shift beyond its noise floor; empty for a reference without one.
+        n_labelled: Images that performance was measured on.
+        performance_draws: Performance on 100 resamples of the images, the same for domains of as many images:
+            corrupted copies of one image come and go together.
     """
 
     domain: str
@@ -55,6 +70,9 @@ class DomainShift(Record):
     performance: float
     shifts: Mapping[str, float]
     baselines: Mapping[str, float] = field(default_factory=dict)
+    excess: Mapping[str, float] = field(default_factory=dict)
+    n_labelled: int = 0
+    performance_draws: tuple[float, ...] = ()
 
     def score(self, metric: str) -> float:
         """A shift or a baseline by its key.
@@ -67,6 +85,10 @@ class DomainShift(Record):
             raise unknown_name("metric of a domain", metric, scores)
         return scores[metric]
 
+    def statistic(self, metric: str) -> float:
+        """What a monitor compares: the excess of a distance where it was measured, else as `score`."""
+        return self.excess[metric] if metric in self.excess else self.score(metric)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DomainCalibration(Record):
@@ -77,6 +99,7 @@ class DomainCalibration(Record):
         test: Domains that the alarm is tried on.
         measure: `accuracy` or `macro-f1`.
         provenance: Model, reference and settings.
+        clean: Performance on the known images as they are; NaN where not measured.
     """
 
     record_kind = "domain-shifts"
@@ -86,25 +109,45 @@ class DomainCalibration(Record):
     test: tuple[DomainShift, ...] = ()
     measure: str = "accuracy"
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    clean: float = math.nan
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Everything that every domain was measured by: shifts first, then baselines."""
         scores = [{**each.shifts, **each.baselines} for each in (*self.known, *self.test)]
-        return tuple(key for key in (*DISTANCES, *BASELINES) if all(key in each for each in scores))
+        keys = dict.fromkeys((*DISTANCES, *BASELINES, *(key for each in scores for key in each)))
+        return tuple(key for key in keys if all(key in each for each in scores))
 
-    def threshold(self, target: float, *, metric: str = "spearman") -> Threshold:
+    def higher_is_shift(self, metric: str) -> bool:
+        """Whether the alarm is above the threshold of a metric.
+
+        True for distances. Metrics whose source states no direction (`UNDIRECTED`) take the sign of their
+        rank correlation with performance over the calibration domains; all others fall with performance.
+        """
+        if metric not in UNDIRECTED or len(self.known) < 3:
+            return metric in DISTANCES
+        scores, performance = (
+            np.array(each)
+            for each in zip(*((each.score(metric), each.performance) for each in self.known), strict=True)
+        )
+        return spearman(scores, performance) < 0
+
+    def threshold(self, target: float, *, metric: str = "spearman", method: str = "isotonic") -> Threshold:
         """The threshold of a metric that corresponds to a performance, see `calibrate_threshold`.
 
         Args:
             target: Performance below which the alarm is due.
-            metric: A distance or a baseline.
+            metric: A distance, by its excess where that was measured, or a baseline.
+            method: `isotonic` or `nearest`.
         """
+        draws = {each.domain: each.performance_draws for each in self.known}
         return calibrate_threshold(
-            {each.domain: each.score(metric) for each in self.known},
+            {each.domain: each.statistic(metric) for each in self.known},
             {each.domain: each.performance for each in self.known},
             target,
-            higher_is_shift=metric in DISTANCES,
+            higher_is_shift=self.higher_is_shift(metric),
+            method=method,
+            performance_draws=draws if all(draws.values()) else None,
         )
 
     def correlations(self) -> dict[str, TaskCorrelation]:
@@ -142,7 +185,7 @@ class DomainCalibration(Record):
                 deltas=deltas,
                 n_subsets=n_subsets,
                 subset_size=subset_size,
-                higher_is_shift=key in DISTANCES,
+                higher_is_shift=self.higher_is_shift(key),
                 seed=seed,
             )
             for key in self.metrics
@@ -176,30 +219,37 @@ class DomainCalibration(Record):
 
 def measure_domains(
     model: Model,
-    reference_scores: EdgeScores,
+    reference: EdgeScores | Reference,
     domains: Mapping[str, ImageSet | ImageTask] | Iterable[tuple[str, ImageSet | ImageTask]],
     *,
     labelled: ImageSet | ImageTask | Labelled | None = None,
+    n: int | None = None,
     measure: str = "accuracy",
+    view: ShiftView = USUAL_VIEW,
     transform: EvalTransform | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
+    seed: int = 0,
 ) -> tuple[DomainShift, ...]:
     """Circuit shift under every distance, performance and baselines on each of some labelled domains.
 
     Args:
         model: The model of the reference.
-        reference_scores: Its circuit on known data; gives the settings.
+        reference: Its circuit on known data; gives the settings, and the noise floor if it has one.
         domains: Name -> labelled images; pairs may be made one at a time. Sizes should equal each other and
             the reference's: noise is distance, too.
         labelled: Labelled images in distribution, for ATC and DoC.
+        n: Images that shift and baselines are measured on, drawn anew for each domain, so that their errors
+            are independent; performance is that on all. Default: all, or as many as a noise floor asks for.
         measure: `accuracy` or `macro-f1`.
+        view: What shifts compare; another than the usual one has no noise floor.
         transform: For 8-bit images; default: the model's own.
         batch_size: Images per pass.
         progress: Called with the domain, its number, and 0 as the total.
+        seed: Of the draws.
 
     Returns:
-        One per domain, in order; each costs a discovery and a forward pass.
+        One per domain, in order; each costs a discovery, and a forward pass over all of its images.
 
     Raises:
         InputError: For no domain, a domain without labels, or one name twice.
@@ -208,6 +258,13 @@ def measure_domains(
     if isinstance(labelled, ImageSet | ImageTask):
         known = labelled_outputs(model, image_task(model, labelled, transform), batch_size=batch_size)
     assert known is None or isinstance(known, Labelled)
+    known_scores = reference.scores if isinstance(reference, Reference) else reference
+    floors = {
+        key: floor
+        for key in SIGNATURES
+        if isinstance(reference, Reference) and (floor := reference.floor(key)) is not None
+    }
+    floors = floors if view == USUAL_VIEW else {}
     shifts: dict[str, DomainShift] = {}
     for name, images in domains.items() if isinstance(domains, Mapping) else domains:
         if name in shifts:
@@ -216,29 +273,51 @@ def measure_domains(
             progress(name, len(shifts), 0)
         task = image_task(model, images, transform)
         truth = labels_of(task)
-        scores = circuit_like(model, task, reference_scores, batch_size=batch_size)
         logits = run_model(model, task, batch_size=batch_size)
+        size = min(n or (reference.batch if floors else task.n), task.n)
+        rows = np.arange(task.n)
+        if size < task.n:
+            rows = np.sort(stream(seed, f"domains/{name}").permutation(task.n)[:size])
+        part = task if size == task.n else task.subset(rows.tolist())
+        scores = circuit_like(model, part, known_scores, per_example=bool(floors), batch_size=batch_size)
         shifts[name] = DomainShift(
             domain=name,
-            n=task.n,
+            n=size,
             performance=baselines.id_accuracy(logits, truth, measure=measure),
-            shifts=circuit_shifts(reference_scores, scores),
-            baselines=label_free(logits, known),
+            shifts=circuit_shifts(known_scores, scores, **vars(view)),
+            baselines=label_free(logits[rows], known),
+            excess={key: floor.excess(rows_of(scores)).value for key, floor in floors.items()},
+            n_labelled=task.n,
+            performance_draws=_resampled(logits, truth, measure, seed),
         )
     if not shifts:
         raise InputError("domains are missing; a threshold needs domains with known performance")
     return tuple(shifts.values())
 
 
+def _resampled(
+    logits: Float[Tensor, "n c"], labels: Int64[np.ndarray, " n"], measure: str, seed: int
+) -> tuple[float, ...]:
+    """Performance on resamples of the images; equally many images are drawn alike."""
+    draws = stream(seed, "domains/resamples").integers(len(labels), size=(DRAWS, len(labels)))
+    if measure == "accuracy":
+        correct = (logits.argmax(1).numpy() == labels).astype(np.float64)
+        return tuple(correct[draws].mean(1).round(6).tolist())
+    return tuple(
+        round(baselines.id_accuracy(logits[rows], labels[rows], measure=measure), 6) for rows in draws
+    )
+
+
 def calibrate_on_corruptions(
     model: Model,
-    reference_scores: EdgeScores,
+    reference: EdgeScores | Reference,
     images: ImageSet,
     *,
     n: int | None = None,
     corruptions: Sequence[str] | None = None,
     labelled: ImageSet | ImageTask | None = None,
     measure: str = "accuracy",
+    view: ShiftView = USUAL_VIEW,
     transform: EvalTransform | None = None,
     frost_textures: str | Path | None = None,
     batch_size: int | None = None,
@@ -249,13 +328,14 @@ def calibrate_on_corruptions(
 
     Args:
         model: The model to watch.
-        reference_scores: Its circuit on known images.
+        reference: Its circuit on known images, with or without a noise floor.
         images: Labelled images in distribution at the size the model reads; best not those of the reference,
-            whose shift would be too small.
-        n: Images of each domain. Default: as many as the reference rests on, at most all.
+            whose shift would be too small. Performance on a domain is that on all of them.
+        n: Images of each domain that the shift is measured on. Default: those of a batch of the reference.
         corruptions: Keys. Default: all that are registered.
         labelled: For ATC and DoC. Default: `images`.
         measure: `accuracy` or `macro-f1`.
+        view: What shifts compare.
         transform: Default: the model's own.
         frost_textures: Photographs of frost, see `assay.tasks.corrupt`.
         batch_size: Images per pass.
@@ -271,8 +351,8 @@ def calibrate_on_corruptions(
         ShapeError: For images below 32 pixels a side.
 
     Notes:
-        Costs 39 discoveries and forward passes. A batch to watch should hold `n` images: a smaller one has a
-        larger shift on the same domain.
+        Costs 39 discoveries of `n` images and 41 forward passes over all. A batch to watch should hold `n`
+        images: a smaller one has a larger shift on the same domain.
 
     References:
         Peng et al. (2026), arXiv:2604.08192, section 5 and the appendix on monitoring.
@@ -280,26 +360,30 @@ def calibrate_on_corruptions(
     keys = tuple(CORRUPTIONS) if corruptions is None else tuple(corruptions)
     for key in keys:
         CORRUPTIONS[key]
+    scores = reference.scores if isinstance(reference, Reference) else reference
     if n is None:
-        recorded = (reference_scores.provenance.get("task") or {}).get("n")
-        n = images.n if recorded is None else min(int(recorded), images.n)
-    sample = images.sample(n, seed=seed)
+        task = scores.provenance.get("task") or {}
+        n = min(int(scores.provenance.get("batch") or task.get("n") or images.n), images.n)
     shifts = measure_domains(
         model,
-        reference_scores,
-        ((key, corrupt(sample, key, seed=seed, frost_textures=frost_textures)) for key in keys),
+        reference,
+        ((key, corrupt(images, key, seed=seed, frost_textures=frost_textures)) for key in keys),
         labelled=images if labelled is None else labelled,
+        n=n,
         measure=measure,
+        view=view,
         transform=transform,
         batch_size=batch_size,
         progress=progress,
+        seed=seed,
     )
+    clean = labelled_outputs(model, image_task(model, images, transform), batch_size=batch_size)
     return DomainCalibration(
         known=shifts,
         measure=measure,
         provenance={
             "model": model.describe(),
-            "reference": dict(reference_scores.provenance),
+            "reference": dict(scores.provenance),
             "images": {
                 "domain": images.domain,
                 "hash": images_hash(images),
@@ -308,5 +392,7 @@ def calibrate_on_corruptions(
                 "seed": seed,
             },
             "frost": "plasma" if frost_textures is None else "photographs",
-        },
+        }
+        | ({} if view == USUAL_VIEW else {"view": view.to_dict()}),
+        clean=baselines.id_accuracy(clean.logits, clean.labels, measure=measure),
     )

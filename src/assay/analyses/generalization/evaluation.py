@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float, Float64, Real
 from assay.analyses.generalization.agreement import probits
 from assay.analyses.generalization.depth_bias import dependency_depth_bias, dependency_matrix
 from assay.analyses.generalization.shift import check_comparable
+from assay.analyses.generalization.thresholds import Threshold
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError
 from assay.core.random import stream
-from assay.core.record import Record
 from assay.stats import kendall_tau, pearson, spearman
 
 
@@ -184,84 +184,6 @@ def ratio_ablation(
 
 
 # ------------------------------------------------------------------------------------------- alarms
-
-
-@dataclass(frozen=True, kw_only=True)
-class Threshold(Record):
-    """Where the alarm goes off.
-
-    Attributes:
-        value: delta': the score of the domain below.
-        domain: The calibration domain whose performance is closest to the target.
-        target: delta: performance below it should raise the alarm.
-        performance: Performance of that domain.
-        higher_is_shift: True where a score above `value` is the alarm.
-    """
-
-    value: float
-    domain: str
-    target: float
-    performance: float
-    higher_is_shift: bool = True
-
-    def alarm(self, score: float) -> bool:
-        """Whether a score raises the alarm; one that equals the threshold does not."""
-        return score > self.value if self.higher_is_shift else score < self.value
-
-
-def calibrate_threshold(
-    scores_by_domain: Mapping[str, float],
-    performance_by_domain: Mapping[str, float],
-    target: float,
-    *,
-    higher_is_shift: bool = True,
-) -> Threshold:
-    """The threshold of a score that corresponds to a performance, read off domains where both are known.
-
-    j = argmin |performance_j - target|, the first of equals; the threshold is the score of domain j.
-
-    Args:
-        scores_by_domain: Calibration domain -> score, such as the circuit shift on it.
-        performance_by_domain: The same domains -> performance.
-        target: delta: performance below it should raise the alarm.
-        higher_is_shift: True for shifts; False for scores that fall with performance, such as confidence.
-
-    Raises:
-        InputError: For no domain, domains that only one side has, or a target that is not finite.
-        NonFiniteError: For NaN or infinite numbers; the message names the domain.
-
-    Notes:
-        If no domain comes near the target, the threshold corresponds to the performance it has: compare
-        `Threshold.performance` with `target`.
-
-    References:
-        Peng et al. (2026), arXiv:2604.08192, Eqs. 5 and 6.
-
-    Example:
-        >>> calibrate_threshold({"fog": 0.2, "snow": 0.5}, {"fog": 0.9, "snow": 0.6}, 0.7).domain
-        'snow'
-    """
-    if set(scores_by_domain) != set(performance_by_domain) or not scores_by_domain:
-        odd = sorted(set(scores_by_domain) ^ set(performance_by_domain))
-        raise InputError(
-            "every domain needs a score and a performance; one is missing for: "
-            f"{', '.join(odd) or 'no domain at all'}"
-        )
-    if not math.isfinite(target):
-        raise InputError(f"target is {target}; give the performance below which to raise the alarm")
-    for name, numbers in (("score", scores_by_domain), ("performance", performance_by_domain)):
-        for domain, number in numbers.items():
-            if not math.isfinite(number):
-                raise NonFiniteError(f"the {name} of domain {domain!r} is {number}; remove the domain")
-    domains = list(scores_by_domain)
-    nearest = min(domains, key=lambda domain: abs(performance_by_domain[domain] - target))
-    return Threshold(
-        value=float(scores_by_domain[nearest]),
-        domain=nearest,
-        target=target,
-        performance=float(performance_by_domain[nearest]),
-        higher_is_shift=higher_is_shift,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

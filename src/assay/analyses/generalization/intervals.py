@@ -1,7 +1,6 @@
 """How sure a depth bias and a circuit shift are: intervals over the examples behind the scores."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,9 +9,10 @@ from scipy import sparse
 from scipy import stats as scipy_stats
 from torch import Tensor
 
-from assay.analyses.generalization.circuit_view import WeightedCircuit
 from assay.analyses.generalization.depth_bias import FLOOR, TARGETS, layer_sets
-from assay.analyses.generalization.shift import DISTANCES, check_comparable
+from assay.analyses.generalization.noise_floor import rows_of
+from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, check_comparable
+from assay.analyses.generalization.signatures import SIGNATURES
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
 from assay.core.random import stream
@@ -25,9 +25,6 @@ from assay.stats.intervals import N_RESAMPLES, OfSums
 METHODS = ("jackknife", "bca", "percentile")
 EQUAL = 1e-12  # spread below which values without one image differ by rounding only
 _BLOCK = 1 << 23  # resampled means held at a time
-
-Rows = Float64[np.ndarray, "n n_edges"]
-Numbers = Float64[np.ndarray, " n_edges"]
 
 
 def jackknife_interval(
@@ -215,6 +212,7 @@ def shift_interval(
     shifted_scores: EdgeScores,
     *,
     distance: str = "spearman",
+    view: ShiftView = USUAL_VIEW,
     level: float = 0.95,
 ) -> Interval:
     """Interval of a circuit shift over the images of the new data, by the jackknife.
@@ -226,6 +224,7 @@ def shift_interval(
         reference_scores: Scores on known data, taken as given: their own error is the same for all batches.
         shifted_scores: Scores of the same model on other data, with `per_example`.
         distance: As in `circuit_shift`.
+        view: What it compares.
         level: Two-sided coverage.
 
     Returns:
@@ -258,13 +257,13 @@ def shift_interval(
     n = len(shifted_scores.per_example)
     if n < 2:
         return undefined_interval(level, "jackknife", "too_few")
-    shift = entry.compare(WeightedCircuit(scores=reference_scores), WeightedCircuit(scores=shifted_scores))
-    left_out = leave_one_out_shifts(reference_scores, shifted_scores, distance)
+    shift = entry.compare(view.of(reference_scores), view.of(shifted_scores))
+    left_out = leave_one_out_shifts(reference_scores, shifted_scores, distance, view)
     return jackknife_interval(shift, left_out, level=level, bounds=entry.bounds)
 
 
 def leave_one_out_shifts(
-    reference_scores: EdgeScores, shifted_scores: EdgeScores, distance: str
+    reference_scores: EdgeScores, shifted_scores: EdgeScores, distance: str, view: ShiftView = USUAL_VIEW
 ) -> Float64[np.ndarray, " n"]:
     """The shift without each image in turn.
 
@@ -272,47 +271,19 @@ def leave_one_out_shifts(
         reference_scores: Scores on known data.
         shifted_scores: Scores with `per_example`, of two images or more.
         distance: Key of the distance.
+        view: What it compares; other views than the usual one are compared image by image.
     """
     graph = reference_scores.graph
-    apart = shifted_scores.per_example
-    if apart is None:
-        raise InputError("scores per example are missing; use discover(..., per_example=True)")
-    each = apart.detach().cpu()[:, graph.valid].double().numpy()
+    each = rows_of(shifted_scores)
     rest = (each.sum(0) - each) / (len(each) - 1)
-    if distance in _ROWS:
-        return _ROWS[distance](WeightedCircuit(scores=reference_scores).weights, np.abs(rest))
-    compare, reference = DISTANCES[distance].compare, WeightedCircuit(scores=reference_scores)
-    shifts = np.empty(len(rest))
-    for place, row in enumerate(rest):
-        values = torch.zeros(graph.valid.shape, dtype=torch.float64)
-        values[graph.valid] = torch.from_numpy(row)
-        shifts[place] = compare(reference, WeightedCircuit(scores=EdgeScores(graph, values)))
-    return shifts
-
-
-def _spearman(known: Numbers, rows: Rows) -> Float64[np.ndarray, " n"]:
-    a = scipy_stats.rankdata(known)
-    a -= a.mean()
-    b = np.asarray(scipy_stats.rankdata(rows, axis=1))
-    b -= (rows.shape[1] + 1) / 2
-    size = np.sqrt((a @ a) * (b * b).sum(1))
-    return np.asarray(1 - np.divide(b @ a, size, out=np.full(len(b), np.nan), where=size > 0))
-
-
-def _cosine(known: Numbers, rows: Rows) -> Float64[np.ndarray, " n"]:
-    largest = np.maximum(rows.max(1, keepdims=True), np.finfo(np.float64).tiny)
-    scaled, a = rows / largest, known / max(known.max(), np.finfo(np.float64).tiny)
-    size = np.linalg.norm(a) * np.linalg.norm(scaled, axis=1)
-    return np.asarray(1 - np.divide(scaled @ a, size, out=np.full(len(rows), np.nan), where=size > 0))
-
-
-def _l2(known: Numbers, rows: Rows) -> Float64[np.ndarray, " n"]:
-    return np.asarray(np.linalg.norm(rows - known, axis=1))
-
-
-# All rows at once; the others are compared one by one.
-_ROWS: dict[str, Callable[[Numbers, Rows], Float64[np.ndarray, " n"]]] = {
-    "spearman": _spearman,
-    "cosine": _cosine,
-    "l2": _l2,
-}
+    if view != USUAL_VIEW:
+        compare, usual = DISTANCES[distance].compare, view.of(reference_scores)
+        shifts = np.empty(len(rest))
+        for place, row in enumerate(rest):
+            values = torch.zeros(graph.valid.shape, dtype=torch.float64)
+            values[graph.valid] = torch.from_numpy(row)
+            shifts[place] = compare(usual, view.of(EdgeScores(graph, values)))
+        return shifts
+    reference = reference_scores.values.detach().cpu().double()[graph.valid].numpy()
+    form = SIGNATURES[distance]
+    return form.distance(form.vectors(graph, rest), form.vectors(graph, reference[None])[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from assay.analyses.generalization.noise_floor import Excess
 from assay.core.errors import FileFormatError, OutputError
 from assay.core.record import Record, plain
 from assay.core.untrusted import parse_json
@@ -23,12 +24,16 @@ class Reading(Record):
         n: Images.
         shift: Distance of the batch's circuit from the reference's; larger means more shift.
         interval: Of the mean shift of batches of n images from this source, see `shift_interval`.
+        excess: The shift beyond its noise floor, with an interval, see `NoiseFloor`; None for a reference
+            without one.
         alarm: What the monitor's rule says; None where it has no rule.
         alarms: The same for every rule that could be applied.
         p_value: Conformal p-value against the known batches; None without them.
         e_value: Capital of the sequential test, at most 1 on average while nothing changes; None without it.
         baselines: `ac`, `ane` and, with labelled known images, `atc` and `doc`; they fall as the model is
             less sure.
+        drift: p-values of tests of the outputs against known ones: `ks`, `mmd`, `c2st`, see `drift_tests`;
+            empty without known images. No rule uses them.
         layers: Rank-shift map, `[L + 1][L + 1]`, rows write and columns read.
         domain: What the batch says of its origin.
         data_hash: Of the images.
@@ -43,10 +48,12 @@ class Reading(Record):
     shift: float
     interval: Interval
     alarm: bool | None
+    excess: Excess | None = None
     alarms: Mapping[str, bool] = field(default_factory=dict)
     p_value: float | None = None
     e_value: float | None = None
     baselines: Mapping[str, float] = field(default_factory=dict)
+    drift: Mapping[str, float] = field(default_factory=dict)
     layers: tuple[tuple[float, ...], ...] = ()
     domain: str = ""
     data_hash: str = ""

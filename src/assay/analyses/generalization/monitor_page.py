@@ -10,10 +10,29 @@ import numpy as np
 
 from assay.analyses.generalization import monitor_plots as plots
 from assay.analyses.generalization.monitor_series import batch_details, series_block
-from assay.analyses.generalization.monitor_words import DRAWN, alarm_reasons, caveats, verdict
+from assay.analyses.generalization.monitor_words import (
+    DRAWN,
+    alarm_reasons,
+    caveats,
+    in_excess,
+    statistic,
+    verdict,
+)
 from assay.core.errors import InputError
 from assay.core.record import plain
-from assay.page.blocks import Block, Code, Column, Details, Figure, Page, Pair, Section, Table, columns
+from assay.page.blocks import (
+    Block,
+    Code,
+    Column,
+    Details,
+    Figure,
+    Note,
+    Page,
+    Pair,
+    Section,
+    Table,
+    columns,
+)
 from assay.page.form import PAGES, PageForm
 from assay.page.matrix import Matrix, plot_matrix
 from assay.page.text import (
@@ -39,6 +58,11 @@ NAMES = {
     "atc": "thresholded confidence",
     "doc": "difference of confidences",
 }
+DRIFT = {
+    "ks": "confidences, Kolmogorov-Smirnov",
+    "mmd": "features, maximum mean discrepancy",
+    "c2st": "features, classifier two-sample test",
+}
 Document = Mapping[str, Any]
 
 
@@ -56,7 +80,9 @@ def monitor_page(document: Document) -> Page:
     if not readings:
         raise InputError("the monitor has no reading yet; observe a batch first")
     distance, reference = document["distance"], document["reference"].get("task") or {}
+    beyond = ": the noise floor, which the shift shown here does not include" if in_excess(document) else ""
     sections = [
+        Section(title="What it can detect", blocks=_detectable(document)),
         Section(title="Shift over time", blocks=_shift(document)),
         Section(title="Where in the network", blocks=_layers(document)),
         Section(title="What a shift means", blocks=_domains(document)),
@@ -72,8 +98,8 @@ def monitor_page(document: Document) -> Page:
         caveats=caveats(document),
         lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
         f"a batch and the circuit on {reference.get('n', 'known')} images in distribution. Sampling alone "
-        "makes it positive, more so for smaller batches. A shift means that the model works differently, "
-        "not that it works worse.",
+        f"makes it positive, more so for smaller batches{beyond}. A shift means that the model works "
+        "differently, not that it works worse.",
         sections=[section for section in sections if section.blocks],
         facts=list(_facts(document, reference)),
         records=[
@@ -86,6 +112,11 @@ def monitor_page(document: Document) -> Page:
     )
 
 
+def _detectable(document: Document) -> list[Block]:
+    """The smallest drops of performance that a batch detects, where corrupted domains were measured."""
+    return [Note(text=each["statement"]) for each in document.get("detectable") or ()]
+
+
 # ------------------------------------------------------------------------------------------- shift over time
 
 
@@ -95,15 +126,18 @@ def _shift(document: Document) -> list[Block]:
     calibration = document.get("calibration")
     named = f" ({document['rule']} rule)" if document.get("rule") else ""
     known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
+    beyond = " beyond its noise floor" if in_excess(document) else ""
+    conservative = (
+        "" if beyond else " of the mean shift of such batches (jackknife over images; conservative)"
+    )
     blocks: list[Block] = [
         series_block(
             drawn,
             draw=partial(plots.plot_shift, drawn),
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
-            caption=f"Shift of each batch{known}. Diamonds raised the alarm{named}. Band: "
-            f"{_level(document)} intervals of the mean shift of such batches (jackknife over images; "
-            "conservative).",
+            caption=f"Shift of each batch{beyond}{known}. Diamonds raised the alarm{named}. Band: "
+            f"{_level(document)} intervals{conservative}.",
         ),
         *batch_details(document),
     ]
@@ -131,6 +165,11 @@ def _readings(document: Document) -> Table:
     baselines = _baselines(readings)
     without = f", without the first {left}" if left else ""
     caption = f"The readings{without}. p: conformal p-value against the known batches."
+    if in_excess(document):
+        caption += " Beyond the floor: the shift without what noise makes of it, with its interval."
+    if drift := _drift(readings):
+        tests = ", ".join(f"{name.upper()} on {DRIFT[name]}" for name in drift)
+        caption += f" p-values of single batches that no rule uses: {tests}."
     if baselines:
         caption += " On the right, label-free baselines; they fall as the model becomes less confident."
     return Table(
@@ -138,12 +177,14 @@ def _readings(document: Document) -> Table:
             *columns("batch", numeric=True, sort=True),
             *columns("time (UTC)", "origin", sort=True),
             *columns("images", "shift", numeric=True, sort=True),
+            *(columns("beyond the floor", numeric=True, sort=True) if in_excess(document) else ()),
             *columns(f"{_level(document)} interval", numeric=True),
             *columns("p", "e-value", numeric=True, sort=True),
             *columns("alarm", sort=True),
+            *(Column(name=f"p {name.upper()}", title=DRIFT[name], numeric=True, sort=True) for name in drift),
             *_baseline_columns(baselines),
         ],
-        rows=[_reading(each, baselines) for each in readings[left:]],
+        rows=[_reading(document, each, drift, baselines) for each in readings[left:]],
         caption=caption,
         tall=True,
         named=False,
@@ -158,7 +199,13 @@ def _baseline_columns(names: Sequence[str]) -> list[Column]:
     return [Column(name=name.upper(), title=NAMES[name], numeric=True, sort=True) for name in names]
 
 
-def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
+def _drift(readings: Sequence[Document]) -> list[str]:
+    return [name for name in DRIFT if any(name in (each.get("drift") or ()) for each in readings)]
+
+
+def _reading(
+    document: Document, reading: Document, drift: Sequence[str], baselines: Sequence[str]
+) -> list[Text]:
     n: list[Text] = [str(reading["n"])]
     if skipped := reading["skipped"]:
         n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
@@ -169,16 +216,19 @@ def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
     if others:
         alarm.append(quiet(f" (but {', '.join(others)})"))
     p_value, e_value, values = reading["p_value"], reading["e_value"], reading["baselines"]
+    tests, (value, low, high) = reading.get("drift") or {}, statistic(document, reading)
     return [
         str(reading["index"] + 1),
         reading["time"][:19].replace("T", " "),
         str(reading["domain"]),
         n,
         number(reading["shift"], 3),
-        interval(reading["interval"]["low"], reading["interval"]["high"], 3),
+        *([number(value, 3)] if in_excess(document) else ()),
+        interval(low, high, 3),
         "" if p_value is None else number(p_value, 3),
         "" if e_value is None else number(e_value),
         alarm,
+        *(number(tests[name], 3) if name in tests else "" for name in drift),
         *(number(values[name]) if name in values else "" for name in baselines),
     ]
 
@@ -285,10 +335,14 @@ def _curves_table(curves: Mapping[str, Document]) -> Table:
 
 def _domains_table(domains: Document, distance: str) -> Table:
     baselines = _baselines(domains["known"])
+    beyond = all(
+        distance in (each.get("excess") or ()) for kind in ("known", "test") for each in domains[kind]
+    )
     return Table(
         columns=[
             *columns("domain", "used for", sort=True),
-            *columns("images", domains["measure"], "shift", numeric=True, sort=True),
+            *columns("images", "labelled", domains["measure"], "shift", numeric=True, sort=True),
+            *(columns("beyond the floor", numeric=True, sort=True) if beyond else ()),
             *_baseline_columns(baselines),
         ],
         rows=[
@@ -296,8 +350,10 @@ def _domains_table(domains: Document, distance: str) -> Table:
                 each["domain"],
                 use,
                 str(each["n"]),
+                str(each.get("n_labelled") or each["n"]),
                 number(each["performance"]),
                 number(each["shifts"][distance], 3),
+                *([number(each["excess"][distance], 3)] if beyond else ()),
                 *(number(each["baselines"][name]) if name in each["baselines"] else "" for name in baselines),
             ]
             for kind, use in (("known", "calibration"), ("test", "test"))
@@ -315,12 +371,23 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
     estimator = "{objective}, {ablation}, {steps} steps, {quadrature}".format_map(settings)
     yield "estimator", (f"{settings['method']} ", quiet(estimator))
     yield "distance", (f"{distance['key']} ", quiet(distance["published"]))
+    batches, batch = document["reference"].get("batches", 1), document["reference"].get("batch")
+    yield (
+        "noise floor",
+        (
+            f"from {batches} batches of {batch} images"
+            if in_excess(document)
+            else quiet("none: the reference needs 4 batches of the window's size, of 8 images or more")
+        ),
+    )
     if threshold := document.get("threshold"):
         origin = (
             f" from {threshold['domain']}, performance {number(threshold['performance'])}, target "
             f"{number(threshold['target'])}"
         )
         value = number(threshold["value"], 3)
+        if ends := threshold.get("interval"):
+            value = f"{value} {interval(ends['low'], ends['high'], 3)}"
         yield "threshold", (value, quiet(origin)) if threshold.get("domain") else value
     yield "monitor", code(document["id"])
 

@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from assay.analyses.generalization.monitor_words import (
+    in_excess,
+    known_statistics,
+    statistic,
+    statistic_name,
+)
 from assay.core.errors import InputError
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
 from assay.page.matrix import Matrix
@@ -45,13 +51,10 @@ def plot_shift(document: Document, ax: Axes | None = None) -> Axes:
     ax = axes_of(ax, 8.6, 3.9)
     readings = document["readings"]
     x = np.array([each["index"] + 1 for each in readings])
-    y = np.array([each["shift"] for each in readings])
-    low, high = (
-        np.array([each["interval"][end] for each in readings], dtype=float) for end in ("low", "high")
-    )
+    y, low, high = np.array([statistic(document, each) for each in readings], dtype=float).T
     alarm = np.array([bool(each["alarm"]) for each in readings])
     start, room = int(x[0]) - 1, max(1.0, 0.05 * len(x))
-    known = (document.get("calibration") or {}).get("shifts") or ()
+    known = known_statistics(document)
     if known:
         places = start - room + 0.3 * room * np.resize([-1.0, 0.0, 1.0], len(known))
         ax.plot(places, known, "o", color=MUTED, markersize=3, alpha=0.7, linewidth=0)
@@ -68,9 +71,12 @@ def plot_shift(document: Document, ax: Axes | None = None) -> Axes:
     _name_runs(ax, readings)
     ax.set_xlim(start - 2 * room if known else start + 0.3, start + len(x) + 0.7)
     ax.set_xticks(_whole(start + 1, start + len(x)))
-    ax.set_ylim(bottom=0)
+    if in_excess(document):
+        ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
+    else:
+        ax.set_ylim(bottom=0)
     ax.set_xlabel("batch")
-    ax.set_ylabel(f"circuit shift ({document['distance']['key']})")
+    ax.set_ylabel(statistic_name(document).replace(" beyond", "\nbeyond"))
     return ax
 
 
@@ -193,7 +199,7 @@ def plot_domains(document: Document, ax: Axes | None = None) -> Axes:
         if domains[kind]:
             ax.plot(
                 [each["performance"] for each in domains[kind]],
-                [each["shifts"][key] for each in domains[kind]],
+                [(each.get("excess") or each["shifts"])[key] for each in domains[kind]],
                 marker, color=colour, markerfacecolor=face, markersize=5, linewidth=0,
                 label=f"{len(domains[kind])} {name}",
             )  # fmt: skip
@@ -203,7 +209,9 @@ def plot_domains(document: Document, ax: Axes | None = None) -> Axes:
     if target is not None and math.isfinite(target):
         ax.axvline(target, color=INK, linewidth=0.9, linestyle=DASHED)
     ax.set_xlabel(domains["measure"])
-    ax.set_ylabel(f"circuit shift ({key})")
+    if (interval := threshold.get("interval")) and interval["low"] is not None:
+        ax.axhspan(interval["low"], interval["high"], color=INK, alpha=0.08, linewidth=0)
+    ax.set_ylabel(statistic_name(document).replace(" beyond", "\nbeyond"))
     _explain(ax)
     return ax
 

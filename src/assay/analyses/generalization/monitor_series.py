@@ -3,7 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from assay.analyses.generalization.monitor_words import evidence, moment, reason
+from assay.analyses.generalization.monitor_words import (
+    evidence,
+    in_excess,
+    known_statistics,
+    moment,
+    reason,
+    statistic,
+    statistic_name,
+)
 from assay.page.blocks import Custom, Details, Figure, Gallery, Note, Picture
 from assay.page.text import bounded, cut_text, interval, number, plural
 from assay.page.thumbnail import png_source
@@ -34,36 +42,38 @@ def series_block(document: Document, *, draw: "Callable[[], Axes]", label: str, 
 def _data(document: Document) -> dict[str, Any]:
     """What the script reads: a list per fact, one entry per batch."""
     readings = document["readings"]
+    shown = [statistic(document, each) for each in readings]
     threshold = (document.get("threshold") or {}).get("value")
     limit = (document.get("conformal") or {}).get("limit")
     levels = ((threshold, "threshold", False), (limit, "conformal limit", True))
     return {
         "batch": [each["index"] + 1 for each in readings],
-        "shift": [each["shift"] for each in readings],
-        "low": [each["interval"]["low"] for each in readings],
-        "high": [each["interval"]["high"] for each in readings],
-        "known": list((document.get("calibration") or {}).get("shifts") or ()),
+        "shift": [value for value, _, _ in shown],
+        "low": [low for _, low, _ in shown],
+        "high": [high for _, _, high in shown],
+        "known": list(known_statistics(document)),
         "alarm": [bool(each["alarm"]) for each in readings],
-        "words": bounded([_words(each) for each in readings]),
+        "words": bounded([_words(document, each) for each in readings]),
         "levels": [
             {"value": value, "name": name, "dashed": dashed}
             for value, name, dashed in levels
             if value is not None
         ],
-        "axis": f"circuit shift ({document['distance']['key']})",
+        "axis": statistic_name(document),
     }
 
 
-def _words(reading: Document) -> str:
+def _words(document: Document, reading: Document) -> str:
     """A batch in a line: what a pointer over it shows and a screen reader says."""
-    ends = interval(reading["interval"]["low"], reading["interval"]["high"], 3)
+    value, low, high = statistic(document, reading)
+    beyond = " beyond the noise floor" if in_excess(document) else ""
     p_value, e_value = reading["p_value"], reading["e_value"]
     parts = [
         f"Batch {reading['index'] + 1}",
         f"{moment(reading)} UTC",
         str(reading["domain"]),
         f"{reading['n']} images",
-        f"shift {number(reading['shift'], 3)} {ends}".strip(),
+        f"shift {number(value, 3)} {interval(low, high, 3)}".strip() + beyond,
         "" if p_value is None else f"p {number(p_value, 3)}",
         "" if e_value is None else f"e-value {evidence(e_value)}",
         "alarm" if reading["alarm"] else "",
@@ -97,7 +107,7 @@ def _batch(document: Document, reading: Document, pictures: Sequence[Document]) 
         Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))]) for each in pictures
     ]
     return Details(
-        summary=_words(reading),
+        summary=_words(document, reading),
         blocks=[
             *([Note(text=why)] if why else []),
             Gallery(pictures=shown),

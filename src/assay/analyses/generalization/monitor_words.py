@@ -11,13 +11,39 @@ FAR = 0.05  # distance of a threshold's performance from its target that is wort
 Document = Mapping[str, Any]
 
 
+def in_excess(document: Document) -> bool:
+    """Whether the rules compare batches by the excess over the noise floor, not by the shift."""
+    return document.get("statistic") == "excess"
+
+
+def statistic_name(document: Document) -> str:
+    """What the rules compare, for an axis."""
+    name = f"circuit shift ({document['distance']['key']})"
+    return f"{name} beyond the noise floor" if in_excess(document) else name
+
+
+def statistic(document: Document, reading: Document) -> tuple[float, float | None, float | None]:
+    """What the rules compare of a batch, with the ends of its interval."""
+    shown = reading["excess"] if in_excess(document) else reading
+    value = shown["value"] if in_excess(document) else shown["shift"]
+    return value, shown["interval"]["low"], shown["interval"]["high"]
+
+
+def known_statistics(document: Document) -> tuple[float, ...]:
+    """The same of the known batches."""
+    calibration = document.get("calibration") or {}
+    return tuple((calibration.get("excess") if in_excess(document) else calibration.get("shifts")) or ())
+
+
 def verdict(document: Document) -> str:
     """What the readings say, in a sentence or two."""
     readings = document["readings"]
     last, alarms = readings[-1], [each for each in readings if each["alarm"]]
-    ends = interval(last["interval"]["low"], last["interval"]["high"], 3)
-    shift = f"The last batch has a shift of {number(last['shift'], 3)} {ends}".strip()
-    if known := (document.get("calibration") or {}).get("shifts"):
+    value, low, high = statistic(document, last)
+    shift = f"The last batch has a shift of {number(value, 3)} {interval(low, high, 3)}".strip()
+    if in_excess(document):
+        shift += f" beyond its noise floor of {number(last['excess']['floor'], 3)}"
+    if known := known_statistics(document):
         least, largest = number(min(known), 3), number(max(known), 3)
         shift += f"; {len(known)} batches in distribution have {least} to {largest}"
     if document.get("rule") is None:
@@ -103,19 +129,23 @@ def reason(document: Document, reading: Document) -> str:
     if not reading["alarm"]:
         return ""
     batch, key = f"batch {reading['index'] + 1}", document["distance"]["key"]
-    shift = f"The circuit shift ({key}) of {batch} is {number(reading['shift'], 3)}"
+    shift = f"The circuit shift ({key}) of {batch} is {number(statistic(document, reading)[0], 3)}"
+    if in_excess(document):
+        shift += " beyond its noise floor"
     if document["rule"] == "threshold":
         threshold = document["threshold"]
-        origin = (
-            f", which was read off {threshold['domain']}, where performance is "
-            f"{rounded(threshold['performance'])}"
-            if threshold.get("domain") and threshold.get("performance") is not None
-            else ""
-        )
+        origin = ""
+        if threshold.get("domain") and threshold.get("performance") is not None:
+            where = (
+                "interpolated between corrupted domains"
+                if threshold.get("method") == "isotonic"
+                else f"read off {threshold['domain']}"
+            )
+            origin = f", which was {where}, where performance is {rounded(threshold['performance'])}"
         return f"{shift}, above the threshold of {number(threshold['value'], 3)}{origin}."
     if document["rule"] == "conformal":
         limit = (document.get("conformal") or {}).get("limit")
-        known = len((document.get("calibration") or {}).get("shifts") or ())
+        known = len(known_statistics(document))
         above = "" if limit is None else f", above the limit of {number(limit, 3)}"
         p_value = reading["p_value"]
         alpha = f"the alarm is raised at {document['alpha']:g} or less"

@@ -18,17 +18,29 @@ from assay.analyses.generalization.alarms import (
     guarantee,
 )
 from assay.analyses.generalization.batches import (
+    COMPARED,
     Images,
+    Outputs,
     check_reference,
     circuit_like,
+    drift_tests,
     image_task,
     label_free,
     labelled_outputs,
+    outputs_of,
 )
-from assay.analyses.generalization.evaluation import Threshold
 from assay.analyses.generalization.intervals import shift_interval
 from assay.analyses.generalization.journal import Journal, Reading
-from assay.analyses.generalization.shift import DISTANCES, circuit_shift, rank_shift_map
+from assay.analyses.generalization.noise_floor import Excess, rows_of
+from assay.analyses.generalization.reference import Reference
+from assay.analyses.generalization.shift import (
+    DISTANCES,
+    USUAL_VIEW,
+    ShiftView,
+    circuit_shift,
+    rank_shift_map,
+)
+from assay.analyses.generalization.thresholds import Threshold, threshold_of
 from assay.circuits import EdgeScores
 from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, unknown_name
@@ -52,23 +64,30 @@ class Monitor(display.Shown, Record):
     """Watches a deployed model: how far its circuit on new images is from its circuit on known ones.
 
     Every batch costs one discovery with the settings of the reference, and one forward pass more for the
-    baselines. Three rules can raise the alarm; all that apply are in each reading, one decides:
+    baselines. The rules compare batches by the excess, the shift beyond its noise floor, where the reference
+    has one, else by the shift itself. Three rules can raise the alarm; all that apply are in each reading,
+    one decides:
 
-    - `"threshold"`: the shift exceeds a threshold, from `calibrate_threshold` on domains with known
+    - `"threshold"`: the excess exceeds a threshold, from `calibrate_threshold` on domains with known
       performance: it corresponds to a performance. After `calibrate` its rate of false alarms is known, too.
-    - `"conformal"`: the shift is larger than those of known batches, at most `alpha` false alarms per batch.
+    - `"conformal"`: the excess is larger than those of known batches, at most `alpha` false alarms per batch.
     - `"sequential"`: a bet on all batches together, at most `alpha` for a false alarm ever; it says nothing
       about performance, and stays on once raised.
 
     Args:
         model: In evaluation mode.
-        reference_scores: Its circuit on known images, from `discover`; this is what gives the settings.
-        threshold: From `calibrate_threshold`, or a shift.
+        reference: Its circuit on known images, which gives the settings: from `discover_reference`, with a
+            noise floor, or edge scores from `discover`, without.
+        threshold: From `calibrate_threshold`, or a number: of the excess where there is a noise floor, else
+            of the shift.
         distance: Key of a distance, see `assay.list("distances")`.
+        view: What the distance compares. Another than the usual one has no noise floor.
         rule: One of the three. Default: the threshold if there is one, else conformal once calibrated.
         alpha: Level of the conformal and the sequential rule, in (0, 1).
         level: Coverage of the intervals.
         labelled: Labelled images in distribution, which ATC and DoC learn from (one more run at the start).
+        drift: Images in distribution, labels not needed, that drift tests compare each batch with: at most
+            512 of them; two more runs per batch. Default: no such tests.
         baselines: Run the model once per batch for the label-free baselines.
         transform: For 8-bit images; default: the model's own.
         batch_size: Images per pass; results do not depend on it.
@@ -103,14 +122,16 @@ class Monitor(display.Shown, Record):
     def __init__(
         self,
         model: Model,
-        reference_scores: EdgeScores,
+        reference: EdgeScores | Reference,
         threshold: Threshold | float | None = None,
         *,
         distance: str = "spearman",
+        view: ShiftView = USUAL_VIEW,
         rule: str | None = None,
         alpha: float = 0.05,
         level: float = 0.95,
         labelled: ImageTask | ImageSet | None = None,
+        drift: ImageTask | ImageSet | None = None,
         baselines: bool = True,
         transform: EvalTransform | None = None,
         batch_size: int | None = None,
@@ -122,19 +143,14 @@ class Monitor(display.Shown, Record):
         DISTANCES[distance]  # an unknown name is refused before anything runs
         if rule is not None and rule not in RULES:
             raise unknown_name("rule of an alarm", rule, RULES)
-        if rule == "threshold" and threshold is None:
-            raise InputError(
-                "the rule is 'threshold', but the threshold is missing; give one, or use another rule"
-            )
-        if isinstance(threshold, float | int):
-            threshold = _plain_threshold(float(threshold))
-        if threshold is not None and not threshold.higher_is_shift:
-            raise InputError(
-                f"the threshold {threshold.value:g} was calibrated on a score that falls with shift, such "
-                "as confidence, but a monitor compares circuit shifts; calibrate it on those"
-            )
-        settings = check_reference(model, reference_scores)
-        self.model, self.reference_scores, self.threshold = model, reference_scores, threshold
+        threshold = threshold_of(threshold, needed=rule == "threshold")
+        scores = reference.scores if isinstance(reference, Reference) else reference
+        settings = check_reference(model, scores)
+        self.model, self.reference_scores, self.threshold = model, scores, threshold
+        view.check(model.graph)
+        self.view = view
+        has_floor = isinstance(reference, Reference) and view == USUAL_VIEW
+        self._floor = reference.floor(distance) if has_floor else None
         self.distance, self.alpha, self.level = distance, alpha, level
         self.calibration: Calibration | None = None
         self.readings: list[Reading] = []
@@ -147,6 +163,10 @@ class Monitor(display.Shown, Record):
             self._known = labelled_outputs(
                 model, image_task(model, labelled, transform), batch_size=batch_size
             )
+        self._outputs = None
+        if drift is not None:
+            rows = stream(seed, "monitor/drift").permutation(drift.n)[:COMPARED]
+            self._outputs = self._read_outputs(image_task(model, drift.subset(rows.tolist()), transform))
         self._header = self._described(settings)
         self._journal = None if log is None else Journal(Path(log))
         self._logged = False
@@ -173,6 +193,10 @@ class Monitor(display.Shown, Record):
             "threshold": None if self.threshold is None else self.threshold.to_dict(),
             "seed": self._seed,
         }
+        if self.view != USUAL_VIEW:  # the usual one has the identity that monitors always had
+            header["view"] = self.view.to_dict()
+        if self._floor is not None:  # monitors without one keep the identity they always had
+            header["statistic"] = "excess"
         if self._transform is not None:  # else the model's own, which its record stands for
             header["transform"] = self._transform.to_dict()
         return header
@@ -232,17 +256,18 @@ class Monitor(display.Shown, Record):
                 f"reference circuit, smaller batches, or {'a larger alpha' if conformal else 'fewer of them'}"
             )
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
-        shifts = []
+        self._check_size(batch_size)
+        shifts, excess = [], []
         for rows in np.array_split(order[: m * batch_size], m):
             part: ImageTask | ImageSet = id_images.subset(rows.tolist())
             task = image_task(self.model, part, self._transform)
             self._check_new(task)
-            shifts.append(
-                self._shift(
-                    circuit_like(self.model, task, self.reference_scores, batch_size=self._batch_size), task
-                )
-            )
-        calibration = Calibration(shifts=tuple(shifts), n=batch_size, domain=id_images.domain)
+            shift, beyond = self._measured(self._circuit(task, per_example=self._floor is not None), task)
+            shifts.append(shift)
+            excess += [] if beyond is None else [beyond.value]
+        calibration = Calibration(
+            shifts=tuple(shifts), n=batch_size, domain=id_images.domain, excess=tuple(excess)
+        )
         self._record("calibration", calibration.to_dict())
         self._take(calibration)
         return calibration
@@ -250,8 +275,8 @@ class Monitor(display.Shown, Record):
     def _take(self, found: Calibration) -> None:
         self.calibration = found
         if len(found.shifts) >= batches_for(self.alpha):
-            self._conformal = ConformalAlarm(known=found.shifts, alpha=self.alpha)
-        self._sequential = SequentialTest.start(found.shifts)
+            self._conformal = ConformalAlarm(known=found.statistics, alpha=self.alpha)
+        self._sequential = SequentialTest.start(found.statistics)
 
     # ------------------------------------------------------------------------------------- observation
 
@@ -279,27 +304,33 @@ class Monitor(display.Shown, Record):
                 f"the batch holds {task.n} images, the known batches {self.calibration.n}, but shifts by "
                 "sampling alone depend on the size; give batches of the same size"
             )
+        self._check_size(task.n)
         self._check_new(task)
-        scores = circuit_like(
-            self.model, task, self.reference_scores, per_example=True, batch_size=self._batch_size
-        )
-        shift = self._shift(scores, task)
+        scores = self._circuit(task, per_example=True)
+        shift, excess = self._measured(scores, task)
+        statistic = shift if excess is None else excess.value
         logits = run_model(self.model, task, batch_size=self._batch_size) if self._baselines else None
         moved = rank_shift_map(self.reference_scores, scores)
         index = len(self.readings)
-        test = self._sequential.observe(shift, self._tie(index))
-        alarms, p_value = self._verdicts(shift, test)
+        test = self._sequential.observe(statistic, self._tie(index))
+        alarms, p_value = self._verdicts(statistic, test)
         reading = Reading(
             index=index,
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             n=task.n,
             shift=shift,
-            interval=shift_interval(self.reference_scores, scores, distance=self.distance, level=self.level),
+            interval=shift_interval(
+                self.reference_scores, scores, distance=self.distance, view=self.view, level=self.level
+            ),
+            excess=excess,
             alarm=None if self.rule is None else alarms[self.rule],
             alarms=alarms,
             p_value=p_value,
             e_value=math.exp(min(test.log_capital, 700.0)) if self._tests_sequentially else None,
             baselines={} if logits is None else label_free(logits, self._known),
+            drift={}
+            if self._outputs is None
+            else drift_tests(self._outputs, self._read_outputs(task), seed=self._seed),
             layers=tuple(map(tuple, moved.numpy().round(6).tolist())),
             domain=domain or task.domain,
             data_hash=task.data_hash,
@@ -312,6 +343,9 @@ class Monitor(display.Shown, Record):
         self._sequential = test
         return reading
 
+    def _read_outputs(self, task: ImageTask) -> Outputs:
+        return outputs_of(self.model, task, batch_size=self._batch_size)
+
     def _tie(self, index: int) -> float:
         """The draw that breaks ties of a batch, in (0, 1]: exactly 0 would make a p-value of 0."""
         return 1 - float(stream(self._seed, f"monitor/tie/{index}").random())
@@ -320,26 +354,47 @@ class Monitor(display.Shown, Record):
     def _tests_sequentially(self) -> bool:
         return self.calibration is not None or self._rule == "sequential"
 
-    def _verdicts(self, shift: float, test: SequentialTest) -> tuple[dict[str, bool], float | None]:
+    def _verdicts(self, statistic: float, test: SequentialTest) -> tuple[dict[str, bool], float | None]:
         alarms = {}
         if self.threshold is not None:
-            alarms["threshold"] = self.threshold.alarm(shift)
+            alarms["threshold"] = self.threshold.alarm(statistic)
         if self._conformal is not None:
-            alarms["conformal"] = self._conformal.alarm(shift)
+            alarms["conformal"] = self._conformal.alarm(statistic)
         elif self._rule == "conformal":
             raise InputError("the conformal rule needs known batches; call calibrate() first")
         if self._tests_sequentially:
             alarms["sequential"] = test.alarm(self.alpha)
-        return alarms, None if self._conformal is None else self._conformal.p_value(shift)
+        return alarms, None if self._conformal is None else self._conformal.p_value(statistic)
 
-    def _shift(self, found: EdgeScores, task: ImageTask) -> float:
-        shift = circuit_shift(self.reference_scores, found, distance=self.distance)
+    def _circuit(self, task: ImageTask, *, per_example: bool) -> EdgeScores:
+        return circuit_like(
+            self.model, task, self.reference_scores, per_example=per_example, batch_size=self._batch_size
+        )
+
+    def _measured(self, scores: EdgeScores, task: ImageTask) -> tuple[float, Excess | None]:
+        """Shift of a batch, and what it has beyond the noise floor."""
+        shift = circuit_shift(self.reference_scores, scores, distance=self.distance, **vars(self.view))
         if not math.isfinite(shift):
             raise NonFiniteError(
                 f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}, because the scores "
                 "do not vary; check the model, or use another distance"
             )
-        return shift
+        if self._floor is None:
+            return shift, None
+        excess = self._floor.excess(rows_of(scores), level=self.level)
+        if not math.isfinite(excess.value):
+            raise NonFiniteError(
+                f"the halves of {task.domain or 'the batch'} have no {self.distance} similarity, so its "
+                "noise floor is undefined; use larger batches, or a reference without a noise floor"
+            )
+        return shift, excess
+
+    def _check_size(self, n: int) -> None:
+        if self._floor is not None and n != self._floor.n:
+            raise InputError(
+                f"the batch holds {n} images, the batches of the reference {self._floor.n}, but noise "
+                "depends on the size; give batches of the same size, or discover the reference with this one"
+            )
 
     def _check_new(self, task: ImageTask) -> None:
         known = (self.reference_scores.provenance.get("task") or {}).get("data_hash")
@@ -357,11 +412,26 @@ class Monitor(display.Shown, Record):
         return guarantee(self.rule, self.threshold, self.calibration, self.alpha)
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per batch: index, time, n, shift, low, high, alarm, p_value, e_value, domain."""
+        """One row per batch: index, time, n, shift, low, high, excess, alarm, p_value, e_value, domain."""
         import pandas as pd
 
-        columns = ["index", "time", "n", "shift", "low", "high", "alarm", "p_value", "e_value", "domain"]
-        rows = [each.to_dict() | each.interval.to_dict() for each in self.readings]
+        columns = [
+            "index",
+            "time",
+            "n",
+            "shift",
+            "low",
+            "high",
+            "excess",
+            "alarm",
+            "p_value",
+            "e_value",
+            "domain",
+        ]
+        rows = [
+            each.to_dict() | each.interval.to_dict() | {"excess": each.excess and each.excess.value}
+            for each in self.readings
+        ]
         return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=columns)
 
     def _summary(self) -> str:
@@ -386,6 +456,13 @@ class Monitor(display.Shown, Record):
             self._logged = True
         self._journal.append(kind, content)
 
+    def _earlier(self, first: Mapping[str, Any]) -> str:
+        """How to go on with a monitor that has no noise floor yet, as earlier versions had none."""
+        n = ((first.get("reference") or {}).get("task") or {}).get("n")
+        if self._floor is None or "statistic" in first or n is None:
+            return ""
+        return f". Its reference holds {n} images; a reference of this size (--reference-n {n}) resumes it"
+
     def _resume(self, journal: Journal) -> None:
         """Take over what the log holds."""
         entries = journal.read()
@@ -401,6 +478,7 @@ class Monitor(display.Shown, Record):
             raise InputError(
                 f"the readings in {journal.path} belong to another monitor (different: "
                 f"{', '.join(differs) or 'its record'}); choose another place for the readings of this one"
+                f"{self._earlier(first)}"
             )
         self._logged = True
         for kind, content in entries[1:]:
@@ -408,11 +486,6 @@ class Monitor(display.Shown, Record):
                 self._take(Calibration.from_dict(content))
             elif kind == "reading":
                 reading = Reading.from_dict(content)
-                self._sequential = self._sequential.observe(reading.shift, self._tie(reading.index))
+                statistic = reading.shift if reading.excess is None else reading.excess.value
+                self._sequential = self._sequential.observe(statistic, self._tie(reading.index))
                 self.readings.append(reading)
-
-
-def _plain_threshold(value: float) -> Threshold:
-    if not math.isfinite(value):
-        raise InputError(f"threshold is {value}; pass a shift, or the result of calibrate_threshold")
-    return Threshold(value=value, domain="", target=math.nan, performance=math.nan)

@@ -16,8 +16,9 @@ from assay.analyses.generalization.circuit_view import WeightedCircuit
 from assay.analyses.generalization.depth_bias import sum_by_layers
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, unknown_name
-from assay.core.record import plain
+from assay.core.record import Record, plain
 from assay.core.registry import Registry
+from assay.graph import Graph
 from assay.stats import kendall_tau, pearson, spearman
 
 
@@ -50,6 +51,58 @@ class Distance:
     bounds: tuple[float, float]
     compare: Compare
 
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftView(Record):
+    """What shifts compare; the arguments of these names of `circuit_shift`.
+
+    Attributes:
+        weights: `"abs"` or `"signed"`.
+        top_k: Number of strongest edges; None leaves it to the distance.
+        prune: Drop chosen edges off the paths from input to logits.
+        normalized: Scale Laplacians by the degrees.
+        compat: None, or `"reference"` for graphs as the authors' code makes them.
+    """
+
+    weights: str = "abs"
+    top_k: int | None = None
+    prune: bool = False
+    normalized: bool = True
+    compat: str | None = None
+
+    def check(self, graph: Graph) -> None:
+        """Refuse what does not go together or does not fit a graph, before anything runs.
+
+        Raises:
+            InputError: For `top_k` outside the graph, or `prune` or unscaled Laplacians with `compat`.
+            UnknownNameError: For other `weights` or `compat`.
+        """
+        if self.compat not in (None, "reference"):
+            raise unknown_name("compat", self.compat, ("reference",))
+        if self.compat and (self.prune or not self.normalized):
+            raise InputError(
+                "compat='reference' prunes and scales in its own way; keep prune=False and normalized=True"
+            )
+        if self.weights not in ("abs", "signed"):
+            raise unknown_name("weights", self.weights, ("abs", "signed"))
+        if self.top_k is not None and not 1 <= self.top_k <= graph.n_edges:
+            raise InputError(
+                f"top_k is {self.top_k}; expected 1 to {graph.n_edges}, the number of edges of this graph"
+            )
+
+    def of(self, scores: EdgeScores) -> WeightedCircuit:
+        """What is compared of a circuit."""
+        return WeightedCircuit(
+            scores=scores,
+            signed=self.weights == "signed",
+            top_k=self.top_k,
+            prune=self.prune,
+            normalized=self.normalized,
+            reference=self.compat == "reference",
+        )
+
+
+USUAL_VIEW = ShiftView()
 
 DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
 
@@ -284,7 +337,11 @@ def _agreements(a: WeightedCircuit, b: WeightedCircuit) -> dict[str, float]:
 
 
 def rank_shift_map(
-    reference_scores: EdgeScores, shifted_scores: EdgeScores, *, absolute: bool = False
+    reference_scores: EdgeScores,
+    shifted_scores: EdgeScores,
+    *,
+    absolute: bool = False,
+    granularity: str = "block",
 ) -> Float[Tensor, "n n"]:
     """Where in the network a circuit moved: mean change of the edges' ranks from layer to layer.
 
@@ -294,6 +351,7 @@ def rank_shift_map(
         reference_scores: Scores on known data.
         shifted_scores: Scores of the same model on other data, made with the same settings.
         absolute: Average |delta| instead.
+        granularity: `"block"` or `"sublayer"`, see `dependency_matrix`.
 
     Returns:
         float64 `[L + 1, L + 1]`, layers of source and target as in `dependency_matrix`, in (-1, 1); positive:
@@ -310,8 +368,9 @@ def rank_shift_map(
     delta = torch.from_numpy(
         (scipy_stats.rankdata(b.weights) - scipy_stats.rankdata(a.weights)) / len(a.weights)
     )
-    counts = sum_by_layers(a.graph, torch.ones_like(delta))
-    return sum_by_layers(a.graph, delta.abs() if absolute else delta) / counts.clamp_min(1)
+    counts = sum_by_layers(a.graph, torch.ones_like(delta), granularity)
+    moved = sum_by_layers(a.graph, delta.abs() if absolute else delta, granularity)
+    return moved / counts.clamp_min(1)
 
 
 def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -> None:
@@ -368,27 +427,6 @@ def _views(
     compat: str | None = None,
 ) -> tuple[WeightedCircuit, WeightedCircuit]:
     check_comparable(reference, shifted)
-    if compat not in (None, "reference"):
-        raise unknown_name("compat", compat, ("reference",))
-    if compat and (prune or not normalized):
-        raise InputError(
-            "compat='reference' prunes and scales in its own way; keep prune=False and normalized=True"
-        )
-    if weights not in ("abs", "signed"):
-        raise unknown_name("weights", weights, ("abs", "signed"))
-    if top_k is not None and not 1 <= top_k <= reference.graph.n_edges:
-        raise InputError(
-            f"top_k is {top_k}; expected 1 to {reference.graph.n_edges}, the number of edges of this graph"
-        )
-    views = [
-        WeightedCircuit(
-            scores=each,
-            signed=weights == "signed",
-            top_k=top_k,
-            prune=prune,
-            normalized=normalized,
-            reference=compat == "reference",
-        )
-        for each in (reference, shifted)
-    ]
-    return views[0], views[1]
+    view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized, compat=compat)
+    view.check(reference.graph)
+    return view.of(reference), view.of(shifted)

@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_table, progress_on_stderr
-from assay.app.option_groups import CIRCUIT, DISCOVERY, OUTPUT, one_of
-from assay.app.options import Ablating, Counted, Discovering, OnImages, OnTask
+from assay.app.option_groups import CIRCUIT, DISCOVERY, OUTPUT
+from assay.app.options import Ablating, Counted, Discovering, OnImages, OnTask, Quadrature
 from assay.app.running import Batched, Computing, File, Saving, Seeded, call, check_outputs
 from assay.core.errors import InputError
 
@@ -24,12 +24,13 @@ USUAL_EDGES = 200  # of a circuit without a stated size
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscoverSettings(Computing, Saving, Seeded, Batched, Ablating, Discovering, Counted, OnImages, OnTask):
+class DiscoverSettings(
+    Computing, Saving, Seeded, Batched, Quadrature, Ablating, Discovering, Counted, OnImages, OnTask
+):
     """What is discovered, and which edges are kept.
 
     Attributes:
         options: Option of the method, NAME=VALUE, e.g. threshold=0.02; repeat for several.
-        quadrature: Quadrature rule: midpoint, left (as published), right or gauss-legendre.
         top: Keep the K strongest edges, by |score|. Default: 200, or the method's own size.
         threshold: Keep edges whose |score| is at least this.
         greedy: Keep K edges, grown greedily from the logits.
@@ -39,7 +40,6 @@ class DiscoverSettings(Computing, Saving, Seeded, Batched, Ablating, Discovering
     """
 
     options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
-    quadrature: Annotated[str, DISCOVERY, one_of("midpoint", "left", "right", "gauss-legendre")] = "midpoint"
     top: Annotated[int | None, CIRCUIT] = None
     threshold: Annotated[float | None, CIRCUIT] = None
     greedy: Annotated[int | None, CIRCUIT] = None

@@ -87,6 +87,10 @@ def _start(settings: MonitorSettings, run: "MonitorRun", stack: ExitStack) -> No
     with progress_on_stderr() as progress:
         run.start(progress)
     note(run.started.monitor.guarantee.statement)
+    if reason := run.started.without_floor:
+        note(f"shifts are not corrected for noise: {reason}")
+    for drop in run.started.drops:
+        note(drop.statement)
 
 
 def _observe(settings: MonitorSettings, run: "MonitorRun", stop: "Stop") -> "list[Reading]":

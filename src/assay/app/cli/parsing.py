@@ -164,7 +164,9 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
     own = _names(_open(commands, arguments))
     unknown = sorted(values.keys() - own)
     if unknown:
-        everything = set[str]().union(*map(_names, _collections(app)))
+        everything = set[str]().union(
+            *(_names(each.assemble_argument_collection()) for _, each in every_command(app))
+        )
         for name in unknown:
             if name not in everything:
                 near = near_matches(name, sorted(everything))
@@ -218,13 +220,13 @@ def _names(arguments: ArgumentCollection) -> set[str]:
     return {name.lstrip("-") for each in arguments for name in each.names}
 
 
-def _collections(family: App) -> Iterator[ArgumentCollection]:
-    """The options of every command below."""
-    for name, each in family.resolved_commands().items():
+def every_command(family: App, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
+    """Every command below with its words, in alphabetical order; a command may have others below it."""
+    for name, each in sorted(family.resolved_commands().items()):
         if not name.startswith("-"):
-            yield from (
-                _collections(each) if each.default_command is None else [each.assemble_argument_collection()]
-            )
+            if each.default_command is not None:
+                yield (*before, name), each
+            yield from every_command(each, (*before, name))
 
 
 def family(group: Group, name: str, text: str) -> App:

@@ -18,7 +18,7 @@ from assay.app.option_groups import (
     one_of,
     own_group,
 )
-from assay.app.options import Ablating, Mapped, Revised, Typed
+from assay.app.options import QUADRATURES, Ablating, ComparingCircuits, OnClassifier
 from assay.app.running import Batched, Decoding, Seeded
 
 
@@ -26,20 +26,19 @@ ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating):
+class MonitorOptions(Seeded, Batched, Decoding, ComparingCircuits, OnClassifier, Ablating):
     """What a monitor watches and how.
 
     Attributes:
-        model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
         reference: Images in distribution (a folder, or shapes:STYLE), or a file of their edge scores.
             Default: shapes of the embedded zoo's style.
         images: Folder to watch, or shapes:STYLE; repeat for several, watched in this order.
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
         n: Images to draw from each shapes:STYLE to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
-        window: Images per batch, and in the reference.
+        window: Images per batch.
+        reference_n: Images in the reference. Default: 1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
-        distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
         order: Order of the files: time, name or random.
         follow: Wait for new images in the folder.
         poll: Seconds between checks with --follow.
@@ -55,18 +54,18 @@ class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating
         cool_down: Minimum time between notifications, e.g. 45s, 10m, 2h.
         method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
+        quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
         out: Output directory. Resumes if it already holds readings.
     """
 
-    model: Annotated[str | None, INPUTS] = None
     reference: Annotated[str | None, INPUTS] = None
     images: Annotated[tuple[str, ...], INPUTS] = ()
     known: Annotated[str | None, INPUTS] = None
     n: Annotated[int, INPUTS, at_least(2)] = 384
     skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None
     window: Annotated[int, WATCHING, at_least(2)] = 64
+    reference_n: Annotated[int | None, WATCHING, at_least(2)] = None
     known_batches: Annotated[int | None, WATCHING, at_least(0)] = None
-    distance: Annotated[str, WATCHING, completing("distances")] = "spearman"
     order: Annotated[str, WATCHING, one_of("time", "name", "random")] = "time"
     follow: Annotated[bool, WATCHING] = False
     poll: Annotated[float, WATCHING] = 2.0
@@ -82,6 +81,7 @@ class MonitorOptions(Seeded, Batched, Decoding, Typed, Revised, Mapped, Ablating
     cool_down: Annotated[str | float, ALARM, Parameter(metavar="TIME")] = "0"
     method: Annotated[str | None, DISCOVERY, completing("methods")] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
+    quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")
 
     def __repr__(self) -> str:

@@ -10,24 +10,22 @@ from typing import Any
 
 from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.shift import ShiftView
 from assay.app.monitor.alarms import STATE, Notifier, seconds_of
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
 from assay.app.running import call
 from assay.core.errors import InputError
-from assay.models import Model, load_model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
+from assay.pipeline.monitor_directory import held, torn_line
 from assay.pipeline.monitoring import (
     READINGS,
     MonitorPlan,
     StartedMonitor,
-    held,
     start_monitor,
-    torn_line,
 )
 from assay.tasks import EvalTransform, is_shapes
-from assay.zoo import Zoo
 
 
 DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this order
@@ -81,7 +79,7 @@ class MonitorRun:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:
             raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
-        self.model, style = _model(options, tell)
+        self.model, style = options.load_classifier(tell)
         sources = options.images or (
             tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ()
         )
@@ -97,6 +95,7 @@ class MonitorRun:
             MonitorPlan,
             reference=options.reference or f"shapes:{style}",
             skip_bad=bool(options.skip_bad),
+            view=call(options, ShiftView),
         )
         self._watch = call(
             options,
@@ -252,25 +251,6 @@ class MonitorRun:
         self.started.write()
         now = time.monotonic()
         self._write_at = now + max(WRITE_EVERY, WRITE_SHARE * (now - begun))
-
-
-def _model(options: MonitorOptions, tell: Callable[[str], None]) -> tuple[Model, str | None]:
-    """The model to watch, and the style of shapes that an embedded one was trained on."""
-    name, style, revision = options.model, None, options.revision
-    if name is None:
-        zoo = Zoo.embedded()
-        best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
-        name, style, revision = str(zoo.folder(best)), zoo.id_domain, None
-    loaded = load_model(
-        name,
-        device=options.place(tell),
-        device_map=options.device_map,
-        dtype=options.torch_dtype,
-        revision=revision,
-    )
-    if not loaded.vision:
-        raise InputError(f"{name} reads text; assay monitor watches image classifiers")
-    return loaded, style
 
 
 @contextmanager

@@ -19,13 +19,14 @@ from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.watch import MonitorRun, Stop, Tell
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.untrusted import parse_json, parse_toml, printable
-from assay.pipeline.monitoring import DOCUMENT, READINGS, is_held
+from assay.pipeline.monitor_directory import is_held
+from assay.pipeline.monitoring import DOCUMENT, READINGS
 from assay.tasks import is_shapes
 
 
 # Options of the command that say how it talks and ends; a monitor inside a service does neither.
 OF_THE_COMMAND = frozenset(
-    ("metrics_port", "metrics_host", "gate", "store", "json", "quiet", "dry_run", "traceback")
+    ("evaluate", "metrics_port", "metrics_host", "gate", "store", "json", "quiet", "dry_run", "traceback")
 )
 
 

@@ -1,0 +1,396 @@
+"""One model on labelled domains after deployment: every shift and baseline against how well it does there."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from assay.analyses.generalization import baselines
+from assay.analyses.generalization.batches import Labelled, circuit_like, image_task, label_free, labels_of
+from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias, dependency_matrix
+from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
+from assay.analyses.generalization.evaluation import DELTAS, AlarmCurve, correlate
+from assay.analyses.generalization.inspection import InspectionSettings, inspect_model
+from assay.analyses.generalization.motifs import motif
+from assay.analyses.generalization.shift import ShiftView, circuit_shifts, rank_shift_map
+from assay.circuits import EdgeScores
+from assay.core.errors import DegenerateDataWarning, InputError
+from assay.core.random import stream
+from assay.core.record import BRIEF, Record, plain, record_id
+from assay.models import Model
+from assay.stats import spearman
+from assay.tasks import EvalTransform, ImageSet
+
+
+SCHEMA = "assay-domain-evaluation/1"
+DRAWS = 1000  # resamples of the domains
+LEAST_GROUPS = 5  # domains, parts of one counted once, below which a resample of them says nothing
+Rows = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings(Record):
+    """What is measured on each domain, and how the alarm is tried.
+
+    Attributes:
+        measure: True performance: `accuracy` or `macro-f1`.
+        n: Images of a domain that circuit and baselines rest on, at most.
+        view: What shifts compare.
+        granularity: Of dependency matrices and rank-shift maps: `block` or `sublayer`.
+        ratio: tau of the depth bias.
+        sets: Its shallow and deep layers: `symmetric` or `reference`.
+        include_input: Count the input as shallow.
+        deltas: Performance thresholds of the alarm curve.
+        n_subsets: Subsets of the calibration domains per threshold.
+        subset_size: Domains of a subset, at most.
+        seed: Of samples, subsets and resamples.
+    """
+
+    measure: str = "accuracy"
+    n: int = 300
+    view: ShiftView = field(default_factory=ShiftView)
+    granularity: str = "block"
+    ratio: float = 0.3
+    sets: str = "symmetric"
+    include_input: bool = False
+    deltas: tuple[float, ...] = DELTAS
+    n_subsets: int = 100
+    subset_size: int = 20
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedDomain(DomainShift):
+    """A domain with everything that was measured on it.
+
+    Attributes:
+        group: The domain that it is a part of; its own name where it is whole.
+        n_rated: Images that performance was measured on.
+        accuracy: In [0, 1].
+        macro_f1: Mean F1 of the classes that occur, in [0, 1].
+        depth_bias: Depth bias by its targets: `output`, `deep`, `global`.
+        dependency: Dependency matrix, `[layers][layers]`.
+        layers: Rank-shift map against the reference, `[layers][layers]`, in (-1, 1).
+        absent: Baseline -> why it is undefined here.
+    """
+
+    group: str
+    n_rated: int
+    accuracy: float
+    macro_f1: float
+    depth_bias: Mapping[str, float]
+    dependency: Rows
+    layers: Rows
+    absent: Mapping[str, str] = field(default_factory=dict, metadata=BRIEF)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutDomain(Record):
+    """A domain that was not measured.
+
+    Attributes:
+        domain: Its name.
+        n: Its images.
+        reason: Why.
+    """
+
+    domain: str
+    n: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DomainProbe:
+    """Measures one model on domain after domain, all in one way.
+
+    Attributes:
+        model: The deployed model.
+        reference: Its circuit on known data; gives the settings of discovery.
+        labelled: Outputs on labelled images in distribution, for the baselines that learn from them.
+        settings: What is measured.
+        transform: For 8-bit images; None: the model's own.
+        batch_size: Images per pass.
+    """
+
+    model: Model
+    reference: EdgeScores
+    labelled: Labelled | None
+    settings: EvaluationSettings
+    transform: EvalTransform | None = None
+    batch_size: int | None = None
+
+    def measure(self, images: ImageSet, *, group: str = "") -> EvaluatedDomain:
+        """Performance on all of the images, circuit and baselines on a sample of them.
+
+        Args:
+            images: Labelled images of one domain; circuits and baselines take `settings.n` of them.
+            group: The domain that these are a part of.
+
+        Returns:
+            Its numbers; costs a discovery on the sample and a forward pass over all.
+
+        Raises:
+            InputError: If the images have no labels, or a label is outside the classes.
+        """
+        how = self.settings
+        everything = image_task(self.model, images, self.transform)
+        truth = labels_of(everything)
+        seen = inspect_model(
+            self.model, everything, ("features",), settings=InspectionSettings(batch_size=self.batch_size)
+        )
+        # Drawn anew for each domain, so that the errors of two domains are independent.
+        order = stream(how.seed, f"domains/{images.domain}").permutation(images.n)
+        rows = np.sort(order[: how.n])
+        scores = circuit_like(
+            self.model, everything.subset(rows.tolist()), self.reference, batch_size=self.batch_size
+        )
+        assert seen.features is not None
+        estimates, absent = all_baselines(
+            seen.logits[rows], seen.features[rows].astype(np.float64), self.labelled
+        )
+        rates = {name: baselines.id_accuracy(seen.logits, truth, measure=name) for name in baselines.MEASURES}
+        moved = rank_shift_map(self.reference, scores, granularity=how.granularity)
+        biases = {
+            targets: dependency_depth_bias(
+                scores,
+                targets=targets,
+                ratio=how.ratio,
+                sets=how.sets,
+                include_input=how.include_input,
+            )
+            for targets in TARGETS
+        }
+        return EvaluatedDomain(
+            domain=images.domain,
+            group=group or images.domain,
+            n=len(rows),
+            n_rated=images.n,
+            performance=rates[how.measure],
+            accuracy=rates["accuracy"],
+            macro_f1=rates["macro-f1"],
+            shifts=circuit_shifts(self.reference, scores, **vars(how.view)),
+            baselines=estimates,
+            depth_bias=biases,
+            dependency=_rows(dependency_matrix(scores, granularity=how.granularity)),
+            layers=_rows(moved),
+            absent=absent,
+        )
+
+
+def _rows(matrix: torch.Tensor) -> Rows:
+    return tuple(map(tuple, matrix.tolist()))
+
+
+def all_baselines(
+    logits: Float64[np.ndarray, "n c"], features: Float64[np.ndarray, "n f"], known: Labelled | None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Every baseline that needs no labels of these images, and why some are undefined.
+
+    Args:
+        logits: On the new images.
+        features: What the classifier reads.
+        known: Outputs on labelled images in distribution.
+    """
+    found: dict[str, float] = label_free(torch.from_numpy(logits), known)
+    further: dict[str, Callable[[], float]] = {
+        "mde": lambda: baselines.energy(logits),
+        "rankme": lambda: baselines.rankme(features),
+        "alpha-req": lambda: baselines.alpha_req(features),
+    }
+    if known is not None:
+        further["cot"] = lambda: baselines.cot(known.labels, logits)
+    absent = {}
+    for key, estimate in further.items():
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always", DegenerateDataWarning)
+            try:
+                value = estimate()
+            except InputError as error:
+                absent[key] = str(error)
+                continue
+        if math.isfinite(value):
+            found[key] = value
+        else:
+            absent[key] = str(raised[0].message) if raised else "undefined on these images"
+    return found, absent
+
+
+# --------------------------------------------------------------------------------------- all domains
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainEvaluation(Record):
+    """What was measured over all domains of one model, and how it goes with performance.
+
+    Attributes:
+        model: Record of the model.
+        graph: Of the model.
+        reference: Record of the reference circuit.
+        settings: What was measured.
+        own: Further images in distribution, measured like a domain: the shift by sampling alone.
+        known: Calibration domains.
+        test: Test domains.
+        left_out: Domains that were not measured.
+        provenance: Model, reference, sources and settings.
+    """
+
+    record_kind = "domain-evaluation"
+    record_schema = SCHEMA
+    derived = ("id", "metrics", "correlations", "curves", "motif")
+
+    model: Mapping[str, Any]
+    graph: Mapping[str, Any]
+    reference: Mapping[str, Any]
+    settings: EvaluationSettings
+    own: EvaluatedDomain | None
+    known: tuple[EvaluatedDomain, ...]
+    test: tuple[EvaluatedDomain, ...]
+    left_out: tuple[LeftOutDomain, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Identity of what was evaluated and how, 16 hex digits."""
+        return record_id(self.record_kind, self.provenance)
+
+    @property
+    def domains(self) -> DomainCalibration:
+        """Calibration and test domains as thresholds and curves take them."""
+        return DomainCalibration(known=self.known, test=self.test, measure=self.settings.measure)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Everything that every domain was measured by: shifts first, then baselines."""
+        return self.domains.metrics
+
+    @cached_property
+    def correlations(self) -> dict[str, dict[str, Any]]:
+        """How each metric and each depth bias goes with performance over the test domains.
+
+        `r2` (squared Pearson, in [0, 1]), `srcc` (Spearman) and `krcc` (Kendall's tau-b) in [-1, 1], signed;
+        `low` and `high`: 95 % of `srcc` over 1,000 resamples of whole domains, None below 5 of them;
+        `known_srcc`: the same correlation over the calibration domains, None below 3.
+        """
+        performance = np.array([each.performance for each in self.test])
+        draws = self._draws()
+        found = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DegenerateDataWarning)  # NaN says the same
+            for key in (*self.metrics, *(f"ddb-{name}" for name in TARGETS)):
+                scores = _column(key, self.test)
+                if not np.isfinite(scores).all():
+                    continue
+                ends = self._interval(scores, performance, draws)
+                found[key] = {
+                    **_correlation(scores, performance),
+                    "low": ends[0],
+                    "high": ends[1],
+                    "known_srcc": self._known_srcc(key),
+                }
+        return found
+
+    def _known_srcc(self, key: str) -> float | None:
+        scores = _column(key, self.known)
+        if len(self.known) < 3 or not np.isfinite(scores).all():
+            return None
+        return spearman(scores, np.array([each.performance for each in self.known]))
+
+    def _draws(self) -> list[np.ndarray]:
+        """Rows of the test domains in each resample; parts of one domain come and go together."""
+        groups = list(dict.fromkeys(each.group for each in self.test))
+        if len(groups) < LEAST_GROUPS:
+            return []
+        rows = {
+            name: [place for place, each in enumerate(self.test) if each.group == name] for name in groups
+        }
+        chosen = stream(self.settings.seed, "evaluation/domains").integers(
+            0, len(groups), (DRAWS, len(groups))
+        )
+        return [np.concatenate([rows[groups[place]] for place in draw]) for draw in chosen]
+
+    def _interval(
+        self, scores: np.ndarray, performance: np.ndarray, draws: list[np.ndarray]
+    ) -> tuple[float | None, float | None]:
+        values = [spearman(scores[rows], performance[rows]) for rows in draws]
+        finite = [value for value in values if math.isfinite(value)]
+        if not finite:
+            return None, None
+        low, high = np.quantile(finite, [0.025, 0.975])
+        return float(low), float(high)
+
+    @cached_property
+    def curves(self) -> dict[str, Any] | None:
+        """F1 of the alarm of each metric over performance thresholds; None without calibration domains.
+
+        Of each metric `deltas`, `mean`, `low`, `high` (of the subsets), and `summary`: mean F1 over the
+        thresholds at which an alarm is due on some test domains and not on others; None if there is none.
+        Under `always` the same for an alarm that always goes off.
+        """
+        if not self.known or not self.test:
+            return None
+        how = self.settings
+        found = self.domains.curves(
+            deltas=how.deltas,
+            n_subsets=how.n_subsets,
+            subset_size=min(how.subset_size, len(self.known)),
+            seed=how.seed,
+        )
+        performance = np.array([each.performance for each in self.test])
+        due = (performance < np.array(how.deltas)[:, None]).mean(1)
+        told = (due > 0) & (due < 1)
+        curves = {key: _curve(each, told) for key, each in found.items()}
+        always = np.divide(2 * due, 1 + due, out=np.full(len(due), math.nan), where=due > 0)
+        curves["always"] = {
+            "deltas": list(how.deltas),
+            **dict.fromkeys(("mean", "low", "high"), always.tolist()),
+            "summary": float(always[told].mean()) if told.any() else None,
+        }
+        return dict(plain(curves))
+
+    @cached_property
+    def motif(self) -> dict[str, Any]:
+        """Which dependencies between layers go with performance over the test domains.
+
+        `values`: correlation of each entry of the dependency matrix with the canonical variate, in [-1, 1];
+        None with a `reason` where it is undefined.
+        """
+        try:
+            pattern = motif(
+                [torch.tensor(each.dependency, dtype=torch.float64) for each in self.test],
+                [each.performance for each in self.test],
+            )
+        except InputError as error:
+            return {"values": None, "reason": str(error)}
+        return {
+            "values": pattern.values.tolist(),
+            "used": pattern.used.tolist(),
+            "correlation": pattern.correlation,
+            "n": pattern.n,
+            "reason": None,
+        }
+
+
+def _column(key: str, domains: tuple[EvaluatedDomain, ...]) -> Float64[np.ndarray, " n"]:
+    if key.startswith("ddb-"):
+        return np.array([each.depth_bias[key.removeprefix("ddb-")] for each in domains])
+    return np.array([each.score(key) for each in domains])
+
+
+def _correlation(scores: np.ndarray, performance: np.ndarray) -> dict[str, float]:
+    found = correlate(scores, performance)
+    return {"r2": found.r2, "srcc": found.srcc, "krcc": found.krcc}
+
+
+def _curve(curve: AlarmCurve, told: np.ndarray) -> dict[str, Any]:
+    kept = curve.mean[told]
+    kept = kept[np.isfinite(kept)]
+    return {
+        **{name: getattr(curve, name) for name in ("deltas", "mean", "low", "high")},
+        "summary": float(kept.mean()) if len(kept) else None,
+    }

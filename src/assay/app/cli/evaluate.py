@@ -1,0 +1,213 @@
+"""`assay monitor evaluate`: what would an alarm on the circuit have been worth on domains with labels?"""
+
+import csv
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from assay.app.cli.monitor import monitor  # noqa: F401 - the command that this one belongs to
+from assay.app.cli.parsing import app, command
+from assay.app.console import progress_on_stderr, remark, show_cost
+from assay.app.monitor.settings import ALARM
+from assay.app.option_groups import (
+    DISCOVERY,
+    INPUTS,
+    OUTPUT,
+    STEPS,
+    Count,
+    Steps,
+    at_least,
+    completing,
+    one_of,
+)
+from assay.app.options import (
+    QUADRATURES,
+    Ablating,
+    ComparingCircuits,
+    LayerSets,
+    OnClassifier,
+    SkipBad,
+)
+from assay.app.running import Batched, Computing, File, Reporting, Seeded, call, check_outputs
+from assay.core.errors import InputError
+
+
+if TYPE_CHECKING:
+    from assay.pipeline.domain_evaluation import EvaluationPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings(
+    Computing, Reporting, Seeded, Batched, LayerSets, ComparingCircuits, Ablating, SkipBad, OnClassifier
+):
+    """Which domains are measured, how the circuit is found, and how the alarm is tried.
+
+    Attributes:
+        reference: Images in distribution, or a file of their edge scores. Default: shapes of the embedded
+            zoo's style.
+        known: More labelled images in distribution. Default: those not used as the reference.
+        images: Labelled test domains: DIR/DOMAIN/CLASS/*, DIR/CORRUPTION/SEVERITY/CLASS/*, a folder of .npz
+            files, shapes, or a table such as camelyon17:DIR; repeat for several.
+        domains_by: Columns of a table that make domains, e.g. region,year. Default: those of its layout.
+        parts: Random disjoint parts that each test domain is cut into.
+        n: Images of each domain for its circuit and the baselines, in total. Default: 300, or as many as a
+            file of edge scores rests on.
+        rated: Images that performance is measured on, at most, of a domain or part.
+        least: Images below which a domain or part is left out.
+        corruptions: Calibration domains: all 39 corruptions, none, or some, separated by commas.
+        measure: True performance: accuracy or macro-f1.
+        deltas: Lowest and highest performance threshold of the alarm curve, in steps of 0.01.
+        subsets: Random subsets of the calibration domains per threshold.
+        subset_size: Calibration domains of a subset, at most.
+        method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
+        steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
+        quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
+        table: CSV file of the domains, one per row.
+        figures: Directory for the figures as PNG files.
+    """
+
+    reference: Annotated[str | None, INPUTS] = None
+    known: Annotated[str | None, INPUTS] = None
+    images: Annotated[tuple[str, ...], INPUTS] = ()
+    domains_by: Annotated[str | None, INPUTS] = None
+    parts: Annotated[Count, INPUTS] = 1
+    n: Annotated[int | None, INPUTS, at_least(2)] = None
+    rated: Annotated[Count, INPUTS] = 1000
+    least: Annotated[Count, INPUTS] = 50
+    corruptions: Annotated[str, ALARM, one_of("all", "none")] = "all"
+    measure: Annotated[str, ALARM, one_of("accuracy", "macro-f1")] = "accuracy"
+    deltas: Annotated[str, ALARM] = "0.5,0.95"
+    subsets: Annotated[Count, ALARM] = 100
+    subset_size: Annotated[Count, ALARM] = 20
+    method: Annotated[str | None, DISCOVERY, completing("methods")] = None
+    steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
+    quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None
+    table: Annotated[Path | None, OUTPUT] = None
+    figures: Annotated[Path | None, OUTPUT] = None
+
+
+@command(
+    parent=app["monitor"],
+    example="assay monitor evaluate --model classifier --reference pacs/sketch --images pacs",
+)
+def evaluate(settings: EvaluateSettings) -> None:
+    """Try a monitor on labelled domains before relying on it.
+
+    Accuracy, circuit shifts and label-free baselines per domain, how they go together, and the F1 of alarms.
+    """
+    from assay.analyses.generalization import DISTANCES
+    from assay.pipeline.domain_evaluation import evaluate_domains
+    from assay.pipeline.planning import evaluation_cost
+
+    DISTANCES[settings.distance]
+    model, style = settings.load_classifier(remark)
+    plan = _plan(settings, style)
+    if settings.dry_run:
+        cost, domains = evaluation_cost(model, plan)
+        show_cost(cost, as_json=settings.json, domains=domains)
+        return
+    check_outputs(settings, settings.table)
+    with progress_on_stderr() as progress:
+        result = evaluate_domains(model, plan, cache=settings.store_folder(), progress=progress, note=remark)
+    document = {**result.to_dict(), "distance": settings.distance}
+    _hand_over(settings, document)
+
+
+def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":
+    """What to evaluate; an embedded model has images of its own."""
+    from assay.analyses.generalization.domain_evaluation import EvaluationSettings
+    from assay.analyses.generalization.shift import ShiftView
+    from assay.pipeline.domain_evaluation import EvaluationPlan, images_of_circuit
+    from assay.pipeline.monitoring import MonitorPlan
+
+    images = settings.images or (("shapes",) if settings.model is None else ())
+    if not images or (settings.reference is None and style is None):
+        raise InputError(
+            "your own model needs --reference, images it does well on, and --images, labelled test domains"
+        )
+    reference = settings.reference or f"shapes:{style}"
+    n = images_of_circuit(reference, settings.n)
+    start = call(
+        settings,
+        MonitorPlan,
+        reference=reference,
+        window=n,
+        known_batches=-(-max(settings.rated, n) // n),
+    )
+    start = start if start.given else replace(start, reference_n=n)
+    how = call(
+        settings,
+        EvaluationSettings,
+        n=n,
+        view=call(settings, ShiftView),
+        deltas=_deltas(settings.deltas),
+        n_subsets=settings.subsets,
+    )
+    by = () if settings.domains_by is None else tuple(map(str.strip, settings.domains_by.split(",")))
+    return call(
+        settings, EvaluationPlan, start=start, images=images, by=by, settings=how, **_corruptions(settings)
+    )
+
+
+def _corruptions(settings: EvaluateSettings) -> dict[str, Any]:
+    from assay.tasks import CORRUPTIONS
+
+    text = settings.corruptions
+    named = {"all": tuple(CORRUPTIONS), "none": ()}
+    return {"corruptions": named.get(text) if text in named else tuple(map(str.strip, text.split(",")))}
+
+
+def _deltas(text: str) -> tuple[float, ...]:
+    """Thresholds from `LOW,HIGH` in steps of 0.01."""
+    try:
+        low, high = (round(100 * float(each)) for each in text.split(","))
+    except ValueError:
+        raise InputError(f"--deltas is {text!r}; give two shares, such as 0.5,0.95") from None
+    if not 0 <= low <= high <= 100:
+        raise InputError(f"--deltas is {text!r}; give a lower and a higher share between 0 and 1")
+    return tuple(step / 100 for step in range(low, high + 1))
+
+
+def _hand_over(settings: EvaluateSettings, document: dict[str, Any]) -> None:
+    """The result to the store, to files and to stdout."""
+    from assay.analyses.generalization.evaluation_plots import save_figures
+    from assay.circuits import write_atomically
+    from assay.store import About
+
+    about = About(
+        model=document["model"]["id"],
+        metric=settings.measure,
+        n=sum(each["n"] for each in document["test"]),
+        seed=settings.seed,
+        name=f"{len(document['test'])} domains",
+    )
+    identity = settings.open_store().put(document["kind"], document["provenance"], document, about=about)
+    table, figures = settings.path_of(settings.table, "domains.csv"), settings.figures
+    if figures is None and settings.out is not None:
+        figures = settings.out / "figures"
+    files = settings.files(document, "evaluation.json") | {
+        "table": File(table, lambda path: write_atomically(path, _table(document).encode())),
+        "figures": File(
+            None if figures is None else figures / "domains.png",
+            lambda path: save_figures(document, path.parent),
+        ),
+    }
+    settings.deliver(document, files, identity=identity)
+
+
+def _table(document: dict[str, Any]) -> str:
+    """A row per domain: what it was used for, its sizes, performance, and every metric."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    facts = ("domain", "group", "n", "n_rated", "accuracy", "macro_f1")
+    scores = list(document["metrics"])
+    biases = sorted(document["test"][0]["depth_bias"])
+    writer.writerow(["use", *facts, *scores, *(f"ddb-{name}" for name in biases)])
+    uses = {"in distribution": [document["own"]] if document["own"] else [], "calibration": document["known"]}
+    for use, domains in (uses | {"test": document["test"]}).items():
+        for each in domains:
+            measured = each["shifts"] | each["baselines"]
+            row = [each[name] for name in facts] + [measured.get(key) for key in scores]
+            writer.writerow([use, *row, *(each["depth_bias"][name] for name in biases)])
+    return text.getvalue()

@@ -1,0 +1,354 @@
+"""An evaluation over labelled domains as a job: domains found and checked, measured, kept one by one."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from assay.analyses.generalization.batches import check_reference, labelled_outputs
+from assay.analyses.generalization.depth_bias import layer_sets, node_layers
+from assay.analyses.generalization.domain_evaluation import (
+    DomainEvaluation,
+    DomainProbe,
+    EvaluatedDomain,
+    EvaluationSettings,
+    LeftOutDomain,
+)
+from assay.circuits import load_scores, write_atomically
+from assay.core.errors import FileFormatError, InputError
+from assay.core.record import library_version, plain, record_id
+from assay.core.untrusted import parse_json
+from assay.models import Model
+from assay.pipeline.image_stream import FIRST_WATCHED
+from assay.pipeline.monitoring import MOST_LABELLED, MonitorPlan, reference_of
+from assay.pipeline.stage import Progress, silent
+from assay.tasks import (
+    CORRUPTIONS,
+    DomainSource,
+    EvalTransform,
+    ImageSet,
+    ReadOptions,
+    corrupt,
+    find_domains,
+    is_shapes,
+)
+from assay.tasks.image_tables import is_table
+from assay.zoo.scoring import images_hash
+
+
+N_CIRCUIT = 300  # images of a circuit where nothing else says how many
+Measured = Iterator[EvaluatedDomain | LeftOutDomain]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """What is evaluated, and on what.
+
+    Attributes:
+        start: How the reference circuit is found; its `window` is the number of images of a circuit.
+        images: Sources of test domains, as `find_domains` takes them.
+        by: Columns of a table that make domains; empty: those of its layout.
+        parts: Random disjoint parts that each test domain is cut into.
+        rated: Images that performance is measured on, at most, of a domain or part.
+        least: Images below which a domain or part is left out.
+        corruptions: Keys of the calibration domains.
+        settings: What is measured.
+    """
+
+    start: MonitorPlan
+    images: tuple[str, ...]
+    by: tuple[str, ...] = ()
+    parts: int = 1
+    rated: int = 1000
+    least: int = 50
+    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
+    settings: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+    def __post_init__(self) -> None:
+        for key in self.corruptions:
+            CORRUPTIONS[key]
+        small = [name for name in ("parts", "rated", "least") if getattr(self, name) < 1]
+        if small:
+            raise InputError(f"{small[0]} is {getattr(self, small[0])}; give 1 or more")
+
+    @property
+    def most_read(self) -> int:
+        """Images read of a test domain, at most."""
+        return self.parts * max(self.rated, self.settings.n)
+
+    def domains(self) -> list[DomainSource]:
+        """The test domains, without the one that the reference is from; no image is read.
+
+        Raises:
+            InputError: If there is none, or two have one name.
+            FileFormatError: If nothing is at a place.
+        """
+        found: dict[str, DomainSource] = {}
+        for source in self.images:
+            table = self.by if self.by else _fields_of_tables(source)
+            for each in find_domains(source, start=FIRST_WATCHED, drawn=self.most_read, by=table):
+                if self._is_reference(source, each):
+                    continue
+                if each.name in found:
+                    raise InputError(f"two test domains are called {each.name!r}; rename the folder of one")
+                found[each.name] = each
+        if not found:
+            raise InputError(
+                f"{', '.join(self.images)} holds no domain besides that of the reference; give others"
+            )
+        return list(found.values())
+
+    def _is_reference(self, source: str, domain: DomainSource) -> bool:
+        reference = self.start.reference
+        if is_shapes(reference):
+            return is_shapes(source) and reference.endswith(f":{domain.name}")
+        return domain.place is not None and domain.place.resolve() == Path(reference).resolve()
+
+
+def _fields_of_tables(source: str) -> tuple[str, ...] | None:
+    """An empty choice of columns, which means those of the layout; None where the source is not a table."""
+    return () if is_table(source) else None
+
+
+def images_of_circuit(reference: str, n: int | None) -> int:
+    """Images that every circuit rests on: `n`, else as many as a file of edge scores, else 300.
+
+    Raises:
+        InputError: If a file of edge scores rests on another number, as noise is distance, too.
+    """
+    if is_shapes(reference) or is_table(reference) or not Path(reference).is_file():
+        return N_CIRCUIT if n is None else n
+    record = load_scores(reference).provenance
+    recorded = record.get("batch") or (record.get("task") or {}).get("n")
+    if recorded is None:
+        return N_CIRCUIT if n is None else n
+    if n not in (None, recorded):
+        raise InputError(
+            f"n is {n}, but the circuit of {reference} rests on {recorded} images, and smaller samples have "
+            f"larger shifts; remove --n, or give the images of the reference"
+        )
+    return int(recorded)
+
+
+def check_domains(model: Model, plan: EvaluationPlan) -> list[DomainSource]:
+    """The test domains, and everything that can be refused before an image is read.
+
+    Raises:
+        InputError: For a text model, too few images for the classes, domains without labels or with classes
+            that disagree, or settings that do not fit the model.
+        GraphMismatchError: For a file of edge scores of another model.
+    """
+    if model.vision is None:
+        raise InputError(f"{model.id} reads text; assay monitor evaluate needs an image classifier")
+    plan.settings.view.check(model.graph)
+    how = plan.settings
+    layer_sets(model.graph.n_layers, how.ratio, include_input=how.include_input, sets=how.sets)
+    node_layers(model.graph, how.granularity)
+    if max(plan.rated, how.n) < model.n_classes:
+        raise InputError(
+            f"{max(plan.rated, how.n)} images per domain are fewer than the {model.n_classes} classes of "
+            f"{model.id}; raise --rated"
+        )
+    if plan.start.given:
+        check_reference(model, load_scores(plan.start.reference, graph=model.graph))
+    domains = plan.domains()
+    unlabelled = [each.name for each in domains if each.labelled is False]
+    if unlabelled:
+        raise InputError(
+            f"{', '.join(unlabelled)} has no labels, but an evaluation needs them; give a folder per class, "
+            "or watch it with assay monitor"
+        )
+    _check_classes(model, plan, domains)
+    return domains
+
+
+def _check_classes(model: Model, plan: EvaluationPlan, domains: Sequence[DomainSource]) -> None:
+    """Refuse classes that the model, or else the reference, does not know."""
+    known, whose = model.classes, f"the classes of {model.id}"
+    if known is None and not plan.start.given:
+        reference = find_domains(plan.start.reference)
+        known, whose = reference[0].classes, f"the classes of the reference {plan.start.reference}"
+    for each in domains:
+        strange = sorted(set(each.classes or ()) - set(known or ()))
+        if known is not None and strange:
+            raise InputError(
+                f"domain {each.name!r} has the classes {', '.join(strange)}, which are not among {whose} "
+                f"({', '.join(known[:8])}{', ...' if len(known) > 8 else ''}); rename its folders"
+            )
+
+
+def evaluate_domains(
+    model: Model,
+    plan: EvaluationPlan,
+    *,
+    cache: Path,
+    progress: Progress = silent,
+    note: Callable[[str], None] = lambda text: None,
+) -> DomainEvaluation:
+    """Measure the model on further images in distribution, their corrupted copies, and every test domain.
+
+    Args:
+        model: The deployed model.
+        plan: What to evaluate.
+        cache: Folder in which every measured domain is kept; the same domain is not measured again.
+        progress: Called with a stage, what is done, and the total or 0.
+        note: Told which domains were left out.
+
+    Raises:
+        InputError: As `check_domains`; without labelled images in distribution for calibration domains; if
+            every test domain is left out.
+        FileFormatError: If images cannot be read.
+        OutputError: If `cache` cannot be written.
+    """
+    domains = check_domains(model, plan)
+    transform = EvalTransform.for_model(model)
+    place = cache / "evaluations"
+    asked = plain({"model": model.describe(), "start": vars(plan.start)})
+    found, pool = reference_of(
+        model, plan.start, transform, place / record_id("evaluation-reference", asked), progress
+    )
+    if plan.corruptions and (pool is None or pool.labels is None):
+        raise InputError(
+            "calibration domains are corrupted copies of labelled images in distribution, but there are none "
+            "left; give --known, a reference folder per class with more images, or --corruptions none"
+        )
+    labelled = None
+    if pool is not None and pool.labels is not None:
+        _check_enough(model, pool)
+        learned = pool.sample(MOST_LABELLED, seed=plan.settings.seed)
+        progress("labelled images", 0, 1)
+        labelled = labelled_outputs(model, learned.task(transform), batch_size=plan.start.batch_size)
+    probe = DomainProbe(
+        model=model,
+        reference=found.scores,
+        labelled=labelled,
+        settings=plan.settings,
+        transform=transform,
+        batch_size=plan.start.batch_size,
+    )
+    keep = _Kept(probe=probe, folder=place, known_hash="" if pool is None else images_hash(pool), plan=plan)
+    own: EvaluatedDomain | None = None
+    known: list[EvaluatedDomain] = []
+    if labelled is not None:
+        assert pool is not None
+        progress("in distribution", 0, 1)
+        sample = pool.sample(max(plan.rated, plan.settings.n), seed=plan.settings.seed)
+        own = keep.measure(sample)
+        for done, key in enumerate(plan.corruptions):
+            progress("corrupted domains", done, len(plan.corruptions))
+            known.append(keep.measure(corrupt(sample, key, seed=plan.settings.seed)))
+    test: list[EvaluatedDomain] = []
+    left_out: list[LeftOutDomain] = []
+    for done, domain in enumerate(domains):
+        progress("test domains", done, len(domains))
+        for each in _parts_of(keep, plan, domain, transform):
+            (left_out if isinstance(each, LeftOutDomain) else test).append(each)  # type: ignore[arg-type]
+    for each in left_out:
+        note(f"left out {each.domain}: {each.reason}")
+    if not test:
+        raise InputError(
+            f"every test domain was left out: {left_out[0].domain}: {left_out[0].reason}; lower --least, or "
+            "give more images"
+        )
+    return _joined(probe, plan, own, known, test, left_out)
+
+
+def _joined(
+    probe: DomainProbe,
+    plan: EvaluationPlan,
+    own: EvaluatedDomain | None,
+    known: Sequence[EvaluatedDomain],
+    test: Sequence[EvaluatedDomain],
+    left_out: Sequence[LeftOutDomain],
+) -> DomainEvaluation:
+    described, record = probe.model.describe(), plain(dict(probe.reference.provenance))
+    sources = {name: getattr(plan, name) for name in ("images", "by", "parts", "rated", "least")}
+    return DomainEvaluation(
+        model=described,
+        graph=probe.model.graph.describe(),
+        reference=record,
+        settings=plan.settings,
+        own=own,
+        known=tuple(known),
+        test=tuple(test),
+        left_out=tuple(left_out),
+        provenance=plain(
+            {
+                "library": library_version(),
+                "model": described,
+                "reference": record,
+                "settings": plan.settings.to_dict(),
+                "corruptions": plan.corruptions,
+                **sources,
+                "domains": [[each.domain, each.n, each.n_rated, each.performance] for each in test],
+            }
+        ),
+    )
+
+
+def _check_enough(model: Model, pool: ImageSet) -> None:
+    if pool.n < model.n_classes:
+        raise InputError(
+            f"{pool.n} labelled images in distribution are left besides the reference, fewer than the "
+            f"{model.n_classes} classes of {model.id}; give more with --known"
+        )
+
+
+def _parts_of(
+    keep: "_Kept", plan: EvaluationPlan, domain: DomainSource, transform: EvalTransform
+) -> Measured:
+    """The domain, or its parts, measured or left out."""
+    model = keep.probe.model
+    options = ReadOptions(
+        transform=transform, n=plan.most_read, seed=plan.settings.seed, skip_bad=plan.start.skip_bad
+    )
+    images = replace(domain.read(options, model.classes), domain=domain.name)
+    if images.labels is None:
+        raise InputError(f"domain {domain.name!r} has no labels, but an evaluation needs them")
+    if None not in (images.classes, model.classes) and not set(images.classes or ()) <= set(
+        model.classes or ()
+    ):
+        strange = ", ".join(sorted(set(images.classes or ()) - set(model.classes or ())))
+        raise InputError(f"domain {domain.name!r} has the classes {strange}, which {model.id} does not know")
+    least = max(plan.least, model.n_classes, 2)
+    parts = images.parts(plan.parts, seed=plan.settings.seed) if 1 < plan.parts <= images.n else (images,)
+    for part in parts:
+        if part.n < least:
+            why = f"{part.n} images, fewer than the {least} needed"
+            if plan.least < model.n_classes:
+                why += f" for {model.n_classes} classes"
+            yield LeftOutDomain(domain=part.domain, n=part.n, reason=why)
+        else:
+            yield keep.measure(part, group=domain.name)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Kept:
+    """Measures domains and keeps each in a file, so that an interrupted evaluation goes on."""
+
+    probe: DomainProbe
+    folder: Path
+    known_hash: str
+    plan: EvaluationPlan
+
+    def measure(self, images: ImageSet, *, group: str = "") -> EvaluatedDomain:
+        record: dict[str, Any] = {
+            "library": library_version(),
+            "model": self.probe.model.describe(),
+            "reference": plain(dict(self.probe.reference.provenance)),
+            "images": images_hash(images),
+            "domain": [images.domain, group],
+            "known": self.known_hash,
+            "settings": self.plan.settings.to_dict(),
+        }
+        path = self.folder / f"{record_id('evaluated-domain', record)}.json"
+        if path.exists():
+            try:
+                return EvaluatedDomain.from_dict(parse_json(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError) as error:
+                raise FileFormatError(f"cannot read {path} ({error}); remove it to measure again") from error
+        found = self.probe.measure(images, group=group)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(found.to_dict(), allow_nan=False).encode())
+        return found

@@ -1,0 +1,75 @@
+"""The directory of a monitor: one process at a time writes to it, and a kill may cut its last line short."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import lock_descriptor
+
+from assay.core.errors import FileFormatError, OutputError
+
+
+LOCK = ".lock"
+
+
+@contextmanager
+def held(out: Path) -> Iterator[None]:
+    """Keep a monitor's directory from a second process while entered; makes it if need be.
+
+    Raises:
+        OutputError: If another process holds it, or it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / LOCK).open("ab")
+    except OSError as error:
+        raise OutputError(f"cannot write to {out}: {error.strerror}; choose another directory") from error
+    with file:
+        try:
+            # A page that asks whether the directory is held takes the lock for a moment.
+            alone = any(_locked_soon(file.fileno()))
+        except OSError as error:
+            raise OutputError(
+                f"cannot lock {out / LOCK}: {error.strerror}; choose another directory"
+            ) from error
+        if not alone:
+            raise OutputError(
+                f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
+            )
+        yield
+
+
+def _locked_soon(descriptor: int) -> Iterator[bool]:
+    """Whether the lock was taken, tried for half a second."""
+    for _ in range(10):
+        yield lock_descriptor(descriptor, blocking=False)
+        time.sleep(0.05)
+
+
+def is_held(out: Path) -> bool:
+    """Whether a process holds a monitor's directory, as one that observes does."""
+    try:
+        file = (out / LOCK).open("rb")
+    except OSError:
+        return False
+    with file:
+        try:
+            return not lock_descriptor(file.fileno(), blocking=False)
+        except OSError:  # a file system without locks, where no monitor can run
+            return False
+
+
+def torn_line(readings: Path) -> bool:
+    """Whether the last line of a file of readings was cut short, by a kill or a full disk."""
+    try:
+        with readings.open("rb") as file:
+            file.seek(0, 2)
+            if not file.tell():
+                return False
+            file.seek(-1, 2)
+            return file.read() != b"\n"
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FileFormatError(f"cannot read {readings}: {error.strerror}") from error
