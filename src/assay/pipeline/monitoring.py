@@ -133,7 +133,7 @@ class MonitorPlan:
         batches = self.known_batches
         if batches is None:
             batches = max(USUAL_BATCHES, batches_for(self.alpha))
-        return self.window * (self.reference_batches + max(batches, 1))
+        return self.window * (max(1, self.reference_batches) + max(batches, 1))
 
     @property
     def reference_batches(self) -> int:
