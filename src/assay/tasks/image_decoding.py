@@ -277,8 +277,8 @@ def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
             if not ended or str(error).startswith("Caught "):
                 raise
             raise WorkerError(
-                f"a process that decodes images ended ({error or 'EOF'}); the machine may be out of memory. Run "
-                "again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
+                f"a process that decodes images ended ({error or 'EOF'}); the machine may be out of memory. "
+                "Run again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
             ) from error
         if isinstance(piece, Exception):
             raise piece
