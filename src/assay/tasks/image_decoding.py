@@ -271,12 +271,14 @@ def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
             piece = next(answers)
         except StopIteration:
             return
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # What a worker raised itself is "Caught ... in DataLoader worker"; a lost connection is to one.
+            ended = str(error).startswith("DataLoader worker") if isinstance(error, RuntimeError) else True
+            if not ended or str(error).startswith("Caught "):
                 raise
             raise WorkerError(
-                f"a process that decodes images ended ({error}); the machine may be out of memory. Run "
-                "again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
+                f"a process that decodes images ended ({error or 'EOF'}); the machine may be out of memory. "
+                "Run again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
             ) from error
         if isinstance(piece, Exception):
             raise piece

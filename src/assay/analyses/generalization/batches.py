@@ -16,7 +16,7 @@ from assay.core.random import stream
 from assay.discovery.edges import EdgeMethod, discover, get_method
 from assay.execution import run_model
 from assay.models import Model
-from assay.tasks import EvalTransform, ImageSet, ImageTask
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask
 
 
 Images = ImageTask | ImageSet | Tensor
@@ -90,7 +90,7 @@ def _method(settings: Mapping[str, Any]) -> EdgeMethod:
 
 def circuit_like(
     model: Model,
-    task: ImageTask,
+    task: ImageTask | ImageStream,
     reference_scores: EdgeScores,
     *,
     per_example: bool = False,
@@ -138,7 +138,9 @@ class Labelled:
     labels: Int64[np.ndarray, " n"]
 
 
-def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Labelled:
+def labelled_outputs(
+    model: Model, task: ImageTask | ImageStream, *, batch_size: int | None = None
+) -> Labelled:
     """Run the model on labelled images.
 
     Raises:
@@ -147,7 +149,7 @@ def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = 
     return Labelled(logits=run_model(model, task, batch_size=batch_size), labels=labels_of(task))
 
 
-def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
+def labels_of(task: ImageTask | ImageStream) -> Int64[np.ndarray, " n"]:
     """The labels of a task.
 
     Raises:
