@@ -35,7 +35,8 @@ from assay.analyses.generalization.evaluation import (
     summarize_correlations,
 )
 from assay.analyses.generalization.finetuning import FineTuning, finetune
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
+from assay.analyses.generalization.inspecting import inspect_model
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.intervals import depth_bias_interval, shift_interval
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
@@ -45,6 +46,13 @@ from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_inspections, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
+from assay.analyses.generalization.resampled import (
+    ResampledMatrix,
+    resampled_dependency,
+    resampled_depth_bias,
+    resampled_motif,
+    resampled_shift,
+)
 from assay.analyses.generalization.shift import (
     DISTANCES,
     Distance,
@@ -83,6 +91,7 @@ __all__ = [
     "Ranking",
     "Reading",
     "Reference",
+    "ResampledMatrix",
     "SequentialTest",
     "TaskCorrelation",
     "Threshold",
@@ -114,6 +123,10 @@ __all__ = [
     "rank_models",
     "rank_shift_map",
     "ratio_ablation",
+    "resampled_dependency",
+    "resampled_depth_bias",
+    "resampled_motif",
+    "resampled_shift",
     "shift_interval",
     "summarize_correlations",
     "training_dynamics",

@@ -1,17 +1,43 @@
 """Where the time of a circuit goes: forward and backward passes, contraction, metrics."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from assay.analyses.generalization.depth_bias import dependency_depth_bias
 from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.predictor import PREDICTORS
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.tasks import ImageStream, ImageTask
+
+
+def passes_per_image(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:
+    """Passes per image and model of each stage that some metric needs.
+
+    Forward and backward passes are counted alike.
+
+    Args:
+        metrics: Keys of `PREDICTORS`.
+        steps: Quadrature nodes.
+        known: Whether there are labelled images of the models' own domain; stages on those end in
+            "own domain".
+    """
+    needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
+    stages = {"logits and features": 1}
+    if "edge-scores" in needs:
+        stages["scores of all edges"] = 2 + 2 * steps
+    elif "output-scores" in needs:
+        stages["scores of edges into the logits"] = 2 + steps
+    if known and "known" in needs:
+        stages["logits, own domain"] = 1
+        if "sharpness" in needs:
+            stages["sharpness, own domain"] = 61
+    return stages
 
 
 def discovery_cost(

@@ -149,8 +149,9 @@ class Monitor(display.Shown, Record):
         self.model, self.reference_scores, self.threshold = model, scores, threshold
         view.check(model.graph)
         self.view = view
-        has_floor = isinstance(reference, Reference) and view == USUAL_VIEW
-        self._floor = reference.floor(distance) if has_floor else None
+        self._floor = None
+        if isinstance(reference, Reference) and view == USUAL_VIEW:
+            self._floor = reference.floor(distance)
         self.distance, self.alpha, self.level = distance, alpha, level
         self.calibration: Calibration | None = None
         self.readings: list[Reading] = []
