@@ -328,7 +328,7 @@ def prompt_set(
 
 def names_of(task: Task) -> Any:
     """What decodes the rows of logits: a tokenizer, or the names of classes."""
-    return ClassNames(task.classes) if isinstance(task, ImageTask) else task.tokenizer
+    return ClassNames(task.classes) if isinstance(task, ImageRows) else task.tokenizer
 
 
 def sides_of(task: Task) -> dict[str, PromptSet]:
