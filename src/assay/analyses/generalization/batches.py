@@ -17,7 +17,7 @@ from assay.discovery.edges import EdgeMethod, discover, get_method
 from assay.execution import get_ablation, run_model
 from assay.models import Model
 from assay.objectives import get_objective
-from assay.tasks import EvalTransform, ImageSet, ImageTask, PairTask
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask, PairTask
 from assay.tasks.prompt_set import UNANSWERED, PromptSet
 
 
@@ -112,7 +112,7 @@ def _method(settings: Mapping[str, Any]) -> EdgeMethod:
 
 def circuit_like(
     model: Model,
-    task: BatchTask,
+    task: BatchTask | ImageStream,
     reference_scores: EdgeScores,
     *,
     per_example: bool = False,
@@ -149,7 +149,7 @@ def circuit_like(
     return scores
 
 
-def _check_unanswered(task: BatchTask, settings: Mapping[str, Any]) -> None:
+def _check_unanswered(task: BatchTask | ImageStream, settings: Mapping[str, Any]) -> None:
     """Refuse settings that read what the prompts of a stream do not have."""
     if not task.config.get(UNANSWERED):
         return
@@ -178,7 +178,9 @@ class Labelled:
     labels: Int64[np.ndarray, " n"]
 
 
-def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Labelled:
+def labelled_outputs(
+    model: Model, task: ImageTask | ImageStream, *, batch_size: int | None = None
+) -> Labelled:
     """Run the model on labelled images.
 
     Raises:
@@ -187,7 +189,7 @@ def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = 
     return Labelled(logits=run_model(model, task, batch_size=batch_size), labels=labels_of(task))
 
 
-def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
+def labels_of(task: ImageTask | ImageStream) -> Int64[np.ndarray, " n"]:
     """The labels of a task.
 
     Raises:

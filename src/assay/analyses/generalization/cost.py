@@ -13,7 +13,7 @@ from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
-from assay.tasks import ImageTask
+from assay.tasks import ImageStream, ImageTask
 
 
 def passes_per_image(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:
@@ -41,7 +41,7 @@ def passes_per_image(metrics: Sequence[str], steps: int, *, known: bool) -> dict
 
 
 def discovery_cost(
-    model: Model, task: ImageTask, *, settings: InspectionSettings | None = None
+    model: Model, task: ImageTask | ImageStream, *, settings: InspectionSettings | None = None
 ) -> dict[str, dict[str, Any]]:
     """Seconds and passes per image of the parts of discovering one circuit and reading its depth bias.
 
@@ -86,7 +86,7 @@ def discovery_cost(
     return {name: {"seconds": seconds, "passes": counts} for name, (seconds, counts) in spent.items()}
 
 
-def _forward_and_backward(model: Model, task: ImageTask, size: int) -> None:
+def _forward_and_backward(model: Model, task: ImageTask | ImageStream, size: int) -> None:
     """A pass of every image and its gradient at the pixels, nothing else."""
     vision = model.vision
     assert vision is not None  # `bind` refused other models
