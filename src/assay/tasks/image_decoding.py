@@ -279,7 +279,8 @@ def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
                 raise
             raise WorkerError(
                 f"a process that decodes images ended ({str(error) or 'EOF'}); the machine may be out of "
-                "memory. Run again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
+                "memory. Run again with fewer workers, or decode in this "
+                "process with workers=0 (--workers 0)"
             ) from error
         if isinstance(piece, Exception):
             raise piece
