@@ -193,8 +193,8 @@ def decoded(name: str, content: Any, transform: EvalTransform | None) -> UInt8[n
 
 def _broken(where: object, error: Exception) -> FileFormatError:
     return FileFormatError(
-        f"the image {where} cannot be decoded ({str(error) or type(error).__name__}); repair it, or skip such "
-        "files with skip_bad (--skip-bad)"
+        f"the image {where} cannot be decoded ({str(error) or type(error).__name__}); repair it, or skip "
+        "such files with skip_bad (--skip-bad)"
     )
 
 
@@ -278,8 +278,9 @@ def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
             if not ended or str(error).startswith("Caught "):
                 raise
             raise WorkerError(
-                f"a process that decodes images ended ({str(error) or 'EOF'}); the machine may be out of memory. "
-                "Run again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
+                f"a process that decodes images ended ({str(error) or 'EOF'}); the machine may be out of "
+                "memory. Run again with fewer workers, or decode in this "
+                "process with workers=0 (--workers 0)"
             ) from error
         if isinstance(piece, Exception):
             raise piece
