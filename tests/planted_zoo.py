@@ -4,6 +4,7 @@ import numpy as np
 
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.graph import build_graph
+from assay.stats.intervals import draw_counts
 
 
 N_CLASSES = 4
@@ -41,7 +42,8 @@ def planted(
         ids=np.arange(n),
         classes=None,
         features=(rng.normal(size=(n, width)) * np.exp(-0.1 * np.arange(width))).astype(np.float32),
-        output_scores=scores,
+        output_scores=scores.astype(np.float64).mean(0),
+        output_draws=(draw_counts(n, draws, np.random.default_rng(1)) @ scores / n).astype(np.float32),
         dependency=matrix,
         dependency_draws=(matrix * spread).astype(np.float32),
         sharpness=rng.uniform(0.14, 0.16, size=n_batches) * (1.5 - quality),

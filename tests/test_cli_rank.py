@@ -100,6 +100,39 @@ def test_a_root_of_domains_is_several_targets_compared(zoo: Path, pictures: Path
     assert "Metrics over 2 targets" in text
 
 
+def test_several_zoos_share_one_table_by_data_set(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    found = document(
+        "--zoo", zoo, "--zoo", zoo, "--images", pictures, "--shapes", "relief", "--fast",
+        "--metrics", "ddb-output,average-confidence", "--quadrature", "left", "--include-input", *FEW,
+        "--store", tmp_path,
+    )  # fmt: skip
+    assert set(found["datasets"]) == {"shapes", pictures.name}
+    assert len(found["rankings"]) == 6
+    output, _ = found["metrics"]
+    assert set(output["per_dataset"]) == set(found["datasets"])
+    assert [each["ratio"] for each in found["ratios"]["output"]] == [0.1, 0.2, 0.3, 0.4, 0.5]
+    settings = found["rankings"][0]["provenance"]["settings"]
+    assert settings["quadrature"] == "left"
+    wrong = run("--zoo", zoo, "--zoo", zoo, "--images", pictures, "--id-images", pictures, *FEW)
+    assert "one per zoo" in wrong.stderr
+
+
+def test_a_pick_stops_when_it_is_stable(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    given = ("--zoo", zoo, "--images", pictures / "neon", *FEW, "--store", tmp_path)
+    found = document(*given, "--until", "stable", "--metrics", "average-confidence")
+    assert found["kind"] == "stable-pick"
+    assert found["metric"]["key"] == "average-confidence"
+    assert found["n"] == 18
+    text = run(*given, "--until", "stable", "--report", tmp_path / "page.html").stdout
+    assert "by DDB output" in text or "DDB output picks" in text
+    for wrong, message in (
+        (["--budget", "5"], "--budget has no effect without --until stable"),
+        (["--until", "stable", "--budget", "5"], "the first look at 18 images takes"),
+        (["--until", "stable", "--metrics", "ddb-output,rankme"], "picks by one metric"),
+    ):
+        assert message in run(*given, *wrong).stderr
+
+
 def test_labels_left_out_make_one_domain_without_regret(zoo: Path, pictures: Path, tmp_path: Path) -> None:
     found = document(
         "--zoo", zoo, "--images", pictures / "neon", "--no-labels", "--metrics", "average-confidence", *FEW,
@@ -246,5 +279,5 @@ def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Pat
     read = []
     for mode in ("squash", "center"):
         model.preprocessing = {"input_size": (3, 16, 24), "crop_pct": 0.5, "crop_mode": mode}
-        read.append(found.read(model).images)
+        read.append(found.read(model).loaded().images)
     assert not torch.equal(*read)

@@ -1,5 +1,6 @@
 """Sums of scores under a bootstrap, fed batch by batch, against scores of single examples."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ def model_and_images() -> tuple[Model, ImageTask]:
 
 
 def literal(per_example: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted means, example by example."""
-    means = []
-    for row in weights:
+    """Weighted means, example by example; their departure over that of the weights."""
+    means, mean, n = [], per_example.double().mean(0), len(per_example)
+    for row in weights.double():
         total = sum(w * scores for w, scores in zip(row.tolist(), per_example.double(), strict=True))
-        means.append(total / row.sum())
+        weighted = total / row.sum()
+        spread = math.sqrt(n * sum((w - float(row.mean())) ** 2 for w in row.tolist())) / float(row.sum())
+        means.append(mean + (weighted - mean) / spread)
     return torch.stack(means).float()
 
 

@@ -75,6 +75,32 @@ def test_the_document_holds_the_rankings_and_is_finite_json() -> None:
     assert compare_rankings([ranked(0, labelled=False)]).to_dict()["motif"]["values"] is None
 
 
+def test_tau_is_ablated_over_all_targets_with_three_measures() -> None:
+    found = compare_rankings({"one": [ranked(0), ranked(1)], "two": [ranked(2)]})
+    table = found.ratio_summaries()["deep"]
+    tasks = {
+        name: [each.ratios("deep")[0.2] for each in listed]
+        for name, listed in {"one": [ranked(0), ranked(1)], "two": [ranked(2)]}.items()
+    }
+    assert list(table) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert table[0.2] == summarize_correlations(tasks)
+    entry = found.to_dict()["ratios"]["deep"][1]
+    assert (entry["ratio"], entry["average"]) == (0.2, table[0.2].average)
+
+
+def test_performance_is_told_by_what_models_started_from() -> None:
+    families = ("a", "b", "a", "b", "b")
+    found = compare_rankings([replace(ranked(seed), families=families) for seed in (0, 1)])
+    accuracy = np.stack([ranked(seed).performance.values for seed in (0, 1)])
+    first, second = found.by_family().to_dict("records")
+    assert (first["family"], first["n"], second["n"]) == ("a", 4, 6)
+    assert first["ood"] == pytest.approx(accuracy[:, [0, 2]].mean())
+    assert second["ood_std"] == pytest.approx(accuracy[:, [1, 3, 4]].std())
+    assert math.isnan(first["id"])
+    assert found.to_dict()["families"][0]["id"] is None
+    assert compare_rankings([ranked(0)]).to_dict()["families"] == []
+
+
 def test_no_ranking_is_nothing_to_compare() -> None:
     with pytest.raises(InputError, match="rankings are missing"):
         compare_rankings({"empty": []})

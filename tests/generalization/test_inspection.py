@@ -10,12 +10,11 @@ from torch import nn
 
 import assay
 from assay.analyses.generalization import dependency_matrix, output_depth_bias
+from assay.analyses.generalization.inspecting import inspect_model, inspect_models
 from assay.analyses.generalization.inspection import (
     Inspection,
     InspectionSettings,
-    inspect_model,
     load_inspection,
-    resampled_matrices,
     resamples,
 )
 from assay.analyses.generalization.predictors import ORDER
@@ -74,7 +73,7 @@ def test_output_scores_are_those_of_the_fast_path() -> None:
     task = task_of(model)
     found = inspect_model(model, task, ["output-scores"], settings=FEW)
     expected = output_scores(model, task, steps=2)
-    np.testing.assert_allclose(found.output_scores.mean(0), expected.values.numpy(), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found.output_scores, expected.values.numpy(), rtol=1e-4, atol=1e-7)
 
 
 def test_edge_scores_give_the_matrix_its_replicates_and_the_same_output_scores() -> None:
@@ -87,21 +86,38 @@ def test_edge_scores_give_the_matrix_its_replicates_and_the_same_output_scores()
     fast = inspect_model(model, task, ["output-scores"], settings=FEW)
     largest = np.abs(fast.output_scores).max()
     np.testing.assert_allclose(found.output_scores, fast.output_scores, atol=1e-5 * largest)
-    bias = [
-        output_depth_bias(model.graph, torch.from_numpy(each.output_scores.mean(0))) for each in (found, fast)
-    ]
+    np.testing.assert_allclose(found.output_draws, fast.output_draws, atol=1e-4 * largest)
+    bias = [output_depth_bias(model.graph, torch.from_numpy(each.output_scores)) for each in (found, fast)]
     assert bias[0] == pytest.approx(bias[1], rel=1e-5)
 
 
 def test_resampled_matrices_equal_those_of_repeated_images() -> None:
     model = vit()
     full = assay.discover(model, task_of(model), "eap-ig-inputs", steps=2, per_example=True)
-    counts = resamples(18, FEW)
-    found = resampled_matrices(model.graph, full.per_example, counts)
+    counts = resamples(IMAGES.ids, FEW)
+    found = inspect_model(model, task_of(model), ["edge-scores"], settings=FEW).dependency_draws
     for draw in (0, 7):
         rows = np.repeat(np.arange(18), counts[draw].astype(int))
         scores = assay.EdgeScores(model.graph, full.per_example[rows].mean(0))
         np.testing.assert_allclose(found[draw], dependency_matrix(scores).numpy(), rtol=1e-4)
+
+
+def test_models_that_look_together_show_what_each_shows_alone(tmp_path: Path) -> None:
+    models = [vit(0), vit(1, layers=3)]
+    tasks = [task_of(model) for model in models]
+    together = inspect_models(models, tasks, ["edge-scores", "features"], settings=FEW, cache=tmp_path)
+    for model, task, found in zip(models, tasks, together, strict=True):
+        alone = inspect_model(model, task, ["edge-scores", "features"], settings=FEW)
+        assert found.graph == model.graph
+        for name in ("logits", "features", "dependency", "dependency_draws", "output_draws"):
+            expected = getattr(alone, name)
+            largest = np.abs(expected).max()
+            np.testing.assert_allclose(getattr(found, name), expected, atol=1e-5 * largest)
+    assert len(list(tmp_path.iterdir())) == 2
+    again = inspect_models(
+        models[::-1], tasks[::-1], ["edge-scores", "features"], settings=FEW, cache=tmp_path
+    )
+    np.testing.assert_array_equal(again[0].logits, together[1].logits)
 
 
 def test_sharpness_is_kept_per_whole_batch() -> None:
@@ -227,7 +243,7 @@ def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
         for seed in range(3)
     ]
     np.testing.assert_allclose(found.performance.values, truth)
-    assert seen == [("inspect models", done, 3) for done in range(4)]
+    assert seen == [("inspect models", 0, 3), ("inspect models", 3, 3)]  # all three look together
     assert len(list(tmp_path.iterdir())) == 6
     again = rank_models(
         {"a": vit(0), "b": vit(1), "c": vit(2)},
@@ -255,11 +271,12 @@ def test_images_may_come_from_a_function_of_the_model() -> None:
     assert found.target["domain"] == "sketch"
 
 
-def test_only_circuits_need_equal_graphs() -> None:
+def test_models_of_different_graphs_are_ranked_by_their_own_depth_biases() -> None:
     models = {"deep": vit(0), "flat": vit(3, layers=2)}
-    with pytest.raises(InputError, match="deep and flat have different graphs"):
-        rank_models(models, IMAGES, metrics=["ddb-output"], settings=FEW)
-    assert rank_models(models, IMAGES, metrics=["rankme"], settings=FEW).names == ("deep", "flat")
+    found = rank_models(models, IMAGES, metrics=["ddb-output"], settings=FEW)
+    for model, value in zip(models.values(), found.column("ddb-output").values, strict=True):
+        scores = output_scores(model, task_of(model), steps=2).values
+        assert value == pytest.approx(output_depth_bias(model.graph, scores), rel=1e-4)
 
 
 def test_labels_beyond_the_classes_of_a_model_are_refused() -> None:

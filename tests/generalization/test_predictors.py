@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from planted_zoo import GRAPH, planted
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.depth_bias import dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization.depth_bias import DepthRule, dependency_depth_bias, output_depth_bias
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.predictor import (
     PREDICTORS,
@@ -21,6 +21,7 @@ from assay.analyses.generalization.predictor import (
     performance,
 )
 from assay.analyses.generalization.predictors import DEFAULT_METRICS, ORDER
+from assay.stats import poisson_weights
 from assay.stats.intervals import draw_counts
 
 
@@ -35,8 +36,8 @@ def evidence(target: Inspection, known: Inspection | None, **more: object) -> Me
     return MetricEvidence(
         target=target,
         known=known,
-        counts=draw_counts(target.n, DRAWS, np.random.default_rng(1)),
-        known_counts=None if known is None else draw_counts(known.n, DRAWS, np.random.default_rng(2)),
+        counts=poisson_weights(target.ids, DRAWS, seed=1).astype(np.float64),
+        known_counts=None if known is None else poisson_weights(known.ids, DRAWS, seed=2).astype(np.float64),
         **more,
     )
 
@@ -66,8 +67,10 @@ def test_every_metric_has_a_place_and_the_default_leaves_out_what_needs_all_edge
 def test_metrics_of_logits_are_resampled_by_rows(key: str, of, shown: MetricEvidence) -> None:
     found = one(key, shown)
     assert found.value == pytest.approx(of(shown.target.logits))
-    literal = [of(shown.target.logits[rows_of(counts)]) for counts in shown.counts]
-    np.testing.assert_allclose(found.draws, literal, rtol=1e-12)
+    literal = np.array([of(shown.target.logits[rows_of(counts)]) for counts in shown.counts])
+    if key == "energy":  # a set of N images has an inner value above log N: as of the images themselves
+        literal = np.log(np.exp(literal) - np.log(shown.counts.sum(1) / shown.target.n))
+    np.testing.assert_allclose(found.draws, literal, rtol=1e-10)
 
 
 @pytest.mark.parametrize("key", ["atc", "doc"])
@@ -93,15 +96,16 @@ def test_a_faultless_model_passes_every_image_in_atc() -> None:
 
 def test_output_bias_is_the_bias_of_the_resampled_mean(shown: MetricEvidence) -> None:
     found = one("ddb-output", shown)
-    scores = torch.from_numpy(shown.target.output_scores.astype(np.float64))
-    assert found.value == pytest.approx(output_depth_bias(GRAPH, scores.mean(0)))
-    literal = [output_depth_bias(GRAPH, scores[rows_of(counts)].mean(0)) for counts in shown.counts]
+    assert found.value == pytest.approx(
+        output_depth_bias(GRAPH, torch.from_numpy(shown.target.output_scores))
+    )
+    literal = [output_depth_bias(GRAPH, torch.from_numpy(row)) for row in shown.target.output_draws]
     np.testing.assert_allclose(found.draws, literal, rtol=1e-9)
 
 
 @pytest.mark.parametrize("targets", ["deep", "global"])
 def test_biases_of_matrices_follow_their_replicates(targets: str, shown: MetricEvidence) -> None:
-    found = one(f"ddb-{targets}", replace(shown, ratio=0.5))
+    found = one(f"ddb-{targets}", replace(shown, rule=DepthRule(ratio=0.5)))
     target = shown.target
     assert found.value == pytest.approx(
         dependency_depth_bias(torch.from_numpy(target.dependency), targets=targets, ratio=0.5)
@@ -170,6 +174,19 @@ def test_cot_has_replicates_from_both_sides(shown: MetricEvidence) -> None:
     assert found.value == pytest.approx(baselines.cot(shown.known.labels, shown.target.logits))
     assert found.draws.std() > 0
     assert ((found.draws >= 0) & (found.draws <= 1)).all()
+
+
+def test_the_prices_of_cot_give_its_value_and_the_spread_of_resampled_matches(shown: MetricEvidence) -> None:
+    labels, logits = shown.known.labels, shown.target.logits
+    match = baselines.matched(labels, logits)
+    assert match.of_examples.mean() + match.of_classes[labels].mean() == pytest.approx(match.gain)
+    literal = []
+    for row, known_row in zip(shown.counts[:30], shown.known_counts[:30], strict=True):
+        drawn, known_drawn = (np.repeat(np.arange(len(x)), x.astype(int)) for x in (row, known_row))
+        literal.append(baselines.cot(labels[known_drawn], logits[drawn]))
+    # The programme is the least of its prices' sums, so prices of other weights never give less.
+    assert (one("cot", shown).draws[:30] >= np.array(literal) - 1e-9).all()
+    assert np.std(one("cot", shown).draws[:30]) == pytest.approx(np.std(literal), rel=0.3)
 
 
 def test_cot_of_too_many_images_waits_to_be_asked_for(

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from planted_zoo import SETTINGS, planted
 
-from assay.analyses.generalization import motif
+from assay.analyses.generalization import motif, output_depth_bias, rank_words
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.graph import build_graph
 
 
@@ -180,15 +181,49 @@ def test_the_same_ranking_has_the_same_identity_and_another_seed_another() -> No
     assert rank_inspections(shown, settings=other).to_dict()["id"] != one["id"]
 
 
-def test_models_of_different_graphs_are_refused_where_circuits_are_read() -> None:
+def test_models_of_different_depth_are_ranked_at_shares_of_their_depth() -> None:
     shown = zoo()
-    shown["q0.5"] = replace(shown["q0.5"], graph=build_graph(4, 3))
-    with pytest.raises(GraphMismatchError, match=r"q0\.1 and q0\.5 have different graphs"):
-        rank_inspections(shown, settings=SETTINGS)
-    assert (
-        rank_inspections(shown, metrics=["average-confidence"], settings=SETTINGS).best("average-confidence")
-        == "q0.9"
+    graph = build_graph(8, 2)
+    deep = np.kron(shown["q0.5"].dependency[1:-1, 1:-1], np.ones((2, 2))) / 4
+    matrix = np.zeros((10, 10))
+    matrix[1:-1, 1:-1] = deep
+    matrix[0, 1:-1] = np.repeat(shown["q0.5"].dependency[0, 1:-1], 2) / 2
+    matrix[1:-1, -1] = np.repeat(shown["q0.5"].dependency[1:-1, -1], 2) / 2
+    matrix[0, -1] = shown["q0.5"].dependency[0, -1]
+    shown["q0.5"] = replace(
+        shown["q0.5"],
+        graph=graph,
+        dependency=matrix,
+        dependency_draws=None,
+        output_scores=np.ones(graph.n_sources),
+        output_draws=np.ones((30, graph.n_sources), dtype=np.float32),
     )
+    found = rank_inspections(shown, metrics=["ddb-output"], settings=SETTINGS)
+    np.testing.assert_allclose(found.motif().values, ranked().motif().values, atol=1e-9)
+    document = found.to_dict()
+    assert document["layers"][1] == "0\N{EN DASH}25 %"
+    assert [each["blocks"] for each in document["models"]] == [4, 8, 4, 4, 4]
+    assert any("4 to 8 blocks" in note for note in rank_words.caveats(document))
+
+
+def test_the_first_metric_asked_for_leads() -> None:
+    found = rank_inspections(zoo(), metrics=["average-confidence", "ddb-output"], settings=SETTINGS)
+    assert list(found.columns) == ["average-confidence", "ddb-output"]
+    assert rank_words.verdict(found.to_dict()).startswith("AC picks")
+
+
+def test_options_of_the_depth_bias_reach_the_metric_and_the_record() -> None:
+    found = rank_inspections(zoo(), metrics=["ddb-output"], include_input=True, settings=SETTINGS)
+    plain = rank_inspections(zoo(), metrics=["ddb-output"], settings=SETTINGS)
+    expected = [
+        output_depth_bias(each.graph, torch.from_numpy(each.output_scores), include_input=True)
+        for each in zoo().values()
+    ]
+    np.testing.assert_allclose(found.column("ddb-output").values, expected)
+    assert found.provenance["include_input"] is True
+    assert "include_input" not in plain.provenance
+    other = rank_inspections(zoo(), sets="reference", metrics=["ddb-output"], settings=SETTINGS)
+    assert "reference sets exist for 12 blocks" in other.absent["ddb-output"]
 
 
 def test_models_of_different_classes_are_refused() -> None:

@@ -130,7 +130,7 @@ def test_drift_tests_stand_beside_and_decide_nothing(model: Model, reference: Re
 
 
 def test_domains_are_measured_beyond_the_floor(model: Model, reference: Reference) -> None:
-    (found,) = measure_domains(model, reference, {"neon": draw_shapes("neon", 20, start=50)})
+    (found,) = measure_domains(model, reference, {"neon": images("neon", 50, 20)})
     assert (found.n, found.n_labelled) == (N, 20)
     assert set(found.excess) == set(found.shifts)
     assert found.statistic("spearman") == found.excess["spearman"]

@@ -246,7 +246,7 @@ def test_without_an_alarm_there_is_no_reason() -> None:
 
 
 def batch_of(n: int) -> Batch:
-    return Batch(images=DRAWN.subset(range(n)), sources=tuple(f"inbox/{place}.png" for place in range(n)))
+    return Batch(inputs=DRAWN.subset(range(n)), sources=tuple(f"inbox/{place}.png" for place in range(n)))
 
 
 def observed(index: int) -> Reading:

@@ -130,6 +130,7 @@ def test_an_episode_is_told_once_and_its_end(make: Make, tmp_path: Path) -> None
     assert len({each["id"] for each in sink.events}) == 3
     assert first == {
         "schema": "assay-alarm/1",
+        "page": None,
         "id": first["id"],
         "event": "alarm",
         "monitor": "door",

@@ -40,8 +40,9 @@ class EdgeScores(display.Shown):
         per_example: `[n_examples, n_sources, n_targets]`, or None when not asked for.
         resampled: Mean scores of the edges (row-major over `graph.valid`) in each resample of a Poisson
             bootstrap, float32 `[B, n_edges]`, or None when not asked for. Resample b weighs an example by
-            `poisson_weights`, so scores of two models on the same images and seed pair up by b. A resample
-            is empty, and NaN throughout, with probability exp(-n_examples).
+            `poisson_weights`, so scores of two models on the same images and seed pair up by b. Its departure
+            from the mean is divided by that of its weights (docs/theory/intervals-verdicts.md). A resample is
+            empty, and NaN throughout, with probability exp(-n_examples).
         provenance: What produced the scores, JSON-able.
         details: Measured facts: `completeness_gap`, `passes`, `seconds`, ...
         spans: Spans of positions that edges are scored at; None: one score per edge.

@@ -140,6 +140,35 @@ class SuffixRunner:
             yield found
 
     @torch.no_grad()
+    def alone(
+        self, target: int, sources: Sequence[int]
+    ) -> Iterator[Float[Tensor, "n_sources n *reads d_vocab"]]:
+        """Logits with the edges from some sources into a target cut, each alone, and every other edge kept.
+
+        Ask in reverse order of the targets: what later ones read is given up where it is not needed again.
+
+        Yields:
+            For each batch of examples in the order they were added, the logits of every cut.
+
+        Raises:
+            InputError: If an edge has been cut for good, and as `logits`.
+        """
+        if not torch.equal(self.kept, self.model.graph.valid):
+            raise InputError("edges have been cut already; ask a runner of its own what each does alone")
+        cuts = torch.eye(len(sources), dtype=torch.bool)
+        self._check(target, sources, cuts)
+        stage = self._live.stage_of[target]
+        for examples in self._examples:
+            # Blocks of images are called with nothing that belongs to single examples.
+            native = self.model.vision is not None
+            if native:
+                last = 2 * self.model.n_layers - 2  # behind it runs are not native
+                for number in [each for each in examples.states if stage < each < last]:
+                    del examples.states[number]
+            run = self._pass(examples, target, sources, cuts)
+            yield run.finish_natively() if native else run.finish()
+
+    @torch.no_grad()
     def commit(self, hypothesis: int) -> None:
         """Make one hypothesis of the last call of `logits` the current run.
 

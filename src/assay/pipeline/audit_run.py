@@ -25,7 +25,7 @@ from assay.pipeline.sizing import SizedCircuit, discover_circuit
 from assay.pipeline.stage import Content, Progress, Stage
 from assay.pipeline.worst import USUAL_SIDE, usual_sizes, worst_case_stored, worst_measured
 from assay.store import About, Store
-from assay.tasks import ImageTask, PairTask
+from assay.tasks import ImageRows, PairTask
 
 
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
@@ -173,7 +173,7 @@ class AuditRun:
             return None
         self.progress("attack", 0, 1)
         if "attack" in self.plan.scope.larger:
-            if isinstance(task, ImageTask):
+            if isinstance(task, ImageRows):
                 task = task.subset(range(min(task.n, USUAL_SIDE)))
             worst = worst_case_stored(
                 runs.circuit,

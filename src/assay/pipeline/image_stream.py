@@ -12,6 +12,7 @@ from assay.core.random import stream
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, find_domains, is_shapes
 from assay.tasks.image_files import SUFFIXES, read_images
 from assay.tasks.image_source import SHAPES
+from assay.tasks.prompt_set import PromptSet
 
 
 ORDERS = ("time", "name", "random")
@@ -23,16 +24,16 @@ PATIENCE = 30.0  # the same for a file that cannot be decoded: its writer may be
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Images to observe.
+    """Images or prompts to observe.
 
     Attributes:
-        images: As many as were asked for.
-        sources: Their names: paths, or `shapes:DOMAIN/NUMBER`.
-        skipped: Names of files that could not be read and were passed over since the batch before.
+        inputs: As many as were asked for.
+        sources: Their names: paths, `shapes:DOMAIN/NUMBER`, or `FILE:LINE` of prompts.
+        skipped: Names of those that could not be read and were passed over since the batch before.
         note: What may make the batch unlike others, for a message; else empty.
     """
 
-    images: ImageSet
+    inputs: ImageSet | PromptSet
     sources: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     note: str = ""
@@ -43,7 +44,7 @@ class Watch:
     """How images are taken from a source.
 
     Attributes:
-        transform: The model's.
+        transform: The model's; None for prompts.
         size: Images of a batch.
         n: Images drawn from a `shapes:` source.
         order: Of files: `time` (of change, then name), `name`, or `random`.
@@ -54,7 +55,7 @@ class Watch:
         idle_timeout: Seconds without a new batch after which to stop; None waits for ever.
     """
 
-    transform: EvalTransform
+    transform: EvalTransform | None
     size: int
     n: int = 0
     order: str = "time"
@@ -279,7 +280,7 @@ def _file_batches(
             skipped = arrivals.passed()
         folders = {path.parent for path in read}
         yield Batch(
-            images=_joined(parts),
+            inputs=joined(parts),
             sources=tuple(map(str, read)),
             skipped=tuple(skipped),
             note=f"all images of this batch lie in {folders.pop().name}/, others in other folders; if these "
@@ -316,7 +317,8 @@ def _read(
     return part, [str(path) for path in bad]
 
 
-def _joined(parts: list[ImageSet]) -> ImageSet:
+def joined(parts: list[ImageSet]) -> ImageSet:
+    """Images of one size that were read in several parts, as one set."""
     if len(parts) == 1:
         return parts[0]
     pixels = np.concatenate([part.pixels for part in parts])
@@ -359,4 +361,4 @@ def _drawn_batches(source: str, watch: Watch, done: frozenset[str]) -> Iterator[
         for domain in find_domains(source, start=first, drawn=watch.size):
             names = tuple(f"{SHAPES}:{domain.name}/{first + place}" for place in range(watch.size))
             if not done.issuperset(names):
-                yield Batch(images=domain.read(options, None), sources=names)
+                yield Batch(inputs=domain.read(options, None), sources=names)

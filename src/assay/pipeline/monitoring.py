@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization.alarms import batches_for
+from assay.analyses.generalization.batches import batch_task
 from assay.analyses.generalization.detectable_drop import DetectableDrop, detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
@@ -22,10 +23,12 @@ from assay.core.untrusted import malformed, parse_json
 from assay.models import Model
 from assay.pipeline.batch_pictures import BatchPictures
 from assay.pipeline.image_stream import Batch, known_images
+from assay.pipeline.prompt_stream import is_drawn, is_prompts, known_prompts
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
 from assay.tasks.image_tables import is_table
+from assay.tasks.prompt_set import PromptSet
 from assay.zoo.scoring import images_hash
 
 
@@ -42,11 +45,12 @@ class MonitorPlan:
     """What a monitor starts from.
 
     Attributes:
-        reference: File of edge scores, folder of images, or `shapes:DOMAIN`.
-        known: Folder or `shapes:DOMAIN` of further images in distribution. Default: those of the reference's
-            images that the reference circuit does not use.
-        window: Images of a batch.
-        reference_n: Images of the reference circuit if it is to be found; whole windows are used. None:
+        reference: File of edge scores, folder of images, or `shapes:DOMAIN`; for a language model a JSON
+            lines file of prompts, or `task:KEY`.
+        known: Source of further images or prompts in distribution. Default: those of the reference's that
+            the reference circuit does not use.
+        window: Images or prompts of a batch.
+        reference_n: Those of the reference circuit if it is to be found; whole windows are used. None:
             1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
@@ -102,7 +106,9 @@ class MonitorPlan:
     @property
     def given(self) -> bool:
         """Whether the reference circuit is a file."""
-        return not (is_shapes(self.reference) or is_table(self.reference) or Path(self.reference).is_dir())
+        source = self.reference
+        images = is_shapes(source) or is_table(source) or Path(source).is_dir()
+        return not (images or is_prompts(source))
 
     @property
     def known_source(self) -> str | None:
@@ -117,15 +123,15 @@ class MonitorPlan:
         if self.known_batches is not None:
             return self.known_batches
         drawn = self.n_drawn // self.window - (self.known is None) * self.reference_batches
-        return min(drawn, MOST_BATCHES) if is_shapes(self.known_source) else MOST_BATCHES
+        return min(drawn, MOST_BATCHES) if is_drawn(self.known_source) else MOST_BATCHES
 
     @property
     def most_labelled(self) -> int:
-        """Images that baselines learn from, at most."""
-        if self.known_source is None:
+        """Images that baselines learn from, at most; prompts have no labels."""
+        if self.known_source is None or is_prompts(self.known_source):
             return 0
         drawn = self.n_drawn - (self.known is None) * self.reference_batches * self.window
-        return min(drawn, MOST_LABELLED) if is_shapes(self.known_source) else MOST_LABELLED
+        return min(drawn, MOST_LABELLED) if is_drawn(self.known_source) else MOST_LABELLED
 
     @property
     def n_drawn(self) -> int:
@@ -133,7 +139,7 @@ class MonitorPlan:
         batches = self.known_batches
         if batches is None:
             batches = max(USUAL_BATCHES, batches_for(self.alpha))
-        return self.window * (self.reference_batches + max(batches, 1))
+        return self.window * (max(1, self.reference_batches) + max(batches, 1))
 
     @property
     def reference_batches(self) -> int:
@@ -219,7 +225,7 @@ class StartedMonitor:
 
     def observe(self, batch: Batch) -> Reading:
         """Observe a batch and keep pictures of it; errors as `Monitor.observe`."""
-        reading = self.monitor.observe(batch.images, sources=batch.sources, skipped=batch.skipped)
+        reading = self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped)
         alarmed = frozenset(each.index for each in self.monitor.readings if each.alarm)
         self._pictures.add(batch, reading, alarmed)
         return reading
@@ -228,6 +234,17 @@ class StartedMonitor:
     def done(self) -> frozenset[str]:
         """Names of images observed or passed over before."""
         return frozenset(name for each in self.monitor.readings for name in (*each.sources, *each.skipped))
+
+    @property
+    def pictured(self) -> frozenset[str]:
+        """Names of the images of batches that the page has pictures of."""
+        kept = self._pictures.to_dict()
+        return frozenset(
+            name
+            for each in self.monitor.readings
+            if str(each.index) in kept
+            for name in (*each.sources, *each.skipped)
+        )
 
     def write(self, *, page: bool = True) -> None:
         """Write the document, and the page once there is a reading.
@@ -269,12 +286,16 @@ def start_monitor(
         FileFormatError: If a file or folder cannot be read.
         OutputError: If something cannot be written.
     """
-    transform = transform or EvalTransform.for_model(model)
+    if model.vision:
+        transform = transform or EvalTransform.for_model(model)
+    elif plan.target is not None:
+        raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
     progress = progress or silent
     reference, pool = reference_of(model, plan, transform, out, progress)
     domains = None
     threshold: Any = plan.threshold
     if plan.target is not None:
+        assert isinstance(pool, ImageSet | None), "a target is refused for prompts"
         domains = _domains(model, plan, reference, pool, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
     monitor = Monitor(
@@ -285,9 +306,11 @@ def start_monitor(
         view=plan.view,
         rule=plan.rule,
         alpha=plan.alpha,
-        labelled=None if pool is None or pool.labels is None else pool.sample(MOST_LABELLED, seed=plan.seed),
+        labelled=pool.sample(MOST_LABELLED, seed=plan.seed)
+        if isinstance(pool, ImageSet) and pool.labels is not None
+        else None,
         estimator=None if domains is None else domains.accuracy_estimator(),
-        drift=pool,
+        drift=pool if isinstance(pool, ImageSet) else None,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -299,21 +322,35 @@ def start_monitor(
     return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=without)
 
 
-def _known(plan: MonitorPlan, source: str, model: Model, transform: EvalTransform) -> ImageSet:
+def known_inputs(
+    plan: MonitorPlan, source: str, model: Model, transform: EvalTransform | None, *, n: int | None = None
+) -> ImageSet | PromptSet:
+    """The images or prompts of a source in distribution, as the model reads; `n` of a drawn one.
+
+    Raises:
+        InputError: If the source holds the other kind.
+        FileFormatError: If it cannot be read.
+    """
+    n = plan.n_drawn if n is None else n
+    if is_prompts(source) == bool(model.vision):
+        reads, others = ("images", "prompts") if model.vision else ("prompts", "images")
+        raise InputError(f"{source} holds {others}, but {model.id} reads {reads}; give {reads}")
+    if transform is None:
+        return known_prompts(source, model, n=n, seed=plan.seed, skip_bad=plan.skip_bad)
     return known_images(
         source,
         transform,
-        n=plan.n_drawn,
+        n=n,
         classes=model.classes,
         options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
     )
 
 
 def reference_of(
-    model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress
-) -> tuple[Reference, ImageSet | None]:
+    model: Model, plan: MonitorPlan, transform: EvalTransform | None, out: Path, progress: Progress
+) -> tuple[Reference, ImageSet | PromptSet | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
-    pool = None if plan.known is None else _known(plan, plan.known, model, transform)
+    pool = None if plan.known is None else known_inputs(plan, plan.known, model, transform)
     if plan.given:
         reference = load_reference(plan.reference, model)
         _check_settings(plan, reference.scores)
@@ -322,12 +359,12 @@ def reference_of(
         raise InputError(
             f"known and reference images are both {plan.known}; remove known, and the images are split"
         )
-    images = _known(plan, plan.reference, model, transform)
+    images = known_inputs(plan, plan.reference, model, transform)
     order = stream(plan.seed, "monitor/reference").permutation(images.n)
     size = plan.reference_size(images.n)
     if pool is None and images.n > size:
         pool = images.subset(order[size:].tolist())
-    task = images.subset(order[:size].tolist()).task(transform)
+    task = batch_task(model, images.subset(order[:size].tolist()), transform)
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
     quadrature = plan.quadrature or QUADRATURE
@@ -384,7 +421,7 @@ def _domains(
     plan: MonitorPlan,
     reference: Reference,
     pool: ImageSet | None,
-    transform: EvalTransform,
+    transform: EvalTransform | None,
     out: Path,
     progress: Progress,
 ) -> DomainCalibration:
@@ -438,7 +475,9 @@ def _read_domains(path: Path) -> DomainCalibration:
         return DomainCalibration.from_dict(content)
 
 
-def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageSet | None, progress: Progress) -> None:
+def _calibrate(
+    monitor: Monitor, plan: MonitorPlan, pool: ImageSet | PromptSet | None, progress: Progress
+) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
         return

@@ -13,6 +13,7 @@ from assay.analyses.benchmark.cost import TURNS, most_turns
 from assay.analyses.benchmark.discovery import WARM_UP
 from assay.analyses.claims.claim import Claim
 from assay.analyses.claims.sets import head_sets, shape_of
+from assay.analyses.generalization.batches import batch_task
 from assay.analyses.worst_case.explain import STEPS as STEPS_OF_EXPLAIN
 from assay.analyses.worst_case.repair_search import (
     ALPHA,
@@ -37,7 +38,7 @@ from assay.pipeline.domain_evaluation import EvaluationPlan, check_domains
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.image_stream import known_images
 from assay.pipeline.inputs import FEW
-from assay.pipeline.monitoring import METHOD, STEPS, MonitorPlan
+from assay.pipeline.monitoring import METHOD, STEPS, MonitorPlan, known_inputs
 from assay.pipeline.zoo_training import evaluations_of, step_passes, training_passes
 from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions, Task
 from assay.zoo import Grid, Recipe, Zoo, initial_module, split
@@ -268,14 +269,9 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
         stages.append(stage("corrupted domains", 40, 1))
     task = None
     if plan.known_source is not None:
-        images = known_images(
-            plan.known_source,
-            EvalTransform.for_model(model),
-            n=FEW,
-            classes=model.classes,
-            options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
-        )
-        task = few_images(model, images)
+        transform = EvalTransform.for_model(model) if model.vision else None
+        known = known_inputs(plan, plan.known_source, model, transform, n=FEW)
+        task = batch_task(model, known.subset(range(min(known.n, FEW))), transform)
     return cost_of(model, plan.window, [*stages, stage("each batch", 1, 1)], task, batch_size=plan.batch_size)
 
 

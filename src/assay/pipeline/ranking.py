@@ -3,14 +3,18 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.inspection import InspectionSettings, inspect_model
+from assay.analyses.generalization.inspecting import inspect_model
+from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.model_pool import ModelPool
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.predictors import DEFAULT_METRICS
 from assay.analyses.generalization.ranking import inspect_for_ranking, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
+from assay.analyses.generalization.stable_pick import StablePick, pick_until_stable
 from assay.core.errors import InputError
 from assay.models import Model
 from assay.models.placing import number_type
@@ -59,15 +63,29 @@ class Lineup:
         """Reads the known images for a model; None where there are none."""
         return None if self.known is None else self.known.read
 
+    @cached_property
+    def pool(self) -> ModelPool:
+        """The models where they run, loaded once for all targets as far as there is room."""
+        return ModelPool({key: functools.partial(self._load, key) for key in self.zoo.keys})
+
+    def _load(self, key: str) -> Model:
+        return self.zoo.load(key, device=self.device, dtype=number_type(self.dtype))
+
     def load(self, key: str) -> Model:
         """A model where it runs."""
-        return self.zoo.load(key, device=self.device, dtype=number_type(self.dtype))
+        return self.pool.model(key)
+
+    @property
+    def families(self) -> dict[str, str] | None:
+        """Model to its initialisation; None where the zoo keeps no recipes."""
+        inits = {key: self.zoo.entry(key).recipe.get("init") for key in self.zoo.keys}
+        return {key: str(init) for key, init in inits.items()} if all(inits.values()) else None
 
     def inspect(self, key: str, *, cache: Path) -> None:
         """Run one model and keep in `cache` what it shows."""
         needs = frozenset[str]().union(*(PREDICTORS[metric].needs for metric in self.metrics))
         inspect_for_ranking(
-            self.load(key),
+            [self.load(key)],
             self.target.read,
             self.known_images,
             needs,
@@ -75,13 +93,22 @@ class Lineup:
             cache=cache,
         )
 
+    def pick(self, metric: str, **options: Any) -> StablePick:
+        """The pick with as many images as it needs; further options are those of `pick_until_stable`."""
+        return pick_until_stable(
+            self.pool.loaders(),
+            self.target.read,
+            metric=metric,
+            **{"id_data": self.known_images, "settings": self.settings, **options},
+        )
+
     def rank(self, target: Domain | None = None, **options: Any) -> Ranking:
         """The table; further options are those of `rank_models`, `cache` spares models that ran before."""
         return rank_models(
-            {key: functools.partial(self.load, key) for key in self.zoo.keys},
+            self.pool.loaders(),
             (target or self.target).read,
             id_data=self.known_images,
-            **{"metrics": self.metrics, "settings": self.settings, **options},
+            **{"metrics": self.metrics, "settings": self.settings, "families": self.families, **options},
         )
 
 
@@ -211,10 +238,10 @@ def keep_ranking(store: Store, document: dict[str, Any]) -> str:
         task, domain = target["name"], target["domain"]
         about = About(
             task=f"{task}:{domain}" if task and domain and task != domain else task or domain,
-            metric=document["measure"],
+            metric=document.get("measure") or document["metric"]["key"],
             n=target["n"],
             seed=document["provenance"]["settings"]["seed"],
-            name=f"{len(document['models'])} models",
+            name=f"{len(document.get('models') or document['names'])} models",
             ablation=document["provenance"]["settings"]["ablation"],
         )
     return store.put(document["kind"], document["provenance"], document, about=about)

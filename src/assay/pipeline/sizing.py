@@ -19,7 +19,7 @@ from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Progress, silent
 from assay.stats import recovery_of
 from assay.store import Store
-from assay.tasks import ImageTask, Task
+from assay.tasks import ImageRows, Task
 
 
 FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
@@ -260,7 +260,7 @@ def runs_of(
         if isinstance(task, str):
             task = prompts_to_measure(model, task, n=n, seed=seed, circuit=circuit)
         return settings.on(task, circuit)
-    if isinstance(task, ImageTask):
+    if isinstance(task, ImageRows):
         raise InputError(
             "images are measured on an existing circuit; run `assay discover --images` and pass its circuit "
             "with --circuit"

@@ -5,16 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from assay.analyses.generalization.inspectors import ARITHMETIC
 from assay.core.errors import InputError
 from assay.models import Model
 from assay.tasks import (
     SHAPE_DOMAINS,
     DomainSource,
     EvalTransform,
-    ImageSet,
-    ImageTask,
+    ImageRows,
+    ImageStream,
     ReadOptions,
     find_domains,
+    is_shapes,
 )
 from assay.tasks.image_source import FIRST_FREE, SHAPES
 from assay.zoo import Zoo
@@ -32,13 +34,15 @@ class Domain:
     Attributes:
         name: Of the domain.
         labelled: Whether its images have labels; None: not known before they are read.
-        read: From a model to its images, read or drawn at the model's size, normalised as it wants them.
-            Models that want the same pixels share one reading.
+        read: From a model to its images at the model's size, normalised as it wants them; files are decoded
+            when the task is run. Models that want the same pixels share the listing, and what is decoded.
+        dataset: What the domain is part of: the folder of domains, or `shapes`.
     """
 
     name: str
     labelled: bool | None
-    read: Callable[[Model], ImageTask]
+    read: Callable[[Model], ImageRows]
+    dataset: str = ""
 
 
 def targets(
@@ -76,7 +80,12 @@ def targets(
     tell = note or (lambda text: None)
     sources: list[str | Path] = [*(f"{SHAPES}:{style}" for style in shapes), *images]
     return [
-        Domain(name=domain.name, labelled=domain.labelled, read=_SharedImages(domain, options, tell))
+        Domain(
+            name=domain.name,
+            labelled=domain.labelled,
+            read=_SharedImages(domain, options, tell),
+            dataset=SHAPES if is_shapes(source) else Path(source).absolute().name,
+        )
         for source in sources
         for domain in find_domains(source, labels=labels, start=first, drawn=N_SHAPES)
     ]
@@ -116,7 +125,7 @@ def known_target(
 
 
 class _SharedImages:
-    """Images read or drawn at the geometry of a model, once for all models of one geometry."""
+    """Images listed or drawn for the geometry of a model, once for all models of one geometry."""
 
     def __init__(
         self,
@@ -125,18 +134,17 @@ class _SharedImages:
         note: Callable[[str], None],
     ) -> None:
         self._domain, self._options, self._note = domain, options, note
-        self._key: str | None = None
-        self._images: ImageSet | None = None
+        self._streams: dict[str, ImageStream] = {}
 
-    def __call__(self, model: Model) -> ImageTask:
+    def __call__(self, model: Model) -> ImageRows:
         transform = EvalTransform.for_model(model)
-        arithmetic = ("mean", "std", "rescale")  # applied after reading
-        geometry = {name: value for name, value in transform.to_dict().items() if name not in arithmetic}
+        geometry = {name: value for name, value in transform.to_dict().items() if name not in ARITHMETIC}
         key = json.dumps([geometry, model.classes], sort_keys=True)
-        if self._images is None or key != self._key:
-            options = replace(self._options, transform=transform)
-            images = self._domain.read(options, model.classes)
-            if images.skipped and self._key is None:
+        if key not in self._streams:
+            images = self._domain.stream(replace(self._options, transform=transform), model.classes)
+            if images.skipped and not self._streams:
                 self._note(f"{len(images.skipped)} files of {images.domain} were skipped")
-            self._key, self._images = key, images
-        return self._images.task(transform)
+            self._streams[key] = images
+        stream = self._streams[key]  # whose geometry is that of the model, or done already if it was drawn
+        numbers = {name: getattr(transform, name) for name in ARITHMETIC}
+        return stream.with_transform(replace(stream.transform, **numbers))

@@ -63,6 +63,7 @@ from assay.stats.permutation import MeanTest, RankTest, mean_test, mean_tests, s
 from assay.stats.poisson_weights import poisson_weights
 from assay.stats.relative_error import RelativeErrors, absolute_errors, relative_errors
 from assay.stats.reliability import Consistency, cronbach_alpha, resampled_alpha_bounds, spearman_brown
+from assay.stats.resampled import ResampledValue
 from assay.stats.sequences import (
     ConfidenceSequence,
     betting_log_capital,
@@ -116,6 +117,7 @@ __all__ = [
     "RankTest",
     "RatioOfSums",
     "RelativeErrors",
+    "ResampledValue",
     "SampleSize",
     "SignificanceTest",
     "Summary",

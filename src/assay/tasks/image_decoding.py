@@ -47,7 +47,7 @@ class Pictures(abc.ABC):
         labelled: Whether `content` is `Labelled`.
     """
 
-    most_workers: ClassVar[int | None] = None
+    most_workers: int | None = None
     labelled: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -151,7 +151,8 @@ class Arrays(Pictures):
         return f"{self._source}, image {row}"
 
     def content(self, row: int) -> UInt8[np.ndarray, "h w 3"]:
-        return self._pixels[row]
+        found: UInt8[np.ndarray, "h w 3"] = self._pixels[row]
+        return found
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
         for row in rows:
@@ -192,8 +193,8 @@ def decoded(name: str, content: Any, transform: EvalTransform | None) -> UInt8[n
 
 def _broken(where: object, error: Exception) -> FileFormatError:
     return FileFormatError(
-        f"the image {where} cannot be decoded ({error or type(error).__name__}); repair it, or skip such "
-        "files with skip_bad (--skip-bad)"
+        f"the image {where} cannot be decoded ({str(error) or type(error).__name__}); repair it, or skip "
+        "such files with skip_bad (--skip-bad)"
     )
 
 
@@ -244,7 +245,7 @@ class Decoding:
         workers = min(self.workers, len(groups), self.workers if (m := pictures.most_workers) is None else m)
         loader: DataLoader[Any] = DataLoader(
             _Decoder(pictures, self),
-            batch_sampler=groups,
+            batch_sampler=[list(group) for group in groups],
             num_workers=workers,
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # the global one stays as it is
@@ -271,12 +272,15 @@ def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
             piece = next(answers)
         except StopIteration:
             return
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # What a worker raised itself is "Caught ... in DataLoader worker"; a lost connection is to one.
+            ended = str(error).startswith("DataLoader worker") if isinstance(error, RuntimeError) else True
+            if not ended or str(error).startswith("Caught "):
                 raise
             raise WorkerError(
-                f"a process that decodes images ended ({error}); the machine may be out of memory. Run "
-                "again with fewer workers, or with workers=0 (--workers 0) to decode in this process"
+                f"a process that decodes images ended ({str(error) or 'EOF'}); the machine may be out of "
+                "memory. Run again with fewer workers, or decode in this "
+                "process with workers=0 (--workers 0)"
             ) from error
         if isinstance(piece, Exception):
             raise piece

@@ -300,7 +300,8 @@ class _Blocks:
     def __init__(self, path: Path, starts: list[int]) -> None:
         self._file = importlib.import_module("pyarrow.parquet").ParquetFile(path)
         self._starts = starts
-        self._first, self._cells, self._group = 0, None, -1
+        self._cells: Any = ()
+        self._first, self._group = 0, -1
         self._rest: Iterator[Any] = iter(())
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ class ImageStream(ImageRows):
         parts = [groups_of(rows.tolist()) for rows in self.rows.split(batch_size)]
         how = Decoding(transform=self.transform, normalise=normalise, workers=self.workers)
         pieces = how.pieces(self.pictures, [group for groups in parts for group in groups])
-        first: tuple[int, Tensor] | None = None
+        first: tuple[int, tuple[int, ...]] | None = None
         start = 0
         for groups in parts:
             found = []
@@ -172,11 +172,10 @@ class ImageStream(ImageRows):
                 if piece.bad:
                     raise next(iter(piece.bad.values()))
                 assert piece.pixels is not None
-                first = first or (piece.rows[0], piece.pixels[0])
-                if piece.pixels.shape[1:] != first[1].shape:
-                    sides = slice(2, 4) if normalise else slice(1, 3)
-                    shapes = piece.pixels.shape[sides], first[1][None].shape[sides]
-                    raise unequal(self.pictures, piece.rows[0], shapes[0], first[0], shapes[1])
+                size = tuple(piece.pixels.shape[2:4] if normalise else piece.pixels.shape[1:3])
+                first = first or (piece.rows[0], size)
+                if size != first[1]:
+                    raise unequal(self.pictures, piece.rows[0], size, *first)
                 found.append(piece.pixels)
             stop = start + sum(map(len, groups))
             yield torch.arange(start, stop), found[0] if len(found) == 1 else torch.cat(found)

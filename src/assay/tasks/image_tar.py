@@ -1,5 +1,6 @@
 """Shards of WebDataset: tar files whose members `KEY.jpg`, `KEY.cls`, `KEY.json` make one example."""
 
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ def _examples(path: Path) -> Iterator[dict[str, Any]]:
                     example = {"key": key}
                 _add(example, archive, member, f".{suffix.lower()}", path)
                 archive.members = []  # type: ignore[attr-defined]  # tarfile keeps every header it has read
+        _check_end(path)
     except (OSError, EOFError, tarfile.TarError) as error:
         raise FileFormatError(
             f"{path} is not a plain tar file, or is cut off after {count} images ({error}); unpack "
@@ -81,6 +83,14 @@ def _examples(path: Path) -> Iterator[dict[str, Any]]:
         ) from error
     if "image" in example:
         yield example
+
+
+def _check_end(path: Path) -> None:
+    """Refuse a file without the block of zeros that ends a tar: a header that is cut off ends it, too."""
+    with path.open("rb") as file:
+        file.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
+        if any(file.read()):
+            raise tarfile.ReadError("its end is missing")
 
 
 def _add(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, UInt32
 
-from assay.tasks.images import ImageTask
+from assay.tasks.image_rows import ImageRows
 from assay.tasks.task import PairTask
 
 
@@ -29,7 +29,7 @@ def prompt_set(task: PairTask) -> str:
     return base64.b64encode(np.unique(prompt_codes(task)).astype("<u4").tobytes()).decode()
 
 
-def describe_discovery(task: PairTask | ImageTask) -> dict[str, Any]:
+def describe_discovery(task: PairTask | ImageRows) -> dict[str, Any]:
     """The record of a task that something is found on: its own, with the codes of its prompts."""
     return task.describe() | ({KEY: prompt_set(task)} if isinstance(task, PairTask) else {})
 

@@ -36,16 +36,25 @@ from assay.analyses.generalization.evaluation import (
     summarize_correlations,
 )
 from assay.analyses.generalization.finetuning import FineTuning, finetune
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
+from assay.analyses.generalization.inspecting import inspect_model
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.intervals import depth_bias_interval, shift_interval
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.noise_floor import Excess, NoiseFloor
+from assay.analyses.generalization.observer import Observer
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_inspections, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
+from assay.analyses.generalization.resampled import (
+    ResampledMatrix,
+    resampled_dependency,
+    resampled_depth_bias,
+    resampled_motif,
+    resampled_shift,
+)
 from assay.analyses.generalization.shift import (
     DISTANCES,
     Distance,
@@ -84,9 +93,11 @@ __all__ = [
     "Monitor",
     "Motif",
     "NoiseFloor",
+    "Observer",
     "Ranking",
     "Reading",
     "Reference",
+    "ResampledMatrix",
     "SequentialTest",
     "TaskCorrelation",
     "Threshold",
@@ -118,6 +129,10 @@ __all__ = [
     "rank_models",
     "rank_shift_map",
     "ratio_ablation",
+    "resampled_dependency",
+    "resampled_depth_bias",
+    "resampled_motif",
+    "resampled_shift",
     "shift_interval",
     "summarize_correlations",
     "training_dynamics",

@@ -6,6 +6,7 @@ to go with performance. Sharpness, the one that runs a model, has a module of it
 
 import math
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float64, Real
@@ -378,14 +379,33 @@ def cot(id_labels: Labels, logits: NewTable) -> float:
     References:
         Lu et al. (2023), "Characterizing out-of-distribution error via optimal transport", arXiv:2305.15640.
     """
+    return float(np.clip(matched(id_labels, logits).gain, 0.0, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Match:
+    """The best match of predictions to label shares, and what one more example or label would change.
+
+    gain = mean of `of_examples` + sum over classes of share * `of_classes`, and to first order that holds for
+    other weights of the examples and other shares, too (the prices of the linear programme).
+
+    `gain` is 1 - transport cost.
+    """
+
+    gain: float
+    of_examples: Float64[np.ndarray, " m"]
+    of_classes: Float64[np.ndarray, " c"]
+
+
+def matched(id_labels: Labels, logits: NewTable) -> Match:
+    """The programme of `cot` with its prices; arguments, errors and cost as there."""
     p = np.exp(_log_probabilities(logits))
     n_classes = p.shape[1]
     labels = label_array(id_labels, n_classes)
-    shares = np.bincount(labels, minlength=n_classes) / len(labels)
-    return float(np.clip(_transported(p, shares), 0.0, 1.0))
+    return _transported(p, np.bincount(labels, minlength=n_classes) / len(labels))
 
 
-def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, " c"]) -> float:
+def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, " c"]) -> Match:
     """Largest sum of x * gain over plans x >= 0 with row sums 1 / m and column sums `shares`.
 
     By column generation: solved with few cells, then again with those that would raise the sum, as the prices
@@ -418,7 +438,7 @@ def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, "
         best = missed.argmax(1)
         better = missed[np.arange(m), best] > 1e-9
         if not better.any():
-            return -float(solution.fun)
+            return Match(gain=-float(solution.fun), of_examples=-prices[:m], of_classes=-prices[m:])
         used[better, best[better]] = True
 
 

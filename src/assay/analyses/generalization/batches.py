@@ -1,4 +1,4 @@
-"""Batches of images as a monitor treats them: circuits found like the reference's, baselines beside them."""
+"""Batches as a monitor treats them: circuits found like the reference's, baselines beside them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,17 @@ from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError
 from assay.core.random import stream
 from assay.discovery.edges import EdgeMethod, discover, get_method
+from assay.execution import get_ablation, run_model
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
-from assay.tasks import EvalTransform, ImageSet, ImageTask
+from assay.objectives import get_objective
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask, PairTask
+from assay.tasks.prompt_set import UNANSWERED, PromptSet
 
 
 Images = ImageTask | ImageSet | Tensor
+Inputs = Images | PairTask | PromptSet
+BatchTask = ImageTask | PairTask
 
 
 def image_task(model: Model, images: Images, transform: EvalTransform | None = None) -> ImageTask:
@@ -37,6 +42,24 @@ def image_task(model: Model, images: Images, transform: EvalTransform | None = N
     if isinstance(images, ImageSet):
         return images.task(transform or EvalTransform.for_model(model))
     return ImageTask(images=images)
+
+
+def batch_task(model: Model, inputs: Inputs, transform: EvalTransform | None = None) -> BatchTask:
+    """Images or prompts in any form as the model reads them: a task as it is, the rest made into one.
+
+    Args:
+        model: What reads them.
+        inputs: Images as `image_task` takes them; prompts, which then have no counterparts and no answers.
+        transform: Of images, instead of the model's own.
+    """
+    if isinstance(inputs, PromptSet):
+        return inputs.task(model)
+    return inputs if isinstance(inputs, PairTask) else image_task(model, inputs, transform)
+
+
+def origin(inputs: BatchTask | ImageSet | PromptSet) -> str:
+    """Where inputs come from."""
+    return inputs.name if isinstance(inputs, PairTask) else inputs.domain
 
 
 def check_reference(model: Model, reference_scores: EdgeScores) -> Mapping[str, Any]:
@@ -91,25 +114,27 @@ def _method(settings: Mapping[str, Any]) -> EdgeMethod:
 
 def circuit_like(
     model: Model,
-    task: ImageTask,
+    task: BatchTask | ImageStream,
     reference_scores: EdgeScores,
     *,
     per_example: bool = False,
     batch_size: int | None = None,
 ) -> EdgeScores:
-    """The circuit of new images, found with the settings of the reference: one discovery.
+    """The circuit of new images or prompts, found with the settings of the reference: one discovery.
 
     Args:
         model: The model of the reference.
-        task: The images, two or more under a mean ablation.
+        task: The inputs, two or more under a mean ablation.
         reference_scores: What gives the settings.
-        per_example: Keep the scores of each image.
-        batch_size: Images per pass.
+        per_example: Keep the scores of each input.
+        batch_size: Inputs per pass.
 
     Raises:
-        InputError, NonFiniteError: As `discover`.
+        InputError, NonFiniteError: As `discover`; also if the settings need counterparts or answers, which
+            the prompts of a stream do not have.
     """
     settings = check_reference(model, reference_scores)
+    _check_unanswered(task, settings)
     options: dict[str, Any] = {"objective": settings["objective"], "ablation": settings["ablation"]}
     if settings["steps"] is not None:
         options |= {"steps": settings["steps"], "quadrature": settings["quadrature"]}
@@ -126,13 +151,29 @@ def circuit_like(
     return scores
 
 
+def _check_unanswered(task: BatchTask | ImageStream, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that read what the prompts of a stream do not have."""
+    if not task.config.get(UNANSWERED):
+        return
+    if get_ablation(settings["ablation"]).paired:
+        raise InputError(
+            f"the ablation is {settings['ablation']}, but the prompts have no counterparts; use mean, "
+            "mean-positional (prompts of one length) or zero"
+        )
+    if get_objective(settings["objective"]).needs_answers:
+        raise InputError(
+            f"the objective is {settings['objective']}, but the prompts have no answers; use kl, js or "
+            "pseudo_margin"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outputs:
     """What the model gives for some images, from one forward pass.
 
     Attributes:
         logits: `[n, n_classes]`, float64.
-        features: What the classifier reads, `[n, n_features]`.
+        features: What the classifier reads, `[n, n_features]`; of prompts without columns.
     """
 
     logits: Float64[Tensor, "n c"]
@@ -148,12 +189,15 @@ class Outputs:
         return Outputs(logits=self.logits[torch.from_numpy(rows)], features=self.features[rows])
 
 
-def outputs_of(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Outputs:
-    """Run the model on images.
+def outputs_of(model: Model, task: BatchTask | ImageStream, *, batch_size: int | None = None) -> Outputs:
+    """Run the model on images, or on prompts, which have no features.
 
     Raises:
         NonFiniteError: If a logit is NaN or infinite; the message names the image.
     """
+    if isinstance(task, PairTask):
+        read = run_model(model, task, batch_size=batch_size).double().cpu()
+        return Outputs(logits=read, features=np.empty((len(read), 0)))
     bound = model.bind(task)
     logits, features = [], []
     vision = model.vision
@@ -186,7 +230,9 @@ class Labelled:
     labels: Int64[np.ndarray, " n"]
 
 
-def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = None) -> Labelled:
+def labelled_outputs(
+    model: Model, task: ImageTask | ImageStream, *, batch_size: int | None = None
+) -> Labelled:
     """Run the model on labelled images.
 
     Raises:
@@ -196,7 +242,7 @@ def labelled_outputs(model: Model, task: ImageTask, *, batch_size: int | None = 
     return Labelled(outputs=outputs_of(model, task, batch_size=batch_size), labels=labels)
 
 
-def labels_of(task: ImageTask) -> Int64[np.ndarray, " n"]:
+def labels_of(task: ImageTask | ImageStream) -> Int64[np.ndarray, " n"]:
     """The labels of a task.
 
     Raises:

@@ -98,6 +98,8 @@ class RankingComparison(display.Shown, Record):
         "metrics": "metrics.values",
         "random": "random",
         "motif": "_motif_entry",
+        "ratios": "_ratios_entry",
+        "families": "_families_entry",
         "rankings": "_listed",
         "provenance": "provenance",
     }
@@ -172,6 +174,71 @@ class RankingComparison(display.Shown, Record):
     def id(self) -> str:
         """Hash of how it came to be."""
         return record_id(KIND, self.provenance)
+
+    def ratio_summaries(self) -> dict[str, dict[float, CorrelationSummary]]:
+        """Depth bias (`output`, `deep`, `global`) -> tau -> its correlations over all labelled targets.
+
+        References:
+            Peng et al. (2026), arXiv:2604.08192, Tables 2, 12 and 13.
+        """
+        found: dict[str, dict[float, dict[str, list[TaskCorrelation]]]] = {}
+        for dataset, listed in self.rankings.items():
+            for ranking in listed:
+                for targets, table in ranking.ratio_tables().items():
+                    for ratio, correlation in table.items():
+                        tasks = found.setdefault(targets, {}).setdefault(ratio, {})
+                        tasks.setdefault(dataset, []).append(correlation)
+        return {
+            targets: {ratio: summarize_correlations(tasks) for ratio, tasks in table.items()}
+            for targets, table in found.items()
+        }
+
+    def by_family(self) -> "pd.DataFrame":
+        """One row per initialisation: models (times targets), performance on the own domain and on targets.
+
+        Columns: family, n, id, id_std, ood, ood_std, gap (ID less OOD); population standard deviations over
+        models and labelled targets. Empty where models do not tell what they started from; `id` is NaN
+        without labelled images of the own domain.
+
+        References:
+            Peng et al. (2026), arXiv:2604.08192, Table 9.
+        """
+        import pandas as pd
+
+        rows = []
+        for ranking in self._listed:
+            if ranking.performance is None or not ranking.families:
+                continue
+            known = ranking.columns.get("id-accuracy")
+            before = np.full(len(ranking.names), math.nan) if known is None else known.values
+            rows += list(zip(ranking.families, before, ranking.performance.values, strict=True))
+        frame = pd.DataFrame(rows, columns=["family", "id", "ood"])
+        groups = frame.groupby("family", sort=True)
+        means, spreads = groups.mean(), groups.std(ddof=0)
+        return pd.DataFrame(
+            {
+                "family": means.index,
+                "n": groups.size().to_numpy(),
+                **{
+                    name: values.to_numpy()
+                    for each in ("id", "ood")
+                    for name, values in ((each, means[each]), (f"{each}_std", spreads[each]))
+                },
+                "gap": (means["id"] - means["ood"]).to_numpy(),
+            }
+        )
+
+    def _ratios_entry(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            targets: [
+                {"ratio": ratio, **{name: getattr(each, name) for name in ("per_dataset", "average", "sem")}}
+                for ratio, each in table.items()
+            ]
+            for targets, table in self.ratio_summaries().items()
+        }
+
+    def _families_entry(self) -> list[dict[str, Any]]:
+        return self.by_family().to_dict("records")
 
     @property
     def _listed(self) -> list[Ranking]:
@@ -259,9 +326,12 @@ def _summary(key: str, rankings: Mapping[str, tuple[Ranking, ...]], *, absolute:
 def _named(rankings: Mapping[str, Sequence[Ranking]]) -> list[tuple[str, Ranking]]:
     """Every ranking with the name of its dataset and target, numbered where names are equal or missing."""
     found: dict[str, Ranking] = {}
+    own = {each.known["domain"] for listed in rankings.values() for each in listed if each.known}
     for dataset, listed in rankings.items():
         for place, each in enumerate(listed, start=1):
             name = f"{dataset}: {each.target['domain'] or place}"
+            if len(own) > 1 and each.known:  # several zoos: tasks are named by both domains, as published
+                name = f"{dataset}: {each.known['domain']} to {each.target['domain'] or place}"
             found[f"{name} ({place})" if name in found else name] = each
     return list(found.items())
 

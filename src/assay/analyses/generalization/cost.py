@@ -1,21 +1,47 @@
 """Where the time of a circuit goes: forward and backward passes, contraction, metrics."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from assay.analyses.generalization.depth_bias import dependency_depth_bias
 from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.predictor import PREDICTORS
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
-from assay.tasks import ImageTask
+from assay.tasks import ImageStream, ImageTask
+
+
+def passes_per_image(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:
+    """Passes per image and model of each stage that some metric needs.
+
+    Forward and backward passes are counted alike.
+
+    Args:
+        metrics: Keys of `PREDICTORS`.
+        steps: Quadrature nodes.
+        known: Whether there are labelled images of the models' own domain; stages on those end in
+            "own domain".
+    """
+    needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
+    stages = {"logits and features": 1}
+    if "edge-scores" in needs:
+        stages["scores of all edges"] = 2 + 2 * steps
+    elif "output-scores" in needs:
+        stages["scores of edges into the logits"] = 2 + steps
+    if known and "known" in needs:
+        stages["logits, own domain"] = 1
+        if "sharpness" in needs:
+            stages["sharpness, own domain"] = 61
+    return stages
 
 
 def discovery_cost(
-    model: Model, task: ImageTask, *, settings: InspectionSettings | None = None
+    model: Model, task: ImageTask | ImageStream, *, settings: InspectionSettings | None = None
 ) -> dict[str, dict[str, Any]]:
     """Seconds and passes per image of the parts of discovering one circuit and reading its depth bias.
 
@@ -60,7 +86,7 @@ def discovery_cost(
     return {name: {"seconds": seconds, "passes": counts} for name, (seconds, counts) in spent.items()}
 
 
-def _forward_and_backward(model: Model, task: ImageTask, size: int) -> None:
+def _forward_and_backward(model: Model, task: ImageTask | ImageStream, size: int) -> None:
     """A pass of every image and its gradient at the pixels, nothing else."""
     vision = model.vision
     assert vision is not None  # `bind` refused other models

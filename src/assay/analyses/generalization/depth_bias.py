@@ -2,10 +2,12 @@
 
 import math
 import warnings
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from assay.circuits import EdgeScores
@@ -89,6 +91,34 @@ def dependency_matrix(
     return matrix / counts.clamp_min(1)
 
 
+def at_relative_layers(
+    matrix: Float64[np.ndarray, "layers layers"], positions: int
+) -> Float64[np.ndarray, "n n"]:
+    """A dependency matrix at equal shares of the depth, for models of different depth side by side.
+
+    Block l of B covers [(l - 1) / B, l / B] of the depth. What it writes or reads goes to the shares that it
+    overlaps, in proportion; input and logits stay as they are. The sum of all entries does not change.
+
+    Args:
+        matrix: Of `"block"` layers.
+        positions: Shares, 1 or more; as many as blocks gives the matrix itself.
+
+    Example:
+        >>> matrix = np.triu(np.ones((6, 6)), 1)
+        >>> at_relative_layers(matrix, 2)[0].tolist()  # the input writes to 2 halves, and to the logits
+        [0.0, 2.0, 2.0, 1.0]
+    """
+    blocks = len(matrix) - 2
+    if positions == blocks:
+        return np.asarray(matrix, dtype=np.float64)
+    ends, cuts = np.arange(blocks + 1) / blocks, np.arange(positions + 1) / positions
+    overlap = np.minimum(ends[1:], cuts[1:, None]) - np.maximum(ends[:-1], cuts[:-1, None])
+    spread = np.zeros((positions + 2, blocks + 2))
+    spread[0, 0] = spread[-1, -1] = 1.0
+    spread[1:-1, 1:-1] = np.clip(overlap, 0.0, None) * blocks
+    return np.asarray(spread @ matrix @ spread.T)
+
+
 def sum_by_layers(
     graph: Graph, weights: Float[Tensor, " n_edges"], granularity: str = "block"
 ) -> Float[Tensor, "n n"]:
@@ -144,6 +174,34 @@ def layer_sets(
     else:
         raise unknown_name("sets", sets, SETS)
     return LayerSets((0 if include_input else 1, low[1]), high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthRule:
+    """Which layers a depth bias compares, for models of any depth; see `layer_sets`.
+
+    Attributes:
+        ratio: tau, the share of the blocks on each side, in (0, 0.5].
+        include_input: Count layer 0, the input, as shallow.
+        sets: `"symmetric"` or `"reference"`.
+    """
+
+    ratio: float = 0.3
+    include_input: bool = False
+    sets: str = "symmetric"
+
+    def layers(self, n_layers: int) -> LayerSets:
+        """The layers of a model with so many blocks."""
+        return layer_sets(n_layers, self.ratio, **self.options)
+
+    def check(self) -> None:
+        """Refuse what no model can serve; the reference sets exist for 12 blocks only."""
+        self.layers(12 if self.sets == "reference" else 2)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The rule without its ratio, by names of arguments."""
+        return {"include_input": self.include_input, "sets": self.sets}
 
 
 def dependency_depth_bias(

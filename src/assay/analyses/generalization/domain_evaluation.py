@@ -16,7 +16,8 @@ from assay.analyses.generalization.batches import Labelled, circuit_like, image_
 from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias, dependency_matrix
 from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
 from assay.analyses.generalization.evaluation import DELTAS, AlarmCurve, correlate
-from assay.analyses.generalization.inspection import InspectionSettings, inspect_model
+from assay.analyses.generalization.inspecting import inspect_model
+from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.motifs import motif
 from assay.analyses.generalization.shift import ShiftView, circuit_shifts, rank_shift_map
 from assay.circuits import EdgeScores

@@ -315,6 +315,7 @@ def measure_domains(
         if isinstance(reference, Reference) and (floor := reference.floor(key)) is not None
     }
     floors = floors if view == USUAL_VIEW else {}
+    batch = reference.batch if isinstance(reference, Reference) else None
     shifts: dict[str, DomainShift] = {}
     for name, images in domains.items() if isinstance(domains, Mapping) else domains:
         if name in shifts:
@@ -325,7 +326,7 @@ def measure_domains(
         truth = labels_of(task)
         outputs = outputs_of(model, task, batch_size=batch_size)
         logits = outputs.logits
-        size = min(n or (reference.batch if floors else task.n), task.n)
+        size = min(n or batch or task.n, task.n)
         rows = np.arange(task.n)
         if size < task.n:
             rows = np.sort(stream(seed, f"domains/{name}").permutation(task.n)[:size])

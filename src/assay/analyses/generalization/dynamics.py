@@ -104,8 +104,8 @@ def training_dynamics(
     Args:
         run: Folder of a run with `checkpoints/STEP/` directories, as `assay.zoo.train` and `finetune` write
             it; or step to model or model directory.
-        images: Images of the training distribution that the circuits are measured on, 2 or more; no labels
-            are needed. They should be none of those trained on.
+        images: Images that the circuits are measured on, 2 or more, of the training distribution or of
+            another; no labels are needed. They should be none of those trained on.
         settings: Its `ratio`, or `shallow` and `deep`, say which blocks are compared; the rest is not used.
         watch: Labelled sets, e.g. out of distribution, whose accuracy is reported beside; by name.
         known: Scores that are known already, by step and name; they are not computed again.
@@ -132,7 +132,7 @@ def training_dynamics(
     """
     from assay.discovery.edges import output_scores
 
-    checkpoints = _checkpoints(run)
+    checkpoints = checkpoints_of(run)
     settings = settings or CircuitSettings()
     watch, known = dict(watch or {}), dict(known or {})
     if images.n < 2:
@@ -182,7 +182,12 @@ def _finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
-def _checkpoints(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int, str | Path | Model]:
+def checkpoints_of(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int, str | Path | Model]:
+    """Step to checkpoint of a training run, the selected step among them.
+
+    Raises:
+        InputError: If there is no checkpoint.
+    """
     if isinstance(run, Mapping):
         if not run:
             raise InputError("checkpoints are missing; give at least one step")

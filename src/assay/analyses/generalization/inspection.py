@@ -1,12 +1,10 @@
-"""What one model shows on some images: logits, features, edge scores; one forward pass serves the first two.
+"""What one model showed on some images: logits, features, edge scores.
 
 An inspection holds arrays and no model, so many models can be compared that never were in memory together,
 and it is kept under the hash of weights, images and settings, so an interrupted comparison goes on.
 """
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,27 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
-from torch import Tensor
 
-from assay.analyses.generalization.depth_bias import node_layers
-from assay.analyses.generalization.sharpness import sharpness
 from assay.circuits.files import read_arrays, write_arrays
-from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, unknown_name
+from assay.core.errors import InputError
 from assay.core.random import stream
-from assay.core.record import HIDDEN, Record, library_version, record_id
-from assay.discovery.edges import discover, output_scores
-from assay.execution.batches import choose_batch_size
+from assay.core.record import HIDDEN, Record
 from assay.graph import Graph, build_graph
-from assay.models import Model
-from assay.stats.intervals import draw_counts
-from assay.tasks import ImageTask
+from assay.stats import poisson_weights
 
 
-# What can be asked for beyond the logits.
-PARTS = ("features", "output-scores", "edge-scores", "sharpness")
 STREAM = "rank/images"
-_KIND = "inspection"
-_DRAW_BLOCK = 1 << 25  # numbers of resampled edge scores held at a time
+KIND = "inspection"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +45,7 @@ class InspectionSettings(Record):
     steps: int = 5
     quadrature: str = "midpoint"
     sharpness_batch: int = 256
-    draws: int = 1000
+    draws: int = 200
     seed: int = 0
     batch_size: int | None = field(default=None, metadata=HIDDEN)
 
@@ -70,8 +58,8 @@ class InspectionSettings(Record):
     @property
     def of_discovery(self) -> dict[str, Any]:
         """What discovering a circuit takes, by the names of its arguments."""
-        names = ("objective", "ablation", "steps", "quadrature", "batch_size")
-        return {name: getattr(self, name) for name in names}
+        names = ("objective", "ablation", "steps", "quadrature", "batch_size", "seed")
+        return {"resamples": self.draws, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,8 +73,9 @@ class Inspection:
         ids: Number of each image in its data set, `[n_images]`.
         classes: Names, label 0 first; None if neither model nor data know them.
         features: What the classifier reads, `[n_images, n_features]`.
-        output_scores: Signed score of the edge from each source into the logits, per image,
-            `[n_images, n_sources]`, with the ablation's means over all images.
+        output_scores: Signed score of the edge from each source into the logits, mean over the images,
+            `[n_sources]`, with the ablation's means over all images.
+        output_draws: The same under each resample of the images, `[draws, n_sources]`.
         dependency: Inter-layer dependency matrix, `[L + 1, L + 1]`.
         dependency_draws: The matrix under each resample of the images, `[draws, L + 1, L + 1]`.
         sharpness: Rise of the loss on each batch of labelled images, `[n_batches]`.
@@ -100,7 +89,8 @@ class Inspection:
     ids: Int64[np.ndarray, " n"]
     classes: tuple[str, ...] | None
     features: Float32[np.ndarray, "n n_features"] | None = None
-    output_scores: Float32[np.ndarray, "n n_sources"] | None = None
+    output_scores: Float64[np.ndarray, " n_sources"] | None = None
+    output_draws: Float32[np.ndarray, "draws n_sources"] | None = None
     dependency: Float64[np.ndarray, "layers layers"] | None = None
     dependency_draws: Float32[np.ndarray, "draws layers layers"] | None = None
     sharpness: Float64[np.ndarray, " n_batches"] | None = None
@@ -118,91 +108,23 @@ class Inspection:
         return np.asarray(self.logits.argmax(1), dtype=np.int64)
 
 
-def inspect_model(
-    model: Model,
-    task: ImageTask,
-    parts: Iterable[str] = (),
-    *,
-    settings: InspectionSettings | None = None,
-    cache: str | Path | None = None,
-) -> Inspection:
-    """Run a model on the images of one domain and keep what predictors of performance read.
-
-    Args:
-        model: An image classifier in evaluation mode.
-        task: The images, at least 2.
-        parts: Beyond the logits: `"features"`; `"output-scores"`, scores of the edges into the logits by the
-            fast path; `"edge-scores"`, scores of all edges, which give those too, and the dependency matrix
-            with its resamples; `"sharpness"`, which needs labels.
-        settings: How scores and sharpness are measured.
-        cache: Folder of earlier inspections: one of the same weights, images, parts and settings is read
-            instead of made again. Made if it does not exist.
-
-    Raises:
-        InputError: For fewer than 2 images, a model in training mode, images or labels that do not fit the
-            model, or sharpness without labels.
-        UnknownNameError: For another part.
-        NonFiniteError: If a logit is NaN or infinite; the message names the image.
-        FileFormatError: If a file of the cache was damaged.
-
-    Notes:
-        Costs one forward pass for logits and features together, the passes of `assay.discover` or of
-        `output_scores`, and 41 forward and 20 backward passes per sharpness batch.
-    """
-    settings = settings or InspectionSettings()
-    wanted = tuple(dict.fromkeys(parts))
-    for name in wanted:
-        if name not in PARTS:
-            raise unknown_name("part of an inspection", name, PARTS)
-    if "edge-scores" in wanted:
-        wanted = tuple(name for name in wanted if name != "output-scores")
-    if task.n < 2:
-        raise InputError(
-            f"domain {task.domain or task.name!r} has {task.n} image, but mean ablation and intervals need "
-            "2 or more"
-        )
-    if "sharpness" in wanted and task.labels is None:
-        raise InputError(f"sharpness needs labels, but the images of {task.domain or task.name!r} have none")
-    provenance = {
-        "library": library_version(),
-        "model": model.describe(),
-        "task": task.describe(),
-        "parts": sorted(wanted),
-        "settings": settings.to_dict(),
-    }
-    path = None if cache is None else Path(cache) / f"{record_id(_KIND, provenance)}.safetensors"
-    if path is not None and path.exists():
-        return load_inspection(path)
-    inspection = _inspect(model, task, wanted, settings, provenance)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_inspection(inspection, path)
-    return inspection
-
-
 def check_comparable_inspections(
-    names: tuple[str, str], first: Inspection, second: Inspection, *, what: str, circuits: bool = False
+    names: tuple[str, str], first: Inspection, second: Inspection, *, what: str
 ) -> None:
     """Refuse models whose numbers do not compare.
+
+    Graphs may differ: a depth bias compares the same share of the blocks at both ends of any model.
 
     Args:
         names: Of the two models.
         first: What one showed.
         second: What the other showed.
         what: Which images these are, for the message.
-        circuits: Whether circuits are compared, too.
 
     Raises:
-        GraphMismatchError: If circuits are compared and the graphs differ.
         InputError: If the models know other classes, or were given other images or labels.
     """
     one, other = names
-    if circuits and first.graph != second.graph:
-        raise GraphMismatchError(
-            f"{one} and {other} have different graphs ({first.graph.describe()} and "
-            f"{second.graph.describe()}), so their circuits cannot be compared; rank them separately, or by "
-            "metrics without circuits"
-        )
     if first.logits.shape[1] != second.logits.shape[1] or first.classes != second.classes:
         raise InputError(
             f"{one} and {other} have different classes ({_classes(first)} and {_classes(second)}); rank "
@@ -223,130 +145,18 @@ def _classes(inspection: Inspection) -> str:
     return f"{len(inspection.classes)}: {', '.join(inspection.classes[:4])}{more}"
 
 
-def _inspect(
-    model: Model,
-    task: ImageTask,
-    parts: Sequence[str],
-    settings: InspectionSettings,
-    provenance: Mapping[str, Any],
-) -> Inspection:
-    cost: dict[str, Any] = {}
-    with _timed(cost, "inspect", {"forward": 1}):
-        logits, features = _forward(model, task, settings.batch_size)
-    arrays: dict[str, Any] = {"features": features if "features" in parts else None}
-    if "output-scores" in parts:
-        with _timed(cost, "output-scores") as passes:
-            fast = output_scores(model, task, per_example=True, **settings.of_discovery)
-            passes |= fast.details.get("passes", {})
-        arrays["output_scores"] = _single(fast.per_example)
-    if "edge-scores" in parts:
-        with _timed(cost, "edge-scores") as passes:
-            full = discover(
-                model, task, "eap-ig-inputs", per_example=True, seed=settings.seed, **settings.of_discovery
-            )
-            passes |= full.details.get("passes", {})
-        with _timed(cost, "metrics"):
-            assert full.per_example is not None
-            arrays["output_scores"] = _single(full.per_example[:, :, -1])
-            counts = resamples(task.n, settings)
-            draws = resampled_matrices(model.graph, full.per_example, counts)
-            arrays["dependency"] = resampled_matrices(model.graph, full.per_example, np.ones((1, task.n)))[0]
-            arrays["dependency_draws"] = draws.astype(np.float32)
-    if "sharpness" in parts:
-        with _timed(cost, "sharpness", {"forward": 41, "backward": 20}):
-            arrays["sharpness"] = _sharpness(model, task, settings.sharpness_batch)
-    return Inspection(
-        graph=model.graph,
-        logits=logits,
-        labels=None if task.labels is None else task.labels.numpy().astype(np.int64),
-        ids=task.ids.numpy().astype(np.int64),
-        classes=model.classes or task.classes,
-        provenance=provenance,
-        cost=cost,
-        **arrays,
-    )
-
-
-def _forward(
-    model: Model, task: ImageTask, batch_size: int | None
-) -> tuple[Float64[np.ndarray, "n n_classes"], Float32[np.ndarray, "n n_features"]]:
-    """Logits and features of all images, from one pass."""
-    bound = model.bind(task)
-    logits, features = [], []
-    vision = model.vision
-    assert vision is not None  # `bind` refuses images for any other model
-    for batch in bound.batches(choose_batch_size(model, bound, asked=batch_size)):
-        with torch.no_grad():
-            hidden = model.forward(batch.images.to(model.device))
-            logits.append(vision.logits(model.module, hidden).double().cpu())
-            features.append(vision.features(model.module, hidden).float().cpu())
-    joined = torch.cat(logits)
-    bad = (~torch.isfinite(joined)).any(1).nonzero().flatten()
-    if len(bad):
-        raise NonFiniteError(
-            f"{model.id} gives NaN or infinite logits for image {int(task.ids[bad[0]])} of "
-            f"{task.domain or task.name!r}; check its weights"
-        )
-    return joined.numpy(), torch.cat(features).numpy()
-
-
-def _sharpness(model: Model, task: ImageTask, size: int) -> Float64[np.ndarray, " n_batches"]:
-    """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
-    values = []
-    for batch in task.batches(min(size, task.n)):
-        if len(batch.indices) < min(size, task.n):
-            break
-        assert batch.labels is not None
-        pair = (batch.images.to(model.device, model.dtype), batch.labels.to(model.device))
-        values.append(sharpness(model, [pair]))
-    return np.array(values)
-
-
-def resamples(n: int, settings: InspectionSettings) -> Float64[np.ndarray, "draws n"]:
-    """How often each image is drawn in each resample; the same for every model that saw the same number."""
-    return draw_counts(n, settings.draws, stream(settings.seed, STREAM))
-
-
-def resampled_matrices(
-    graph: Graph, per_example: Tensor, counts: Float64[np.ndarray, "draws n"]
-) -> Float64[np.ndarray, "draws layers layers"]:
-    """Dependency matrix of the mean scores under each resample of the images.
+def resamples(
+    ids: Int64[np.ndarray, " n"], settings: InspectionSettings, name: str = STREAM
+) -> Float64[np.ndarray, "draws n"]:
+    """How often each image counts in each resample; the same for every model, whatever else is resampled.
 
     Args:
-        graph: Of the model.
-        per_example: Signed scores of the edges for each image, `[n, n_sources, n_targets]`.
-        counts: How often each image counts; rows of ones give the matrix itself.
+        ids: Number of each image.
+        settings: Number of resamples and root seed.
+        name: Other than the default: independent weights, for images that are not the target's.
     """
-    source, target, n_layers = node_layers(graph)
-    rows, columns = graph.valid.nonzero(as_tuple=True)
-    cells = source[rows] * n_layers + target[columns]
-    order = torch.argsort(cells, stable=True)  # edges of one cell side by side: a sum is a difference of ends
-    present, sizes = torch.unique_consecutive(cells[order], return_counts=True)
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]]).numpy()
-    scores = per_example.detach().cpu()[:, rows[order], columns[order]].double().numpy()
-    matrices = np.zeros((len(counts), n_layers * n_layers))
-    block = max(1, _DRAW_BLOCK // scores.shape[1])
-    for first in range(0, len(counts), block):
-        part = slice(first, first + block)
-        means = np.abs(counts[part] @ scores / scores.shape[0])
-        matrices[part, present.numpy()] = np.add.reduceat(means, starts, axis=1)
-    return matrices.reshape(len(counts), n_layers, n_layers)
-
-
-def _single(values: Tensor | None) -> Float32[np.ndarray, "n n_sources"]:
-    assert values is not None  # asked for per example
-    return np.asarray(values.detach().float().cpu().numpy())
-
-
-@contextmanager
-def _timed(
-    cost: dict[str, Any], stage: str, passes: Mapping[str, int] | None = None
-) -> Iterator[dict[str, float]]:
-    """Note the seconds of a stage, and the passes per image that it makes."""
-    counts: dict[str, float] = {**(passes or {})}
-    started = time.perf_counter()
-    yield counts
-    cost[stage] = {"seconds": time.perf_counter() - started, "passes": counts}
+    seed = settings.seed if name == STREAM else int(stream(settings.seed, name).integers(2**62))
+    return poisson_weights(ids, settings.draws, seed=seed).astype(np.float64)
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -357,6 +167,7 @@ _ARRAYS = (
     "ids",
     "features",
     "output_scores",
+    "output_draws",
     "dependency",
     "dependency_draws",
     "sharpness",
@@ -371,7 +182,7 @@ def save_inspection(inspection: Inspection, path: Path) -> Path:
         if (value := getattr(inspection, name)) is not None
     }
     metadata = {
-        "kind": _KIND,
+        "kind": KIND,
         "graph": inspection.graph.describe(),
         "classes": None if inspection.classes is None else list(inspection.classes),
         "provenance": dict(inspection.provenance),
@@ -386,7 +197,7 @@ def load_inspection(path: str | Path) -> Inspection:
     Raises:
         FileFormatError: If the file is truncated, tampered with or of another kind.
     """
-    arrays, metadata = read_arrays(Path(path), _KIND)
+    arrays, metadata = read_arrays(Path(path), KIND)
     shape = metadata["graph"]
     columns: dict[str, Any] = {name: arrays[name].numpy() if name in arrays else None for name in _ARRAYS}
     return Inspection(

@@ -17,6 +17,7 @@ from assay.analyses.generalization.monitor_words import (
     alarm_reasons,
     caveats,
     in_excess,
+    inputs_of,
     statistic,
     verdict,
 )
@@ -100,15 +101,15 @@ def monitor_page(document: Document) -> Page:
     return Page(
         kind="monitor",
         title=f"Circuit shift of {document['model'].get('id', 'a model')} on "
-        f"{plural(len(readings), 'batch')} of images",
+        f"{plural(len(readings), 'batch')} of {inputs_of(document)}",
         verdict=verdict(document),
         remark=" ".join(filter(None, (document["guarantee"]["statement"], accuracy_words(document)))),
         reasons=alarm_reasons(document),
         caveats=caveats(document),
         lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
-        f"a batch and the circuit on {reference.get('n', 'known')} images in distribution. Sampling alone "
-        f"makes it positive, more so for smaller batches{beyond}. A shift means that the model works "
-        "differently, not that it works worse.",
+        f"a batch and the circuit on {reference.get('n', 'known')} {inputs_of(document)} in distribution. "
+        f"Sampling alone makes it positive, more so for smaller batches{beyond}. A shift means that the "
+        "model works differently, not that it works worse.",
         sections=[section for section in sections if section.blocks],
         facts=list(_facts(document, reference)),
         records=[
@@ -137,7 +138,9 @@ def _shift(document: Document) -> list[Block]:
     known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
     beyond = " beyond its noise floor" if in_excess(document) else ""
     conservative = (
-        "" if beyond else " of the mean shift of such batches (jackknife over images; conservative)"
+        ""
+        if beyond
+        else f" of the mean shift of such batches (jackknife over {inputs_of(document)}; conservative)"
     )
     blocks: list[Block] = [
         series_block(
@@ -185,7 +188,7 @@ def _readings(document: Document) -> Table:
         columns=[
             *columns("batch", numeric=True, sort=True),
             *columns("time (UTC)", "origin", sort=True),
-            *columns("images", "shift", numeric=True, sort=True),
+            *columns(inputs_of(document), "shift", numeric=True, sort=True),
             *(columns("beyond the floor", numeric=True, sort=True) if in_excess(document) else ()),
             *columns(f"{_level(document)} interval", numeric=True),
             *columns("p", "e-value", numeric=True, sort=True),
@@ -425,7 +428,7 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
     settings, distance = document["settings"], document["distance"]
     yield "model", model_text(document["model"])
     source = f"{reference.get('name', '')} {reference.get('domain', '')} "
-    yield "reference", (source, quiet(f"{reference.get('n', '')} images"))
+    yield "reference", (source, quiet(f"{reference.get('n', '')} {inputs_of(document)}"))
     estimator = "{objective}, {ablation}, {steps} steps, {quadrature}".format_map(settings)
     yield "estimator", (f"{settings['method']} ", quiet(estimator))
     yield "distance", (f"{distance['key']} ", quiet(distance["published"]))

@@ -20,14 +20,17 @@ from assay.analyses.generalization.alarms import (
 )
 from assay.analyses.generalization.batches import (
     COMPARED,
-    Images,
+    BatchTask,
+    Inputs,
     Outputs,
+    batch_task,
     check_reference,
     circuit_like,
     drift_tests,
     image_task,
     label_free,
     labelled_outputs,
+    origin,
     outputs_of,
 )
 from assay.analyses.generalization.intervals import shift_interval
@@ -48,12 +51,14 @@ from assay.core.errors import InputError, NonFiniteError, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
 from assay.models import Model
-from assay.tasks import EvalTransform, ImageSet, ImageTask
+from assay.tasks import EvalTransform, ImageSet, ImageTask, PairTask
+from assay.tasks.prompt_set import PromptSet
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Known = ImageTask | ImageSet | PairTask | PromptSet
 SCHEMA = "assay-monitor/1"
 LATEST = 8  # readings in the summary of a notebook
 RULES = ("threshold", "conformal", "sequential")
@@ -152,8 +157,9 @@ class Monitor(display.Shown, Record):
         self.model, self.reference_scores, self.threshold = model, scores, threshold
         view.check(model.graph)
         self.view = view
-        has_floor = isinstance(reference, Reference) and view == USUAL_VIEW
-        self._floor = reference.floor(distance) if has_floor else None
+        self._floor = None
+        if isinstance(reference, Reference) and view == USUAL_VIEW:
+            self._floor = reference.floor(distance)
         self.distance, self.alpha, self.level = distance, alpha, level
         self.estimator = estimator
         self.calibration: Calibration | None = None
@@ -197,6 +203,8 @@ class Monitor(display.Shown, Record):
             "threshold": None if self.threshold is None else self.threshold.to_dict(),
             "seed": self._seed,
         }
+        if self._inputs != "images":
+            header["inputs"] = self._inputs
         if self.view != USUAL_VIEW:  # the usual one has the identity that monitors always had
             header["view"] = self.view.to_dict()
         if self._floor is not None:  # monitors without one keep the identity they always had
@@ -204,6 +212,11 @@ class Monitor(display.Shown, Record):
         if self._transform is not None:  # else the model's own, which its record stands for
             header["transform"] = self._transform.to_dict()
         return header
+
+    @property
+    def _inputs(self) -> str:
+        """What is watched, in the plural."""
+        return "images" if self.model.vision else "prompts"
 
     @property
     def rule(self) -> str | None:
@@ -219,11 +232,13 @@ class Monitor(display.Shown, Record):
         """Identity of what is watched and how, 16 hex digits."""
         return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
 
+    def task(self, inputs: Inputs) -> BatchTask:
+        """Images or prompts as the model reads them, as `observe` takes them."""
+        return batch_task(self.model, inputs, self._transform)
+
     # ------------------------------------------------------------------------------------- calibration
 
-    def calibrate(
-        self, id_images: ImageTask | ImageSet, *, batch_size: int, n_batches: int | None = None
-    ) -> Calibration:
+    def calibrate(self, id_images: Known, *, batch_size: int, n_batches: int | None = None) -> Calibration:
         """Learn from known images how large the shift of a batch is by sampling alone.
 
         The images are put into random order and cut into disjoint batches; each costs one discovery.
@@ -263,14 +278,13 @@ class Monitor(display.Shown, Record):
         self._check_size(batch_size)
         shifts, excess = [], []
         for rows in np.array_split(order[: m * batch_size], m):
-            part: ImageTask | ImageSet = id_images.subset(rows.tolist())
-            task = image_task(self.model, part, self._transform)
+            task = self.task(id_images.subset(rows.tolist()))
             self._check_new(task)
             shift, beyond = self._measured(self._circuit(task, per_example=self._floor is not None), task)
             shifts.append(shift)
             excess += [] if beyond is None else [beyond.value]
         calibration = Calibration(
-            shifts=tuple(shifts), n=batch_size, domain=id_images.domain, excess=tuple(excess)
+            shifts=tuple(shifts), n=batch_size, domain=origin(id_images), excess=tuple(excess)
         )
         self._record("calibration", calibration.to_dict())
         self._take(calibration)
@@ -285,12 +299,13 @@ class Monitor(display.Shown, Record):
     # ------------------------------------------------------------------------------------- observation
 
     def observe(
-        self, images: Images, *, sources: Sequence[str] = (), skipped: Sequence[str] = (), domain: str = ""
+        self, images: Inputs, *, sources: Sequence[str] = (), skipped: Sequence[str] = (), domain: str = ""
     ) -> Reading:
         """The shift of one batch, with its interval and the alarm.
 
         Args:
-            images: An image task, an image set, or normalised images `[N, 3, H, W]`; 2 or more.
+            images: An image task, an image set, or normalised images `[N, 3, H, W]`; for a language model
+                prompts or a task of pairs. 2 or more.
             sources: Names of their files, kept in the reading.
             skipped: Files of this batch that could not be read, kept too.
             domain: Name of the origin; default: that of the images.
@@ -300,13 +315,15 @@ class Monitor(display.Shown, Record):
                 reference.
             ShapeError, NonFiniteError: For images that the model cannot read, or a shift that is undefined.
         """
-        task = image_task(self.model, images, self._transform)
+        task = self.task(images)
         if task.n < 2:
-            raise InputError("the batch holds 1 image; a circuit and its interval need 2 or more")
+            raise InputError(
+                f"the batch holds 1 {self._inputs[:-1]}; a circuit and its interval need 2 or more"
+            )
         if self.calibration is not None and task.n != self.calibration.n:
             raise InputError(
-                f"the batch holds {task.n} images, the known batches {self.calibration.n}, but shifts by "
-                "sampling alone depend on the size; give batches of the same size"
+                f"the batch holds {task.n} {self._inputs}, the known batches {self.calibration.n}, but "
+                "shifts by sampling alone depend on the size; give batches of the same size"
             )
         self._check_size(task.n)
         self._check_new(task)
@@ -337,7 +354,7 @@ class Monitor(display.Shown, Record):
             if self._outputs is None or outputs is None
             else drift_tests(self._outputs, outputs, seed=self._seed),
             layers=tuple(map(tuple, moved.numpy().round(6).tolist())),
-            domain=domain or task.domain,
+            domain=domain or origin(task),
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
@@ -362,7 +379,7 @@ class Monitor(display.Shown, Record):
         }
         return self.estimator.estimate({**shifts, **baselines}, n=n)
 
-    def _read_outputs(self, task: ImageTask) -> Outputs:
+    def _read_outputs(self, task: BatchTask) -> Outputs:
         return outputs_of(self.model, task, batch_size=self._batch_size)
 
     def _tie(self, index: int) -> float:
@@ -385,17 +402,17 @@ class Monitor(display.Shown, Record):
             alarms["sequential"] = test.alarm(self.alpha)
         return alarms, None if self._conformal is None else self._conformal.p_value(statistic)
 
-    def _circuit(self, task: ImageTask, *, per_example: bool) -> EdgeScores:
+    def _circuit(self, task: BatchTask, *, per_example: bool) -> EdgeScores:
         return circuit_like(
             self.model, task, self.reference_scores, per_example=per_example, batch_size=self._batch_size
         )
 
-    def _measured(self, scores: EdgeScores, task: ImageTask) -> tuple[float, Excess | None]:
+    def _measured(self, scores: EdgeScores, task: BatchTask) -> tuple[float, Excess | None]:
         """Shift of a batch, and what it has beyond the noise floor."""
         shift = circuit_shift(self.reference_scores, scores, distance=self.distance, **vars(self.view))
         if not math.isfinite(shift):
             raise NonFiniteError(
-                f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}, because the scores "
+                f"the {self.distance} shift of {origin(task) or 'the batch'} is {shift}, because the scores "
                 "do not vary; check the model, or use another distance"
             )
         if self._floor is None:
@@ -403,7 +420,7 @@ class Monitor(display.Shown, Record):
         excess = self._floor.excess(rows_of(scores), level=self.level)
         if not math.isfinite(excess.value):
             raise NonFiniteError(
-                f"the halves of {task.domain or 'the batch'} have no {self.distance} similarity, so its "
+                f"the halves of {origin(task) or 'the batch'} have no {self.distance} similarity, so its "
                 "noise floor is undefined; use larger batches, or a reference without a noise floor"
             )
         return shift, excess
@@ -415,7 +432,7 @@ class Monitor(display.Shown, Record):
                 "depends on the size; give batches of the same size, or discover the reference with this one"
             )
 
-    def _check_new(self, task: ImageTask) -> None:
+    def _check_new(self, task: BatchTask) -> None:
         known = (self.reference_scores.provenance.get("task") or {}).get("data_hash")
         if task.data_hash == known:
             raise InputError(
@@ -428,7 +445,7 @@ class Monitor(display.Shown, Record):
     @property
     def guarantee(self) -> Guarantee:
         """How often the rule in force raises a false alarm, and what that rests on."""
-        return guarantee(self.rule, self.threshold, self.calibration, self.alpha)
+        return guarantee(self.rule, self.threshold, self.calibration, self.alpha, inputs=self._inputs)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per batch: index, time, n, shift, low, high, excess, alarm, p_value, e_value, domain."""

@@ -199,7 +199,7 @@ class NoiseFloor:
     def _growth(self, j: int) -> float:
         if self._form.similarity is None:
             return (1 + 1 / j) / (1 + 1 / (j - 1))
-        whole, less = (spearman_brown(self._halves, 2 * each) for each in (j, j - 1))
+        whole, less = (spearman_brown(self._halves, 2.0 * each) for each in (j, j - 1))
         return math.sqrt(whole / less) if whole > 0 and less > 0 else math.nan
 
     @cached_property
@@ -297,7 +297,7 @@ def spearman_brown(reliability: float, times: float) -> float:
     """Reliability of a mean of `times` as many images: k r / (1 + (k - 1) r).
 
     Example:
-        >>> spearman_brown(0.5, 2)
+        >>> spearman_brown(0.5, 2.0)
         0.6666666666666666
     """
     return times * reliability / (1 + (times - 1) * reliability)

@@ -1,4 +1,4 @@
-"""Rankings as pages: the table of models by metrics, what picking by each is worth, the motif, the cost."""
+"""A ranking as a page: the table of models by metrics, what picking by each is worth, the motif, the cost."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,7 +32,6 @@ from assay.page.text import (
     interval,
     number,
     percent,
-    plural,
     precision,
     quiet,
     record_text,
@@ -71,7 +70,7 @@ def ranking_page(document: Document) -> Page:
             ("target", _data(target)),
             *([("own domain", _data(document["known"]))] if document.get("known") else []),
         ],
-        records=[_provenance(document)],
+        records=[provenance(document)],
         style="rank",
     )
 
@@ -81,7 +80,8 @@ def _data(data: Document) -> Text:
     return (name, quiet("hash of the data"), " ", code((data.get("data_hash") or "")[:16]))
 
 
-def _provenance(document: Document) -> Details:
+def provenance(document: Document) -> Details:
+    """How a result came to be, folded away."""
     return Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])
 
 
@@ -236,10 +236,10 @@ def _network(document: Document) -> list[Block]:
     layers = document["layers"]
     blocks: list[Block] = _motif(document["motif"] or {}, layers)
     pictures = [
-        _matrix(
+        matrix_figure(
             f"m{place}",
             each["values"],
-            layers,
+            each.get("layers", layers),
             f"Dependencies between layers of {each['name']}.",
             (
                 bold(each["name"]),
@@ -259,7 +259,7 @@ def _network(document: Document) -> list[Block]:
 
 def _motif(motif: Document, layers: Sequence[str]) -> list[Block]:
     if motif.get("values") is None:
-        return _no_motif("motif", motif.get("reason"))
+        return no_motif("motif", motif.get("reason"))
     exact = motif["n"] <= sum(map(sum, motif["used"]))
     fit = ", no more than there are cells: the fit is exact, so interpret the pattern, not single cells"
     caption = (
@@ -267,14 +267,17 @@ def _motif(motif: Document, layers: Sequence[str]) -> list[Block]:
         "predicts performance. Blue: models that depend on it more perform better; vermilion: worse. "
         f"{motif['n']} models{fit if exact else ''}."
     )
-    return [_matrix("motif", motif["values"], layers, "The generalization motif.", caption, beside=True)]
+    return [
+        matrix_figure("motif", motif["values"], layers, "The generalization motif.", caption, beside=True)
+    ]
 
 
-def _no_motif(what: str, reason: str | None) -> list[Block]:
+def no_motif(what: str, reason: str | None) -> list[Block]:
+    """Why there is no motif; nothing where none was asked for."""
     return [Note(text=f"No {what}: {reason}.", style="quiet")] if reason else []
 
 
-def _matrix(
+def matrix_figure(
     name: str, values: Any, layers: Sequence[str], label: str, caption: Text, **options: Any
 ) -> Figure:
     """A matrix of layers by layers."""
@@ -285,12 +288,14 @@ def _matrix(
 def _ratios(document: Document) -> Table:
     """Correlations of the depth bias with performance over the share of blocks that count as deep."""
     ratios = [each["ratio"] for each in next(iter(document["ratios"].values()))]
+    names = {"r2": "R²", "srcc": "rank correlation", "krcc": "Kendall"}
     return Table(
-        columns=columns("rank correlation at ratio")
+        columns=columns("metric", "correlation at ratio")
         + columns(*(f"{ratio:g}" for ratio in ratios), numeric=True),
         rows=[
-            [f"DDB {targets}", *(words.fixed(each["srcc"], 2) for each in values)]
+            [f"DDB {targets}", name, *(words.fixed(each[key], 2) for each in values)]
             for targets, values in document["ratios"].items()
+            for key, name in names.items()
         ],
         caption="How the share of blocks counted as deep and as shallow changes what the depth bias "
         f"predicts; the ranking uses {number(document['ratio'])}.",
@@ -311,83 +316,7 @@ def _cost(document: Document) -> list[Block]:
     ]
 
 
-# -------------------------------------------------------------------------------------------- comparison
-
-
-def ranking_comparison_page(document: Document) -> Page:
-    """What is shown of several rankings side by side; their own pages follow.
-
-    Args:
-        document: What `RankingComparison.to_dict` gave.
-    """
-    known = [metric for metric in document["metrics"] if metric["average"] is not None]
-    best = max(known, key=lambda metric: metric["average"], default=None)
-    verdict = "No target has labels, so metrics cannot be compared."
-    if best is not None:
-        verdict = (
-            f"{best['name']} correlates best with performance on average: {words.fixed(best['average'], 3)}."
-        )
-    blocks = [_comparison_table(document), *_universal_motif(document["motif"])]
-    return Page(
-        kind="comparison of rankings",
-        title=f"Metrics over {len(document['rankings'])} targets",
-        verdict=verdict,
-        sections=[Section(title="Correlation of metrics with performance", blocks=blocks)],
-        facts=[("result", code(document["id"]))],
-        records=[_provenance(document)],
-        style="rank",
-    )
-
-
-def _comparison_table(document: Document) -> Table:
-    heads = [name for dataset in document["datasets"] for name in (f"{dataset} R²", "rank corr.", "Kendall")]
-    blind = words.fixed(document["random"], 3)
-    chance = f" A blind pick has an expected regret of {blind}." if blind else ""
-    return Table(
-        columns=columns("metric")
-        + columns(*heads, "average ± SEM", "expected regret", "targets", numeric=True),
-        rows=[_comparison_row(metric, document["datasets"]) for metric in document["metrics"]],
-        caption="Magnitudes of correlations over models, averaged over the targets of a dataset; average "
-        "and standard error of all cells, as published. The standard error describes spread, not confidence: "
-        f"cells share models and images.{chance}",
-        style="rank-worth",
-    )
-
-
-def _comparison_row(metric: Document, datasets: Sequence[str]) -> list[Cell | Text]:
-    correlations = [(metric["per_dataset"] or {}).get(dataset) or {} for dataset in datasets]
-    average = metric["average"]
-    missing = f"without: {', '.join(metric['missing'])}" if metric["missing"] else ""
-    return [
-        metric["name"],
-        *(words.fixed(record.get(name), 2) for record in correlations for name in words.CORRELATIONS),
-        "" if average is None else bold(f"{words.fixed(average, 3)} ± {words.fixed(metric['sem'], 3)}"),
-        words.fixed(metric["regret"], 3),
-        Cell(text=number(metric["n_tasks"]), title=missing),
-    ]
-
-
-def _universal_motif(motif: Document) -> list[Block]:
-    if motif["values"] is None:
-        return _no_motif("universal motif", motif["reason"])
-    caption = (
-        f"Universal motif: the mean of the motifs of {plural(len(motif['tasks']), 'target')}, each scaled by "
-        "its largest entry."
-    )
-    values, layers = motif["values"], motif["layers"]
-    return [_matrix("universal", values, layers, "The universal motif.", caption, beside=True)]
-
-
 PAGES.add(
     "ranking",
     PageForm(noun="ranking", schema="assay-ranking/1", again="`assay rank`", make=ranking_page),
-)
-PAGES.add(
-    "ranking-comparison",
-    PageForm(
-        noun="comparison of rankings",
-        schema="assay-ranking-comparison/1",
-        again="`assay rank`",
-        make=ranking_comparison_page,
-    ),
 )

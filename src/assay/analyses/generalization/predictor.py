@@ -7,7 +7,7 @@ replicates of two models can be compared one by one. Held fixed are the models, 
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Float, Float64, Int64
 from scipy.special import log_softmax
 
 from assay.analyses.generalization import baselines
+from assay.analyses.generalization.depth_bias import DepthRule
 from assay.analyses.generalization.inspection import Inspection
 from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.random import stream
@@ -34,9 +35,9 @@ class MetricEvidence:
     Attributes:
         target: On the images it is to be chosen for.
         known: On labelled images of the domain it was trained for; None if there are none.
-        counts: How often each target image is drawn in each resample.
+        counts: How often each target image counts in each resample; rows may add up to other numbers than n.
         known_counts: The same for the known images.
-        ratio: tau of the depth bias.
+        rule: Layers that a depth bias compares.
         measure: `"accuracy"` or `"macro-f1"`.
         seed: Of the groups left out in turn.
         asked: Keys of metrics named by the user, who then waits as long as they take.
@@ -46,7 +47,7 @@ class MetricEvidence:
     known: Inspection | None
     counts: Counts
     known_counts: Float64[np.ndarray, "draws m"] | None
-    ratio: float = 0.3
+    rule: DepthRule = field(default_factory=DepthRule)
     measure: str = "accuracy"
     seed: int = 0
     asked: frozenset[str] = frozenset()
@@ -84,6 +85,7 @@ class Predictor:
             linearised, from leaving out 20 groups of images in turn.
         of: The estimates of models, in order.
         together: Whether it looks at all models at once rather than at one after the other.
+        reads_target: Whether the target's images enter; False for what is measured on the own domain alone.
     """
 
     key: str
@@ -95,6 +97,7 @@ class Predictor:
     resampled: str = "images"
     best_at: float | None = None
     together: bool = False
+    reads_target: bool = True
 
     @property
     def ranks(self) -> bool:
@@ -159,13 +162,16 @@ def performance(
     value = baselines.id_accuracy(inspection.logits, labels, measure=measure)
     predicted = inspection.predictions
     if measure == "accuracy":
-        return MetricEstimate(value=value, draws=counts @ (predicted == labels) / len(labels))
+        return MetricEstimate(
+            value=value, draws=weighted_means((predicted == labels).astype(np.float64), counts)
+        )
     classes = np.arange(inspection.logits.shape[1])
     true, said = ((each[:, None] == classes).astype(np.float64) for each in (labels, predicted))
     present, named, hits = counts @ true, counts @ said, counts @ (true * said)
     f1 = np.divide(2 * hits, present + named, out=np.zeros_like(hits), where=present + named > 0)
     occurs = present > 0
-    return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / occurs.sum(1))
+    n_occurring = np.where(occurs.any(1), occurs.sum(1), np.nan)
+    return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / n_occurring)
 
 
 def largest_probability(logits: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
@@ -175,7 +181,18 @@ def largest_probability(logits: Float64[np.ndarray, "n c"]) -> Float64[np.ndarra
 
 def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> MetricEstimate:
     """The mean of a number per image."""
-    return MetricEstimate(value=float(values.mean()), draws=counts @ values / len(values))
+    return MetricEstimate(value=float(values.mean()), draws=weighted_means(values, counts))
+
+
+def weighted_means(values: Float64[np.ndarray, " n"], counts: Counts) -> Draws:
+    """The mean of a number per image in each resample; NaN in one without any image."""
+    return relative(counts) @ values / len(values)
+
+
+def relative(counts: Counts) -> Counts:
+    """Counts of each resample scaled to add up to n; NaN for one without any image."""
+    totals = counts.sum(1, keepdims=True)
+    return counts * (counts.shape[1] / np.where(totals > 0, totals, np.nan))
 
 
 def known_of(evidence: MetricEvidence) -> tuple[Inspection, Counts]:
@@ -210,4 +227,5 @@ def left_out(
 def group_shifts(counts: Counts, seed: int) -> Float64[np.ndarray, "groups draws"]:
     """How far each group is over-drawn in each resample, with the variance that drawing whole groups has."""
     groups = _groups(counts.shape[1], seed)
-    return np.stack([(counts[:, group].mean(1) - 1) * math.sqrt(len(group)) for group in groups])
+    scaled = relative(counts)
+    return np.stack([(scaled[:, group].mean(1) - 1) * math.sqrt(len(group)) for group in groups])

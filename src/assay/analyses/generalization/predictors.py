@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 from scipy.special import log_softmax, logsumexp
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.depth_bias import dependency_depth_bias, layer_sets, output_depth_bias
+from assay.analyses.generalization.depth_bias import LayerSets, dependency_depth_bias, output_depth_bias
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.intervals import log_ratios
 from assay.analyses.generalization.predictor import (
@@ -25,6 +25,8 @@ from assay.analyses.generalization.predictor import (
     mean_of,
     performance,
     predictor,
+    relative,
+    weighted_means,
 )
 from assay.core.errors import InputError
 from assay.core.random import stream
@@ -39,27 +41,32 @@ COT_LIMIT = 200_000  # unknowns of the linear programme that is solved without b
 def _ddb_output(evidence: MetricEvidence) -> MetricEstimate:
     target = evidence.target
     assert target.output_scores is not None
-    scores = target.output_scores.astype(np.float64)
-    value = output_depth_bias(target.graph, torch.from_numpy(scores.mean(0)), ratio=evidence.ratio)
-    return MetricEstimate(value=value, draws=_output_draws(target, scores, evidence))
+    assert target.output_draws is not None
+    value = output_depth_bias(
+        target.graph,
+        torch.from_numpy(target.output_scores),
+        ratio=evidence.rule.ratio,
+        **evidence.rule.options,
+    )
+    return MetricEstimate(value=value, draws=_output_draws(target, target.output_draws, evidence))
 
 
 def _output_draws(
-    target: Inspection, scores: Float64[np.ndarray, "n n_sources"], evidence: MetricEvidence
+    target: Inspection, drawn: Float32[np.ndarray, "draws n_sources"], evidence: MetricEvidence
 ) -> Draws:
     layers = target.graph.source_layer.numpy()
-    written = np.zeros((len(evidence.counts), target.graph.n_layers + 2))
-    means = np.abs(evidence.counts @ scores / len(scores))
+    written = np.zeros((len(drawn), target.graph.n_layers + 2))
+    means = np.abs(drawn.astype(np.float64))
     for layer in range(target.graph.n_layers + 1):
         written[:, layer] = means[:, layers == layer].sum(1)
-    return _depth_biases(written, target.graph.n_layers, evidence.ratio)
+    return _depth_biases(written, evidence.rule.layers(target.graph.n_layers))
 
 
 def _depth_biases(
-    written: Float64[np.ndarray, "draws layers"], n_layers: int, ratio: float
+    written: Float64[np.ndarray, "draws layers"], layers: LayerSets
 ) -> Float64[np.ndarray, " draws"]:
     """The depth bias from what each source layer writes to the targets, for many sums at once."""
-    low, high = layer_sets(n_layers, ratio)
+    low, high = layers
     return log_ratios(np.stack([written[:, first : last + 1].sum(1) for first, last in (high, low)], axis=1))
 
 
@@ -67,15 +74,16 @@ def _ddb_of_matrix(evidence: MetricEvidence, targets: str) -> MetricEstimate:
     target = evidence.target
     assert target.dependency is not None
     assert target.dependency_draws is not None
-    n_layers = target.graph.n_layers
-    first = {"deep": layer_sets(n_layers, evidence.ratio).high[0], "global": 1}[targets]
+    layers = evidence.rule.layers(target.graph.n_layers)
+    first = {"deep": layers.high[0], "global": 1}[targets]
     return MetricEstimate(
         value=dependency_depth_bias(
-            torch.from_numpy(target.dependency), targets=targets, ratio=evidence.ratio
+            torch.from_numpy(target.dependency),
+            targets=targets,
+            ratio=evidence.rule.ratio,
+            **evidence.rule.options,
         ),
-        draws=_depth_biases(
-            target.dependency_draws[:, :, first:].astype(np.float64).sum(2), n_layers, evidence.ratio
-        ),
+        draws=_depth_biases(target.dependency_draws[:, :, first:].astype(np.float64).sum(2), layers),
     )
 
 
@@ -92,7 +100,13 @@ def _ddb_global(evidence: MetricEvidence) -> MetricEstimate:
 # ------------------------------------------------------------------------------------- in-distribution
 
 
-@predictor("id-accuracy", "ID accuracy", "performance on the models' own domain", needs="known")
+@predictor(
+    "id-accuracy",
+    "ID accuracy",
+    "performance on the models' own domain",
+    needs="known",
+    reads_target=False,
+)
 def _id_accuracy(evidence: MetricEvidence) -> MetricEstimate:
     known, counts = known_of(evidence)
     assert known.labels is not None
@@ -106,6 +120,7 @@ def _id_accuracy(evidence: MetricEvidence) -> MetricEstimate:
     direction=-1,
     needs="known sharpness",
     resampled="batches",
+    reads_target=False,
 )
 def _sharpness(evidence: MetricEvidence) -> MetricEstimate:
     known, _ = known_of(evidence)
@@ -139,7 +154,7 @@ def _negative_entropy(evidence: MetricEvidence) -> MetricEstimate:
 @predictor("energy", "MDE", "spread of the energies of the images", direction=0)
 def _energy(evidence: MetricEvidence) -> MetricEstimate:
     energies = -logsumexp(evidence.target.logits, axis=1)
-    counts, n = evidence.counts, len(energies)
+    counts, n = relative(evidence.counts), len(energies)
     top = energies.max()
     inner = np.log(counts @ np.exp(energies - top)) + top - counts @ energies / n
     with np.errstate(divide="ignore", invalid="ignore"):  # equal energies have no logarithm
@@ -194,7 +209,8 @@ def _atc(evidence: MetricEvidence) -> MetricEstimate:
     scores = largest_probability(evidence.target.logits)
     ranked = np.argsort(scores, kind="stable")
     below = np.searchsorted(scores[ranked], thresholds, side="left")
-    left = np.concatenate([np.zeros((len(below), 1)), np.cumsum(evidence.counts[:, ranked], axis=1)], axis=1)
+    counts = relative(evidence.counts)
+    left = np.concatenate([np.zeros((len(below), 1)), np.cumsum(counts[:, ranked], axis=1)], axis=1)
     return MetricEstimate(value=value, draws=1 - left[np.arange(len(below)), below] / len(scores))
 
 
@@ -212,9 +228,7 @@ def _doc(evidence: MetricEvidence) -> MetricEstimate:
     return MetricEstimate(value=value, draws=np.clip(correct.draws - before.draws + after.draws, 0.0, 1.0))
 
 
-@predictor(
-    "cot", "COT", "cost of matching the predictions to known label shares", needs="known", resampled="groups"
-)
+@predictor("cot", "COT", "cost of matching the predictions to known label shares", needs="known")
 def _cot(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     labels, logits = known.labels, evidence.target.logits
@@ -224,11 +238,10 @@ def _cot(evidence: MetricEvidence) -> MetricEstimate:
             f"its linear programme would have {logits.size:,} unknowns; name the metric to compute it "
             "anyway, or give fewer images"
         )
-    value, pulls = left_out(lambda rows: baselines.cot(labels, logits[rows]), len(logits), evidence.seed)
-    _, known_pulls = left_out(lambda rows: baselines.cot(labels[rows], logits), len(labels), evidence.seed)
-    moved = pulls @ group_shifts(evidence.counts, evidence.seed)
-    moved = moved + known_pulls @ group_shifts(known_counts, evidence.seed)
-    return MetricEstimate(value=value, draws=np.clip(value + moved, 0.0, 1.0))
+    match = baselines.matched(labels, logits)
+    of_known = match.of_classes[labels]
+    draws = weighted_means(match.of_examples, evidence.counts) + weighted_means(of_known, known_counts)
+    return MetricEstimate(value=float(np.clip(match.gain, 0.0, 1.0)), draws=np.clip(draws, 0.0, 1.0))
 
 
 def _agreement(everyone: Sequence[MetricEvidence]) -> list[MetricEstimate]:

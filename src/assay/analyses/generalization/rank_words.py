@@ -81,6 +81,13 @@ def caveats(document: Document) -> list[str]:
         notes.append(
             f"With only {len(document['models'])} models, correlations are uncertain; note their intervals."
         )
+    depths = sorted({each["blocks"] for each in document["models"] if each.get("blocks")})
+    if len(depths) > 1:
+        notes.append(
+            f"Models have {depths[0]} to {depths[-1]} blocks. Depth biases compare the first and the last "
+            f"{words.percent(document['ratio'])} of the blocks of each model, and the motif compares layers "
+            "at the same share of the depth; sums of scores and single layers are not compared."
+        )
     n = document["target"]["n"]
     if n < FEW_IMAGES:
         notes.append(f"With {n} images, differences between models may be due to the choice of images.")

@@ -1,6 +1,5 @@
 """Which of several models to deploy: one table of models by metrics, with what picking by each is worth."""
 
-import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -8,36 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
-from torch import nn
+from jaxtyping import Float64, Int64
 
 from assay.analyses.generalization.baselines import MEASURES
-from assay.analyses.generalization.depth_bias import layer_sets
+from assay.analyses.generalization.depth_bias import DepthRule
+from assay.analyses.generalization.inspecting import inspect_models
 from assay.analyses.generalization.inspection import (
     STREAM,
     Inspection,
     InspectionSettings,
     check_comparable_inspections,
-    inspect_model,
+    resamples,
 )
+from assay.analyses.generalization.model_pool import model_groups
 from assay.analyses.generalization.picking import RankedMetric, column_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
-from assay.analyses.generalization.predictors import DEFAULT_METRICS, ORDER
+from assay.analyses.generalization.predictors import DEFAULT_METRICS
+from assay.analyses.generalization.ranking_inputs import Images, Models, named_loaders, tasks_for
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError, unknown_name
-from assay.core.random import stream
-from assay.models import Model, load_model
-from assay.stats.intervals import draw_counts
-from assay.tasks import EvalTransform, ImageSet, ImageTask, load_images
-from assay.zoo import Zoo
+from assay.models import Model
 
 
 Progress = Callable[[str, int, int], None]
-Images = ImageSet | ImageTask | Callable[[Model], ImageTask] | str | Path
-
-
-OneModel = Model | str | Path | nn.Module | Callable[[], Model]
-Models = Zoo | Mapping[str, OneModel] | Sequence[OneModel] | str | Path
 
 
 def rank_models(
@@ -49,9 +41,12 @@ def rank_models(
     labels: bool | None = None,
     measure: str = "accuracy",
     ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
     settings: InspectionSettings | None = None,
     level: float = 0.95,
     elsewhere: Sequence[Ranking] = (),
+    families: Mapping[str, str] | None = None,
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
@@ -59,22 +54,28 @@ def rank_models(
 
     Args:
         models: A zoo or its folder, named models or functions that load them, or a list of models; a model
-            may be what `load_model` takes. They are loaded one at a time and let go of, so a zoo need not fit
-            in memory.
+            may be what `load_model` takes. They are loaded as many at a time as there is room for, and let
+            go of, so a zoo need not fit in memory.
         target: Images of the domain to deploy on: 8-bit images, normalised for each model by its own
             transform; images as every model reads them; a function from a model to its images; or what
             `load_images` takes, e.g. a folder or "shapes:sketch".
         id_data: Labelled images of the domain that the models were trained for, likewise, not used in
             training. Metrics that learn from them are absent without.
-        metrics: Keys of `PREDICTORS`. Default: all but `"sharpness"` and the two that
+        metrics: Keys of `PREDICTORS`, in the order of the table: the first that ranks leads. Default: all
+            but `"sharpness"` and the two that
             need scores of all edges (`"ddb-deep"`, `"ddb-global"`), which also give the motif.
         labels: True: require labels of the target; False: leave them unused; None: use them if there are any.
         measure: True performance and ID accuracy: `"accuracy"`, or `"macro-f1"` over the classes that occur.
-        ratio: tau of the depth bias, in (0, 0.5].
+        ratio: tau of the depth bias, in (0, 0.5]. It is a share of the blocks, so models of different depth
+            may be ranked together; motifs then use relative positions of the layers.
+        include_input: Count the input as a shallow source.
+        sets: `"symmetric"`, or `"reference"` for the layers of the authors' code (12 blocks), see
+            `layer_sets`.
         settings: How scores are measured and images drawn; equal for all models.
         level: Coverage of the intervals.
         elsewhere: Rankings of the same models on other, labelled domains: they tell what picking by a metric
             cost there, which is all that can be said about regret where the target has no labels.
+        families: Name of a model -> what it started from, e.g. its initialisation; for tables by that.
         cache: Folder in which what each model showed is kept under the hash of weights, images and settings;
             an interrupted call goes on from there.
         progress: Called with a stage, models done and models in all.
@@ -88,7 +89,6 @@ def rank_models(
         InputError: For fewer than 2 models, fewer than 2 images, missing labels that were asked for, models
             or data of different classes, a ratio outside (0, 0.5], or data that differ between models.
         UnknownNameError: For an unknown metric or measure.
-        GraphMismatchError: For models of different graphs where circuits are compared.
 
     Notes:
         A metric whose inputs are missing is in `absent` with the reason, never 0. The fast path of
@@ -99,25 +99,32 @@ def rank_models(
     """
     settings = settings or InspectionSettings()
     judged = _Builder(
-        metrics, measure=measure, ratio=ratio, level=level, settings=settings, elsewhere=elsewhere
+        metrics,
+        measure=measure,
+        rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
+        level=level,
+        settings=settings,
+        elsewhere=elsewhere,
     )
     loaders = named_loaders(models)
-    for place, (name, load) in enumerate(loaders):
+    done = 0
+    for group in model_groups(loaders):
         if progress is not None:
-            progress("inspect models", place, len(loaders))
-        model = load()
-        shown, known = inspect_for_ranking(
-            model, target, id_data, judged.needs, labels=labels, settings=settings, cache=cache
+            progress("inspect models", done, len(loaders))
+        pairs = inspect_for_ranking(
+            list(group.values()), target, id_data, judged.needs, labels=labels, settings=settings, cache=cache
         )
-        del model  # before the next one is loaded
-        judged.add(name, shown, known)
+        for name, (shown, known) in zip(group, pairs, strict=True):
+            judged.add(name, shown, known)
+        done += len(group)
     if progress is not None:
         progress("inspect models", len(loaders), len(loaders))
-    return judged.ranking()
+    ranking = judged.ranking()
+    return replace(ranking, families=tuple(families[name] for name in ranking.names)) if families else ranking
 
 
 def inspect_for_ranking(
-    model: Model,
+    models: Sequence[Model],
     target: Images,
     id_data: Images | None,
     needs: Collection[str],
@@ -125,11 +132,11 @@ def inspect_for_ranking(
     labels: bool | None = None,
     settings: InspectionSettings,
     cache: str | Path | None = None,
-) -> tuple[Inspection, Inspection | None]:
-    """What one model shows on the target and, where metrics learn from it, on its own domain.
+) -> list[tuple[Inspection, Inspection | None]]:
+    """What models show on the target and, where metrics learn from it, on their own domain.
 
     Args:
-        model: The model.
+        models: The models, in memory together.
         target: As in `rank_models`, as are the other arguments.
         id_data: Labelled images of the model's own domain.
         needs: What the metrics read, see `Predictor.needs`.
@@ -138,12 +145,14 @@ def inspect_for_ranking(
         cache: Folder of earlier inspections.
     """
     parts = sorted({"features", "output-scores", "edge-scores"} & set(needs))
-    shown = inspect_model(model, _task(target, model, labels=labels), parts, settings=settings, cache=cache)
+    tasks = tasks_for(target, models, labels=labels)
+    shown = inspect_models(models, tasks, parts, settings=settings, cache=cache)
     if id_data is None or "known" not in needs:
-        return shown, None
-    task = _task(id_data, model)
-    more = ["sharpness"] if "sharpness" in needs and task.labels is not None else []
-    return shown, inspect_model(model, task, more, settings=settings, cache=cache)
+        return [(each, None) for each in shown]
+    own = tasks_for(id_data, models)
+    more = ["sharpness"] if "sharpness" in needs and all(task.labels is not None for task in own) else []
+    known = inspect_models(models, own, more, settings=settings, cache=cache)
+    return list(zip(shown, known, strict=True))
 
 
 def rank_inspections(
@@ -153,6 +162,8 @@ def rank_inspections(
     metrics: Sequence[str] | None = None,
     measure: str = "accuracy",
     ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
     settings: InspectionSettings | None = None,
     level: float = 0.95,
     elsewhere: Sequence[Ranking] = (),
@@ -165,13 +176,14 @@ def rank_inspections(
         metrics: As in `rank_models`, as are the other arguments.
         measure: True performance and ID accuracy.
         ratio: tau of the depth bias.
+        include_input: As in `rank_models`.
+        sets: As in `rank_models`.
         settings: With which the inspections were made.
         level: Coverage of the intervals.
         elsewhere: Rankings of the same models on other domains.
 
     Raises:
         InputError: As `rank_models`, and for inspections made with other settings or of other names.
-        GraphMismatchError: As `rank_models`.
     """
     if len(targets) < 2:
         raise InputError(f"got {len(targets)} model(s); give at least 2 to rank")
@@ -180,78 +192,16 @@ def rank_inspections(
         raise InputError(f"target and known images were shown to different models; only one has {odd}")
     settings = settings or InspectionSettings()
     judged = _Builder(
-        metrics, measure=measure, ratio=ratio, level=level, settings=settings, elsewhere=elsewhere
+        metrics,
+        measure=measure,
+        rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
+        level=level,
+        settings=settings,
+        elsewhere=elsewhere,
     )
     for name, shown in targets.items():
         judged.add(name, shown, None if known is None else known[name])
     return judged.ranking()
-
-
-def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
-    """Names and functions that give the models; a list of models is named by their ids, numbered where equal.
-
-    Raises:
-        InputError: For fewer than 2 models.
-    """
-    if isinstance(models, str | Path):
-        models = Zoo.open(models)
-    loaders: list[tuple[str, Callable[[], Model]]]
-    if isinstance(models, Mapping):
-        loaders = [(name, _loader(each)) for name, each in models.items()]
-    elif isinstance(models, Zoo):
-        loaders = [(key, functools.partial(models.load, key)) for key in models.keys]
-    elif isinstance(models, Sequence):
-        ids = [each.id if isinstance(each, Model) else str(each) for each in models]
-        names = [
-            name if ids.count(name) == 1 else f"{name} ({ids[: place + 1].count(name)})"
-            for place, name in enumerate(ids)
-        ]
-        loaders = [(name, _loader(each)) for name, each in zip(names, models, strict=True)]
-    else:
-        raise InputError(
-            f"models is a {type(models).__name__}; give a zoo or its folder, a list of models, or a mapping "
-            "from names to models"
-        )
-    if len(loaders) < 2:
-        raise InputError(f"got {len(loaders)} model(s); give at least 2 to rank")
-    return loaders
-
-
-def _loader(model: object) -> Callable[[], Model]:
-    """A function that gives one model, whatever it is named by."""
-    if isinstance(model, Model):
-        return lambda: model
-    if isinstance(model, str | Path | nn.Module):
-        return functools.partial(load_model, model)
-    if callable(model):
-        return model
-    raise InputError(
-        f"a model to rank is a {type(model).__name__}; expected a loaded model, what `load_model` takes, or "
-        "a function that gives one"
-    )
-
-
-def _task(images: Images, model: Model, *, labels: bool | None = None) -> ImageTask:
-    """The images as a model reads them, with the labels that may be used."""
-    if isinstance(images, ImageTask):
-        task = images
-    elif isinstance(images, ImageSet):
-        task = images.task(EvalTransform.for_model(model))
-    elif isinstance(images, str | Path):
-        task = load_images(images, model)
-    elif callable(images):
-        task = images(model)
-    else:
-        raise InputError(
-            f"target is a {type(images).__name__}; expected images, what `load_images` takes, or a function "
-            "from a model to its images"
-        )
-    if labels is True and task.labels is None:
-        raise InputError(
-            f"labels of {task.domain or task.name!r} were requested, but it has none; give labelled images, "
-            "or remove labels"
-        )
-    return replace(task, labels=None) if labels is False else task
 
 
 # ---------------------------------------------------------------------------------------- in the making
@@ -265,7 +215,7 @@ class _Builder:
         metrics: Sequence[str] | None,
         *,
         measure: str,
-        ratio: float,
+        rule: DepthRule,
         level: float,
         settings: InspectionSettings,
         elsewhere: Sequence[Ranking],
@@ -273,16 +223,16 @@ class _Builder:
         self.chosen = _chosen(metrics)
         if measure not in MEASURES:
             raise unknown_name("measure", measure, MEASURES)
-        layer_sets(2, ratio)  # refuses a ratio out of range before any model runs
+        rule.check()
         self.needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in self.chosen))
         self.asked = frozenset(metrics or ())
-        self.measure, self.ratio, self.level = measure, ratio, level
+        self.measure, self.rule, self.level = measure, rule, level
         self.settings, self.elsewhere = settings, elsewhere
         self.names: list[str] = []
         self.shown: list[MetricEvidence] = []
         self.rows: list[dict[str, MetricEstimate]] = []
         self.gaps: dict[str, str] = {}
-        self._counts: dict[tuple[int, str], Float64[np.ndarray, "draws n"]] = {}
+        self._counts: dict[tuple[bytes, str], Float64[np.ndarray, "draws n"]] = {}
 
     def add(self, name: str, shown: Inspection, known: Inspection | None) -> None:
         """One more model, by what it showed."""
@@ -298,17 +248,16 @@ class _Builder:
             self._lack("known", "the images of the models' own domain have no labels")
             known = None
         if self.shown:
-            circuits = bool(self.needs & {"output-scores", "edge-scores"})
             names = (self.names[0], name)
-            check_comparable_inspections(names, self.shown[0].target, shown, what="target", circuits=circuits)
+            check_comparable_inspections(names, self.shown[0].target, shown, what="target")
             if self.shown[0].known is not None and known is not None:
                 check_comparable_inspections(names, self.shown[0].known, known, what="own-domain")
         evidence = MetricEvidence(
             target=shown,
             known=known,
-            counts=self._resamples(shown.n),
-            known_counts=None if known is None else self._resamples(known.n, "rank/known-images"),
-            ratio=self.ratio,
+            counts=self._resamples(shown.ids),
+            known_counts=None if known is None else self._resamples(known.ids, "rank/known-images"),
+            rule=self.rule,
             measure=self.measure,
             seed=self.settings.seed,
             asked=self.asked,
@@ -341,11 +290,12 @@ class _Builder:
             if value is None:
                 self._lack(part, f"the models were inspected without {part.replace('-', ' ')}")
 
-    def _resamples(self, n: int, name: str = STREAM) -> Float64[np.ndarray, "draws n"]:
-        """Counts of `n` images; by default under the resamples that inspections use."""
-        if (n, name) not in self._counts:
-            self._counts[n, name] = draw_counts(n, self.settings.draws, stream(self.settings.seed, name))
-        return self._counts[n, name]
+    def _resamples(self, ids: Int64[np.ndarray, " n"], name: str = STREAM) -> Float64[np.ndarray, "draws n"]:
+        """Counts of some images; by default under the resamples that inspections use."""
+        key = (ids.tobytes(), name)
+        if key not in self._counts:
+            self._counts[key] = resamples(ids, self.settings, name)
+        return self._counts[key]
 
     def ranking(self) -> Ranking:
         """The table of the models so far."""
@@ -376,7 +326,7 @@ class _Builder:
             inspections=tuple(each.target for each in self.shown),
             target=_facts(first.target),
             known=None if first.known is None else _facts(first.known),
-            ratio=self.ratio,
+            rule=self.rule,
             settings=self.settings,
             level=self.level,
             costs=_total(
@@ -396,18 +346,18 @@ class _Builder:
 
 
 def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
-    """Keys in the order of tables; those of other packages last."""
+    """Keys in the order given, which is that of the table: the first that ranks models leads."""
     asked = tuple(DEFAULT_METRICS if metrics is None else dict.fromkeys(metrics))
     if not asked:
         raise InputError("metrics is empty; name some, or remove it for all")
     for key in asked:
         PREDICTORS[key]
-    return tuple(sorted(asked, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER)))
+    return asked
 
 
 def _light(inspection: Inspection) -> Inspection:
     """Without what only metrics of single models read."""
-    return replace(inspection, features=None, dependency_draws=None)
+    return replace(inspection, features=None, output_draws=None, dependency_draws=None)
 
 
 def _facts(inspection: Inspection) -> dict[str, Any]:

@@ -4,13 +4,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 
-from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization.depth_bias import (
+    TARGETS,
+    DepthRule,
+    at_relative_layers,
+    dependency_depth_bias,
+    output_depth_bias,
+)
 from assay.analyses.generalization.evaluation import RATIOS, TaskCorrelation, correlate
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.motifs import Motif, motif
@@ -26,8 +33,8 @@ if TYPE_CHECKING:
 
 KIND, SCHEMA = "ranking", "assay-ranking/1"
 RESAMPLED = (
-    "Resampled are the images, {draws:,} times, the same resamples for every model; held fixed are the "
-    "models and the means that ablated edges carry."
+    "Resampled are the images (Poisson bootstrap), {draws:,} times, the same resamples for every model; held "
+    "fixed are the models and the means that ablated edges carry."
 )
 _NO_EDGES = "scores of all edges are missing; request metrics=[..., 'ddb-deep'] or 'ddb-global'"
 
@@ -45,9 +52,10 @@ class Ranking(display.Shown, Record):
         inspections: What each model showed on the target, less features and replicates of matrices.
         target: Facts about the images: domain, number, whether labelled.
         known: Facts about the labelled images of the models' own domain; None if there were none.
-        ratio: tau of the depth bias.
+        rule: Layers that the depth bias compares.
         settings: How scores were measured and images drawn.
         level: Coverage of the intervals.
+        families: What each model started from, e.g. its initialisation; empty if not told.
     """
 
     drawn_by = "assay.analyses.generalization.rank_plots:plot_ranking"
@@ -74,16 +82,27 @@ class Ranking(display.Shown, Record):
     inspections: tuple[Inspection, ...]
     target: Mapping[str, Any]
     known: Mapping[str, Any] | None
-    ratio: float
+    rule: DepthRule
     settings: InspectionSettings
     level: float = 0.95
     costs: Mapping[str, Any] = field(default_factory=dict)
+    families: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return (
             f"Ranking({len(self.names)} models, {len(self.columns)} metrics, domain "
             f"{self.target['domain']!r}, n={self.target['n']})"
         )
+
+    @property
+    def ratio(self) -> float:
+        """Share tau of the blocks on each side of the depth bias."""
+        return self.rule.ratio
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks of each model."""
+        return tuple(each.graph.n_layers for each in self.inspections)
 
     def column(self, metric: str) -> RankedMetric:
         """One metric.
@@ -179,19 +198,31 @@ class Ranking(display.Shown, Record):
             for ratio in ratios
         }
 
+    def ratio_tables(self) -> dict[str, dict[float, TaskCorrelation]]:
+        """`ratios` of each depth bias of the table; empty where there is no performance that varies."""
+        if self.performance is None or len(self.names) < 3 or np.ptp(self.performance.values) == 0:
+            return {}
+        if self.rule.sets == "symmetric":
+            return {each: self.ratios(each) for each in TARGETS if f"ddb-{each}" in self.columns}
+        return {}
+
     def _bias(self, inspection: Inspection, targets: str, ratio: float) -> float:
         if targets == "output" and inspection.output_scores is not None:
-            means = torch.from_numpy(inspection.output_scores.astype(np.float64).mean(0))
-            return output_depth_bias(inspection.graph, means, ratio=ratio)
+            means = torch.from_numpy(inspection.output_scores)
+            return output_depth_bias(inspection.graph, means, ratio=ratio, **self.rule.options)
         if inspection.dependency is None:
             raise InputError(_NO_EDGES)
-        return dependency_depth_bias(torch.from_numpy(inspection.dependency), targets=targets, ratio=ratio)
+        return dependency_depth_bias(
+            torch.from_numpy(inspection.dependency), targets=targets, ratio=ratio, **self.rule.options
+        )
 
     def _matrices(self) -> Float64[np.ndarray, "models layers layers"]:
+        """Dependency matrices; of models of different depth, at shares of the depth."""
         matrices = [each.dependency for each in self.inspections]
         if any(each is None for each in matrices):
             raise InputError(_NO_EDGES)
-        return np.stack([each for each in matrices if each is not None])
+        positions = min(self.depths)
+        return np.stack([at_relative_layers(each, positions) for each in matrices if each is not None])
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -200,9 +231,16 @@ class Ranking(display.Shown, Record):
             "library": library_version(),
             "models": self._models_made,
             **{name: getattr(self, name) for name in ("target", "known", "measure", "ratio", "level")},
+            **self._unusual_layers,
             "metrics": [*self.columns, *self.absent],
             "settings": self.settings.to_dict(),
         }
+
+    @property
+    def _unusual_layers(self) -> dict[str, Any]:
+        """Options of the depth bias that differ from the defaults."""
+        usual = DepthRule().options
+        return {name: value for name, value in self.rule.options.items() if value != usual[name]}
 
     @property
     def id(self) -> str:
@@ -217,7 +255,7 @@ class Ranking(display.Shown, Record):
     @property
     def layers(self) -> list[str]:
         """Names of the rows and columns of a dependency matrix."""
-        return layer_names(self.inspections[0].graph.n_layers)
+        return layer_names(min(self.depths), relative=len(set(self.depths)) > 1)
 
     @property
     def _models_made(self) -> list[Mapping[str, Any] | None]:
@@ -225,8 +263,8 @@ class Ranking(display.Shown, Record):
 
     def _models_entry(self) -> list[dict[str, Any]]:
         return [
-            {"name": name, **{key: (model or {}).get(key) for key in ("id", "weight_hash")}}
-            for name, model in zip(self.names, self._models_made, strict=True)
+            {"name": name, **{key: (model or {}).get(key) for key in ("id", "weight_hash")}, "blocks": blocks}
+            for name, model, blocks in zip(self.names, self._models_made, self.depths, strict=True)
         ]
 
     def _absent_entry(self) -> list[dict[str, str]]:
@@ -237,9 +275,7 @@ class Ranking(display.Shown, Record):
 
     def _ratios_entry(self) -> dict[str, list[dict[str, float]]] | None:
         """Correlations of the depth bias with performance over values of tau; None without labels."""
-        if self.performance is None or len(self.names) < 3 or np.ptp(self.performance.values) == 0:
-            return None
-        tables = {targets: self.ratios(targets) for targets in TARGETS if f"ddb-{targets}" in self.columns}
+        tables = self.ratio_tables()
         return {
             targets: [
                 {"ratio": ratio, "r2": each.r2, "srcc": each.srcc, "krcc": each.krcc}
@@ -269,9 +305,20 @@ class Ranking(display.Shown, Record):
         ):
             return None
         ends = dict.fromkeys((int(np.nanargmin(column.ranks)), int(np.nanargmax(column.ranks))))
-        return [{"name": self.names[place], "values": self.inspections[place].dependency} for place in ends]
+        return [
+            {
+                "name": self.names[place],
+                "values": self.inspections[place].dependency,
+                "layers": layer_names(self.depths[place]),
+            }
+            for place in ends
+        ]
 
 
-def layer_names(n_layers: int) -> list[str]:
-    """Names of the rows and columns of a dependency matrix."""
-    return ["input", *(f"block {layer}" for layer in range(n_layers)), "logits"]
+def layer_names(n_layers: int, *, relative: bool = False) -> list[str]:
+    """Names of the rows and columns of a dependency matrix; `relative`: of shares of the depth."""
+    blocks = [f"block {layer}" for layer in range(n_layers)]
+    if relative:
+        ends = [f"{100 * layer / n_layers:.0f}" for layer in range(n_layers + 1)]
+        blocks = [f"{low}\N{EN DASH}{high} %" for low, high in pairwise(ends)]
+    return ["input", *blocks, "logits"]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
+from assay.analyses.generalization.batches import BatchTask
 from assay.analyses.generalization.noise_floor import NoiseFloor, block_means, rows_of, without_floor
 from assay.circuits import EdgeScores
 from assay.circuits.files import read_edges, write_edges
@@ -15,7 +16,6 @@ from assay.core.errors import InputError
 from assay.core.untrusted import malformed
 from assay.discovery.edges import EdgeMethod, discover
 from assay.models import Model
-from assay.tasks import ImageTask
 from assay.tasks.seen import describe_discovery
 
 
@@ -88,7 +88,7 @@ def load_reference(path: str | Path, model: Model) -> Reference:
 
 def discover_reference(
     model: Model,
-    task: ImageTask,
+    task: BatchTask,
     method: str | EdgeMethod = "eap-ig-inputs",
     *,
     batch: int,
@@ -103,7 +103,7 @@ def discover_reference(
 
     Args:
         model: The model to watch.
-        task: Known images, in random order; those beyond the last whole batch are left out.
+        task: Known images or prompts, in random order; those beyond the last whole batch are left out.
         method: Of discovery.
         batch: Images of a batch, 2 or more: the window of the monitor.
         batch_size: Images per pass.

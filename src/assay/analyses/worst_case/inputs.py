@@ -21,7 +21,16 @@ from assay.analyses.worst_case.image_inputs import (
 )
 from assay.core.errors import InputError
 from assay.core.record import laid_out, plain, same
-from assay.tasks import ImageTask, PairTask, Prompt, Task, Tokens, check_equal_lengths, encode_prompts
+from assay.tasks import (
+    ImageStream,
+    ImageTask,
+    PairTask,
+    Prompt,
+    Task,
+    Tokens,
+    check_equal_lengths,
+    encode_prompts,
+)
 from assay.tasks.checks import NO_POSITION, NO_TOKEN
 
 
@@ -319,12 +328,14 @@ def prompt_set(
 
 def names_of(task: Task) -> Any:
     """What decodes the rows of logits: a tokenizer, or the names of classes."""
-    return ClassNames(task.classes) if isinstance(task, ImageTask) else task.tokenizer
+    return ClassNames(task.classes) if isinstance(task, ImageRows) else task.tokenizer
 
 
 def sides_of(task: Task) -> dict[str, PromptSet]:
     """The two sides of a task's own pairs; images without counterparts have one."""
     check_equal_lengths(task, "a worst case")
+    if isinstance(task, ImageStream):
+        task = task.loaded()  # pairs of all images need them at once
     if isinstance(task, ImageTask):
         return _sides_of_images(task)
     own = {name: list(values) for name, values in task.fields.items() if not name.startswith(_OTHER)}

@@ -13,6 +13,7 @@ import assay.app.cli.claim
 import assay.app.cli.completion
 import assay.app.cli.discover
 import assay.app.cli.doctor
+import assay.app.cli.dynamics
 import assay.app.cli.evaluate
 import assay.app.cli.export
 import assay.app.cli.finetune

@@ -1,9 +1,9 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -13,13 +13,17 @@ from assay.app.console import echo, print_table, progress_on_stderr, remark, sho
 from assay.app.option_groups import INPUTS, Count, at_least, one_of, own_group
 from assay.app.options import Ablating, SkipBad, Typed
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
     from assay.analyses.generalization.ranking_table import Ranking
+    from assay.analyses.generalization.stable_pick import StablePick
     from assay.pipeline.ranking import Lineup
+    from assay.pipeline.targets import Domain
 
 RANKING = own_group("Ranking")
+STOPPING = own_group("Stopping early", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,35 +31,50 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipB
     """Which models are ranked, on what, and by which metrics.
 
     Attributes:
-        zoo: Zoo, or a directory of model directories. Default: the embedded zoo.
+        zoo: Zoo, or a directory of model directories; repeat for several, whose own domains are not their
+            targets. Default: the embedded zoo.
         images: Target images: DIR/CLASS/*, DIR/DOMAIN/CLASS/* (one target per domain), a folder of images, or
             .npz; repeat for several.
         shapes: Target style of the drawn shapes; repeat for several. Default: sketch.
-        id_images: Labelled in-distribution images, not used in training. Default: drawn for zoos on shapes.
+        id_images: Labelled in-distribution images, not used in training; one per zoo. Default: drawn for zoos
+            on shapes.
         labels: Require labels, or read folders as one unlabelled domain. Default: use labels if present.
         n: Images of each domain, in total. Default: all of a folder, 400 drawn ones.
         metrics: Metrics to rank by, separated by commas. Default: all but sharpness.
         fast: Score only edges into the logits: half the cost, without DDB deep and global and motifs.
         measure: Measure of true performance: accuracy or macro-f1.
         ratio: Share of blocks counted as deep, and as shallow; at most 0.5.
+        include_input: Count the input as a shallow layer.
+        sets: Layers compared: symmetric, or reference (those of the authors' code, 12 blocks).
         steps: Quadrature nodes of the attribution.
+        quadrature: Rule of the nodes; left is the published one.
         draws: Bootstrap resamples of the images.
         sharpness_batch: Images per sharpness batch.
+        until: stable: compare on 64, 128, 256, ... images, drop models that cannot win, stop at one.
+            By the metric of --metrics; default: DDB output.
+        error: Probability that --until stable drops the best model, at most.
+        budget: Passes (one image, one model, forward or backward) that --until stable may spend.
     """
 
-    zoo: Annotated[Path | None, INPUTS] = None
+    zoo: Annotated[tuple[Path, ...], INPUTS] = ()
     images: Annotated[tuple[Path, ...], INPUTS] = ()
     shapes: Annotated[tuple[str, ...], INPUTS, one_of(*STYLES)] = ()
-    id_images: Annotated[Path | None, INPUTS] = None
+    id_images: Annotated[tuple[Path, ...], INPUTS] = ()
     labels: Annotated[bool | None, INPUTS, Parameter(negative="--no-labels")] = None
     n: Annotated[int | None, INPUTS, at_least(2)] = None
     metrics: Annotated[str | None, RANKING] = None
     fast: Annotated[bool, RANKING] = False
     measure: Annotated[str, RANKING, one_of("accuracy", "macro-f1")] = "accuracy"
     ratio: Annotated[float, RANKING] = 0.3
+    include_input: Annotated[bool, RANKING] = False
+    sets: Annotated[str, RANKING, one_of("symmetric", "reference")] = "symmetric"
     steps: Annotated[Count, RANKING] = 5
-    draws: Annotated[Count, RANKING] = 1000
+    quadrature: Annotated[str, RANKING, one_of("midpoint", "left", "right", "gauss-legendre")] = "midpoint"
+    draws: Annotated[Count, RANKING] = 200
     sharpness_batch: Annotated[Count, RANKING] = 256
+    until: Annotated[str | None, STOPPING, one_of("stable")] = None
+    error: Annotated[float, STOPPING] = 0.05
+    budget: Annotated[Count | None, STOPPING] = None
 
 
 @command(IMAGES, example="assay rank --zoo zoo --images photos --report rank.html")
@@ -64,76 +83,145 @@ def rank(settings: RankSettings) -> None:
 
     By depth bias and by every baseline, before deployment; the images may have no labels.
     """
-    from assay.analyses.generalization import comparison
     from assay.pipeline.ranking import keep_ranking
 
-    lineup = _lineup(settings)
+    if settings.budget is not None and settings.until is None:
+        raise InputError("--budget has no effect without --until stable")
+    lineups = _lineups(settings)
     if settings.dry_run:
-        _show_plan(settings, lineup)
+        for lineup in lineups:
+            _show_plan(settings, lineup)
         return
     check_outputs(settings)
-    rankings = _rankings(settings, lineup)
-    compared = comparison.compare_rankings(rankings) if len(rankings) > 1 else None
-    document = rankings[0].to_dict() if compared is None else compared.to_dict()
+    if settings.until is not None:
+        document, name = _pick(settings, lineups).to_dict(), "pick.json"
+    else:
+        document, name = _document(_rankings(settings, lineups)), "ranking.json"
     keep_ranking(settings.open_store(), document)
-    settings.deliver(document, settings.files(document, "ranking.json"), identity=document["id"])
+    settings.deliver(document, settings.files(document, name), identity=document["id"])
 
 
-def _lineup(settings: RankSettings) -> "Lineup":
-    """Models, images and metrics."""
+def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
+    """Of the ranking, or of several compared: by data set where there is more than one."""
+    from assay.analyses.generalization.comparison import compare_rankings
+
+    if len(rankings) == 1:
+        return rankings[0][1].to_dict()
+    by_dataset: dict[str, list[Ranking]] = {}
+    for dataset, ranking in rankings:
+        by_dataset.setdefault(dataset, []).append(ranking)
+    compared = by_dataset if len(by_dataset) > 1 else [ranking for _, ranking in rankings]
+    return compare_rankings(compared).to_dict()
+
+
+def _lineups(settings: RankSettings) -> "list[Lineup]":
+    """Models, images and metrics, a line-up per zoo."""
     from assay.analyses.generalization.inspection import InspectionSettings
     from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS
     from assay.pipeline.ranking import Lineup
     from assay.pipeline.targets import known_target, targets
     from assay.zoo import Zoo
 
+    if len(settings.id_images) not in (0, max(1, len(settings.zoo))):
+        raise InputError(
+            f"--id-images is given {len(settings.id_images)} times for {max(1, len(settings.zoo))} zoo(s); "
+            "give one per zoo, in their order, or none"
+        )
     device = settings.place()
-    zoo = Zoo.embedded() if settings.zoo is None else Zoo.open(settings.zoo)
+    zoos = [Zoo.open(path) for path in settings.zoo] or [Zoo.embedded()]
     styles = settings.shapes or (() if settings.images else ("sketch",))
     metrics = DEFAULT_METRICS if settings.fast else AFFORDABLE
     if settings.metrics:
         metrics = tuple(each.strip() for each in settings.metrics.split(","))
-    return Lineup(
-        zoo=zoo,
-        targets=tuple(call(settings, targets, list(settings.images), list(styles), note=remark)),
-        known=call(settings, known_target, zoo, settings.id_images),
-        metrics=tuple(metrics),
-        settings=call(settings, InspectionSettings),
-        device=device,
-        dtype=settings.dtype_name,
-    )
+    domains = call(settings, targets, list(settings.images), list(styles), note=remark)
+    found = []
+    for zoo, known in zip(zoos, settings.id_images or [None] * len(zoos), strict=True):
+        others = [each for each in domains if len(zoos) == 1 or each.name != zoo.id_domain]
+        if not others:
+            raise InputError(f"no target is left for {zoo.name}, which was trained on {zoo.id_domain}")
+        found.append(
+            Lineup(
+                zoo=zoo,
+                targets=tuple(others),
+                known=call(settings, known_target, zoo, known),
+                metrics=metrics,
+                settings=call(settings, InspectionSettings),
+                device=device,
+                dtype=settings.dtype_name,
+            )
+        )
+    return found
 
 
-def _rankings(settings: RankSettings, lineup: "Lineup") -> "list[Ranking]":
-    """The ranking on every target, in the order given."""
+def _pick(settings: RankSettings, lineups: "Sequence[Lineup]") -> "StablePick":
+    """One model, with as many images as that takes."""
+    from assay.analyses.generalization.stable_pick import pick_until_stable
+
+    if len(lineups) > 1:
+        raise InputError(f"--until stable picks among the models of one zoo, but there are {len(lineups)}")
+    (lineup,) = lineups
+    if len(lineup.targets) > 1:
+        names = ", ".join(target.name for target in lineup.targets)
+        raise InputError(f"--until stable picks for one target, but there are {len(lineup.targets)}: {names}")
+    metric = lineup.metrics[0] if settings.metrics else "ddb-output"
+    if len(lineup.metrics) > 1 and settings.metrics:
+        raise InputError(f"--until stable picks by one metric, but --metrics names {len(lineup.metrics)}")
+    with progress_on_stderr() as progress:
+        return lineup.pick(
+            metric,
+            cache=settings.store_folder() / "inspections",
+            progress=progress,
+            **keywords(settings, pick_until_stable, settings=lineup.settings),
+        )
+
+
+def _rankings(settings: RankSettings, lineups: "Sequence[Lineup]") -> "list[tuple[str, Ranking]]":
+    """Data set and ranking of every zoo on every target, in the order given."""
+    found: list[tuple[str, Ranking]] = []
+    with progress_on_stderr() as progress:
+        for lineup in lineups:
+            rankings: dict[int, Ranking] = {}
+            # Labelled targets first: they tell what a pick cost where the labels of others are unknown.
+            order = sorted(enumerate(lineup.targets), key=lambda each: each[1].labelled is False)
+            for place, target in order:
+                names = [lineup.zoo.name] * (len(lineups) > 1) + [target.name] * (len(lineup.targets) > 1)
+                elsewhere = [each for each in rankings.values() if each.performance is not None]
+                rankings[place] = _ranking(settings, lineup, target, elsewhere, names, progress)
+            found += [(target.dataset, rankings[place]) for place, target in enumerate(lineup.targets)]
+    return found
+
+
+def _ranking(
+    settings: RankSettings,
+    lineup: "Lineup",
+    target: "Domain",
+    elsewhere: "Sequence[Ranking]",
+    names: Sequence[str],
+    progress: Callable[[str, int, int], None],
+) -> "Ranking":
+    """The models of one zoo on one target; `names` say which, before the stage in progress."""
     from assay.analyses.generalization.ranking import rank_models
 
-    rankings: dict[int, Ranking] = {}
-    with progress_on_stderr() as progress:
-        # Labelled targets first: they tell what a pick cost where the labels of others are unknown.
-        for place, target in sorted(enumerate(lineup.targets), key=lambda each: each[1].labelled is False):
-            prefix = f"{target.name}: " if len(lineup.targets) > 1 else ""
+    def shown(stage: str, done: int, total: int) -> None:
+        progress(": ".join([*names, stage]), done, total)
 
-            def shown(stage: str, done: int, total: int, prefix: str = prefix) -> None:
-                progress(prefix + stage, done, total)
-
-            rankings[place] = lineup.rank(
-                target,
-                cache=settings.store_folder() / "inspections",
-                elsewhere=[each for each in rankings.values() if each.performance is not None],
-                progress=shown,
-                **keywords(settings, rank_models, metrics=lineup.metrics, settings=lineup.settings),
-            )
-    return [rankings[place] for place in range(len(lineup.targets))]
+    return lineup.rank(
+        target,
+        cache=settings.store_folder() / "inspections",
+        elsewhere=elsewhere,
+        progress=shown,
+        **keywords(settings, rank_models, metrics=lineup.metrics, settings=lineup.settings),
+    )
 
 
 def _show_plan(settings: RankSettings, lineup: "Lineup") -> None:
     """Passes and seconds of all models, from passes of the first; seconds per metric."""
+    from assay.analyses.generalization.cost import passes_per_image
     from assay.analyses.generalization.predictor import PREDICTORS
     from assay.page.text import number
     from assay.pipeline.ranking import ranking_cost
 
-    per_image = _passes(lineup.metrics, settings.steps, known=lineup.known is not None)
+    per_image = passes_per_image(lineup.metrics, settings.steps, known=lineup.known is not None)
     cost = ranking_cost(lineup, per_image)
     targets = [each.name for each in lineup.targets]
     if not settings.json:
@@ -143,20 +231,3 @@ def _show_plan(settings: RankSettings, lineup: "Lineup") -> None:
         echo("metrics share stages, so all together take less than their sum")
     facts = {"models": list(lineup.zoo.keys), "targets": targets, "passes_per_image": per_image}
     show_cost(cost.forecast, as_json=settings.json, **facts, seconds_by_metric=dict(cost.metrics))
-
-
-def _passes(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:
-    """Passes per image and model of each stage that some metric needs."""
-    from assay.analyses.generalization.predictor import PREDICTORS
-
-    needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
-    stages = {"logits and features": 1}
-    if "edge-scores" in needs:
-        stages["scores of all edges"] = 2 + 2 * steps
-    elif "output-scores" in needs:
-        stages["scores of edges into the logits"] = 2 + steps
-    if known and "known" in needs:
-        stages["logits, own domain"] = 1
-        if "sharpness" in needs:
-            stages["sharpness, own domain"] = 61
-    return stages

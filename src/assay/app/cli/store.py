@@ -37,9 +37,10 @@ class ListSettings(Storing, Talking):
         model: Only results of this model.
         task: Only results of this task or data set.
         method: Only results of this discovery method.
-        kind: Only results of this kind: audit, benchmark, calibration, circuit, claim, correctness, finetune,
-            job, measurement, monitor, pairs-part, ranking, ranking-comparison, repair, scores, scores-part,
-            subset-path, sweep, truth, worst_case or zoo.
+        kind: Only results of this kind: audit, benchmark, calibration, circuit, claim, correctness,
+            domain-evaluation, dynamics, finetune, job, measurement, monitor, pairs-part, ranking,
+            ranking-comparison, repair, scores, scores-part, stable-pick, subset-path, sweep, truth,
+            worst_case or zoo.
         where: Condition on results, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', 'payload.reason =
             null'; repeat for several.
         order: Column to order results by; -created: the newest first.

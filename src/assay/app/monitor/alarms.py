@@ -71,6 +71,7 @@ class Notifier(Record):
         name: What to call the monitor.
         cool_down: Seconds after an alarm was told in which no other is. One that is still raised then is told
             then; one that is over by then never. That an alarm is resolved is told at once, if the alarm was.
+        address: Of the monitor's page; events then hold that of their batch.
         state: Where it is kept what was told.
         clock: Seconds that no one sets.
         tell: Hears what goes wrong.
@@ -88,11 +89,13 @@ class Notifier(Record):
         *,
         name: str,
         cool_down: float = 0.0,
+        address: str | None = None,
         state: Path,
         clock: Callable[[], float] = time.monotonic,
         tell: Tell,
     ) -> None:
         self._monitor, self._name, self._cool_down = monitor, name, cool_down
+        self._address = address
         self._path, self._clock, self._tell = state, clock, tell
         self._queues = [_Queue(sink=each, next_try=clock()) for each in sinks]
         self._seen = -1  # the last reading that was taken
@@ -162,6 +165,7 @@ class Notifier(Record):
                 "interval": reading.interval.to_dict(),
                 "p_value": reading.p_value,
                 "guarantee": self._monitor.guarantee.statement,
+                "page": None if self._address is None else f"{self._address}#batch-{reading.index + 1}",
             }
         )
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,8 +15,10 @@ from assay.analyses.generalization.shift import ShiftView
 from assay.app.monitor.alarms import STATE, Notifier, seconds_of
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
+from assay.app.monitor.spool import POSTED, Spool
 from assay.app.running import call
-from assay.core.errors import InputError
+from assay.core.errors import InputError, NonFiniteError
+from assay.models import Model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
 from assay.pipeline.monitor_directory import held, torn_line
@@ -25,7 +28,8 @@ from assay.pipeline.monitoring import (
     StartedMonitor,
     start_monitor,
 )
-from assay.tasks import EvalTransform, is_shapes
+from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
+from assay.tasks import EvalTransform
 
 
 DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this order
@@ -53,6 +57,8 @@ class MonitorRun:
         options: What to watch and how.
         name: What to call it in events and metrics. Default: the name of its directory.
         stop: Set from elsewhere to end it after the batch at hand.
+        spool: Where the images lie that a service is posted; needed where they are what is watched.
+        address: Of the monitor's page, for events; None where nobody serves it.
         tell: Hears what a person should know.
 
     Raises:
@@ -65,6 +71,8 @@ class MonitorRun:
         *,
         name: str | None = None,
         stop: Stop | None = None,
+        spool: Spool | None = None,
+        address: str | None = None,
         tell: Tell,
     ) -> None:
         call(options, check_options)
@@ -79,17 +87,21 @@ class MonitorRun:
             self._sinks.append(AlarmFile(options.alarm_file))
         if cool_down and not self._sinks:
             raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
-        self.model, style = options.load_classifier(tell)
-        sources = options.images or (
-            tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ()
-        )
+        self.model, style = options.load_watched(tell)
+        sources = _sources(options, self.model)
         if not sources or (options.reference is None and style is None):
             raise InputError(
-                "your own model needs --reference, images it does well on, and --images, those to watch"
+                "your own model needs --reference, images it does well on, and --images, those to watch "
+                "(--prompts for a language model)"
             )
-        if options.follow and (len(sources) > 1 or is_shapes(sources[0])):
-            raise InputError("--follow watches one folder; give one --images DIR")
-        transform = EvalTransform.for_model(self.model)
+        if POSTED in sources and (len(sources) > 1 or spool is None):
+            raise InputError(
+                f"--images {POSTED} are those of POST /observe; only `assay serve --monitor FILE.toml` takes "
+                f"them, and no others beside them. For a folder of this name give ./{POSTED}"
+            )
+        if options.follow and (len(sources) > 1 or is_drawn(sources[0])):
+            raise InputError("--follow watches one folder or file; give one --images DIR or --prompts FILE")
+        transform = EvalTransform.for_model(self.model) if self.model.vision else None
         self.plan = call(
             options,
             MonitorPlan,
@@ -105,6 +117,7 @@ class MonitorRun:
             skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
         )
         self._options, self._sources, self._cool_down = options, sources, cool_down
+        self._spool, self._address = spool, address
         self.name = options.out.absolute().name if name is None else name
         self.stop = Stop() if stop is None else stop
         self._tell = tell
@@ -157,6 +170,9 @@ class MonitorRun:
                 f"the last line of {out / READINGS} is incomplete and is ignored; its images are observed "
                 "again"
             )
+        if self._spool is not None:
+            self._spool.open()
+            self._held.callback(self._spool.close)
         self._started = start_monitor(
             self.model, self.plan, out=out, transform=self._watch.transform, progress=progress
         )
@@ -166,6 +182,7 @@ class MonitorRun:
                 self._sinks,
                 name=self.name,
                 cool_down=self._cool_down,
+                address=self._address,
                 state=out / STATE,
                 tell=self._tell,
             )
@@ -180,10 +197,13 @@ class MonitorRun:
             for batch in self._batches():
                 if batch.note:
                     self._tell(batch.note)
-                reading = self.started.observe(batch)
-                if self._notifier is not None:
-                    self._notifier.take(reading)
+                reading = self._observed(batch)
+                if reading is None:
+                    continue
                 self.started.passed.clear()  # the reading names them
+                if self._notifier is not None:
+                    self._publish()  # who follows the link of a notification finds the batch
+                    self._notifier.take(reading)
                 self._publish()
                 yield reading
                 self._keep()
@@ -204,29 +224,49 @@ class MonitorRun:
             self._notifier.finish(time.sleep)
             self._publish()
 
+    def _observed(self, batch: Batch) -> Reading | None:
+        """The reading of a batch; None for posted images without one, which must not end the service."""
+        try:
+            return self.started.observe(batch)
+        except NonFiniteError as error:
+            if self._spool is None:
+                raise
+            self._spool.pass_over(batch)
+            self.started.passed.extend(batch.sources)
+            self._tell(f"skipped {batch.sources[0]} to {batch.sources[-1]}: {error}")
+            self._publish()
+            return None
+
     def _batches(self) -> Iterator[Batch]:
         """Images of all sources, at most so many."""
         given, most = 0, self._options.max_batches
         for source in self._sources:
             if most is not None and given >= most:
                 return
-            stream = batches(
-                source,
-                self._watch,
-                done=self.started.done,
-                wait=self._wait,
-                tell=self._tell,
-                passed=self._pass_over,
-            )
-            for batch in stream:
+            for batch in self._stream(source):
                 yield batch
                 given += 1
                 if most is not None and given >= most:
                     return
 
+    def _stream(self, source: str) -> Iterator[Batch]:
+        if self._spool is not None:
+            return self._spool.batches(
+                self._watch, wait=self._wait, tell=self._tell, keep=lambda: self.started.pictured
+            )
+        stream = batches if self.model.vision else partial(prompt_batches, model=self.model)
+        return stream(
+            source,
+            self._watch,
+            done=self.started.done,
+            wait=self._wait,
+            tell=self._tell,
+            passed=self._pass_over,
+        )
+
     def _pass_over(self, name: str) -> None:
         self.started.passed.append(name)
-        self._tell(f"skipped {name}: it cannot be decoded")
+        self._tell(f"skipped {name}: it cannot be {'decoded' if self.model.vision else 'read'}")
         self.started.write(page=False)
         self._publish()
 
@@ -251,6 +291,21 @@ class MonitorRun:
         self.started.write()
         now = time.monotonic()
         self._write_at = now + max(WRITE_EVERY, WRITE_SHARE * (now - begun))
+
+
+def _sources(options: MonitorOptions, model: Model) -> tuple[str, ...]:
+    """What is watched: images, or the prompts of a language model."""
+    if not model.vision:
+        if options.images or (options.prompts is not None and not is_prompts(options.prompts)):
+            raise InputError(
+                f"{model.id} reads text; give --prompts FILE.jsonl or --prompts task:KEY, and no --images"
+            )
+        return () if options.prompts is None else (options.prompts,)
+    if options.prompts is not None:
+        raise InputError(
+            f"{model.id} reads images, not prompts; give --images, or --model with a language model"
+        )
+    return options.images or (tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ())
 
 
 @contextmanager

@@ -16,12 +16,13 @@ from assay.analyses.generalization.monitoring import SCHEMA
 from assay.app.monitor.alarms import STATE
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
+from assay.app.monitor.spool import POSTED, Spool
 from assay.app.monitor.watch import MonitorRun, Stop, Tell
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.untrusted import parse_json, parse_toml, printable
 from assay.pipeline.monitor_directory import is_held
 from assay.pipeline.monitoring import DOCUMENT, READINGS
-from assay.tasks import is_shapes
+from assay.pipeline.prompt_stream import is_drawn
 
 
 # Options of the command that say how it talks and ends; a monitor inside a service does neither.
@@ -73,9 +74,13 @@ class WatchedMonitor(ABC):
 
     Attributes:
         name: What to call it.
+        spool: Takes the images that are posted to it; None where it watches something else.
+        address: Of its page, for notifications; set before `start` by what serves it.
     """
 
     name: str
+    spool: Spool | None = None
+    address: str | None = None
 
     @abstractmethod
     def start(self) -> None:
@@ -133,8 +138,11 @@ class _Here(WatchedMonitor):
 
     def __init__(self, name: str, options: MonitorOptions, tell: Tell) -> None:
         self.name = name
-        one_folder = len(options.images) == 1 and not is_shapes(options.images[0])
+        watches = options.images or tuple(filter(None, (options.prompts,)))
+        one_folder = len(watches) == 1 and not is_drawn(watches[0])
         self._options = replace(options, follow=options.follow or one_folder)
+        if options.images == (POSTED,):
+            self.spool = Spool(options.out, window=options.window)
         self._tell: Tell = lambda text: tell(f"{name}: {text}")
         self._stop = Stop()
         self._thread: threading.Thread | None = None
@@ -165,7 +173,14 @@ class _Here(WatchedMonitor):
 
     def _run(self) -> None:
         try:
-            with MonitorRun(self._options, name=self.name, stop=self._stop, tell=self._tell) as run:
+            with MonitorRun(
+                self._options,
+                name=self.name,
+                stop=self._stop,
+                spool=self.spool,
+                address=self.address,
+                tell=self._tell,
+            ) as run:
                 run.publish_to(self._take)
                 run.start()
                 for _ in run.observe():

@@ -26,7 +26,7 @@ def _shift(event: Event) -> str:
 
 
 def _facts(event: Event) -> dict[str, str]:
-    p = event["p_value"]
+    p, page = event["p_value"], event.get("page")  # events of an earlier version have no page
     return {
         "Monitor": str(event["monitor"]),
         "Model": str(event["model"]),
@@ -34,6 +34,7 @@ def _facts(event: Event) -> dict[str, str]:
         "Circuit shift": _shift(event),
         "Rule": f"{event['rule']}" + ("" if p is None else f", p {p:.3f}"),
         "Guarantee": str(event["guarantee"]),
+        **({"Page": str(page)} if page else {}),
     }
 
 
@@ -75,6 +76,7 @@ def _pagerduty(event: Event, key: str) -> Body:
             "component": str(event["model"]),
             "custom_details": dict(event),
         },
+        **({"links": [{"href": page, "text": "Images of the batch"}]} if (page := event.get("page")) else {}),
     }
 
 

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from assay.app.site import api, pages
+from assay.app.site.observe import PATH as OBSERVE
 from assay.core.errors import AssayError, InputError, UnknownNameError
 
 
@@ -17,8 +18,8 @@ _LOG = logging.getLogger("assay.serve")
 def notice(
     request: Request, status: int, title: str, message: str, *, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """A page with a message; to a request of the API, JSON."""
-    if request.url.path.startswith(api.ROOT):
+    """A page with a message; to a request of a program, JSON."""
+    if request.url.path.startswith(api.ROOT) or request.url.path == OBSERVE:
         return api.refusal(status, message, headers)
     text = pages.message_page(title, message, navigation=status not in (400, 401))
     return HTMLResponse(text, status_code=status, headers=headers)
@@ -35,7 +36,7 @@ def _http_error(request: Request, error: Exception) -> Response:
             "Nothing here",
             "This page does not exist. The first page lists the results of the store.",
         )
-    return notice(request, error.status_code, "Not possible", str(error.detail))
+    return notice(request, error.status_code, "Not possible", str(error.detail), headers=error.headers)
 
 
 def _assay_error(request: Request, error: Exception) -> Response:

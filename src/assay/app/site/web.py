@@ -1,4 +1,4 @@
-"""`assay serve`: a read-only site over a results store, and over monitors that run.
+"""`assay serve`: a read-only site over a results store, and over monitors that run and may be posted images.
 
 Every answer is made when it is asked for. Ids are checked before they reach the store, and no path of the
 file system is ever built from a request.
@@ -24,11 +24,14 @@ from assay.app.site import api
 from assay.app.site.answers import Answers
 from assay.app.site.door import Door
 from assay.app.site.notices import HANDLERS
+from assay.app.site.observe import PATH as OBSERVE
+from assay.app.site.observe import Observing
 from assay.core.errors import InputError, OutputError
 from assay.store import Store
 
 
 PORT = 8651
+EVERY = ("0.0.0.0", "::", "[::]", "")  # hosts that stand for all addresses of this machine
 
 
 def is_loopback(host: str) -> bool:
@@ -87,6 +90,7 @@ def create_app(
             Route("/monitors", answers.monitors),
             Route("/monitor/{place}", answers.monitor),
             Route("/metrics", answers.metrics),
+            Route(OBSERVE, Observing(monitors).answer, methods=["GET", "POST"]),
             Route(api.PATH, partial(api.listing, store)),
             Route(f"{api.PATH}/{{identity}}", partial(api.result, store)),
             Route("/healthz", _health),
@@ -104,6 +108,7 @@ def serve(
     token: str | None = None,
     monitors: Sequence[WatchedMonitor] = (),
     allowed_hosts: Iterable[str] = (),
+    url: str | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the site until Ctrl-C or SIGTERM.
@@ -115,6 +120,7 @@ def serve(
         token: See `create_app`.
         monitors: Observed or watched meanwhile.
         allowed_hosts: See `create_app`.
+        url: Address of the site in notifications. Default: `host`, or the name of this machine.
         ready: Told the address once the site can be visited.
 
     Raises:
@@ -123,8 +129,10 @@ def serve(
     """
     app = create_app(store, host=host, token=token, monitors=monitors, allowed_hosts=allowed_hosts)
     listening = _listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listening.getsockname()[1]}/"
+    shown, port = f"[{host}]" if ":" in host else host, listening.getsockname()[1]
+    address = f"http://{shown}:{port}/"
+    if url is None:
+        url = f"http://{socket.gethostname()}:{port}" if host in EVERY else address
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -135,7 +143,8 @@ def serve(
     )
     started = []
     try:
-        for monitor in monitors:
+        for place, monitor in enumerate(monitors):
+            monitor.address = f"{url.rstrip('/')}/monitor/{place}"
             monitor.start()
             started.append(monitor)
         if ready is not None:

@@ -110,7 +110,7 @@ def scores_of(
         facts["completeness_gap"] = completeness_gap(values, sweep.input_effect / n)
     resampled = None
     if sweep.resampled is not None:
-        resampled = sweep.resampled.means(sweep.total[model.graph.valid])
+        resampled = sweep.resampled.means(sweep.total[model.graph.valid], n)
         facts["n"] = n
     return EdgeScores(
         model.graph,

@@ -186,7 +186,7 @@ class OutputSums:
             graph=self.model.graph,
             values=(self._total / self.n).to(self.model.result_dtype),
             per_example=torch.cat(self._kept) if self._kept else None,
-            resampled=None if self._drawn is None else self._drawn.means(self._total),
+            resampled=None if self._drawn is None else self._drawn.means(self._total, self.n),
             provenance=provenance or {},
             details=facts if self._drawn is None else facts | {"n": self.n},
         )

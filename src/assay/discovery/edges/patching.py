@@ -1,49 +1,136 @@
 """Methods that measure instead of estimating: exact edge ablation; and the random baseline."""
 
-import torch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from assay.circuits import Circuit
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from assay.circuits import Circuit, EdgeScores
+from assay.core.errors import InputError
 from assay.core.random import torch_stream
 from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices
-from assay.execution import CircuitRunner, Prepared
+from assay.execution import Baseline, CircuitRunner, Prepared, SuffixRunner
 from assay.execution.forward import check_finite
+from assay.graph import Graph
 from assay.models import Model
 from assay.tasks import Batch
 
 
-class Exact(BatchMethod):
-    """The damage itself: J(run with this one edge ablated) - J(clean), one run per edge."""
+# Positions of all cuts and examples in one pass. More costs cache on a CPU, fewer leave cores idle.
+POSITIONS_PER_PASS = {"cpu": 4096, "cuda": 2**17}
 
-    key = "exact"
-    aligns = True
-    splits = True
-    needs_gradients = False
-    source = "Conmy et al. 2023, arXiv:2304.14997"
+
+@dataclass(frozen=True, kw_only=True)
+class Exact(BatchMethod):
+    """The damage itself: J(run with this one edge ablated) - J(clean), for every edge.
+
+    A run differs from the clean one behind its edge only, so it starts at the edge's target, and many edges
+    into one target share a pass. Where the heads of a block depend on each other, or experts are nodes, each
+    edge has a run of its own.
+
+    Attributes:
+        edges: Edges to measure: names (`input->a0.h0.q`), or a circuit. The others get 0. None: all.
+    """
+
+    key: ClassVar[str] = "exact"
+    aligns: ClassVar[bool] = True
+    splits: ClassVar[bool] = True
+    needs_gradients: ClassVar[bool] = False
+    source: ClassVar[str] = "Conmy et al. 2023, arXiv:2304.14997"
+
+    edges: Sequence[str] | str | Circuit | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        chosen = self.edges
+        if isinstance(chosen, Circuit):
+            chosen = chosen.edges()
+        elif isinstance(chosen, str):
+            chosen = [name.strip() for name in chosen.split(",")]
+        if chosen is not None:
+            if not chosen:
+                raise InputError("edges of exact is empty; name at least one edge, or leave it out for all")
+            object.__setattr__(self, "edges", tuple(chosen))
+
+    def wanted(self, graph: Graph) -> Bool[Tensor, "n_sources n_targets"]:
+        """The edges to measure.
+
+        Raises:
+            UnknownNameError: For an edge that the graph does not have.
+        """
+        if self.edges is None:
+            return graph.valid
+        return Circuit.from_edges(graph, list(self.edges)).mask
+
+    def select(self, scores: EdgeScores, k: int) -> Circuit:
+        """The k strongest of the edges that were measured."""
+        return super().select(scores, min(k, int(self.wanted(scores.graph).sum())))
 
     def most_passes(self, model: Model, nodes: int) -> int:
-        return model.graph.n_edges + 3
+        return int(self.wanted(model.graph).sum()) + 3
 
     @torch.no_grad()
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
-        graph = model.graph
-        with model.tracing() as clean:
-            hidden = model.forward(batch.clean)
+        wanted = self.wanted(model.graph)
+        runs = _suffix_runs if _starts_at_targets(model) else _runs_apart
         baseline = prepared.baseline(batch)
-        clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
-        check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
-        clean_loss = settings.objective(clean_logits, clean_logits, batch)
-        rows, several = len(batch.indices) if settings.apart else 1, batch.positions.ndim == 2
-        scores = clean_logits.new_zeros(rows, graph.n_sources, graph.n_targets)
-        for row, column in graph.valid.nonzero().tolist():
-            mask = graph.valid.clone()
-            mask[row, column] = False
-            runner = CircuitRunner(
-                model, Circuit(graph=graph, mask=mask), resample=settings.ablation.paired, several=several
-            )
-            logits = runner.logits(clean, baseline, batch.positions).to(model.result_dtype)
-            damage = settings.objective(logits, clean_logits, batch) - clean_loss
+        scores = None
+        for row, column, damage in runs(model, batch, baseline, settings, wanted):
+            if scores is None:
+                rows = len(damage) if settings.apart else 1
+                scores = damage.new_zeros(rows, *wanted.shape)
             scores[:, row, column] = damage if settings.apart else damage.sum()
-        return BatchScores(scores=scores, forward=graph.n_edges + 1 + int(settings.ablation.paired))
+        assert scores is not None  # at least one edge is wanted
+        return BatchScores(scores=scores, forward=int(wanted.sum()) + 1 + int(settings.ablation.paired))
+
+
+Damages = Iterator[tuple[int, int, Float[Tensor, " batch"]]]
+
+
+def _starts_at_targets(model: Model) -> bool:
+    """Whether a change of one head, or of one query or key, leaves the rest of its block as it is."""
+    return model.family.branch_norm is None and model.coupling == "none" and model.experts == "together"
+
+
+def _suffix_runs(
+    model: Model, batch: Batch, baseline: Baseline, settings: Choices, wanted: Tensor
+) -> Damages:
+    """Source, target and damage per example of every wanted edge: runs from targets on, many edges a pass."""
+    runner = SuffixRunner(model, keep=False, several=batch.positions.ndim == 2)
+    clean_logits = runner.add(batch.clean, baseline, batch.positions)
+    check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
+    clean_loss = settings.objective(clean_logits, clean_logits, batch)
+    most = POSITIONS_PER_PASS["cpu" if model.device.type == "cpu" else "cuda"]
+    for column in reversed(range(wanted.shape[1])):
+        rows = wanted[:, column].nonzero().squeeze(1)
+        if len(rows) == 0 or not runner.live(column):
+            yield from ((row, column, torch.zeros_like(clean_loss)) for row in rows.tolist())
+            continue
+        width = batch.width if runner.everywhere(column) else 1
+        for some in rows.split(max(1, most // (len(batch.indices) * width))):
+            (found,) = runner.alone(column, some.tolist())
+            for row, logits in zip(some.tolist(), found, strict=True):
+                yield row, column, settings.objective(logits, clean_logits, batch) - clean_loss
+
+
+def _runs_apart(model: Model, batch: Batch, baseline: Baseline, settings: Choices, wanted: Tensor) -> Damages:
+    """The same with a run of its own for every edge, where a block cannot be entered in its middle."""
+    with model.tracing() as clean:
+        hidden = model.forward(batch.clean)
+    clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
+    check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
+    clean_loss = settings.objective(clean_logits, clean_logits, batch)
+    several = batch.positions.ndim == 2
+    for row, column in wanted.nonzero().tolist():
+        mask = model.graph.valid.clone()
+        mask[row, column] = False
+        circuit = Circuit(graph=model.graph, mask=mask)
+        runner = CircuitRunner(model, circuit, resample=settings.ablation.paired, several=several)
+        logits = runner.logits(clean, baseline, batch.positions).to(model.result_dtype)
+        yield row, column, settings.objective(logits, clean_logits, batch) - clean_loss
 
 
 class Random(BatchMethod):

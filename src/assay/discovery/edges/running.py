@@ -22,7 +22,7 @@ from assay.discovery.edges.method import (
     provenance_of,
 )
 from assay.discovery.edges.routing import routed_losses, routing_change
-from assay.discovery.edges.sums import Sweep, WeightedSums
+from assay.discovery.edges.sums import Sweep
 from assay.execution import Ablation
 from assay.execution.batches import choose_batch_size, free_memory
 from assay.execution.memory import Run, peak_bytes
@@ -275,7 +275,7 @@ def _merge(coarse: Sweep, new: Sweep) -> Sweep:
     drawn = None
     if coarse.resampled is not None and new.resampled is not None:
         both = (coarse.resampled.departures + 2 * new.resampled.departures) / 3
-        drawn = WeightedSums(departures=both, weights=coarse.resampled.weights)
+        drawn = replace(coarse.resampled, departures=both)
     passes = {name: coarse.passes[name] + new.passes[name] for name in coarse.passes}
     return Sweep(
         total=(coarse.total + 2 * new.total) / 3,

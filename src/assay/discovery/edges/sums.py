@@ -21,10 +21,12 @@ class WeightedSums:
     Attributes:
         departures: Sum over examples of (w_bx - 1) s_x, `[B, n]`.
         weights: Sum over examples of w_bx, float64 `[B]`.
+        squares: Sum over examples of w_bx^2, float64 `[B]`.
     """
 
     departures: Float[Tensor, "n_resamples n"]
     weights: Float[Tensor, " n_resamples"]
+    squares: Float[Tensor, " n_resamples"]
 
     @classmethod
     def of(
@@ -32,17 +34,31 @@ class WeightedSums:
     ) -> "WeightedSums":
         """Those of some examples."""
         weights = torch.from_numpy(poisson_weights(ids.cpu().numpy(), n_resamples, seed=seed))
-        return cls(departures=(weights - 1).to(scores) @ scores, weights=weights.double().sum(1))
+        return cls(
+            departures=(weights - 1).to(scores) @ scores,
+            weights=weights.double().sum(1),
+            squares=weights.double().square().sum(1),
+        )
 
     def __add__(self, other: "WeightedSums") -> "WeightedSums":
         return WeightedSums(
-            departures=self.departures + other.departures, weights=self.weights + other.weights
+            departures=self.departures + other.departures,
+            weights=self.weights + other.weights,
+            squares=self.squares + other.squares,
         )
 
-    def means(self, total: Float[Tensor, " n"]) -> Float32[Tensor, "n_resamples n"]:
-        """Weighted means, given the plain sum; NaN for a resample without any example."""
-        sums = self.departures.cpu().double() + total.double()
-        return (sums / self.weights[:, None].where(self.weights[:, None] > 0, torch.nan)).float()
+    def means(self, total: Float[Tensor, " n"], n: int) -> Float32[Tensor, "n_resamples n"]:
+        """Mean scores m + d_b / c_b of each resample, given the plain sum over `n` examples.
+
+        d_b is the departure of the weighted mean from m, and c_b = sqrt(n sum (w - mean w)^2) / sum w that of
+        its weights. With more edges than examples the length of d_b is that of its weights, whose relative
+        spread is sqrt(3 / n) / 2 beyond that of sets of examples; this takes it off. NaN for a resample
+        without examples, or one that weighs all the same.
+        """
+        mean = total.double() / n
+        away = self.departures.cpu().double() - (self.weights - n)[:, None] * mean
+        spread = (n * (self.squares - self.weights.square() / n)).clamp(min=0).sqrt()
+        return (mean + away / spread.where(spread > 0, torch.nan)[:, None]).float()
 
 
 @dataclass(kw_only=True, eq=False)

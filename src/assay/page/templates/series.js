@@ -81,10 +81,7 @@ function seriesView(figure) {
 
   function open(place) {
     const found = details(place);
-    if (!found) return;
-    for (let each = found; each; each = each.parentElement.closest("details")) each.open = true;
-    found.scrollIntoView({ block: "center" });
-    found.querySelector("summary").focus({ preventScroll: true });
+    if (found) unfold(found);
   }
 
   box.addEventListener("keydown", (event) => {

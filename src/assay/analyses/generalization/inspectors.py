@@ -1,0 +1,233 @@
+"""Models that look at the same images together: each batch is read once and serves all of them."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+
+from assay.analyses.generalization.depth_bias import dependency_matrix, node_layers
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings
+from assay.analyses.generalization.sharpness import sharpness
+from assay.core.errors import NonFiniteError
+from assay.discovery.edges import METHODS, OutputSums, ScoreSums
+from assay.discovery.edges.running import resolve
+from assay.execution import Mean, MeanSums, Prepared
+from assay.execution.batches import choose_batch_size
+from assay.graph import Graph
+from assay.models import Model
+from assay.tasks import ImageBatch, ImageRows, ImageStream
+from assay.tasks.image_stream import DecodedBatch
+
+
+ARITHMETIC = ("mean", "std", "rescale")  # of a transform: applied to decoded pixels
+CIRCUITS = ("output-scores", "edge-scores")
+
+
+class Inspector:
+    """One model on the images of one domain, fed batch by batch.
+
+    Every batch goes to `look`, then, if `scores` is true, every batch to `score`.
+
+    Args:
+        model: An image classifier in evaluation mode.
+        task: The images; read here only for sharpness, and for ablations other than means.
+        parts: As of `inspect_model`.
+        settings: How scores are measured.
+
+    Attributes:
+        task: The images, bound to the model.
+        size: Images of a pass that fit into memory.
+    """
+
+    def __init__(
+        self, model: Model, task: ImageRows, parts: Sequence[str], settings: InspectionSettings
+    ) -> None:
+        self.model, self.task, self.parts, self.settings = model, model.bind(task), parts, settings
+        self.cost: dict[str, Any] = {}
+        self._logits: list[Tensor] = []
+        self._features: list[Tensor] = []
+        self._means: MeanSums | None = None
+        self._sums: OutputSums | ScoreSums | None = None
+        self._method = METHODS["eap-ig-inputs"]
+        options = settings.of_discovery
+        self.size = choose_batch_size(model, self.task, asked=options.pop("batch_size"))
+        self._choices = self._method.choices(self.task, **options)
+        if self.scores:
+            resolved = resolve(model, self.task, self._method, self._choices, batch_size=settings.batch_size)
+            self.size = min(self.size, resolved.size)
+            if isinstance(self._choices.ablation, Mean):
+                self._means = MeanSums(model, self._choices.ablation)
+
+    @property
+    def scores(self) -> bool:
+        """Whether a second pass over the images scores edges."""
+        return any(part in self.parts for part in CIRCUITS)
+
+    def look(self, batch: ImageBatch) -> None:
+        """Logits and features of a batch, and what a mean ablation needs of it."""
+        vision = self.model.vision
+        assert vision is not None  # `bind` refuses images for any other model
+        with self._timed("inspect", {"forward": 1}), torch.no_grad():
+            hidden = self.model.forward(batch.images.to(self.model.device))
+            logits = vision.logits(self.model.module, hidden).double().cpu()
+            if "features" in self.parts:
+                self._features.append(vision.features(self.model.module, hidden).float().cpu())
+        bad = (~torch.isfinite(logits)).any(1).nonzero().flatten()
+        if len(bad):
+            raise NonFiniteError(
+                f"{self.model.id} gives NaN or infinite logits for image {int(batch.ids[bad[0]])} of "
+                f"{self.task.domain or self.task.name!r}; check its weights"
+            )
+        self._logits.append(logits)
+        if self._means is not None:
+            with self._timed(self._stage):
+                self._means.add(batch)
+
+    def score(self, batch: ImageBatch) -> None:
+        """Scores of a batch, added up; after `look` has seen every batch."""
+        with self._timed(self._stage):
+            if self._sums is None:
+                made: type[OutputSums | ScoreSums] = OutputSums
+                arguments: tuple[Any, ...] = (self.model, self._choices, self._prepared())
+                if self._stage == "edge-scores":
+                    made, arguments = ScoreSums, (self.model, self._method, *arguments[1:])
+                self._sums = made(*arguments)
+            self._sums.add(batch)
+
+    def inspection(self, provenance: Mapping[str, Any]) -> Inspection:
+        """What the model showed."""
+        arrays: dict[str, Any] = {}
+        if self._features:
+            arrays["features"] = torch.cat(self._features).numpy()
+        if self._sums is not None:
+            arrays |= self._circuit()
+        if "sharpness" in self.parts:
+            with self._timed("sharpness", {"forward": 41, "backward": 20}):
+                arrays["sharpness"] = _sharpness(self.model, self.task, self.settings.sharpness_batch)
+        return Inspection(
+            graph=self.model.graph,
+            logits=torch.cat(self._logits).numpy(),
+            labels=None if self.task.labels is None else self.task.labels.numpy().astype(np.int64),
+            ids=self.task.ids.numpy().astype(np.int64),
+            classes=self.model.classes or self.task.classes,
+            provenance=provenance,
+            cost=self.cost,
+            **arrays,
+        )
+
+    def _circuit(self) -> dict[str, Any]:
+        assert self._sums is not None
+        found = self._sums.scores()
+        self.cost[self._stage]["passes"] = dict(found.details["passes"])
+        assert found.resampled is not None  # `of_discovery` asks for it
+        if isinstance(self._sums, OutputSums):
+            return {"output_scores": _double(found.values), "output_draws": found.resampled.numpy()}
+        with self._timed("metrics"):
+            graph = self.model.graph
+            into_logits = graph.valid.nonzero()[:, 1] == graph.n_targets - 1
+            return {
+                "output_scores": _double(found.values[:, -1]),
+                "output_draws": found.resampled[:, into_logits].contiguous().numpy(),
+                "dependency": dependency_matrix(found).numpy(),
+                "dependency_draws": matrices_of(graph, found.resampled),
+            }
+
+    @property
+    def _stage(self) -> str:
+        return next(part for part in ("edge-scores", "output-scores") if part in self.parts)
+
+    def _prepared(self) -> Prepared:
+        if self._means is not None:
+            return self._means.prepared()
+        choices = self._choices
+        return choices.ablation.prepare(self.model, self.task, batch_size=self.size, seed=choices.seed)
+
+    @contextmanager
+    def _timed(self, stage: str, passes: Mapping[str, int] | None = None) -> Iterator[None]:
+        """Add to the seconds of a stage; note the passes per image that it makes."""
+        spent = self.cost.setdefault(stage, {"seconds": 0.0, "passes": dict(passes or {})})
+        started = time.perf_counter()
+        yield
+        spent["seconds"] += time.perf_counter() - started
+
+
+def inspect_together(inspectors: Sequence[Inspector]) -> None:
+    """Feed the images to models that were given the same rows, each batch to all of them."""
+    size = min(inspector.size for inspector in inspectors)
+    _feed(inspectors, size, "look")
+    _feed([inspector for inspector in inspectors if inspector.scores], size, "score")
+
+
+def _feed(inspectors: Sequence[Inspector], size: int, what: str) -> None:
+    if not inspectors:
+        return
+    for batches in shared_batches([inspector.task for inspector in inspectors], size):
+        for inspector, batch in zip(inspectors, batches, strict=True):
+            getattr(inspector, what)(batch)
+
+
+def shared_batches(tasks: Sequence[ImageRows], size: int) -> Iterator[list[ImageBatch]]:
+    """Batches of the same rows for every task; streams of one source and geometry are decoded once.
+
+    Args:
+        tasks: Bound to their models, with the same rows.
+        size: Images of a batch.
+    """
+    keys = [_reading(task, place) for place, task in enumerate(tasks)]
+    first = {key: tasks[keys.index(key)] for key in keys}
+    reads = [
+        task.decoded(size) if isinstance(task, ImageStream) else task.batches(size) for task in first.values()
+    ]
+    for pieces in zip(*reads, strict=True):
+        read = dict(zip(first, pieces, strict=True))
+        yield [
+            task.normalised(some) if isinstance(some := read[key], DecodedBatch) else some
+            for key, task in zip(keys, tasks, strict=True)
+        ]
+
+
+def _reading(task: ImageRows, place: int) -> str:
+    """Equal for streams that decode the same pixels; every other task reads for itself."""
+    if not isinstance(task, ImageStream):
+        return f"task {place}"
+    geometry = {name: value for name, value in task.transform.to_dict().items() if name not in ARITHMETIC}
+    return json.dumps([id(task.pictures), geometry], sort_keys=True)
+
+
+def matrices_of(
+    graph: Graph, resampled: Float32[Tensor, "draws n_edges"]
+) -> Float32[np.ndarray, "draws layers layers"]:
+    """Dependency matrix of the mean scores in each resample.
+
+    Args:
+        graph: Of the model.
+        resampled: Signed scores of the edges, row-major over `graph.valid`.
+    """
+    source, target, n_layers = node_layers(graph)
+    rows, columns = graph.valid.nonzero(as_tuple=True)
+    cells = source[rows] * n_layers + target[columns]
+    sums = torch.zeros((len(resampled), n_layers * n_layers), dtype=torch.float64)
+    sums.index_add_(1, cells, resampled.abs().double())
+    return sums.float().numpy().reshape(len(resampled), n_layers, n_layers)
+
+
+def _double(values: Tensor) -> Float64[np.ndarray, " n_sources"]:
+    return np.asarray(values.detach().double().cpu().numpy())
+
+
+def _sharpness(model: Model, task: ImageRows, size: int) -> Float64[np.ndarray, " n_batches"]:
+    """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
+    values = []
+    for batch in task.batches(min(size, task.n)):
+        if len(batch.indices) < min(size, task.n):
+            break
+        assert batch.labels is not None
+        pair = (batch.images.to(model.device, model.dtype), batch.labels.to(model.device))
+        values.append(sharpness(model, [pair]))
+    return np.array(values)
