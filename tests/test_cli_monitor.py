@@ -298,7 +298,7 @@ def test_baselines_learn_from_all_classes_of_a_folder(
         assert known is not None
         assert len(known.labels) == 12
         assert len(set(known.labels.tolist())) >= 4  # in the order of the folder all would be of 2 or 3
-        learned.append(known.logits)
+        learned.append(known.outputs.logits)
     assert torch.equal(learned[0], learned[1])
     assert not torch.equal(learned[0], learned[2])
 
