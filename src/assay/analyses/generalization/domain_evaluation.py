@@ -12,12 +12,18 @@ import torch
 from jaxtyping import Float64
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.batches import Labelled, circuit_like, image_task, label_free, labels_of
+from assay.analyses.generalization.batches import (
+    Labelled,
+    Outputs,
+    circuit_like,
+    image_task,
+    label_free,
+    labels_of,
+    outputs_of,
+)
 from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias, dependency_matrix
 from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
 from assay.analyses.generalization.evaluation import DELTAS, AlarmCurve, correlate
-from assay.analyses.generalization.inspecting import inspect_model
-from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.motifs import motif
 from assay.analyses.generalization.shift import ShiftView, circuit_shifts, rank_shift_map
 from assay.circuits import EdgeScores
@@ -142,19 +148,14 @@ class DomainProbe:
         how = self.settings
         everything = image_task(self.model, images, self.transform)
         truth = labels_of(everything)
-        seen = inspect_model(
-            self.model, everything, ("features",), settings=InspectionSettings(batch_size=self.batch_size)
-        )
+        seen = outputs_of(self.model, everything, batch_size=self.batch_size)
         # Drawn anew for each domain, so that the errors of two domains are independent.
         order = stream(how.seed, f"domains/{images.domain}").permutation(images.n)
         rows = np.sort(order[: how.n])
         scores = circuit_like(
             self.model, everything.subset(rows.tolist()), self.reference, batch_size=self.batch_size
         )
-        assert seen.features is not None
-        estimates, absent = all_baselines(
-            seen.logits[rows], seen.features[rows].astype(np.float64), self.labelled
-        )
+        estimates, absent = all_baselines(seen.of(rows), self.labelled)
         rates = {name: baselines.id_accuracy(seen.logits, truth, measure=name) for name in baselines.MEASURES}
         moved = rank_shift_map(self.reference, scores, granularity=how.granularity)
         biases = {
@@ -188,24 +189,20 @@ def _rows(matrix: torch.Tensor) -> Rows:
     return tuple(map(tuple, matrix.tolist()))
 
 
-def all_baselines(
-    logits: Float64[np.ndarray, "n c"], features: Float64[np.ndarray, "n f"], known: Labelled | None
-) -> tuple[dict[str, float], dict[str, str]]:
+def all_baselines(outputs: Outputs, known: Labelled | None) -> tuple[dict[str, float], dict[str, str]]:
     """Every baseline that needs no labels of these images, and why some are undefined.
 
     Args:
-        logits: On the new images.
-        features: What the classifier reads.
+        outputs: On the new images.
         known: Outputs on labelled images in distribution.
     """
-    found: dict[str, float] = label_free(torch.from_numpy(logits), known)
+    logits, features = outputs.logits, outputs.features
+    found = label_free(outputs, known)
     further: dict[str, Callable[[], float]] = {
         "mde": lambda: baselines.energy(logits),
         "rankme": lambda: baselines.rankme(features),
         "alpha-req": lambda: baselines.alpha_req(features),
     }
-    if known is not None:
-        further["cot"] = lambda: baselines.cot(known.labels, logits)
     absent = {}
     for key, estimate in further.items():
         with warnings.catch_warnings(record=True) as raised:
