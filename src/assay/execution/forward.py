@@ -19,7 +19,7 @@ from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
 from assay.execution.soft import SoftRunner
 from assay.models import Model, Trace
-from assay.tasks import Batch, PairTask, Task, check_equal_lengths
+from assay.tasks import Batch, ImageStream, PairTask, Task, check_equal_lengths
 
 
 def finite_rows(logits: Float[Tensor, "n *reads d_vocab"]) -> Bool[Tensor, " n"]:
@@ -195,7 +195,7 @@ def run_circuit(
         if isinstance(task, PairTask) and task.positions.ndim == 1 and not model.graph.experts:
             run = _run_pairs_soft if dense else _run_pairs
             return run(model, task, circuit, pairs, batch_size, memory)
-        task = task.paired(pairs)
+        task = (task.loaded() if isinstance(task, ImageStream) else task).paired(pairs)
     if dense:
         return _run_soft(
             model, task, circuit, None, replacement, asked=batch_size, memory=memory, seed=seed, check=check

@@ -37,7 +37,7 @@ from assay.pipeline.prompts import Division, draw_prompts
 from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Progress, silent
 from assay.store import Store
-from assay.tasks import TASKS, ImageTask, PairTask, Task, digits_source
+from assay.tasks import TASKS, ImageStream, ImageTask, PairTask, Task, digits_source
 
 
 @takes_text(untouched=("model", "task"), lengths=True)
@@ -278,7 +278,7 @@ class AuditOptions:
 
     def _draws(self, model: Model, n: int | None) -> Division:
         """Inputs to discover on and to measure on."""
-        task = self.task
+        task = self.task.loaded() if isinstance(self.task, ImageStream) else self.task
         named = isinstance(task, str) and (
             task.startswith(IMAGES) or digits_source(task) is not None or model.id.startswith("planted:")
         )

@@ -28,6 +28,7 @@ from assay.tasks import (
     DomainSource,
     EvalTransform,
     ImageSet,
+    PromptSet,
     ReadOptions,
     corrupt,
     find_domains,
@@ -208,6 +209,7 @@ def evaluate_domains(
     found, pool = reference_of(
         model, plan.start, transform, place / record_id("evaluation-reference", asked), progress
     )
+    assert not isinstance(pool, PromptSet)  # `check_domains` refuses models of prompts
     if plan.corruptions and (pool is None or pool.labels is None):
         raise InputError(
             "calibration domains are corrupted copies of labelled images in distribution, but there are none "

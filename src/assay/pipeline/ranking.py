@@ -21,7 +21,7 @@ from assay.models.placing import number_type
 from assay.pipeline.cost import Forecast, Workload, run_bytes
 from assay.pipeline.targets import Domain, known_target, targets
 from assay.store import About, Store
-from assay.tasks import ImageTask, is_shapes
+from assay.tasks import ImageInputs, is_shapes
 from assay.tasks.image_source import SHAPES
 from assay.zoo import Zoo
 
@@ -59,7 +59,7 @@ class Lineup:
         return self.targets[0]
 
     @property
-    def known_images(self) -> Callable[[Model], ImageTask] | None:
+    def known_images(self) -> Callable[[Model], ImageInputs] | None:
         """Reads the known images for a model; None where there are none."""
         return None if self.known is None else self.known.read
 

@@ -12,7 +12,7 @@ from assay.tasks import (
     SHAPE_DOMAINS,
     DomainSource,
     EvalTransform,
-    ImageRows,
+    ImageInputs,
     ImageStream,
     ReadOptions,
     find_domains,
@@ -41,7 +41,7 @@ class Domain:
 
     name: str
     labelled: bool | None
-    read: Callable[[Model], ImageRows]
+    read: Callable[[Model], ImageInputs]
     dataset: str = ""
 
 
@@ -136,7 +136,7 @@ class _SharedImages:
         self._domain, self._options, self._note = domain, options, note
         self._streams: dict[str, ImageStream] = {}
 
-    def __call__(self, model: Model) -> ImageRows:
+    def __call__(self, model: Model) -> ImageInputs:
         transform = EvalTransform.for_model(model)
         geometry = {name: value for name, value in transform.to_dict().items() if name not in ARITHMETIC}
         key = json.dumps([geometry, model.classes], sort_keys=True)

@@ -59,4 +59,4 @@ def _mixed(numbers: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     """The finaliser of SplitMix64, modulo 2**64."""
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
         numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
-    return numbers ^ (numbers >> np.uint64(31))
+    return np.asarray(numbers ^ (numbers >> np.uint64(31)))

@@ -59,7 +59,8 @@ from assay.tasks.tokens import Tokens
 
 
 # What a model may be run on, and the parts it is run in.
-Task = PairTask | ImageTask | ImageStream
+ImageInputs = ImageTask | ImageStream
+Task = PairTask | ImageInputs
 Batch = PairBatch | ImageBatch
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "Grammar",
     "GreaterThan",
     "ImageBatch",
+    "ImageInputs",
     "ImageListing",
     "ImageRows",
     "ImageSet",

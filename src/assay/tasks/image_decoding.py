@@ -365,7 +365,7 @@ def usual_workers(n: int) -> int:
 
 def check_workers(workers: int | None) -> None:
     """Refuse a number of workers that cannot be."""
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+    if workers is not None and (type(workers) is not int or workers < 0):
         raise InputError(f"workers is {workers!r}; give 0 (decode in this process) or more")
 
 

@@ -15,7 +15,7 @@ from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.tasks.image_batch import ImageBatch
 from assay.tasks.image_decoding import Decoding, Pictures, groups_of, unequal
-from assay.tasks.image_rows import ImageRows, check_batch_size
+from assay.tasks.image_rows import ImageRows, check_batch_size, fill
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 
@@ -81,8 +81,7 @@ class ImageStream(ImageRows):
     skipped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rows is None:
-            object.__setattr__(self, "rows", torch.arange(len(self.pictures)))
+        fill(self, rows=torch.arange(len(self.pictures)))
         self._check_rows()
 
     @property

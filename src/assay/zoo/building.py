@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from assay.zoo.selection import Selection
 from assay.zoo.training import Progress, train
 
 
-AnyImages = TypeVar("AnyImages", ImageSet, ImageStream)
+AnyImages = TypeVar("AnyImages", bound=ImageSet | ImageStream)
 
 
 def split(images: AnyImages, share: float, *, seed: int = 0) -> tuple[AnyImages, AnyImages]:
@@ -54,7 +54,7 @@ def split(images: AnyImages, share: float, *, seed: int = 0) -> tuple[AnyImages,
         held.append(rows[: max(1, min(len(rows) - 1, round(share * len(rows))))])
     held_out = np.sort(np.concatenate(held))
     kept = np.setdiff1d(np.arange(images.n), held_out)
-    return images.subset(kept.tolist()), images.subset(held_out.tolist())
+    return cast(AnyImages, images.subset(kept.tolist())), cast(AnyImages, images.subset(held_out.tolist()))
 
 
 def train_zoo(

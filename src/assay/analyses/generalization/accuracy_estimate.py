@@ -272,12 +272,12 @@ class AccuracyEstimator(Record):
     # ---------------------------------------------------------------------------------------- the arithmetic
 
     def _link(self, x: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-        return np.arcsin(np.sqrt((np.clip(x, 0.0, 1.0) * self.n + 0.5) / (self.n + 1)))
+        return np.asarray(np.arcsin(np.sqrt((np.clip(x, 0.0, 1.0) * self.n + 0.5) / (self.n + 1))))
 
     def _accuracy(self, y: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
         """The inverse of the link; beyond its ends 0 and 1."""
         share = np.sin(np.clip(y, 0.0, math.pi / 2)) ** 2
-        return np.clip((share * (self.n + 1) - 0.5) / self.n, 0.0, 1.0)
+        return np.asarray(np.clip((share * (self.n + 1) - 0.5) / self.n, 0.0, 1.0))
 
     def _oriented(self, rows: Rows) -> Rows:
         columns = [
@@ -295,7 +295,7 @@ class AccuracyEstimator(Record):
 
     def _scaled(self, rows: Rows) -> Rows:
         mean, spread = self._scale
-        return (self._oriented(rows) - mean) / spread
+        return np.asarray((self._oriented(rows) - mean) / spread)
 
     @cached_property
     def _z(self) -> Rows:

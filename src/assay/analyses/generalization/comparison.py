@@ -238,7 +238,9 @@ class RankingComparison(display.Shown, Record):
         }
 
     def _families_entry(self) -> list[dict[str, Any]]:
-        return self.by_family().to_dict("records")
+        return [
+            {str(name): value for name, value in row.items()} for row in self.by_family().to_dict("records")
+        ]
 
     @property
     def _listed(self) -> list[Ranking]:

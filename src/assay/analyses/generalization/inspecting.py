@@ -15,7 +15,7 @@ from assay.analyses.generalization.inspectors import Inspector, inspect_together
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import library_version, record_id
 from assay.models import Model
-from assay.tasks import ImageRows
+from assay.tasks import ImageInputs
 
 
 # What can be asked for beyond the logits.
@@ -24,7 +24,7 @@ PARTS = ("features", "output-scores", "edge-scores", "sharpness")
 
 def inspect_model(
     model: Model,
-    task: ImageRows,
+    task: ImageInputs,
     parts: Iterable[str] = (),
     *,
     settings: InspectionSettings | None = None,
@@ -58,7 +58,7 @@ def inspect_model(
 
 def inspect_models(
     models: Sequence[Model],
-    tasks: Sequence[ImageRows],
+    tasks: Sequence[ImageInputs],
     parts: Iterable[str] = (),
     *,
     settings: InspectionSettings | None = None,
@@ -119,7 +119,7 @@ def _wanted(parts: Iterable[str]) -> tuple[str, ...]:
     return wanted
 
 
-def _check(task: ImageRows, wanted: Sequence[str]) -> None:
+def _check(task: ImageInputs, wanted: Sequence[str]) -> None:
     if task.n < 2:
         raise InputError(
             f"domain {task.domain or task.name!r} has {task.n} image, but mean ablation and intervals need "

@@ -14,6 +14,7 @@ from torch import Tensor
 from assay.analyses.generalization.depth_bias import dependency_matrix, node_layers
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.sharpness import sharpness
+from assay.circuits import EdgeScores
 from assay.core.errors import NonFiniteError
 from assay.discovery.edges import METHODS, OutputSums, ScoreSums
 from assay.discovery.edges.running import resolve
@@ -21,7 +22,7 @@ from assay.execution import Mean, MeanSums, Prepared
 from assay.execution.batches import choose_batch_size
 from assay.graph import Graph
 from assay.models import Model
-from assay.tasks import ImageBatch, ImageRows, ImageStream
+from assay.tasks import ImageBatch, ImageInputs, ImageStream
 from assay.tasks.image_stream import DecodedBatch
 
 
@@ -46,7 +47,7 @@ class Inspector:
     """
 
     def __init__(
-        self, model: Model, task: ImageRows, parts: Sequence[str], settings: InspectionSettings
+        self, model: Model, task: ImageInputs, parts: Sequence[str], settings: InspectionSettings
     ) -> None:
         self.model, self.task, self.parts, self.settings = model, model.bind(task), parts, settings
         self.cost: dict[str, Any] = {}
@@ -128,6 +129,7 @@ class Inspector:
         assert found.resampled is not None  # `of_discovery` asks for it
         if isinstance(self._sums, OutputSums):
             return {"output_scores": _double(found.values), "output_draws": found.resampled.numpy()}
+        assert isinstance(found, EdgeScores)
         with self._timed("metrics"):
             graph = self.model.graph
             into_logits = graph.valid.nonzero()[:, 1] == graph.n_targets - 1
@@ -172,7 +174,7 @@ def _feed(inspectors: Sequence[Inspector], size: int, what: str) -> None:
             getattr(inspector, what)(batch)
 
 
-def shared_batches(tasks: Sequence[ImageRows], size: int) -> Iterator[list[ImageBatch]]:
+def shared_batches(tasks: Sequence[ImageInputs], size: int) -> Iterator[list[ImageBatch]]:
     """Batches of the same rows for every task; streams of one source and geometry are decoded once.
 
     Args:
@@ -186,13 +188,17 @@ def shared_batches(tasks: Sequence[ImageRows], size: int) -> Iterator[list[Image
     ]
     for pieces in zip(*reads, strict=True):
         read = dict(zip(first, pieces, strict=True))
-        yield [
-            task.normalised(some) if isinstance(some := read[key], DecodedBatch) else some
-            for key, task in zip(keys, tasks, strict=True)
-        ]
+        yield [_normalised(task, read[key]) for key, task in zip(keys, tasks, strict=True)]
 
 
-def _reading(task: ImageRows, place: int) -> str:
+def _normalised(task: ImageInputs, some: DecodedBatch | ImageBatch) -> ImageBatch:
+    if isinstance(some, DecodedBatch):
+        assert isinstance(task, ImageStream)  # only streams decode
+        return task.normalised(some)
+    return some
+
+
+def _reading(task: ImageInputs, place: int) -> str:
     """Equal for streams that decode the same pixels; every other task reads for itself."""
     if not isinstance(task, ImageStream):
         return f"task {place}"
@@ -221,7 +227,7 @@ def _double(values: Tensor) -> Float64[np.ndarray, " n_sources"]:
     return np.asarray(values.detach().double().cpu().numpy())
 
 
-def _sharpness(model: Model, task: ImageRows, size: int) -> Float64[np.ndarray, " n_batches"]:
+def _sharpness(model: Model, task: ImageInputs, size: int) -> Float64[np.ndarray, " n_batches"]:
     """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
     values = []
     for batch in task.batches(min(size, task.n)):

@@ -177,7 +177,7 @@ class NoiseFloor:
 
     @cached_property
     def _mean(self) -> Vectors:
-        return self._vectors(self._batches.mean(0)[None])[0]
+        return np.asarray(self._vectors(self._batches.mean(0)[None])[0])
 
     @cached_property
     def _sides(self) -> list[_Side]:

@@ -93,7 +93,7 @@ def _caveats(document: Document) -> list[str]:
     ]
 
 
-def _last(document: Document) -> dict[str, tuple[int, Mapping[str, float], str | None]]:
+def _last(document: Document) -> dict[str, tuple[int, Mapping[str, Any], str | None]]:
     """Per model: the last look it was in (its number of images, its row), and who dropped it."""
     found = {}
     for look in document["looks"]:

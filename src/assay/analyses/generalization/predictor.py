@@ -186,13 +186,13 @@ def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> MetricEstimate
 
 def weighted_means(values: Float64[np.ndarray, " n"], counts: Counts) -> Draws:
     """The mean of a number per image in each resample; NaN in one without any image."""
-    return relative(counts) @ values / len(values)
+    return np.asarray(relative(counts) @ values / len(values))
 
 
 def relative(counts: Counts) -> Counts:
     """Counts of each resample scaled to add up to n; NaN for one without any image."""
     totals = counts.sum(1, keepdims=True)
-    return counts * (counts.shape[1] / np.where(totals > 0, totals, np.nan))
+    return np.asarray(counts * (counts.shape[1] / np.where(totals > 0, totals, np.nan)))
 
 
 def known_of(evidence: MetricEvidence) -> tuple[Inspection, Counts]:

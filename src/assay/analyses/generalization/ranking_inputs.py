@@ -10,11 +10,11 @@ from torch import nn
 
 from assay.core.errors import InputError
 from assay.models import Model, load_model
-from assay.tasks import EvalTransform, ImageRows, ImageSet, load_images
+from assay.tasks import EvalTransform, ImageInputs, ImageSet, load_images
 from assay.zoo import Zoo
 
 
-Images = ImageSet | ImageRows | Callable[[Model], ImageRows] | str | Path
+Images = ImageSet | ImageInputs | Callable[[Model], ImageInputs] | str | Path
 OneModel = Model | str | Path | nn.Module | Callable[[], Model]
 Models = Zoo | Mapping[str, OneModel] | Sequence[OneModel] | str | Path
 
@@ -63,9 +63,9 @@ def _loader(model: object) -> Callable[[], Model]:
     )
 
 
-def tasks_for(images: Images, models: Sequence[Model], *, labels: bool | None = None) -> list[ImageRows]:
+def tasks_for(images: Images, models: Sequence[Model], *, labels: bool | None = None) -> list[ImageInputs]:
     """The images as each model reads them; equal ones are held once."""
-    held: dict[str, ImageRows] = {}
+    held: dict[str, ImageInputs] = {}
     tasks = []
     for model in models:
         key = json.dumps([EvalTransform.for_model(model).to_dict(), model.classes])
@@ -75,10 +75,10 @@ def tasks_for(images: Images, models: Sequence[Model], *, labels: bool | None = 
     return tasks
 
 
-def task_for(images: Images, model: Model, *, labels: bool | None = None) -> ImageRows:
+def task_for(images: Images, model: Model, *, labels: bool | None = None) -> ImageInputs:
     """The images as a model reads them, with the labels that may be used."""
-    if isinstance(images, ImageRows):
-        task: ImageRows = images
+    if isinstance(images, ImageInputs):
+        task: ImageInputs = images
     elif isinstance(images, ImageSet):
         task = images.stream(EvalTransform.for_model(model))
     elif isinstance(images, str | Path):

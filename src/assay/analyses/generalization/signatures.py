@@ -58,7 +58,7 @@ def _directions(graph: Graph, rows: Scores) -> Vectors:
 
 def _units(rows: Vectors) -> Vectors:
     size = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return np.divide(rows, size, out=np.full_like(rows, np.nan), where=size > 0)
+    return np.asarray(np.divide(rows, size, out=np.full_like(rows, np.nan), where=size > 0))
 
 
 def _magnitudes(graph: Graph, rows: Scores) -> Vectors:

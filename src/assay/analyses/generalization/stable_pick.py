@@ -23,7 +23,7 @@ from assay.core.random import stream
 from assay.core.record import Record, library_version, record_id, same
 from assay.models import Model
 from assay.stats.elimination import ERROR, FIRST_LOOK, Candidates, eliminate, look_sizes
-from assay.tasks import ImageRows
+from assay.tasks import ImageInputs
 
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class _FirstImages:
     rows: np.ndarray
     labels: bool | None
 
-    def __call__(self, model: Model) -> ImageRows:
+    def __call__(self, model: Model) -> ImageInputs:
         return task_for(self.target, model, labels=self.labels).subset(self.rows.tolist())
 
 

@@ -328,7 +328,7 @@ def prompt_set(
 
 def names_of(task: Task) -> Any:
     """What decodes the rows of logits: a tokenizer, or the names of classes."""
-    return ClassNames(task.classes) if isinstance(task, ImageRows) else task.tokenizer
+    return task.tokenizer if isinstance(task, PairTask) else ClassNames(task.classes)
 
 
 def sides_of(task: Task) -> dict[str, PromptSet]:

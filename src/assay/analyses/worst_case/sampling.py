@@ -28,7 +28,7 @@ from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
 from assay.analyses.worst_case.support import distinct_matched, distinct_product
 from assay.core.errors import InputError, TokenizationError, unknown_name
 from assay.core.random import stream
-from assay.tasks import Grammar, ImageTask, Prompt, Task, check_read_once
+from assay.tasks import Grammar, ImageTask, PairTask, Prompt, Task, check_read_once
 from assay.tasks.checks import NO_POSITION
 
 
@@ -111,7 +111,7 @@ def sample_pairs(
 
 def grammar_of(task: Task) -> Grammar | None:
     """What fresh inputs of a task are drawn from; None for images and for prompts that are given."""
-    return None if isinstance(task, ImageTask) else task.grammar
+    return task.grammar if isinstance(task, PairTask) else None
 
 
 def usual_protocol(task: Task, ablation: str = "resample") -> str:

@@ -214,7 +214,8 @@ def _load(name: str | None, revision: str | None) -> "Model":
 def _show_plan(settings: FinetuneSettings, model: "Model", loss: "CircuitSettings") -> None:
     """What a step costs, a backward pass counted as two forward ones, and all of them."""
     from assay.analyses.generalization.live_scores import SECOND_ORDER
-    from assay.pipeline.planning import TRAINED, finetune_cost
+    from assay.pipeline.planning import finetune_cost
+    from assay.pipeline.zoo_training import TRAINED
     from assay.zoo import split
 
     inner = (loss.steps - 1) * (4 if loss.variant == SECOND_ORDER else 1)

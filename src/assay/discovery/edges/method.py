@@ -254,7 +254,8 @@ class BatchMethod(EdgeMethod):
     ) -> Iterator[BatchPart]:
         """What each batch of `size` examples gives, in order; of all batches or of those numbered."""
         prepared = _prepared(model, task, settings, size)
-        for number, batch in enumerate(task.batches(size)):
+        batches: Iterator[Batch] = task.batches(size)
+        for number, batch in enumerate(batches):
             if numbers is None or number in numbers:
                 yield self.part(model, batch, prepared, settings, number)
 

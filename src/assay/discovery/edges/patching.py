@@ -63,6 +63,7 @@ class Exact(BatchMethod):
         """
         if self.edges is None:
             return graph.valid
+        assert not isinstance(self.edges, Circuit)  # `__post_init__` made names of it
         return Circuit.from_edges(graph, list(self.edges)).mask
 
     def select(self, scores: EdgeScores, k: int) -> Circuit:

@@ -21,9 +21,9 @@ from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import Place, Spans
 from assay.core.errors import InputError, NonFiniteError
 from assay.discovery.edges.eap_ig import Passes, _PathGradient
+from assay.discovery.edges.feeding import completeness_gap
 from assay.discovery.edges.gradients import CHUNK_BYTES, ActivationDifferences, GradientSums
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, get_method, provenance_of
-from assay.discovery.edges.running import completeness_gap
 from assay.execution import Ablation, Prepared, get_ablation
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
