@@ -65,7 +65,7 @@ def broken_camera(n: int) -> list[bytes]:
 def test_an_alarm_leads_from_the_webhook_to_the_images_behind_it(
     tmp_path: Path, receiver: Receiver, visit: Visit
 ) -> None:
-    options = {"webhook": receiver.url, "window": WINDOW, "threshold": 0.55}
+    options = {"webhook": receiver.url, "window": WINDOW, "threshold": 0.1}
     with Served(tmp_path, "run", **options) as served:
         served.until(lambda: served.ask(as_json(drawn(WINDOW, style="flat"))).status == 202)
         served.until(lambda: len(served.readings()) == 1)
@@ -86,7 +86,7 @@ def test_an_alarm_leads_from_the_webhook_to_the_images_behind_it(
         assert pictures.first.is_visible()
         assert pictures.first.evaluate("each => each.naturalWidth") == 32
         text = batch.inner_text()
-        assert "above the threshold of 0.550" in text
+        assert "above the threshold of 0.100" in text
         assert "000000017-camera-0.png" in text
         assert "000000032-camera-15.png" in text
         assert not page.locator("details[id$='-batch-1']").evaluate("each => each.open")

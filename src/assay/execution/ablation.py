@@ -341,7 +341,7 @@ class MeanSums:
         >>> for batch in load_task("ioi", model, n=6).batches(2):
         ...     sums.add(batch)
         >>> sums.n, sums.prepared().baseline(batch).input.shape  # one row for all examples
-        (6, torch.Size([1, 18, 128]))
+        (6, torch.Size([1, 15, 160]))
     """
 
     def __init__(self, model: Model, ablation: Mean, *, keep: KeptRuns | None = None) -> None:

@@ -31,7 +31,7 @@ class DiscoverSettings(
 
     Attributes:
         options: Option of the method, NAME=VALUE, e.g. threshold=0.02; repeat for several.
-        edges: Edges that exact measures: a circuit, or names as input->a0.h0.q,m1->logits. Default: all.
+        exact_edges: Edges that exact measures: a circuit, or names like input->a0.h0.q. Default: all.
         top: Keep the K strongest edges, by |score|. Default: 200, or the method's own size.
         threshold: Keep edges whose |score| is at least this.
         greedy: Keep K edges, grown greedily from the logits.
@@ -41,7 +41,7 @@ class DiscoverSettings(
     """
 
     options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
-    edges: Annotated[str | None, DISCOVERY] = None
+    exact_edges: Annotated[str | None, DISCOVERY] = None
     top: Annotated[int | None, CIRCUIT] = None
     threshold: Annotated[float | None, CIRCUIT] = None
     greedy: Annotated[int | None, CIRCUIT] = None
@@ -88,23 +88,25 @@ def _check(settings: DiscoverSettings) -> dict[str, Any]:
     options = dict(parse_options([f"{method}.{text}" for text in settings.options]).get(method, {}))
     task = settings.task if settings.images is None else None
     call(settings, pipeline.check_options, options=options, task=task)
-    if settings.edges is not None and method != "exact":
-        raise InputError(f"--edges chooses what exact measures, but --method is {method}; remove one of them")
+    if settings.exact_edges is not None and method != "exact":
+        raise InputError(
+            f"--exact-edges chooses what exact measures, but --method is {method}; remove one of them"
+        )
     if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
         raise InputError("--top, --threshold and --greedy exclude each other; give one of them")
     return options
 
 
 def _subset(settings: DiscoverSettings, model: "Model") -> dict[str, Any]:
-    """The option `edges`, by names."""
+    """The option `exact_edges`, by names."""
     from assay.circuits import Circuit
     from assay.pipeline.circuits import read_circuit
 
-    if settings.edges is None:
+    if settings.exact_edges is None:
         return {}
-    if "->" in settings.edges:
-        return {"edges": tuple(name.strip() for name in settings.edges.split(","))}
-    circuit = read_circuit(settings.edges, model.graph, settings.existing_store)
+    if "->" in settings.exact_edges:
+        return {"edges": tuple(name.strip() for name in settings.exact_edges.split(","))}
+    circuit = read_circuit(settings.exact_edges, model.graph, settings.existing_store)
     if not isinstance(circuit, Circuit):
         circuit = Circuit.from_heads(model.graph, circuit)
     return {"edges": tuple(circuit.edges())}

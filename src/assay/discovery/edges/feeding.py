@@ -46,7 +46,7 @@ class ScoreSums:
         >>> for batch in task.batches(2):
         ...     sums.add(batch)
         >>> sums.n, sums.scores().resampled.shape
-        (6, torch.Size([200, 252]))
+        (6, torch.Size([200, 1519]))
     """
 
     def __init__(self, model: Model, method: EdgeMethod, settings: Choices, prepared: Prepared) -> None:
