@@ -124,8 +124,8 @@ def _line(reading: "Reading") -> str:
     skipped = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
     accuracy = "" if reading.estimate is None else f"  accuracy: {reading.estimate}"
     return (
-        f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} {excess:>7}  "
-        f"{interval:<16} {p:>6} {e:>8}  {alarm:<5}{skipped}{accuracy}".rstrip()
+        f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "
+        f"{excess:>7}  {interval:<16} {p:>6} {e:>8}  {alarm:<5}{skipped}{accuracy}".rstrip()
     )
 
 
