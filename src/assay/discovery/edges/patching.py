@@ -76,7 +76,7 @@ class Exact(BatchMethod):
     @torch.no_grad()
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         wanted = self.wanted(model.graph)
-        runs = _suffix_runs if _starts_at_targets(model) else _runs_apart
+        runs = _suffix_runs if _starts_at_targets(model, batch) else _runs_apart
         baseline = prepared.baseline(batch)
         scores = None
         for row, column, damage in runs(model, batch, baseline, settings, wanted):
@@ -91,9 +91,13 @@ class Exact(BatchMethod):
 Damages = Iterator[tuple[int, int, Float[Tensor, " batch"]]]
 
 
-def _starts_at_targets(model: Model) -> bool:
-    """Whether a change of one head, or of one query or key, leaves the rest of its block as it is."""
-    return model.family.branch_norm is None and model.coupling == "none" and model.experts == "together"
+def _starts_at_targets(model: Model, batch: Batch) -> bool:
+    """Whether a change of one head, or of one query or key, leaves the rest of its block as it is.
+
+    Runs that begin inside a block know clean and corrupted prompts of one length only.
+    """
+    alone = model.family.branch_norm is None and model.coupling == "none" and model.experts == "together"
+    return alone and batch.alignment is None
 
 
 def _suffix_runs(
