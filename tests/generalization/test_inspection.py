@@ -91,6 +91,12 @@ def test_edge_scores_give_the_matrix_its_replicates_and_the_same_output_scores()
     assert bias[0] == pytest.approx(bias[1], rel=1e-5)
 
 
+def relative_spread(counts: np.ndarray) -> float:
+    """Standard deviation of the weights of a resample over their mean."""
+    shares = counts / counts.sum()
+    return float(np.sqrt(len(counts) * ((shares - 1 / len(counts)) ** 2).sum()))
+
+
 def test_resampled_matrices_equal_those_of_repeated_images() -> None:
     model = vit()
     full = assay.discover(model, task_of(model), "eap-ig-inputs", steps=2, per_example=True)
@@ -98,7 +104,9 @@ def test_resampled_matrices_equal_those_of_repeated_images() -> None:
     found = inspect_model(model, task_of(model), ["edge-scores"], settings=FEW).dependency_draws
     for draw in (0, 7):
         rows = np.repeat(np.arange(18), counts[draw].astype(int))
-        scores = assay.EdgeScores(model.graph, full.per_example[rows].mean(0))
+        # What a resample moves the mean by, over the spread of its own weights (see `WeightedSums.means`).
+        moved = (full.per_example[rows].mean(0) - full.values) / relative_spread(counts[draw])
+        scores = assay.EdgeScores(model.graph, full.values + moved)
         np.testing.assert_allclose(found[draw], dependency_matrix(scores).numpy(), rtol=1e-4)
 
 

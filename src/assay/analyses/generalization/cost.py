@@ -67,7 +67,7 @@ def discovery_cost(
     forward = _timed(lambda: run_model(model, task, batch_size=size))
     both = _timed(lambda: _forward_and_backward(model, task, size))
     started = time.perf_counter()
-    scores = discover(model, task, "eap-ig-inputs", seed=settings.seed, **settings.of_discovery)
+    scores = discover(model, task, "eap-ig-inputs", **settings.of_discovery)
     total = time.perf_counter() - started
     passes = scores.details["passes"]
     spent = {
