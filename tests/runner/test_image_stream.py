@@ -40,7 +40,7 @@ def write(folder: Path, name: str, grey: int, *, age: float = 100.0) -> Path:
 
 
 def greys(found: object) -> list[int]:
-    return [int(image.mean().round()) for image in found.images.pixels]  # type: ignore[attr-defined]
+    return [int(image.mean().round()) for image in found.inputs.pixels]  # type: ignore[attr-defined]
 
 
 def test_files_come_in_order_of_time_and_the_rest_waits(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_files_come_in_order_of_time_and_the_rest_waits(tmp_path: Path) -> None:
     found = list(batches(str(tmp_path), watch(3)))
     assert [greys(each) for each in found] == [[0, 40, 80]]
     assert found[0].sources == tuple(str(tmp_path / name) for name in ("c.png", "a.png", "b.jpg"))
-    assert found[0].images.pixels.shape == (3, 32, 32, 3)
+    assert found[0].inputs.pixels.shape == (3, 32, 32, 3)
     by_name = list(batches(str(tmp_path), watch(2, order="name")))
     assert [greys(each) for each in by_name] == [[40, 80], [0, 120]]
 
@@ -274,7 +274,7 @@ def test_drawn_shapes_are_numbered_and_apart_from_known_ones() -> None:
     found = list(batches("shapes:neon", watch(4, n=10)))
     assert [each.sources[0] for each in found] == [f"shapes:neon/{FIRST_WATCHED + k}" for k in (0, 4)]
     expected = draw_shapes("neon", 4, start=FIRST_WATCHED + 4)
-    np.testing.assert_array_equal(found[1].images.pixels, expected.pixels)
+    np.testing.assert_array_equal(found[1].inputs.pixels, expected.pixels)
     known = known_images("shapes:neon", TRANSFORM, n=4, classes=None, options=ReadOptions())
     assert known.ids.tolist() == list(range(FIRST_KNOWN, FIRST_KNOWN + 4))
     rest = list(batches("shapes:neon", watch(4, n=10), done=frozenset(found[0].sources)))

@@ -139,7 +139,7 @@ def test_a_watched_folder(tmp_path: Path, jumping: Callable[[], int]) -> None:
     elapsed = itertools.count()
     watch = Watch(transform=EvalTransform(resize=(8, 8)), size=4, follow=True, order="name")
     found = next(batches(str(folder), watch, wait=lambda _: False, clock=lambda: float(next(elapsed))))
-    assert [Path(name).name for name in found.images.fields["path"]] == ["0.png", "1.png", "2.png", "3.png"]
+    assert [Path(name).name for name in found.inputs.fields["path"]] == ["0.png", "1.png", "2.png", "3.png"]
     assert jumping() > 0
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from assay.core.errors import FileFormatError, InputError
+from assay.core.machine import free_memory
 from assay.core.untrusted import (
     DAMAGED_ZIP,
     MALFORMED,
@@ -300,6 +301,9 @@ class _Blocks:
     def __init__(self, path: Path, starts: list[int]) -> None:
         self._file = importlib.import_module("pyarrow.parquet").ParquetFile(path)
         self._starts = starts
+        # A file holds a text that many cells repeat once, but no cell is longer than its part of the file.
+        largest = max(1, *(_image_bytes(self._file, group) for group in range(len(starts) - 1)))
+        self._rows = min(_BLOCK, max(1, free_memory() // 8 // largest))
         self._cells: Any = ()
         self._first, self._group = 0, -1
         self._rest: Iterator[Any] = iter(())
@@ -310,12 +314,21 @@ class _Blocks:
     def cell(self, row: int) -> Any:
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         if group != self._group or row < self._first:
-            self._rest = self._file.iter_batches(_BLOCK, row_groups=[group], columns=["image"])
+            self._rest = self._file.iter_batches(self._rows, row_groups=[group], columns=["image"])
             self._group, self._first, self._cells = group, self._starts[group], next(self._rest).column(0)
         while row >= self._first + len(self._cells):
             self._first += len(self._cells)
             self._cells = next(self._rest).column(0)
         return self._cells[row - self._first].as_py()
+
+
+def _image_bytes(file: Any, group: int) -> int:
+    """Bytes that the images of a row group declare, unpacked."""
+    described = file.metadata.row_group(group)
+    chunks = [described.column(place) for place in range(described.num_columns)]
+    return sum(
+        each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] == "image"
+    )
 
 
 SHARDS: Mapping[str, Callable[..., ImageListing]] = {
