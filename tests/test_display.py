@@ -192,6 +192,11 @@ def test_in_a_browser_nothing_runs_and_the_text_is_there(things: dict[str, Any],
 # ------------------------------------------------------------------------------------- without a picture
 
 
+def classifier() -> assay.Model:
+    zoo = assay.Zoo.embedded()
+    return zoo.load(zoo.keys[0])
+
+
 def public_values(things: dict[str, Any], tmp_path: Path) -> dict[str, object]:
     """One value of each public class."""
     model, task = things["model"], things["task"]
@@ -209,6 +214,7 @@ def public_values(things: dict[str, Any], tmp_path: Path) -> dict[str, object]:
         "EdgeScores": things["scores"],
         "Graph": model.graph,
         "HeadScores": assay.discover_heads(model, task, "drop-effect"),
+        "ImageStream": assay.stream_images("shapes:sketch", classifier(), n=4),
         "ImageTask": images.task(EvalTransform(resize=None)),
         "Interval": things["measurement"].interval(),
         "Measurement": things["measurement"],

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from planted_subsets import planted_matrix
 from planted_zoo import SETTINGS, planted
 from report.synthetic import synthetic_document
+from small_vits import untrained_vit
 
 import assay
 from assay.analyses.benchmark import (
@@ -36,14 +37,17 @@ from assay.analyses.claims import ClaimResult, parse_claim
 from assay.analyses.claims.outcomes import Outcome
 from assay.analyses.generalization.comparison import compare_rankings
 from assay.analyses.generalization.dynamics import DepthReading, Dynamics
+from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.ranking import rank_inspections
+from assay.analyses.generalization.stable_pick import StablePick, pick_until_stable
 from assay.core.display import Shown
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.core.verdict import Interval, Verdict
 from assay.pipeline import Audit
+from assay.tasks import draw_shapes
 
 
 @functools.cache
@@ -147,6 +151,17 @@ def dynamics() -> Dynamics:
     return Dynamics(readings=tuple(readings), facts=facts)
 
 
+def pick() -> StablePick:
+    models = {f"m{seed}": assay.load_model(untrained_vit(seed)) for seed in range(2)}
+    for model in models.values():
+        model.preprocessing = {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": 32, "width": 32},
+        }
+    few = InspectionSettings(draws=60, steps=2)
+    return pick_until_stable(models, draw_shapes("sketch", 24, size=32), settings=few, first=12)
+
+
 def audit() -> Audit:
     made = mini()
     return Audit(id="a" * 16, document=synthetic_document(), scores=made.scores, circuit=made.circuit)
@@ -185,6 +200,7 @@ MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
     ),
     "SelectionConsistency": (lambda: path().consistency, lambda each: math.comb(len(each.sizes), 2)),
     "SelectionPath": (path, lambda each: len(each.sizes) + sum(map(len, each.baselines.values()))),
+    "StablePick": (pick, lambda each: sum(len(look.models) for look in each.looks)),
     "Subset": (lambda: path()[20], lambda each: each.size),
     "TruthTable": (truth, lambda each: len(each.cells)),
     "WorstCase": (worst, lambda each: each.divergence.size),

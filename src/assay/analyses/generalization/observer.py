@@ -43,8 +43,8 @@ class Observer:
         InputError: If no window is given and the monitor was not calibrated, or the sizes do not fit.
 
     Notes:
-        What waits is held in memory: inputs that are not observed yet are gone with the process. `POST
-        /observe` of `assay serve` keeps them on the disk.
+        What waits is held in memory: inputs that are not observed yet are gone with the process.
+        `POST /observe` of `assay serve` keeps them on the disk.
 
     Example:
         >>> import assay
