@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 from claims.claim_text import CONTENT
+from generalization.small_vits import untrained_vit
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from planted_subsets import planted_matrix
 from planted_zoo import SETTINGS, planted
 from report.synthetic import synthetic_document
-from small_vits import untrained_vit
 
 import assay
 from assay.analyses.benchmark import (
