@@ -245,9 +245,10 @@ def list_parquet(path: str | Path, *, domain: str | None = None) -> ImageListing
         info = parse_json(described.get(b"huggingface", b"{}")).get("info", {})
         names = info.get("features", {}).get("label", {}).get("names")
         names = None if names is None else tuple(map(str, names))
+        numbers = None if labels is None else np.array(labels, dtype=np.int64)
     return ImageListing(
         pictures=ParquetRows(path, groups),
-        labels=None if labels is None else np.array(labels, dtype=np.int64),
+        labels=numbers,
         fields={
             name: values
             for name, values in columns.items()

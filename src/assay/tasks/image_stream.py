@@ -105,8 +105,9 @@ class ImageStream(ImageRows):
     def data_hash(self) -> str:
         """SHA-256 over what identifies the images without reading them, 64 hex digits.
 
-        Names, sizes in bytes, checksums where the source stores them, ids, labels, and the transform. Files
-        that change and keep their size are not noticed.
+        Names, sizes in bytes, checksums where the source stores them, ids, labels, and the transform; of a
+        data set in Python, the pixels of about 64 images. Files that change and keep their size are not
+        noticed.
         """
         digest = hashlib.sha256(f"stream {json.dumps(self.transform.to_dict())}".encode())
         for mark in self.pictures.marks(self.rows.tolist()):

@@ -45,9 +45,11 @@ def list_tar(path: str | Path, *, domain: str | None = None) -> ImageListing:
         )
     records = [each.get("facts", {}) for each in examples]
     names = [name for name in (records[0] if records else {}) if all(name in record for record in records)]
+    with malformed(path, "labels that are class numbers"):
+        numbers = None if not labels or labels[0] is None else np.array(labels, dtype=np.int64)
     return ImageListing(
         pictures=pictures,
-        labels=None if not labels or labels[0] is None else np.array(labels, dtype=np.int64),
+        labels=numbers,
         fields={
             "key": [each["key"] for each in examples],
             **{name: [record[name] for record in records] for name in names},

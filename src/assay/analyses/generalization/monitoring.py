@@ -373,7 +373,7 @@ class Monitor(display.Shown, Record):
         if self.estimator is None:
             return None
         shifts = {
-            key: circuit_shift(self.reference_scores, scores, distance=key)
+            key: circuit_shift(self.reference_scores, scores, distance=key, **vars(self.view))
             for key in self.estimator.names
             if key in DISTANCES
         }

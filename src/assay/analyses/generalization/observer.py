@@ -113,7 +113,9 @@ class Observer:
             Exception: What ended the observer's thread: an error of the monitor or of the callback.
         """
         single = _single(inputs)
-        form = _form(single[0]) if single else self._form
+        if not single:
+            return 0
+        form = _form(single[0])
         if form != self._form or form == PROMPT:  # every prompt is looked at, of images the first
             self.monitor.model.bind(self.monitor.task(_joined(single)))
         with self._changed:

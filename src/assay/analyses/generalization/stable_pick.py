@@ -60,7 +60,7 @@ class StablePick(display.Shown, Record):
         names: All models, in the order given.
         looks: What was seen at n = 64, 128, ... images.
         pick: The model that leads the last look.
-        chance: Share of the resamples of the last look in which it is the best of those that remain.
+        chance: Share of the resamples of the last look in which it is the best of those in it.
         remaining: Models that may still be the best, `pick` among them; one alone is a decision.
         stopped: Why it ended: `"decided"`, `"images"` (all were used) or `"budget"`.
         images: Images there were.
@@ -224,7 +224,7 @@ def pick_until_stable(
             return None
         ranking = rank_models(
             pool.loaders(names[place] for place in remaining),
-            _FirstImages(target=target, rows=order[:n], labels=labels),
+            _FirstImages(target=target, rows=np.sort(order[:n]), labels=labels),
             id_data=id_data,
             metrics=[metric],
             ratio=ratio,

@@ -207,19 +207,20 @@ class Spool:
         window: dict[str, ImageSet] = {}
         while True:
             with self._lock:
-                fresh = [name for name in self._names if name not in window and name not in self._skipped]
+                fresh = [name for name in self._names if name not in window]
             for name in fresh[: watch.size - len(window)]:
                 try:
                     window[name] = read_images([self._waiting / name], domain=POSTED, options=options)
                 except FileFormatError as error:
                     self._skipped.append(name)
+                    self._take_off([name])
                     tell(f"skipped {name}: {error}")
             if len(window) == watch.size:
                 yield Batch(
                     inputs=joined(list(window.values())), sources=tuple(window), skipped=tuple(self._skipped)
                 )
                 if not self._skipped or self._skipped[-1] not in window:
-                    self._settle([*window, *self._skipped], keep())
+                    self._settle(list(window), keep())
                 window = {}
             elif len(fresh) + len(window) < watch.size and wait(watch.poll):
                 return
@@ -227,14 +228,20 @@ class Spool:
     def pass_over(self, batch: Batch) -> None:
         """The window at hand cannot be observed."""
         self._skipped += batch.sources
+        self._take_off(batch.sources)  # or they would fill the queue
 
-    def _settle(self, names: Sequence[str], keep: Collection[str]) -> None:
-        """A reading names these; of all that readings name, the files of some stay."""
+    def _take_off(self, names: Sequence[str]) -> None:
+        """These wait no longer."""
         for name in names:
             with suppress(FileNotFoundError):  # removed by hand: it counts all the same
                 (self._waiting / name).replace(self._observed / name)
+        gone = set(names)
         with self._lock:
-            self._names = [name for name in self._names if name not in set(names)]
+            self._names = [name for name in self._names if name not in gone]
+
+    def _settle(self, names: Sequence[str], keep: Collection[str]) -> None:
+        """A reading names these; of all that readings name, the files of some stay."""
+        self._take_off(names)
         self._skipped.clear()
         for path in self._observed.iterdir():
             if path.name not in keep:

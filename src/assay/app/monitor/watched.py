@@ -19,6 +19,7 @@ from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.spool import POSTED, Spool
 from assay.app.monitor.watch import MonitorRun, Stop, Tell
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
+from assay.core.machine import decoding_with
 from assay.core.untrusted import parse_json, parse_toml, printable
 from assay.pipeline.monitor_directory import is_held
 from assay.pipeline.monitoring import DOCUMENT, READINGS
@@ -173,14 +174,17 @@ class _Here(WatchedMonitor):
 
     def _run(self) -> None:
         try:
-            with MonitorRun(
-                self._options,
-                name=self.name,
-                stop=self._stop,
-                spool=self.spool,
-                address=self.address,
-                tell=self._tell,
-            ) as run:
+            with (
+                decoding_with(self._options.workers),
+                MonitorRun(
+                    self._options,
+                    name=self.name,
+                    stop=self._stop,
+                    spool=self.spool,
+                    address=self.address,
+                    tell=self._tell,
+                ) as run,
+            ):
                 run.publish_to(self._take)
                 run.start()
                 for _ in run.observe():
