@@ -33,7 +33,7 @@ class PromptSet:
         domain: Where they come from.
         config: How they were made (JSON values).
         skipped: Names of prompts that were left out because the model cannot read them.
-        labels: None: nobody knows the right answers.
+        labels: None, as the right answers are unknown.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]

@@ -102,7 +102,7 @@ def rank(settings: RankSettings) -> None:
 
 
 def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
-    """Of the ranking, or of several compared: by data set where there is more than one."""
+    """The document of the ranking, or of several compared: by data set where there is more than one."""
     from assay.analyses.generalization.comparison import compare_rankings
 
     if len(rankings) == 1:

@@ -58,7 +58,7 @@ class MonitorRun:
         name: What to call it in events and metrics. Default: the name of its directory.
         stop: Set from elsewhere to end it after the batch at hand.
         spool: Where the images lie that a service is posted; needed where they are what is watched.
-        address: Of the monitor's page, for events; None where nobody serves it.
+        address: Of the monitor's page, for events; None where it is not served.
         tell: Hears what a person should know.
 
     Raises:
