@@ -18,7 +18,7 @@ from assay.core.random import stream
 from assay.discovery.edges import discover
 from assay.models import load_model
 from assay.tasks import TASKS, Tokens
-from assay.tasks.prompt_set import PromptSet
+from assay.tasks.prompt_set import ArrivingPrompts
 
 
 WINDOW, KNOWN, SAME, OTHER, SPLITS, STEPS = 16, 39, 120, 20, 1000, 3
@@ -37,7 +37,7 @@ def main() -> None:
     model = load_model("mini")
     tokens = Tokens(model.tokenizer)
 
-    def batch(parts: tuple, name: str) -> PromptSet:
+    def batch(parts: tuple, name: str) -> ArrivingPrompts:
         """A window with every part's share of prompts, drawn anew."""
         prompts: list[str] = []
         for place, (key, options, share) in enumerate(parts):
@@ -45,7 +45,7 @@ def main() -> None:
             n = round(share * WINDOW) if place else rest
             drawn = TASKS[key](tokens, **options).draw(n, stream(0, f"{name}/{key}"))
             prompts += [each.text for each in drawn]
-        return PromptSet(prompts=tuple(prompts), domain=name)
+        return ArrivingPrompts(prompts=tuple(prompts), domain=name)
 
     own = (("ioi", {}, 1.0),)
     reference = discover(model, batch(own, "reference").task(model), steps=STEPS)

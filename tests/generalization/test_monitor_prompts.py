@@ -19,7 +19,7 @@ from assay.models import Model, load_model
 from assay.pipeline.image_stream import Batch, Watch
 from assay.pipeline.prompt_stream import known_prompts, prompt_batches
 from assay.tasks import load_task
-from assay.tasks.prompt_set import PromptSet, draw_prompts
+from assay.tasks.prompt_set import ArrivingPrompts, draw_prompts
 
 
 QUICK = ("--model", "mini", "--window", "4", "--steps", "1", "--quiet")
@@ -30,7 +30,7 @@ def model() -> Model:
     return load_model("mini")
 
 
-def drawn(model: Model, task: str, n: int, name: str = "test") -> PromptSet:
+def drawn(model: Model, task: str, n: int, name: str = "test") -> ArrivingPrompts:
     return draw_prompts(f"task:{task}", model, n=n, seed=0, name=name)
 
 
@@ -57,13 +57,13 @@ def test_a_reading_is_the_distance_of_circuits_found_alike(model: Model, referen
 
 def test_padding_beside_a_longer_prompt_changes_no_edge(model: Model) -> None:
     prompts = drawn(model, "ioi", 1).prompts + drawn(model, "greater-than", 1).prompts
-    both = PromptSet(prompts=prompts).task(model)
+    both = ArrivingPrompts(prompts=prompts).task(model)
     assert len(set(both.lengths.tolist())) == 2
     together = discover(model, both, objective="kl", ablation="zero", steps=1, per_example=True)
     assert together.per_example is not None
     for row, prompt in enumerate(prompts):
         alone = discover(
-            model, PromptSet(prompts=(prompt,)).task(model), objective="kl", ablation="zero", steps=1
+            model, ArrivingPrompts(prompts=(prompt,)).task(model), objective="kl", ablation="zero", steps=1
         )
         torch.testing.assert_close(together.per_example[row], alone.values, rtol=1e-4, atol=1e-7)
 
@@ -124,7 +124,7 @@ def test_a_growing_file_is_read_line_by_line_once(model: Model, tmp_path: Path) 
     stream = Stream(model, path, more(f"{c[20:]}\n"), more(f'{{"prompt": ""}}\n{d}\n{e}\n'))
     first, second = list(stream.batches)
     assert (first.sources, first.skipped) == ((f"{path}:2", f"{path}:5"), (f"{path}:4",))
-    assert isinstance(first.inputs, PromptSet)
+    assert isinstance(first.inputs, ArrivingPrompts)
     assert first.inputs.prompts == tuple(json.loads(each)["prompt"] for each in (b, c))
     assert (second.sources, second.skipped) == ((f"{path}:7", f"{path}:8"), (f"{path}:6",))
     assert stream.passed == [f"{path}:4", f"{path}:6"]

@@ -7,6 +7,7 @@ import struct
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -241,9 +242,15 @@ def test_a_file_that_is_broken_on_the_disk_is_passed_over_by_name(tmp_path: Path
     assert (second.sources, second.skipped) == ((names[3], names[4]), ())
     spool.pass_over(second)
     assert list(stream) == []  # one is left, and nothing more comes
-    assert spool.waiting == 3  # those passed over wait to be named by a reading
+    assert spool.waiting == 1  # those passed over do not fill the queue
     observed = {each.name for each in (tmp_path / "posted" / "observed").iterdir()}
-    assert observed == {names[0], names[1]}  # those of the first reading that the page still shows
+    assert observed == {names[0], names[1], names[3], names[4]}
+    again = Spool(tmp_path, window=2)
+    again.open()
+    last = again.add([PostedImage(content=drawn(1)[0])])
+    batch = next(again.batches(watch, wait=lambda seconds: True, tell=heard.append, keep=set))
+    assert batch.sources == (names[5], *last)
+    assert set(names[3:5]) <= set(batch.skipped)
 
 
 def test_an_address_without_a_monitor_or_with_several_says_so(tmp_path: Path) -> None:

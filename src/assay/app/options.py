@@ -22,7 +22,7 @@ from assay.app.option_groups import (
     one_of,
     own_group,
 )
-from assay.app.running import Batched, Decoding, Placed, Seeded, Storing, call
+from assay.app.running import Batched, ImageWorkers, Placed, Seeded, Storing, call
 from assay.core.errors import InputError
 
 
@@ -220,7 +220,7 @@ class Counted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipBad(Decoding):
+class SkipBad(ImageWorkers):
     """What happens to images that cannot be read.
 
     Attributes:
@@ -399,7 +399,7 @@ class ComparingCircuits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSets:
+class LayerOptions:
     """Which layers count as shallow and deep.
 
     Attributes:

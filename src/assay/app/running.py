@@ -200,7 +200,7 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class ImageWorkers:
     """Where images are decoded.
 
     Attributes:

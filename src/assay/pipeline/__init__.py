@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from assay.pipeline.plan import Plan
     from assay.pipeline.plan_file import parse_plan, read_plan
     from assay.pipeline.progress import SweepProgress
-    from assay.pipeline.prompts import Draws, draw_prompts, prompts_to_measure
+    from assay.pipeline.prompts import DrawnPrompts, draw_prompts, prompts_to_measure
     from assay.pipeline.runs import measure_stored, plan_measurement
     from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
     from assay.pipeline.sizing import find_circuit, plan_circuit, runs_of
@@ -53,7 +53,7 @@ _HOMES = {
     "assay.pipeline.plan": "Plan",
     "assay.pipeline.plan_file": "parse_plan read_plan",
     "assay.pipeline.progress": "SweepProgress",
-    "assay.pipeline.prompts": "Draws draw_prompts prompts_to_measure",
+    "assay.pipeline.prompts": "DrawnPrompts draw_prompts prompts_to_measure",
     "assay.pipeline.runs": "measure_stored plan_measurement",
     "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
     "assay.pipeline.sizing": "find_circuit plan_circuit runs_of",
@@ -70,7 +70,7 @@ __all__ = [
     "DEFAULT_SIDE",
     "Audit",
     "AuditOptions",
-    "Draws",
+    "DrawnPrompts",
     "Executor",
     "Forecast",
     "Job",

@@ -25,10 +25,10 @@ from assay.pipeline.monitoring import MOST_LABELLED, MonitorPlan, reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.tasks import (
     CORRUPTIONS,
+    ArrivingPrompts,
     DomainSource,
     EvalTransform,
     ImageSet,
-    PromptSet,
     ReadOptions,
     corrupt,
     find_domains,
@@ -209,7 +209,7 @@ def evaluate_domains(
     found, pool = reference_of(
         model, plan.start, transform, place / record_id("evaluation-reference", asked), progress
     )
-    assert not isinstance(pool, PromptSet)  # `check_domains` refuses models of prompts
+    assert not isinstance(pool, ArrivingPrompts)  # `check_domains` refuses models of prompts
     if plan.corruptions and (pool is None or pool.labels is None):
         raise InputError(
             "calibration domains are corrupted copies of labelled images in distribution, but there are none "
@@ -229,7 +229,9 @@ def evaluate_domains(
         transform=transform,
         batch_size=plan.start.batch_size,
     )
-    keep = _Kept(probe=probe, folder=place, known_hash="" if pool is None else images_hash(pool), plan=plan)
+    keep = _KeptDomains(
+        probe=probe, folder=place, known_hash="" if pool is None else images_hash(pool), plan=plan
+    )
     own: EvaluatedDomain | None = None
     known: list[EvaluatedDomain] = []
     if labelled is not None:
@@ -298,7 +300,7 @@ def _check_enough(model: Model, pool: ImageSet) -> None:
 
 
 def _parts_of(
-    keep: "_Kept", plan: EvaluationPlan, domain: DomainSource, transform: EvalTransform
+    keep: "_KeptDomains", plan: EvaluationPlan, domain: DomainSource, transform: EvalTransform
 ) -> Measured:
     """The domain, or its parts, measured or left out."""
     model = keep.probe.model
@@ -326,7 +328,7 @@ def _parts_of(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Kept:
+class _KeptDomains:
     """Measures domains and keeps each in a file, so that an interrupted evaluation goes on."""
 
     probe: DomainProbe

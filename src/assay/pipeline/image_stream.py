@@ -12,7 +12,7 @@ from assay.core.random import stream
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, find_domains, is_shapes
 from assay.tasks.image_files import SUFFIXES, read_images
 from assay.tasks.image_source import SHAPES
-from assay.tasks.prompt_set import PromptSet
+from assay.tasks.prompt_set import ArrivingPrompts
 
 
 ORDERS = ("time", "name", "random")
@@ -33,7 +33,7 @@ class Batch:
         note: What may make the batch unlike others, for a message; else empty.
     """
 
-    inputs: ImageSet | PromptSet
+    inputs: ImageSet | ArrivingPrompts
     sources: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     note: str = ""

@@ -28,7 +28,7 @@ from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ReadOptions, is_shapes
 from assay.tasks.image_tables import is_table
-from assay.tasks.prompt_set import PromptSet
+from assay.tasks.prompt_set import ArrivingPrompts
 from assay.zoo.scoring import images_hash
 
 
@@ -324,7 +324,7 @@ def start_monitor(
 
 def known_inputs(
     plan: MonitorPlan, source: str, model: Model, transform: EvalTransform | None, *, n: int | None = None
-) -> ImageSet | PromptSet:
+) -> ImageSet | ArrivingPrompts:
     """The images or prompts of a source in distribution, as the model reads; `n` of a drawn one.
 
     Raises:
@@ -348,7 +348,7 @@ def known_inputs(
 
 def reference_of(
     model: Model, plan: MonitorPlan, transform: EvalTransform | None, out: Path, progress: Progress
-) -> tuple[Reference, ImageSet | PromptSet | None]:
+) -> tuple[Reference, ImageSet | ArrivingPrompts | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else known_inputs(plan, plan.known, model, transform)
     if plan.given:
@@ -476,7 +476,7 @@ def _read_domains(path: Path) -> DomainCalibration:
 
 
 def _calibrate(
-    monitor: Monitor, plan: MonitorPlan, pool: ImageSet | PromptSet | None, progress: Progress
+    monitor: Monitor, plan: MonitorPlan, pool: ImageSet | ArrivingPrompts | None, progress: Progress
 ) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:

@@ -9,7 +9,7 @@ from assay.core.errors import FileFormatError, InputError, TokenizationError
 from assay.models import Model
 from assay.pipeline.image_stream import Batch, Watch
 from assay.tasks import is_shapes
-from assay.tasks.prompt_set import DRAWN, PromptSet, draw_prompts, read_prompt
+from assay.tasks.prompt_set import DRAWN, ArrivingPrompts, draw_prompts, read_prompt
 
 
 SUFFIX = ".jsonl"
@@ -25,7 +25,7 @@ def is_drawn(source: str) -> bool:
     return source.startswith(DRAWN) or is_shapes(source)
 
 
-def known_prompts(source: str, model: Model, *, n: int, seed: int, skip_bad: bool) -> PromptSet:
+def known_prompts(source: str, model: Model, *, n: int, seed: int, skip_bad: bool) -> ArrivingPrompts:
     """Prompts in distribution.
 
     Args:
@@ -43,7 +43,7 @@ def known_prompts(source: str, model: Model, *, n: int, seed: int, skip_bad: boo
     if source.startswith(DRAWN):
         return draw_prompts(source, model, n=n, seed=seed, name="monitor/known")
     path, prompts, skipped = Path(source), [], []
-    for number, line in _Lines(path).new(ended=True):
+    for number, line in _GrowingFile(path).new(ended=True):
         try:
             prompts.append(read_prompt(line, model, f"{path}, line {number}"))
         except (FileFormatError, TokenizationError):
@@ -51,7 +51,7 @@ def known_prompts(source: str, model: Model, *, n: int, seed: int, skip_bad: boo
                 raise
             skipped.append(f"{path}:{number}")
     config = {"file": path.name, "n": len(prompts)}
-    return PromptSet(prompts=tuple(prompts), domain=path.stem, config=config, skipped=tuple(skipped))
+    return ArrivingPrompts(prompts=tuple(prompts), domain=path.stem, config=config, skipped=tuple(skipped))
 
 
 def prompt_batches(
@@ -90,7 +90,12 @@ def prompt_batches(
         yield from _drawn(source, watch, model, done)
         return
     path = Path(source)
-    lines, window, skipped, last = _Lines(path), dict[str, str | tuple[int, ...]](), list[str](), clock()
+    lines, window, skipped, last = (
+        _GrowingFile(path),
+        dict[str, str | tuple[int, ...]](),
+        list[str](),
+        clock(),
+    )
     while True:
         for number, line in lines.new(ended=not watch.follow, tell=tell if watch.follow else None):
             name = f"{path}:{number}"
@@ -105,7 +110,7 @@ def prompt_batches(
                 if watch.follow:
                     passed(name)
             if len(window) == watch.size:
-                prompts = PromptSet(
+                prompts = ArrivingPrompts(
                     prompts=tuple(window.values()), domain=path.stem, config={"file": path.name}
                 )
                 yield Batch(inputs=prompts, sources=tuple(window), skipped=tuple(skipped))
@@ -124,7 +129,7 @@ def _drawn(source: str, watch: Watch, model: Model, done: frozenset[str]) -> Ite
             yield Batch(inputs=drawn.subset(list(rows)), sources=names)
 
 
-class _Lines:
+class _GrowingFile:
     """The lines of a file that only grows, each once."""
 
     def __init__(self, path: Path) -> None:

@@ -37,7 +37,7 @@ class Division:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Draws(Division):
+class DrawnPrompts(Division):
     """Two sets of prompts of one task."""
 
     discovery: PairTask
@@ -65,7 +65,7 @@ def draw_prompts(
     seed: int,
     discover_on: PairTask | str | Path | None = None,
     measure_on: PairTask | str | Path | None = None,
-) -> Draws:
+) -> DrawnPrompts:
     """Prompts to discover on and, where there are enough, other prompts to measure on.
 
     A registered task is drawn once with 2 n prompts. Its distinct prompts are dealt in order of appearance:
@@ -104,14 +104,14 @@ def draw_prompts(
     distinct = list(dict.fromkeys(keys))
     if len(distinct) < 2 * FEWEST_PER_HALF:
         both = _sample(whole, range(whole.n), n, seed, "both")
-        return Draws(discovery=both, measured=both, held_out=False)
+        return DrawnPrompts(discovery=both, measured=both, held_out=False)
     order = stream(seed, "halves").permutation(len(distinct))
     first = {distinct[place] for place in order[: len(distinct) // 2].tolist()}
     rows = [[row for row, key in enumerate(keys) if (key in first) is side] for side in (True, False)]
     discovery, measured = (
         _sample(whole, each, n, seed, part) for each, part in zip(rows, (DISCOVER, MEASURE), strict=True)
     )
-    return Draws(discovery=discovery, measured=measured, held_out=True)
+    return DrawnPrompts(discovery=discovery, measured=measured, held_out=True)
 
 
 def prompts_to_measure(
@@ -174,7 +174,7 @@ def _registered(task: PairTask | str | Path) -> bool:
     return isinstance(task, str) and task.replace("_", "-") in TASKS
 
 
-def _drawn(model: Model, task: str, n: int, seed: int) -> Draws:
+def _drawn(model: Model, task: str, n: int, seed: int) -> DrawnPrompts:
     """Two sets of one draw of a registered task."""
     both = load_task(task, model, n=2 * n, seed=seed)
     _, group = np.unique(both.clean.numpy(), axis=0, return_inverse=True)
@@ -188,8 +188,8 @@ def _drawn(model: Model, task: str, n: int, seed: int) -> Draws:
         rows += members
     others = sorted(set(range(both.n)) - set(rows))
     if not others:
-        return Draws(discovery=both, measured=both, held_out=False)
-    return Draws(discovery=both.subset(sorted(rows)), measured=both.subset(others), held_out=True)
+        return DrawnPrompts(discovery=both, measured=both, held_out=False)
+    return DrawnPrompts(discovery=both.subset(sorted(rows)), measured=both.subset(others), held_out=True)
 
 
 def _part(model: Model, task: PairTask | str | Path, part: str, *, n: int | None, seed: int) -> PairTask:
@@ -232,7 +232,7 @@ def _sample(task: PairTask, rows: Sequence[int], n: int | None, seed: int, part:
     return task.subset([rows[place] for place in order[:n].tolist()])
 
 
-def _apart(discovery: PairTask, measured: PairTask) -> Draws:
+def _apart(discovery: PairTask, measured: PairTask) -> DrawnPrompts:
     """Two sets that the user has divided.
 
     Raises:
@@ -246,7 +246,7 @@ def _apart(discovery: PairTask, measured: PairTask) -> Draws:
             f"{len(shared)} of the {measured.n} prompts to measure on are also prompts to discover "
             f"on{text}; keep each clean prompt on one side"
         )
-    return Draws(discovery=discovery, measured=measured, held_out=True)
+    return DrawnPrompts(discovery=discovery, measured=measured, held_out=True)
 
 
 def _clean_prompts(task: PairTask) -> list[tuple[int, ...]]:

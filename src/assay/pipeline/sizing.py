@@ -14,7 +14,7 @@ from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.pipeline.cost import Workload
 from assay.pipeline.discovery import discover_stored, plan_discovery
-from assay.pipeline.prompts import Division, Draws, draw_prompts, prompts_to_measure
+from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, prompts_to_measure
 from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Progress, silent
 from assay.stats import recovery_of
@@ -266,7 +266,7 @@ def runs_of(
             "with --circuit"
         )
     draws = task if isinstance(task, Division) else draw_prompts(model, task, n=n, seed=seed)
-    if isinstance(draws, Draws) and not draws.held_out:
+    if isinstance(draws, DrawnPrompts) and not draws.held_out:
         warnings.warn(draws.note, AssayWarning, stacklevel=2)
     sized = discover_circuit(
         draws,

@@ -32,7 +32,7 @@ MOST_WORKERS = 8  # unless asked for more
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledPicture:
     """Content of a picture whose source gives the label only with it."""
 
     content: Any
@@ -44,7 +44,7 @@ class Pictures(abc.ABC):
 
     Attributes:
         most_workers: Workers that can share the source; None: any number.
-        labelled: Whether `content` is `Labelled`.
+        labelled: Whether `content` is `LabelledPicture`.
     """
 
     most_workers: int | None = None
@@ -308,7 +308,7 @@ class _Decoder(Dataset[Any]):
         for row in rows:
             try:
                 content = pictures.content(row)
-                if isinstance(content, Labelled):
+                if isinstance(content, LabelledPicture):
                     label, content = content.label, content.content
                 else:
                     label = None

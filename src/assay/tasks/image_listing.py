@@ -79,7 +79,7 @@ class ImageListing:
         """
         rows = draw_rows(len(self.pictures), options.n, seed=options.seed)
         pixels: UInt8[np.ndarray, "_ _ _ 3"] | None = None
-        kept = _Kept()
+        kept = _Readable()
         groups = [rows[:1].tolist(), *groups_of(rows[1:].tolist())]  # memory is checked on the first image
         workers = usual_workers(len(rows)) if options.workers is None else options.workers
         for piece in Decoding(transform=options.transform, workers=workers).pieces(self.pictures, groups):
@@ -115,9 +115,9 @@ class ImageListing:
         options = replace(options, transform=transform)
         rows = draw_rows(len(self.pictures), options.n, seed=options.seed)
         workers = usual_workers(len(rows)) if options.workers is None else options.workers
-        kept = _Kept(rows=rows.tolist())
+        kept = _Readable(rows=rows.tolist())
         if options.skip_bad or self.pictures.labelled:
-            kept = _Kept()
+            kept = _Readable()
             look = Decoding(transform=transform, keep=False, workers=workers)
             for piece in look.pieces(self.pictures, groups_of(rows.tolist())):
                 kept.add(piece.rows, piece.labels, piece.bad, skip_bad=options.skip_bad)
@@ -133,7 +133,7 @@ class ImageListing:
             **columns,
         )
 
-    def _skipped(self, kept: "_Kept") -> tuple[str, ...]:
+    def _skipped(self, kept: "_Readable") -> tuple[str, ...]:
         names = tuple(self.pictures.name(row) for row in kept.skipped)
         if not kept.rows:
             raise InputError(
@@ -141,7 +141,7 @@ class ImageListing:
             )
         return names
 
-    def _columns(self, kept: "_Kept", options: ReadOptions, *, torch_ids: bool) -> dict[str, Any]:
+    def _columns(self, kept: "_Readable", options: ReadOptions, *, torch_ids: bool) -> dict[str, Any]:
         """What a set and a stream know of the images in the rows that were kept."""
         rows = kept.rows
         labels = kept.all_labels() if self.labels is None else self.labels[rows]
@@ -172,7 +172,7 @@ class ImageListing:
 
 
 @dataclass(kw_only=True)
-class _Kept:
+class _Readable:
     """Which pictures could be decoded so far."""
 
     rows: list[int] = field(default_factory=list)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.tasks.image_decoding import Labelled, PerProcess, Pictures
+from assay.tasks.image_decoding import LabelledPicture, PerProcess, Pictures
 from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
 from assay.tasks.image_set import ImageSet
 from assay.tasks.rows import Rows
@@ -275,7 +275,7 @@ class _Items(Pictures):
     def name(self, row: int) -> str:
         return f"image {row} of {self._name}"
 
-    def content(self, row: int) -> Labelled:
+    def content(self, row: int) -> LabelledPicture:
         item, label = self._dataset[row], None
         if isinstance(item, Mapping):
             image, *more = self._named(item)
@@ -286,7 +286,7 @@ class _Items(Pictures):
                     f"item {row} of the data set has {len(item)} entries; expected (image, label)"
                 )
             item, label = item[0], _in_order(_whole(item[1], row), self.names, self._classes)
-        return Labelled(_eight_bits(item, row), label)
+        return LabelledPicture(_eight_bits(item, row), label)
 
     def _named(self, record: Mapping[str, Any]) -> tuple[Any, ...]:
         """Image and label, if there is one, of a row of a stream of named columns."""

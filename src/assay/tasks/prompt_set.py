@@ -25,7 +25,7 @@ _FORM = '{"prompt": "..."}, or a text; a list of token ids in the place of a tex
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PromptSet:
+class ArrivingPrompts:
     """Prompts of one origin, each text or token ids.
 
     Attributes:
@@ -51,7 +51,7 @@ class PromptSet:
         """Number of prompts."""
         return len(self.prompts)
 
-    def subset(self, indices: Int64[np.ndarray, " k"] | Sequence[int]) -> "PromptSet":
+    def subset(self, indices: Int64[np.ndarray, " k"] | Sequence[int]) -> "ArrivingPrompts":
         """The prompts in these rows, in this order.
 
         Raises:
@@ -131,7 +131,7 @@ def read_prompt(line: str, model: Any, where: str) -> str | tuple[int, ...]:
     if isinstance(prompt, str) and model.tokenizer is None:
         raise TokenizationError(f"{where}: the prompt is a text, but the model has no tokenizer; pass one")
     try:
-        PromptSet(prompts=(prompt,)).task(model)
+        ArrivingPrompts(prompts=(prompt,)).task(model)
     except (InputError, OverflowError) as error:
         said = str(error)  # it may quote a long prompt
         said = said if len(said) <= 400 else f"{said[:150]} ... {said[-250:]}"
@@ -139,7 +139,7 @@ def read_prompt(line: str, model: Any, where: str) -> str | tuple[int, ...]:
     return prompt
 
 
-def draw_prompts(source: str, model: Any, *, n: int, seed: int, name: str) -> PromptSet:
+def draw_prompts(source: str, model: Any, *, n: int, seed: int, name: str) -> ArrivingPrompts:
     """Clean prompts of a registered task.
 
     Args:
@@ -157,7 +157,7 @@ def draw_prompts(source: str, model: Any, *, n: int, seed: int, name: str) -> Pr
     if tokens is None:
         raise TokenizationError(f"{source} needs a tokenizer, but the model has none; pass one")
     prompts = grammar(tokens).draw(n, stream(seed, name))
-    return PromptSet(
+    return ArrivingPrompts(
         prompts=tuple(each.text if each.ids is None else each.ids for each in prompts),
         domain=source.removeprefix(DRAWN),
         config={"task": grammar.key, "seed": seed, "stream": name},

@@ -383,7 +383,7 @@ def cot(id_labels: Labels, logits: NewTable) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Match:
+class Matching:
     """The best match of predictions to label shares, and what one more example or label would change.
 
     gain = mean of `of_examples` + sum over classes of share * `of_classes`, and to first order that holds for
@@ -397,7 +397,7 @@ class Match:
     of_classes: Float64[np.ndarray, " c"]
 
 
-def matched(id_labels: Labels, logits: NewTable) -> Match:
+def matched(id_labels: Labels, logits: NewTable) -> Matching:
     """The programme of `cot` with its prices; arguments, errors and cost as there."""
     p = np.exp(_log_probabilities(logits))
     n_classes = p.shape[1]
@@ -405,7 +405,7 @@ def matched(id_labels: Labels, logits: NewTable) -> Match:
     return _transported(p, np.bincount(labels, minlength=n_classes) / len(labels))
 
 
-def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, " c"]) -> Match:
+def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, " c"]) -> Matching:
     """Largest sum of x * gain over plans x >= 0 with row sums 1 / m and column sums `shares`.
 
     By column generation: solved with few cells, then again with those that would raise the sum, as the prices
@@ -438,7 +438,7 @@ def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, "
         best = missed.argmax(1)
         better = missed[np.arange(m), best] > 1e-9
         if not better.any():
-            return Match(gain=-float(solution.fun), of_examples=-prices[:m], of_classes=-prices[m:])
+            return Matching(gain=-float(solution.fun), of_examples=-prices[:m], of_classes=-prices[m:])
         used[better, best[better]] = True
 
 

@@ -20,11 +20,11 @@ from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.objectives import get_objective
 from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask, PairTask
-from assay.tasks.prompt_set import UNANSWERED, PromptSet
+from assay.tasks.prompt_set import UNANSWERED, ArrivingPrompts
 
 
 Images = ImageTask | ImageSet | Tensor
-Inputs = Images | PairTask | PromptSet
+Inputs = Images | PairTask | ArrivingPrompts
 BatchTask = ImageTask | PairTask
 
 
@@ -52,12 +52,12 @@ def batch_task(model: Model, inputs: Inputs, transform: EvalTransform | None = N
         inputs: Images as `image_task` takes them; prompts, which then have no counterparts and no answers.
         transform: Of images, instead of the model's own.
     """
-    if isinstance(inputs, PromptSet):
+    if isinstance(inputs, ArrivingPrompts):
         return inputs.task(model)
     return inputs if isinstance(inputs, PairTask) else image_task(model, inputs, transform)
 
 
-def origin(inputs: BatchTask | ImageSet | PromptSet) -> str:
+def origin(inputs: BatchTask | ImageSet | ArrivingPrompts) -> str:
     """Where inputs come from."""
     return inputs.name if isinstance(inputs, PairTask) else inputs.domain
 

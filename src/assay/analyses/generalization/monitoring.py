@@ -52,13 +52,13 @@ from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, ImageTask, PairTask
-from assay.tasks.prompt_set import PromptSet
+from assay.tasks.prompt_set import ArrivingPrompts
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Known = ImageTask | ImageSet | PairTask | PromptSet
+Known = ImageTask | ImageSet | PairTask | ArrivingPrompts
 SCHEMA = "assay-monitor/1"
 LATEST = 8  # readings in the summary of a notebook
 RULES = ("threshold", "conformal", "sequential")

@@ -203,13 +203,13 @@ class NoiseFloor:
         return math.sqrt(whole / less) if whole > 0 and less > 0 else math.nan
 
     @cached_property
-    def _known(self) -> "_Known":
+    def _known(self) -> "_KnownSpread":
         growth = self._growth(len(self.blocks))
         found = [
             self._values(each._replace(near=each.near * growth, left_near=each.left_near * growth))
             for each in self._sides
         ]
-        return _Known(
+        return _KnownSpread(
             spread=float(np.var([value for value, _ in found], ddof=1)),
             jackknife=float(np.mean([_jackknife(left) for _, left in found])),
         )
@@ -250,7 +250,7 @@ class NoiseFloor:
         return _Side(near=float(near[0]), own=float(own.mean()), left_near=near[1:], left_own=left_own)
 
 
-class _Known(NamedTuple):
+class _KnownSpread(NamedTuple):
     spread: float
     jackknife: float
 

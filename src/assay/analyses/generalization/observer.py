@@ -14,7 +14,7 @@ from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.tasks import ImageSet
-from assay.tasks.prompt_set import PromptSet
+from assay.tasks.prompt_set import ArrivingPrompts
 
 
 Served = Tensor | np.ndarray | str | Sequence[str]
@@ -204,4 +204,4 @@ def _joined(window: list[Tensor | np.ndarray | str]) -> Inputs:
     if isinstance(window[0], np.ndarray):
         pixels = np.stack([each for each in window if isinstance(each, np.ndarray)])
         return ImageSet(pixels=pixels, domain=ORIGIN)
-    return PromptSet(prompts=tuple(each for each in window if isinstance(each, str)), domain=ORIGIN)
+    return ArrivingPrompts(prompts=tuple(each for each in window if isinstance(each, str)), domain=ORIGIN)

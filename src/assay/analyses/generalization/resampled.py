@@ -132,8 +132,8 @@ def resampled_shift(
         UnknownNameError: For another distance.
 
     Notes:
-        The settled draws lie around the reference as far as the new scores are no further from it than noise
-        alone would be in one case of ten, else around what is left of the distance without the noise.
+        The settled draws lie around the reference if the new scores are at most as far from it as noise alone
+        would be in one case of ten, else around what is left of the distance without the noise.
         `.interval(bounds=DISTANCES[distance].bounds)`; coverage: docs/theory/intervals-verdicts.md.
     """
     if distance not in DISTANCES:

@@ -154,7 +154,7 @@ def matrix_search(
     """
     shape = (n_clean, n_corrupted)
     _check_counts(shape, rank, prior)
-    entries = _Known(evaluate, shape, start)
+    entries = _KnownEntries(evaluate, shape, start)
     first = entries.without(_first_pairs(shape, seed))
     _check_budget(budget, shape, len(first[0]))
     total = min(entries.n + budget, n_clean * n_corrupted)
@@ -282,7 +282,7 @@ class _TableSide:
         return np.asarray(solved[:, :, 0])
 
 
-class _Known:
+class _KnownEntries:
     """The entries evaluated so far."""
 
     def __init__(self, evaluate: Evaluate, shape: tuple[int, int], start: MatrixSearch | None) -> None:
@@ -335,7 +335,7 @@ class _Known:
         return rows.astype(np.int64), columns.astype(np.int64)
 
 
-def _promise(fit: TableFit, known: _Known, bonus: float) -> Float64[np.ndarray, "n_clean n_corrupted"]:
+def _promise(fit: TableFit, known: _KnownEntries, bonus: float) -> Float64[np.ndarray, "n_clean n_corrupted"]:
     of_row, of_column = (bonus * fit.residual_sd / np.sqrt(known.seen.sum(axis) + 1) for axis in (1, 0))
     return np.asarray(fit.prediction + of_row[:, None] + of_column)
 

@@ -17,7 +17,7 @@ from assay.core.errors import InputError
 if TYPE_CHECKING:
     from assay.discovery.heads.table import AnyCircuit
     from assay.models import Model
-    from assay.pipeline import Draws, Progress
+    from assay.pipeline import DrawnPrompts, Progress
     from assay.pipeline.gates import StoredCalibration
     from assay.store import Store
     from assay.tasks import PairTask
@@ -159,14 +159,14 @@ def _run(
 
 def _discovering(
     settings: CalibrateSettings, model: "Model", store: "Store", progress: "Progress"
-) -> "Callable[[Draws, int | None], AnyCircuit]":
+) -> "Callable[[DrawnPrompts, int | None], AnyCircuit]":
     """A function that discovers a circuit of a size on drawn prompts."""
     from assay.execution import ABLATIONS
 
     # Heads know more ablations than edges.
     ablation = settings.ablation if settings.ablation in ABLATIONS else None
 
-    def discovered(draws: "Draws", size: int | None) -> "AnyCircuit":
+    def discovered(draws: "DrawnPrompts", size: int | None) -> "AnyCircuit":
         return settings.runs(
             model, draws, top=size, ablation=ablation, store=store, progress=progress
         ).circuit
@@ -178,7 +178,7 @@ def _circuit_and_prompts(
     settings: CalibrateSettings,
     model: "Model",
     circuit: "AnyCircuit | None",
-    discovered: "Callable[[Draws, int | None], AnyCircuit]",
+    discovered: "Callable[[DrawnPrompts, int | None], AnyCircuit]",
 ) -> "tuple[AnyCircuit, PairTask]":
     """The circuit that is judged, and the prompts it is measured on."""
     from assay import pipeline

@@ -25,7 +25,7 @@ from assay.app.options import (
     QUADRATURES,
     Ablating,
     ComparingCircuits,
-    LayerSets,
+    LayerOptions,
     OnClassifier,
     SkipBad,
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateSettings(
-    Computing, Reporting, Seeded, Batched, LayerSets, ComparingCircuits, Ablating, SkipBad, OnClassifier
+    Computing, Reporting, Seeded, Batched, LayerOptions, ComparingCircuits, Ablating, SkipBad, OnClassifier
 ):
     """Which domains are measured, how the circuit is found, and how the alarm is tried.
 

@@ -14,7 +14,7 @@ from assay.app.running import Computing, Saving, call, check_outputs, json_file
 if TYPE_CHECKING:
     from assay.circuits import Circuit
     from assay.models import Model
-    from assay.pipeline import Draws
+    from assay.pipeline import DrawnPrompts
     from assay.tasks import Task
 
 METRICS = own_group("Metrics")
@@ -79,7 +79,9 @@ def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | No
     settings.show_cost(model, n, stages, few_inputs(settings.task[0], settings.images, model))
 
 
-def _tasks(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> "Sequence[Task | Draws]":
+def _tasks(
+    settings: MeasureSettings, model: "Model", circuit: "Circuit | None"
+) -> "Sequence[Task | DrawnPrompts]":
     """The inputs of each task."""
     from assay import pipeline
     from assay.pipeline.inputs import read_inputs
@@ -116,12 +118,12 @@ def _records(settings: MeasureSettings, model: "Model", circuit: "Circuit | None
     return records
 
 
-def _on_same_prompts(prompts: "Task | Draws", circuit: "Circuit | None") -> bool:
+def _on_same_prompts(prompts: "Task | DrawnPrompts", circuit: "Circuit | None") -> bool:
     """Whether a circuit is measured on the prompts it was discovered on."""
-    from assay.pipeline import Draws
+    from assay.pipeline import DrawnPrompts
     from assay.tasks import PairTask
     from assay.tasks.seen import found_on
 
     if circuit is not None and isinstance(prompts, PairTask):
         return bool(found_on(circuit.provenance, prompts))
-    return isinstance(prompts, Draws) and not prompts.held_out
+    return isinstance(prompts, DrawnPrompts) and not prompts.held_out

@@ -31,7 +31,7 @@ from cyclopts.config import Dict, Env
 
 from assay.app.cli.pages import Pages
 from assay.app.console import fit_terminal, quiet, remark, say, show_warning
-from assay.app.running import Decoding, Quiet
+from assay.app.running import ImageWorkers, Quiet
 from assay.core.errors import AssayError, AssayWarning, InputError, near_matches
 from assay.core.machine import decoding_with
 
@@ -262,7 +262,7 @@ def run(arguments: Sequence[str]) -> int:
         bound.apply_defaults()
         settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), Quiet())
         traceback = settings.traceback
-        workers = settings.workers if isinstance(settings, Decoding) else None
+        workers = settings.workers if isinstance(settings, ImageWorkers) else None
         with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding_with(workers):
             warnings.simplefilter("ignore")
             if not settings.quiet:

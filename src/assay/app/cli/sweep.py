@@ -233,7 +233,7 @@ def _progress() -> "Iterator[Report | None]":
         yield None
         return
     if not sys.stderr.isatty():
-        yield _Lines().tell
+        yield _PlainLines().tell
         return
     from rich.progress import TextColumn
 
@@ -247,7 +247,7 @@ def _progress() -> "Iterator[Report | None]":
         yield bar
 
 
-class _Lines:
+class _PlainLines:
     """Lines where nothing can be drawn over: at once, then every few seconds, and the last."""
 
     def __init__(self) -> None:

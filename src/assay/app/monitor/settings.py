@@ -19,14 +19,14 @@ from assay.app.option_groups import (
     own_group,
 )
 from assay.app.options import QUADRATURES, Ablating, ComparingCircuits, OnClassifier
-from assay.app.running import Batched, Decoding, Seeded
+from assay.app.running import Batched, ImageWorkers, Seeded
 
 
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MonitorOptions(Seeded, Batched, Decoding, ComparingCircuits, OnClassifier, Ablating):
+class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassifier, Ablating):
     """What a monitor watches and how.
 
     Attributes:

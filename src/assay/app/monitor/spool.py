@@ -102,7 +102,7 @@ class Spool:
         self._waiting, self._observed = out / POSTED / "waiting", out / POSTED / "observed"
         self._lock = threading.Lock()
         self._names: list[str] = []  # that wait, in order
-        self._skipped: list[str] = []  # of these, passed over since the last reading
+        self._skipped: list[str] = []  # passed over since the last reading, in order
         self._next = 1
         self._open = False
 
@@ -128,6 +128,7 @@ class Spool:
             raise _unusable(self._out, error) from error
         with self._lock:
             self._names = sorted(waiting - done)
+            self._skipped = sorted(observed - done)  # what no reading names was passed over
             self._next = 1 + max((_number(name) for name in waiting | observed | done), default=0)
             self._open = True
 
@@ -212,8 +213,7 @@ class Spool:
                 try:
                     window[name] = read_images([self._waiting / name], domain=POSTED, options=options)
                 except FileFormatError as error:
-                    self._skipped.append(name)
-                    self._take_off([name])
+                    self._pass_over([name])
                     tell(f"skipped {name}: {error}")
             if len(window) == watch.size:
                 yield Batch(
@@ -227,8 +227,14 @@ class Spool:
 
     def pass_over(self, batch: Batch) -> None:
         """The window at hand cannot be observed."""
-        self._skipped += batch.sources
-        self._take_off(batch.sources)  # or they would fill the queue
+        self._pass_over(batch.sources)
+
+    def _pass_over(self, names: Sequence[str]) -> None:
+        """These wait no longer, or they would fill the queue; the next reading names them."""
+        self._skipped += names
+        self._take_off(names)
+        for name in self._skipped[: -self._most]:  # nor may they fill the disk
+            (self._observed / name).unlink(missing_ok=True)
 
     def _take_off(self, names: Sequence[str]) -> None:
         """These wait no longer."""
