@@ -13,7 +13,9 @@ from assay.analyses.generalization.batches import batch_task
 from assay.analyses.generalization.detectable_drop import DetectableDrop, detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.known_parts import MOST_LABELLED, KnownParts, split_known
 from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
+from assay.analyses.generalization.noise_floor import LEAST_BATCHES
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
 from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
 from assay.circuits import EdgeScores, write_atomically
@@ -37,7 +39,6 @@ REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
 METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
 USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
-MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class MonitorPlan:
             the reference circuit does not use.
         window: Images or prompts of a batch.
         reference_n: Those of the reference circuit if it is to be found; whole windows are used. None:
-            1,024, or all that calibration leaves.
+            1,024 or four windows, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
@@ -146,7 +147,9 @@ class MonitorPlan:
         """Batches of the reference, at most; 0 for a file."""
         if self.given:
             return 0
-        return max(1, (self.reference_n or USUAL_REFERENCE) // self.window)
+        if self.reference_n is None:
+            return max(LEAST_BATCHES, USUAL_REFERENCE // self.window)
+        return self.reference_n // self.window
 
     def reference_size(self, n: int) -> int:
         """Images of the reference circuit, whole windows, when so many are at hand.
@@ -292,11 +295,20 @@ def start_monitor(
         raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
     progress = progress or silent
     reference, pool = reference_of(model, plan, transform, out, progress)
-    domains = None
+    domains, learn = None, None
     threshold: Any = plan.threshold
+    if isinstance(pool, ImageSet) and pool.labels is not None:
+        learn = pool.sample(MOST_LABELLED, seed=plan.seed)  # folders list class after class
     if plan.target is not None:
         assert isinstance(pool, ImageSet | None), "a target is refused for prompts"
-        domains = _domains(model, plan, reference, pool, transform, out, progress)
+        if pool is None:
+            raise InputError(
+                "a target needs labelled in-distribution images to corrupt; give --known, or a reference "
+                "folder with more images than the window"
+            )
+        parts = split_known(pool, plan.window, seed=plan.seed)
+        learn = parts.learn or learn
+        domains = _domains(model, plan, reference, parts, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
     monitor = Monitor(
         model,
@@ -306,9 +318,7 @@ def start_monitor(
         view=plan.view,
         rule=plan.rule,
         alpha=plan.alpha,
-        labelled=pool.sample(MOST_LABELLED, seed=plan.seed)
-        if isinstance(pool, ImageSet) and pool.labels is not None
-        else None,
+        labelled=learn,
         estimator=None if domains is None else domains.accuracy_estimator(),
         drift=pool if isinstance(pool, ImageSet) else None,
         transform=transform,
@@ -420,41 +430,44 @@ def _domains(
     model: Model,
     plan: MonitorPlan,
     reference: Reference,
-    pool: ImageSet | None,
+    parts: KnownParts,
     transform: EvalTransform | None,
     out: Path,
     progress: Progress,
 ) -> DomainCalibration:
     """The corrupted domains, from the directory where they were measured before."""
-    if pool is None:
-        raise InputError(
-            "a target needs labelled in-distribution images to corrupt; give --known, or a reference folder "
-            "with more images than the window"
-        )
+    images = parts.corrupt
     stored = out / DOMAINS
     wanted = {
         "reference": json.loads(json.dumps(dict(reference.scores.provenance))),
-        "domain": pool.domain,
-        "hash": images_hash(pool),
-        "n": min(plan.window, pool.n),
+        "domain": images.domain,
+        "hash": images_hash(images),
+        "learnt": None if parts.learn is None else images_hash(parts.learn),
+        "n": min(plan.window, images.n),
         "seed": plan.seed,
         "view": {} if plan.view == USUAL_VIEW else plan.view.to_dict(),
     }
     if stored.is_file():
         calibration = _read_domains(stored)
-        images = calibration.provenance["images"]
-        if calibration.clean_domain is not None and wanted == {
-            "reference": calibration.provenance["reference"],
-            **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
-            "view": calibration.provenance.get("view", {}),
-        }:
+        earlier = calibration.provenance["images"]
+        clean = calibration.clean_domain
+        if (
+            clean is not None
+            and math.isfinite(clean.batch_performance)
+            and wanted
+            == {
+                "reference": calibration.provenance["reference"],
+                **{name: earlier.get(name) for name in ("domain", "hash", "learnt", "n", "seed")},
+                "view": calibration.provenance.get("view", {}),
+            }
+        ):
             return calibration
     calibration = calibrate_on_corruptions(
         model,
         reference,
-        pool,
+        images,
         n=wanted["n"],
-        labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
+        labelled=parts.learn,
         view=plan.view,
         transform=transform,
         batch_size=plan.batch_size,
