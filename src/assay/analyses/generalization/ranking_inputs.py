@@ -98,15 +98,14 @@ def shared(images: Images) -> Images:
     """Images that many models can ask for: sets and what `stream_images` takes are listed once."""
     if isinstance(images, ImageSet):
         return SharedStreams(lambda model: images.stream(EvalTransform.for_model(model)))
-    return (
-        SharedStreams(lambda model: stream_images(images, model))
-        if isinstance(images, str | Path)
-        else images
-    )
+    if isinstance(images, str | Path):
+        return SharedStreams(lambda model: stream_images(images, model))
+    return images
 
 
 def task_for(images: Images, model: Model, *, labels: bool | None = None) -> ImageInputs:
-    """Images that are `shared`, as a model reads them, with the labels that may be used."""
+    """The images as a model reads them, with the labels that may be used; many models ask `shared` ones."""
+    images = shared(images)
     if isinstance(images, ImageInputs):
         task: ImageInputs = images
     elif callable(images):
