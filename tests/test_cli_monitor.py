@@ -246,9 +246,11 @@ def test_the_smallest_drop_is_stated_before_the_first_batch(
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     assert "a batch of 8 images" in found.stderr.lower()
-    assert "at 0.2 false alarms per batch" in found.stderr
+    assert "by the threshold rule at " in found.stderr
+    assert "by the conformal rule" not in found.stderr
     document = json.loads((tmp_path / "assay-monitor/monitor.json").read_text())
     assert [each["power"] for each in document["detectable"]] == [0.5, 0.8]
+    assert {each["limit"] for each in document["detectable"]} == {document["threshold"]["value"]}
     assert document["reference"]["task"]["n"] == 32  # whole windows
     assert {each["n_labelled"] for each in document["domains"]["known"]} == {32}
     assert document["threshold"]["method"] == "isotonic"

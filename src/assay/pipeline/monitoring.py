@@ -1,7 +1,6 @@
 """A monitor as a job: reference and known batches from images, everything kept and taken up again."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any
 
 from assay.analyses.generalization.alarms import batches_for
 from assay.analyses.generalization.batches import batch_task
-from assay.analyses.generalization.detectable_drop import DetectableDrop, detectable_drops
+from assay.analyses.generalization.detectable_drop import LEAST_BATCHES, DetectableDrop, detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import MOST_BATCHES, Monitor
@@ -174,7 +173,8 @@ class StartedMonitor:
         monitor: With known batches, if there are any, and earlier readings.
         domains: The calibration on corrupted domains; None without a target.
         out: Where everything is kept.
-        passed: Names of files passed over since the last reading.
+        passed: Names of files that could not be read since the last reading.
+        undefined: Names of files of windows since then whose shift is undefined.
         without_floor: Why shifts are not corrected for a noise floor; empty where they are.
     """
 
@@ -182,6 +182,7 @@ class StartedMonitor:
     domains: DomainCalibration | None
     out: Path
     passed: list[str] = field(default_factory=list)
+    undefined: list[str] = field(default_factory=list)
     without_floor: str = ""
 
     @cached_property
@@ -200,15 +201,21 @@ class StartedMonitor:
 
     @cached_property
     def drops(self) -> tuple[DetectableDrop, ...]:
-        """The smallest drops that one batch detects; empty without domains, or with too few known batches."""
+        """The smallest drops that one batch detects by the rule in force.
+
+        Empty without domains, with too few known batches, and under the sequential rule, which decides over
+        many batches.
+        """
         monitor, known = self.monitor, self.monitor.calibration
-        if self.domains is None or known is None or math.isnan(self.domains.clean):
+        if self.domains is None or known is None or monitor.rule == "sequential":
             return ()
-        if len(known.shifts) < batches_for(monitor.alpha) or {each.n for each in self.domains.known} != {
-            known.n
-        }:
+        threshold = monitor.threshold if monitor.rule == "threshold" else None
+        least = batches_for(monitor.alpha) if threshold is None else LEAST_BATCHES
+        if len(known.shifts) < least or {each.n for each in self.domains.known} != {known.n}:
             return ()
-        return detectable_drops(self.domains, known, metric=monitor.distance, alpha=monitor.alpha)
+        return detectable_drops(
+            self.domains, known, metric=monitor.distance, threshold=threshold, alpha=monitor.alpha
+        )
 
     @property
     def document(self) -> dict[str, Any]:
@@ -216,8 +223,9 @@ class StartedMonitor:
         head = self._head
         new = self.monitor.readings[len(self._shown) :]
         self._shown.extend(each.to_dict() for each in new)
-        of_now = {"readings": list(self._shown), "passed": list(self.passed)}
-        return {**head, **of_now, "pictures": self._pictures.to_dict()}
+        pictures = self._pictures.to_dict()
+        of_now = {"readings": self._shown, "passed": self.passed, "undefined": self.undefined}
+        return {**head, **{name: list(each) for name, each in of_now.items()}, "pictures": pictures}
 
     @cached_property
     def _pictures(self) -> BatchPictures:
@@ -225,7 +233,9 @@ class StartedMonitor:
 
     def observe(self, batch: Batch) -> Reading:
         """Observe a batch and keep pictures of it; errors as `Monitor.observe`."""
-        reading = self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped)
+        reading = self.monitor.observe(
+            batch.inputs, sources=batch.sources, skipped=batch.skipped, undefined=batch.undefined
+        )
         alarmed = frozenset(each.index for each in self.monitor.readings if each.alarm)
         self._pictures.add(batch, reading, alarmed)
         return reading
@@ -233,17 +243,14 @@ class StartedMonitor:
     @property
     def done(self) -> frozenset[str]:
         """Names of images observed or passed over before."""
-        return frozenset(name for each in self.monitor.readings for name in (*each.sources, *each.skipped))
+        return frozenset(name for each in self.monitor.readings for name in each.names)
 
     @property
     def pictured(self) -> frozenset[str]:
         """Names of the images of batches that the page has pictures of."""
         kept = self._pictures.to_dict()
         return frozenset(
-            name
-            for each in self.monitor.readings
-            if str(each.index) in kept
-            for name in (*each.sources, *each.skipped)
+            name for each in self.monitor.readings if str(each.index) in kept for name in each.names
         )
 
     def write(self, *, page: bool = True) -> None:
@@ -317,8 +324,9 @@ def start_monitor(
         seed=plan.seed,
     )
     _calibrate(monitor, plan, pool, progress)
-    usual = plan.view == USUAL_VIEW
-    without = reference.without_floor if usual else "only the usual comparison of circuits has a noise floor"
+    without = "only the usual comparison of circuits has a noise floor"
+    if plan.view == USUAL_VIEW:
+        without = reference.without_floor(plan.distance)
     return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=without)
 
 

@@ -299,7 +299,13 @@ class Monitor(display.Shown, Record):
     # ------------------------------------------------------------------------------------- observation
 
     def observe(
-        self, images: Inputs, *, sources: Sequence[str] = (), skipped: Sequence[str] = (), domain: str = ""
+        self,
+        images: Inputs,
+        *,
+        sources: Sequence[str] = (),
+        skipped: Sequence[str] = (),
+        undefined: Sequence[str] = (),
+        domain: str = "",
     ) -> Reading:
         """The shift of one batch, with its interval and the alarm.
 
@@ -307,7 +313,8 @@ class Monitor(display.Shown, Record):
             images: An image task, an image set, or normalised images `[N, 3, H, W]`; for a language model
                 prompts or a task of pairs. 2 or more.
             sources: Names of their files, kept in the reading.
-            skipped: Files of this batch that could not be read, kept too.
+            skipped: Files since the batch before that could not be read, kept too.
+            undefined: Files of batches since then that had no reading, kept too.
             domain: Name of the origin; default: that of the images.
 
         Raises:
@@ -358,6 +365,7 @@ class Monitor(display.Shown, Record):
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
+            undefined=tuple(undefined),
             seconds=float(scores.details.get("seconds", 0.0)),
             estimate=self._estimate(scores, readings, task.n),
         )
@@ -417,13 +425,7 @@ class Monitor(display.Shown, Record):
             )
         if self._floor is None:
             return shift, None
-        excess = self._floor.excess(rows_of(scores), level=self.level)
-        if not math.isfinite(excess.value):
-            raise NonFiniteError(
-                f"the halves of {origin(task) or 'the batch'} have no {self.distance} similarity, so its "
-                "noise floor is undefined; use larger batches, or a reference without a noise floor"
-            )
-        return shift, excess
+        return shift, self._floor.excess(rows_of(scores), level=self.level)
 
     def _check_size(self, n: int) -> None:
         if self._floor is not None and n != self._floor.n:

@@ -201,6 +201,7 @@ class MonitorRun:
                 if reading is None:
                     continue
                 self.started.passed.clear()  # the reading names them
+                self.started.undefined.clear()
                 if self._notifier is not None:
                     self._publish()  # who follows the link of a notification finds the batch
                     self._notifier.take(reading)
@@ -232,7 +233,7 @@ class MonitorRun:
             if self._spool is None:
                 raise
             self._spool.pass_over(batch)
-            self.started.passed.extend(batch.sources)
+            self.started.undefined.extend(batch.sources)
             self._tell(f"skipped {batch.sources[0]} to {batch.sources[-1]}: {error}")
             self._publish()
             return None
