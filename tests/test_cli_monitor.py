@@ -17,6 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from assay.circuits import load_scores
 from assay.discovery.edges import discover
 from assay.pipeline import monitoring
+from assay.pipeline.monitor_plan import MonitorPlan
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 from assay.zoo import Zoo
 
@@ -292,7 +293,7 @@ def test_baselines_learn_from_all_classes_of_a_folder(
     learned = []
     monkeypatch.setattr(monitoring, "MOST_LABELLED", 12)
     for seed in (0, 0, 1):
-        plan = monitoring.MonitorPlan(
+        plan = MonitorPlan(
             reference=str(tmp_path / "reference.safetensors"), known=str(tmp_path / "id"), window=8,
             known_batches=0, seed=seed,
         )  # fmt: skip

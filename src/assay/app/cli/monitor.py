@@ -132,7 +132,7 @@ def _line(reading: "Reading") -> str:
 
 def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "list[Reading]") -> None:
     """What came of the run: the document, or a verdict and the files."""
-    from assay.pipeline.monitoring import DOCUMENT, PAGE, READINGS
+    from assay.pipeline.monitor_directory import DOCUMENT, PAGE, READINGS
 
     identity = _keep(settings, started)
     if settings.json:

@@ -20,7 +20,7 @@ from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.core.untrusted import printable
 from assay.pipeline.image_stream import Batch, Watch, joined
-from assay.pipeline.monitoring import READINGS
+from assay.pipeline.monitor_directory import READINGS
 from assay.tasks import ImageSet, ReadOptions
 from assay.tasks.image_files import SUFFIXES, read_images
 from assay.tasks.image_transform import BROKEN, read_rgb

@@ -21,13 +21,9 @@ from assay.core.errors import InputError, NonFiniteError
 from assay.models import Model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
-from assay.pipeline.monitor_directory import held, torn_line
-from assay.pipeline.monitoring import (
-    READINGS,
-    MonitorPlan,
-    StartedMonitor,
-    start_monitor,
-)
+from assay.pipeline.monitor_directory import READINGS, held, torn_line
+from assay.pipeline.monitor_plan import MonitorPlan
+from assay.pipeline.monitoring import StartedMonitor, start_monitor
 from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
 from assay.tasks import EvalTransform
 
