@@ -232,11 +232,16 @@ def _domains(
     if stored.is_file():
         calibration = _read_domains(stored)
         earlier, clean = calibration.provenance["images"], calibration.clean_domain
-        if clean is not None and math.isfinite(clean.batch_performance) and wanted == {
-            "reference": calibration.provenance["reference"],
-            **{name: earlier.get(name) for name in ("domain", "hash", "learnt", "n", "seed")},
-            "view": calibration.provenance.get("view", {}),
-        }:
+        if (
+            clean is not None
+            and math.isfinite(clean.batch_performance)
+            and wanted
+            == {
+                "reference": calibration.provenance["reference"],
+                **{name: earlier.get(name) for name in ("domain", "hash", "learnt", "n", "seed")},
+                "view": calibration.provenance.get("view", {}),
+            }
+        ):
             return calibration
     calibration = calibrate_on_corruptions(
         model,
