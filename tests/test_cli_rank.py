@@ -95,6 +95,7 @@ def test_a_root_of_domains_is_several_targets_compared(zoo: Path, pictures: Path
     found = document(*given)
     assert found["kind"] == "ranking-comparison"
     assert [each["target"]["domain"] for each in found["rankings"]] == ["flat", "neon"]
+    assert list(found["datasets"]) == [pictures.name]
     assert "ddb-deep" not in [each["key"] for each in found["metrics"]]
     text = run(*given).stdout
     assert "Metrics over 2 targets" in text
@@ -108,6 +109,8 @@ def test_several_zoos_share_one_table_by_data_set(zoo: Path, pictures: Path, tmp
     )  # fmt: skip
     assert set(found["datasets"]) == {"shapes", pictures.name}
     assert len(found["rankings"]) == 6
+    names = [each["name"] for each in found["rankings"][0]["models"]]
+    assert names == [f"{zoo.name}/model-{seed}" for seed in range(3)]
     output, _ = found["metrics"]
     assert set(output["per_dataset"]) == set(found["datasets"])
     assert [each["ratio"] for each in found["ratios"]["output"]] == [0.1, 0.2, 0.3, 0.4, 0.5]

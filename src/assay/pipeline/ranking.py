@@ -44,6 +44,7 @@ class Lineup:
         settings: How circuits are scored.
         device: Where models run.
         dtype: Number type of their weights, e.g. `float64`; None: as of `load_model`.
+        prefix: What the names of models begin with, where models of several zoos stand on one page.
     """
 
     zoo: Zoo
@@ -53,6 +54,7 @@ class Lineup:
     settings: InspectionSettings
     device: str | None = None
     dtype: str | None = None
+    prefix: str = ""
 
     @property
     def target(self) -> Domain:
@@ -67,20 +69,21 @@ class Lineup:
     @cached_property
     def pool(self) -> ModelPool:
         """The models where they run, loaded once for all targets as far as there is room."""
-        return ModelPool({key: functools.partial(self._load, key) for key in self.zoo.keys})
+        return ModelPool({self.prefix + key: functools.partial(self._load, key) for key in self.zoo.keys})
 
     def _load(self, key: str) -> Model:
         return self.zoo.load(key, device=self.device, dtype=number_type(self.dtype))
 
     def load(self, key: str) -> Model:
         """A model where it runs."""
-        return self.pool.model(key)
+        return self.pool.model(self.prefix + key)
 
     @property
     def families(self) -> dict[str, str] | None:
         """Model to its initialisation; None where the zoo keeps no recipes."""
         inits = {key: self.zoo.entry(key).recipe.get("init") for key in self.zoo.keys}
-        return {key: str(init) for key, init in inits.items()} if all(inits.values()) else None
+        named = {self.prefix + key: str(init) for key, init in inits.items()}
+        return named if all(inits.values()) else None
 
     def inspect(self, key: str, *, cache: Path) -> None:
         """Run one model and keep in `cache` what it shows."""

@@ -112,7 +112,7 @@ def _check_stopping(settings: RankSettings) -> None:
 
 
 def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
-    """The document of the ranking, or of several compared: by data set where there is more than one."""
+    """The document of the ranking, or of several compared by data set."""
     from assay.analyses.generalization.comparison import compare_rankings
 
     if len(rankings) == 1:
@@ -120,8 +120,7 @@ def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
     by_dataset: dict[str, list[Ranking]] = {}
     for dataset, ranking in rankings:
         by_dataset.setdefault(dataset, []).append(ranking)
-    compared = by_dataset if len(by_dataset) > 1 else [ranking for _, ranking in rankings]
-    return compare_rankings(compared).to_dict()
+    return compare_rankings(by_dataset).to_dict()
 
 
 def _lineups(settings: RankSettings) -> "list[Lineup]":
@@ -158,6 +157,7 @@ def _lineups(settings: RankSettings) -> "list[Lineup]":
                 settings=call(settings, InspectionSettings),
                 device=device,
                 dtype=settings.dtype_name,
+                prefix=f"{zoo.name}/" if len(zoos) > 1 else "",
             )
         )
     return found
