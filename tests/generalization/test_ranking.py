@@ -204,7 +204,7 @@ def test_models_of_different_depth_are_ranked_at_shares_of_their_depth() -> None
     np.testing.assert_allclose(found.motif().values, ranked().motif().values, atol=1e-9)
     document = found.to_dict()
     assert document["layers"][1] == "0\N{EN DASH}25 %"
-    axes = plot_matrix(layer_matrix(found.motif().values, document["layers"]))
+    axes = plot_matrix(layer_matrix(found.motif().values.numpy(), document["layers"]))
     assert axes.get_xticklabels()[0].get_text() == "0\N{EN DASH}25 %"
     assert [each["blocks"] for each in document["models"]] == [4, 8, 4, 4, 4]
     assert any("4 to 8 blocks" in note for note in rank_words.caveats(document))
