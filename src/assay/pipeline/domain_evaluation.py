@@ -29,7 +29,7 @@ from assay.tasks import (
     ArrivingPrompts,
     DomainSource,
     EvalTransform,
-    ImageSet,
+    ImageStream,
     ReadOptions,
     corrupt,
     find_domains,
@@ -221,7 +221,7 @@ def evaluate_domains(
         _check_enough(model, pool)
         learned = pool.sample(MOST_LABELLED, seed=plan.settings.seed)
         progress("labelled images", 0, 1)
-        labelled = labelled_outputs(model, learned.task(transform), batch_size=plan.start.batch_size)
+        labelled = labelled_outputs(model, learned, batch_size=plan.start.batch_size)
     probe = DomainProbe(
         model=model,
         reference=found.scores,
@@ -292,7 +292,7 @@ def _joined(
     )
 
 
-def _check_enough(model: Model, pool: ImageSet) -> None:
+def _check_enough(model: Model, pool: ImageStream) -> None:
     if pool.n < model.n_classes:
         raise InputError(
             f"{pool.n} labelled images in distribution are left besides the reference, fewer than the "
@@ -308,7 +308,7 @@ def _parts_of(
     options = ReadOptions(
         transform=transform, n=plan.most_read, seed=plan.settings.seed, skip_bad=plan.start.skip_bad
     )
-    images = replace(domain.read(options, model.classes), domain=domain.name)
+    images = replace(domain.stream(options, model.classes), domain=domain.name)
     if images.labels is None:
         raise InputError(f"domain {domain.name!r} has no labels, but an evaluation needs them")
     if None not in (images.classes, model.classes) and not set(images.classes or ()) <= set(
@@ -337,7 +337,7 @@ class _KeptDomains:
     known_hash: str
     plan: EvaluationPlan
 
-    def measure(self, images: ImageSet, *, group: str = "") -> EvaluatedDomain:
+    def measure(self, images: ImageStream, *, group: str = "") -> EvaluatedDomain:
         record: dict[str, Any] = {
             "library": library_version(),
             "model": self.probe.model.describe(),

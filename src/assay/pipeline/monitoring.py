@@ -25,7 +25,7 @@ from assay.pipeline.monitor_plan import MOST_LABELLED, MonitorPlan
 from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform, ImageStream
 from assay.tasks.prompt_set import ArrivingPrompts
 from assay.zoo.scoring import images_hash
 
@@ -171,7 +171,7 @@ def start_monitor(
     domains = None
     threshold: Any = plan.threshold
     if plan.target is not None:
-        assert isinstance(pool, ImageSet | None), "a target is refused for prompts"
+        assert isinstance(pool, ImageStream | None), "a target is refused for prompts"
         domains = _domains(model, plan, reference, pool, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
     monitor = Monitor(
@@ -183,10 +183,10 @@ def start_monitor(
         rule=plan.rule,
         alpha=plan.alpha,
         labelled=pool.sample(MOST_LABELLED, seed=plan.seed)
-        if isinstance(pool, ImageSet) and pool.labels is not None
+        if isinstance(pool, ImageStream) and pool.labels is not None
         else None,
         estimator=None if domains is None else domains.accuracy_estimator(),
-        drift=pool if isinstance(pool, ImageSet) else None,
+        drift=pool if isinstance(pool, ImageStream) else None,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -203,7 +203,7 @@ def _domains(
     model: Model,
     plan: MonitorPlan,
     reference: Reference,
-    pool: ImageSet | None,
+    pool: ImageStream | None,
     transform: EvalTransform | None,
     out: Path,
     progress: Progress,
@@ -259,7 +259,7 @@ def _read_domains(path: Path) -> DomainCalibration:
 
 
 def _calibrate(
-    monitor: Monitor, plan: MonitorPlan, pool: ImageSet | ArrivingPrompts | None, progress: Progress
+    monitor: Monitor, plan: MonitorPlan, pool: ImageStream | ArrivingPrompts | None, progress: Progress
 ) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
