@@ -297,10 +297,10 @@ def evaluation_cost(model: Model, plan: EvaluationPlan) -> tuple[Forecast, list[
 
     known = start.known_source is not None
     stages = [
-        stage("reference", 0 if start.given else 1, 0),
+        stage("reference", start.reference_batches, 0),
         Workload(stage="labelled images", runs=int(known), passes=int(known) * start.most_labelled),
-        stage("in distribution", int(known), rated),
-        stage("corrupted domains", len(plan.corruptions), rated),
+        stage("in distribution", int(known), plan.changed),
+        stage("corrupted domains", len(plan.corruptions), plan.changed),
         stage("test domains", len(domains) * plan.parts, rated),
     ]
     task = None

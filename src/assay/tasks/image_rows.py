@@ -207,7 +207,7 @@ class ImageRows(DrawnRows, Carded, abc.ABC):
         others = logits.scatter(1, labels[:, None], -torch.inf)
         return replace(self, labels=labels, foils=others.argmax(1, keepdim=True)).bound(self._n_tokens)
 
-    def subset(self: R, indices: Int[Tensor, " k"] | Sequence[int]) -> R:
+    def subset(self: R, indices: Int[Tensor, " k"] | Int[np.ndarray, " k"] | Sequence[int]) -> R:
         """The images in these rows, in this order; they keep their ids.
 
         Args:
