@@ -110,6 +110,7 @@ def domain(
         n=10,
         n_labelled=20,
         performance=performance,
+        batch_performance=performance,
         accuracy=performance,
         macro_f1=performance,
         shifts={"spearman": shift},
