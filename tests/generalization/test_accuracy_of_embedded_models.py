@@ -1,4 +1,4 @@
-"""The estimate of accuracy on a model that was trained: fitted on its corrupted images, checked on new ones."""
+"""The estimate of accuracy on a trained model: fitted on its corrupted images, checked on new ones."""
 
 import numpy as np
 

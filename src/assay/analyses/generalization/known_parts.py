@@ -12,9 +12,10 @@ from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.tasks import ImageSet, ImageStream
 from assay.tasks.image_decoding import Arrays
+from assay.tasks.image_rows import DrawnRows
 
 
-Known = TypeVar("Known", bound=ImageSet | ImageStream)
+Known = TypeVar("Known", bound=DrawnRows)
 MOST_LABELLED = 1000  # images that readings learn from
 
 
