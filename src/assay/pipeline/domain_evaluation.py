@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization.accuracy_estimate import WINDOWS
-from assay.analyses.generalization.batches import check_reference, labelled_outputs
+from assay.analyses.generalization.batches import check_reference, image_task, labelled_outputs
 from assay.analyses.generalization.depth_bias import layer_sets, node_layers
 from assay.analyses.generalization.domain_evaluation import (
     DomainEvaluation,
@@ -31,6 +31,7 @@ from assay.tasks import (
     ArrivingPrompts,
     DomainSource,
     EvalTransform,
+    ImageSet,
     ImageStream,
     ReadOptions,
     corrupt,
@@ -240,7 +241,7 @@ def evaluate_domains(
         learn, corrupted = split_known(pool, plan.settings.n, seed=plan.settings.seed)
         if learn is not None:
             progress("labelled images", 0, 1)
-            labelled = labelled_outputs(model, learn, batch_size=plan.start.batch_size)
+            labelled = labelled_outputs(model, image_task(model, learn), batch_size=plan.start.batch_size)
     probe = DomainProbe(
         model=model,
         reference=found,
@@ -367,7 +368,7 @@ class _KeptDomains:
     learnt: str
     plan: EvaluationPlan
 
-    def measure(self, images: ImageStream, *, group: str = "") -> EvaluatedDomain:
+    def measure(self, images: ImageSet | ImageStream, *, group: str = "") -> EvaluatedDomain:
         record: dict[str, Any] = {
             "library": library_version(),
             "model": self.probe.model.describe(),

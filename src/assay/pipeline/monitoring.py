@@ -28,7 +28,7 @@ from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
-from assay.tasks import EvalTransform, ImageStream
+from assay.tasks import EvalTransform, ImageSet, ImageStream
 from assay.tasks.prompt_set import ArrivingPrompts
 from assay.zoo.scoring import images_hash
 
@@ -171,7 +171,8 @@ def start_monitor(
         raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
     progress = progress or silent
     reference, pool = reference_of(model, plan, transform, out, progress)
-    domains, learn = None, None
+    domains = None
+    learn: ImageSet | ImageStream | None = None
     threshold: Any = plan.threshold
     if isinstance(pool, ImageStream) and pool.labels is not None:
         learn = pool.sample(MOST_LABELLED, seed=plan.seed)  # folders list class after class
@@ -213,7 +214,7 @@ def _domains(
     model: Model,
     plan: MonitorPlan,
     reference: Reference,
-    parts: KnownParts[ImageStream],
+    parts: KnownParts,
     transform: EvalTransform | None,
     out: Path,
     progress: Progress,

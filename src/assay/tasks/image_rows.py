@@ -24,7 +24,6 @@ D = TypeVar("D", bound="DrawnRows")
 class DrawnRows(abc.ABC):
     """Abstract: images of one domain that can be taken by row, at random, too."""
 
-    ids: Any
     domain: str
     config: Mapping[str, Any]
 

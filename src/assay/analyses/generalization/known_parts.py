@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -12,14 +12,13 @@ from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.tasks import ImageSet, ImageStream
 from assay.tasks.image_decoding import Arrays
-from assay.tasks.image_rows import DrawnRows
 
 
-Known = TypeVar("Known", bound=DrawnRows)
+Known = ImageSet | ImageStream
 MOST_LABELLED = 1000  # images that readings learn from
 
 
-class KnownParts(NamedTuple, Generic[Known]):
+class KnownParts(NamedTuple):
     """Labelled images in distribution, split once.
 
     Attributes:
@@ -31,7 +30,7 @@ class KnownParts(NamedTuple, Generic[Known]):
     corrupt: Known
 
 
-def split_known(images: Known, n: int, *, seed: int = 0) -> KnownParts[Known]:
+def split_known(images: Known, n: int, *, seed: int = 0) -> KnownParts:
     """Split labelled images, so that no reading of a calibration domain has seen the labels of its images.
 
     With N images, min(N // 2, max(N - 4 n, n), 1000) are to learn from and the rest to corrupt: four batches
@@ -55,7 +54,7 @@ def split_known(images: Known, n: int, *, seed: int = 0) -> KnownParts[Known]:
     )
 
 
-def check_apart(images: ImageSet | ImageStream, labelled: ImageSet | ImageStream) -> None:
+def check_apart(images: Known, labelled: Known) -> None:
     """Refuse images that readings would learn from and be judged on.
 
     Raises:
@@ -71,7 +70,7 @@ def check_apart(images: ImageSet | ImageStream, labelled: ImageSet | ImageStream
         )
 
 
-def _marks(images: ImageSet | ImageStream, rows: Int64[np.ndarray, " k"]) -> Iterator[str]:
+def _marks(images: Known, rows: Int64[np.ndarray, " k"]) -> Iterator[str]:
     """What identifies the images in some rows; of a stream, without reading them."""
     if isinstance(images, ImageSet):
         return Arrays(images.name, images.pixels).marks(rows.tolist())
