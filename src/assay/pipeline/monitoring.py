@@ -233,8 +233,7 @@ def _domains(
     }
     if stored.is_file():
         calibration = _read_domains(stored)
-        earlier = calibration.provenance["images"]
-        clean = calibration.clean_domain
+        earlier, clean = calibration.provenance["images"], calibration.clean_domain
         if (
             clean is not None
             and math.isfinite(clean.batch_performance)
