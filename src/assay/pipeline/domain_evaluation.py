@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization.accuracy_estimate import WINDOWS
-from assay.analyses.generalization.batches import check_reference, labelled_outputs
+from assay.analyses.generalization.batches import check_reference, image_task, labelled_outputs
 from assay.analyses.generalization.depth_bias import layer_sets, node_layers
 from assay.analyses.generalization.domain_evaluation import (
     DomainEvaluation,
@@ -32,6 +32,7 @@ from assay.tasks import (
     DomainSource,
     EvalTransform,
     ImageSet,
+    ImageStream,
     ReadOptions,
     corrupt,
     find_domains,
@@ -240,7 +241,7 @@ def evaluate_domains(
         learn, corrupted = split_known(pool, plan.settings.n, seed=plan.settings.seed)
         if learn is not None:
             progress("labelled images", 0, 1)
-            labelled = labelled_outputs(model, learn.task(transform), batch_size=plan.start.batch_size)
+            labelled = labelled_outputs(model, image_task(model, learn), batch_size=plan.start.batch_size)
     probe = DomainProbe(
         model=model,
         reference=found,
@@ -313,7 +314,7 @@ def _joined(
     )
 
 
-def _check_enough(model: Model, pool: ImageSet) -> None:
+def _check_enough(model: Model, pool: ImageStream) -> None:
     if pool.n < model.n_classes:
         raise InputError(
             f"{pool.n} labelled images in distribution are left besides the reference, fewer than the "
@@ -321,7 +322,7 @@ def _check_enough(model: Model, pool: ImageSet) -> None:
         )
 
 
-def _unlearnt(pool: ImageSet | None, plan: EvaluationPlan) -> str:
+def _unlearnt(pool: ImageStream | None, plan: EvaluationPlan) -> str:
     """Why no baseline learns from labels."""
     n = plan.settings.n
     images = 0 if pool is None or pool.labels is None else pool.n
@@ -339,7 +340,7 @@ def _parts_of(
     options = ReadOptions(
         transform=transform, n=plan.most_read, seed=plan.settings.seed, skip_bad=plan.start.skip_bad
     )
-    images = replace(domain.read(options, model.classes), domain=domain.name)
+    images = replace(domain.stream(options, model.classes), domain=domain.name)
     if images.labels is None:
         raise InputError(f"domain {domain.name!r} has no labels, but an evaluation needs them")
     if None not in (images.classes, model.classes) and not set(images.classes or ()) <= set(
@@ -369,7 +370,7 @@ class _KeptDomains:
     plan: EvaluationPlan
     identities: list[str] = field(default_factory=list)  # of what was measured so far
 
-    def measure(self, images: ImageSet, *, group: str = "") -> EvaluatedDomain:
+    def measure(self, images: ImageSet | ImageStream, *, group: str = "") -> EvaluatedDomain:
         record: dict[str, Any] = {
             "library": library_version(),
             "model": self.probe.model.describe(),

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization.alarms import batches_for
-from assay.analyses.generalization.detectable_drop import LEAST_BATCHES, DetectableDrop, detectable_drops
+from assay.analyses.generalization.detectable_drop import DetectableDrop, detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.known_parts import MOST_LABELLED, KnownParts, split_known
 from assay.analyses.generalization.monitoring import Monitor
+from assay.analyses.generalization.noise_floor import LEAST_BATCHES
 from assay.analyses.generalization.reference import Reference
 from assay.analyses.generalization.shift import USUAL_VIEW
 from assay.circuits import write_atomically
@@ -27,7 +28,7 @@ from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform, ImageSet, ImageStream
 from assay.tasks.prompt_set import ArrivingPrompts
 from assay.zoo.scoring import images_hash
 
@@ -170,12 +171,13 @@ def start_monitor(
         raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
     progress = progress or silent
     reference, pool = reference_of(model, plan, transform, out, progress)
-    domains, learn = None, None
+    domains = None
+    learn: ImageSet | ImageStream | None = None
     threshold: Any = plan.threshold
-    if isinstance(pool, ImageSet) and pool.labels is not None:
+    if isinstance(pool, ImageStream) and pool.labels is not None:
         learn = pool.sample(MOST_LABELLED, seed=plan.seed)  # folders list class after class
     if plan.target is not None:
-        assert isinstance(pool, ImageSet | None), "a target is refused for prompts"
+        assert isinstance(pool, ImageStream | None), "a target is refused for prompts"
         if pool is None:
             raise InputError(
                 "a target needs labelled in-distribution images to corrupt; give --known, or a reference "
@@ -195,7 +197,7 @@ def start_monitor(
         alpha=plan.alpha,
         labelled=learn,
         estimator=None if domains is None else domains.accuracy_estimator(),
-        drift=pool if isinstance(pool, ImageSet) else None,
+        drift=pool if isinstance(pool, ImageStream) else None,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -270,7 +272,7 @@ def _read_domains(path: Path) -> DomainCalibration:
 
 
 def _calibrate(
-    monitor: Monitor, plan: MonitorPlan, pool: ImageSet | ArrivingPrompts | None, progress: Progress
+    monitor: Monitor, plan: MonitorPlan, pool: ImageStream | ArrivingPrompts | None, progress: Progress
 ) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:

@@ -27,7 +27,7 @@ from assay.core.random import stream
 from assay.core.record import BRIEF, Record, plain, record_id
 from assay.models import Model
 from assay.stats import spearman
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform, ImageSet, ImageStream
 
 
 SCHEMA = "assay-domain-evaluation/1"
@@ -151,7 +151,7 @@ class DomainProbe:
             seed=how.seed,
         )
 
-    def measure(self, images: ImageSet, *, group: str = "") -> EvaluatedDomain:
+    def measure(self, images: ImageSet | ImageStream, *, group: str = "") -> EvaluatedDomain:
         """Performance on all of the images, circuit and baselines on a sample of them.
 
         Args:

@@ -29,7 +29,7 @@ from assay.core.errors import unknown_name
 from assay.core.random import stream
 from assay.core.record import Record
 from assay.models import Model
-from assay.tasks import EvalTransform, ImageSet, ImageTask
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask
 
 
 BEYOND = "excess-"  # before the key of a distance: the shift beyond its noise floor
@@ -142,7 +142,7 @@ class BatchProbe:
         found = {key: self.reference.floor(key) for key in SIGNATURES}
         return {key: floor for key, floor in found.items() if floor is not None}
 
-    def look(self, name: str, images: ImageSet | ImageTask) -> MeasuredDomain:
+    def look(self, name: str, images: ImageSet | ImageStream | ImageTask) -> MeasuredDomain:
         """Performance on all of the images and on a batch, circuit and baselines on the batch.
 
         Args:

@@ -32,7 +32,7 @@ from assay.core.random import stream
 from assay.core.record import BRIEF, Record, plain
 from assay.models import Model
 from assay.stats import spearman
-from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
+from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageStream, ImageTask, corrupt
 from assay.zoo.scoring import images_hash
 
 
@@ -41,6 +41,7 @@ CLEAN = "clean"
 STACKED = ("spearman", "cosine", "l2")  # distances that accuracy is estimated from, beside all baselines
 DRAWS = 100  # resamples of the images
 UNDIRECTED = ("mde", "alpha-req")  # their sources do not say which way they go with performance
+LabelledImages = ImageSet | ImageTask | ImageStream
 Progress = Callable[[str, int, int], None]
 
 
@@ -224,9 +225,9 @@ def _family(domain: str) -> str:
 def measure_domains(
     model: Model,
     reference: EdgeScores | Reference,
-    domains: Mapping[str, ImageSet | ImageTask] | Iterable[tuple[str, ImageSet | ImageTask]],
+    domains: Mapping[str, LabelledImages] | Iterable[tuple[str, LabelledImages]],
     *,
-    labelled: ImageSet | ImageTask | Labelled | None = None,
+    labelled: LabelledImages | Labelled | None = None,
     n: int | None = None,
     measure: str = "accuracy",
     view: ShiftView = USUAL_VIEW,
@@ -260,9 +261,8 @@ def measure_domains(
         InputError: For no domain, a domain without labels, or one name twice.
     """
     known = labelled
-    if isinstance(labelled, ImageSet | ImageTask):
-        known = labelled_outputs(model, image_task(model, labelled, transform), batch_size=batch_size)
-    assert known is None or isinstance(known, Labelled)
+    if known is not None and not isinstance(known, Labelled):
+        known = labelled_outputs(model, image_task(model, known, transform), batch_size=batch_size)
     probe = BatchProbe(
         model=model,
         reference=reference,
@@ -304,11 +304,11 @@ def _resampled(
 def calibrate_on_corruptions(
     model: Model,
     reference: EdgeScores | Reference,
-    images: ImageSet,
+    images: ImageSet | ImageStream,
     *,
     n: int | None = None,
     corruptions: Sequence[str] | None = None,
-    labelled: ImageSet | ImageTask | None = None,
+    labelled: LabelledImages | None = None,
     measure: str = "accuracy",
     view: ShiftView = USUAL_VIEW,
     transform: EvalTransform | None = None,
@@ -324,7 +324,8 @@ def calibrate_on_corruptions(
         reference: Its circuit on known images, with or without a noise floor.
         images: Labelled images in distribution at the size the model reads, not those of the reference, whose
             shift would be too small: the part `corrupt` of `split_known`. Performance on a domain is that on
-            all of them; an estimate of accuracy needs four batches of them or more.
+            all of them; an estimate of accuracy needs four batches of them or more. A stream is decoded and
+            corrupted anew for each domain; at most `n` of its images are held.
         n: Images of each domain that the shift is measured on. Default: those of a batch of the reference.
         corruptions: Keys. Default: all that are registered.
         labelled: For `atc` and what else learns from known images: the part `learn`. Default: without those
@@ -355,7 +356,7 @@ def calibrate_on_corruptions(
     keys = tuple(CORRUPTIONS) if corruptions is None else tuple(corruptions)
     for key in keys:
         CORRUPTIONS[key]
-    if isinstance(labelled, ImageSet):
+    if isinstance(labelled, ImageSet | ImageStream):
         check_apart(images, labelled)
     scores = reference.scores if isinstance(reference, Reference) else reference
     if n is None:
@@ -386,7 +387,7 @@ def calibrate_on_corruptions(
             "images": {
                 "domain": images.domain,
                 "hash": images_hash(images),
-                "learnt": images_hash(labelled) if isinstance(labelled, ImageSet) else None,
+                "learnt": images_hash(labelled) if isinstance(labelled, ImageSet | ImageStream) else None,
                 "n": n,
                 "config": dict(images.config),
                 "seed": seed,
