@@ -36,19 +36,6 @@ class MeanTest(Record):
     exact: bool
 
 
-def mean_test(
-    values: Real[np.ndarray, " n"], *, rng: np.random.Generator, n_permutations: int = N_PERMUTATIONS
-) -> MeanTest:
-    """One-sided tests of mean > 0; see `mean_tests`.
-
-    Example:
-        >>> found = mean_test(np.array([1.0, 2.0, 3.0]), rng=np.random.default_rng(0))
-        >>> found.sign_flip.p_value
-        0.125
-    """
-    return mean_tests(values[:, None], rng=rng, n_permutations=n_permutations)[0]
-
-
 def mean_tests(
     values: Real[np.ndarray, "n k"], *, rng: np.random.Generator, n_permutations: int = N_PERMUTATIONS
 ) -> tuple[MeanTest, ...]:

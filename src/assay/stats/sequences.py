@@ -61,15 +61,8 @@ class ConfidenceSequence(Record):
 
     def n_certify(self, level: float) -> int | None:
         """Observations after which the mean is certified above `level`; None where they do not suffice."""
-        return _first(self.low > level)
-
-    def n_exclude(self, value: float) -> int | None:
-        """Observations after which the mean is known not to be `value`; None where they do not suffice."""
-        return _first((self.low > value) | (self.high < value))
-
-
-def _first(held: np.ndarray) -> int | None:
-    return int(held.argmax()) + 1 if held.any() else None
+        held = self.low > level
+        return int(held.argmax()) + 1 if held.any() else None
 
 
 def hoeffding_radius(
@@ -215,35 +208,6 @@ def _checked_weights(weights: Real[np.ndarray, " _"], n: int, largest: float) ->
 
 
 # --------------------------------------------------------------------------------------------------- betting
-
-
-def betting_log_capital(
-    values: Real[np.ndarray, " n"], means: Real[np.ndarray, " m"]
-) -> Float64[np.ndarray, "n m"]:
-    """Log of the capital won by betting against each candidate mean, after each observation.
-
-    Where the candidate is the mean, the capital is an e-value at whatever time one stops: its expectation is
-    at most 1, and it ever reaches 1 / a with probability at most a.
-
-    Args:
-        values: In [0, 1], in the order in which they were drawn.
-        means: Candidates in [0, 1].
-
-    Returns:
-        In nats; 0 after the first observation, on which nothing is bet.
-
-    References:
-        Waudby-Smith and Ramdas (2024), arXiv:2010.09686; Ville (1939).
-    """
-    z, candidates = np.asarray(values, dtype=np.float64), np.asarray(means, dtype=np.float64)
-    for name, given in (("values", z), ("means", candidates)):
-        if not ((given >= 0) & (given <= 1)).all():
-            raise InputError(f"{name} run from {given.min():g} to {given.max():g}; expected values in [0, 1]")
-    full = np.full(len(candidates), len(z), dtype=np.int64)
-    found = np.empty((len(z), len(candidates)))
-    for time, capital in enumerate(_log_capital(z, candidates, full)):
-        found[time] = capital
-    return found
 
 
 def _log_capital(
