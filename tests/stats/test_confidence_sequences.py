@@ -288,7 +288,7 @@ def test_bad_input_is_named(unchecked: None) -> None:
         confidence_sequence(z, method="bets")
     for failure in (0.0, 1.0):
         with pytest.raises(
-            InputError, match=f"failure is {failure}; expected a probability above 0 and below 1"
+            InputError, match=f"failure is {failure}; expected a number strictly between 0 and 1"
         ):
             confidence_sequence(z, failure=failure)
     with pytest.raises(InputError, match="n is 0; expected at least 1 observation"):

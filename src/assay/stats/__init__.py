@@ -27,7 +27,7 @@ from assay.stats.association import (
 from assay.stats.bounded import bounded_mean
 from assay.stats.cells import CellTests, cell_tests
 from assay.stats.certificates import Certificate, certificate, certificate_family
-from assay.stats.detection import Detection, auroc, average_precision, d_prime, detection, precision_at
+from assay.stats.detection import auroc, average_precision, d_prime, precision_at
 from assay.stats.estimate import Estimate, SignificanceTest
 from assay.stats.inclusion import CertifiedInclusion, certified_inclusion, edit_radius
 from assay.stats.intervals import (
@@ -104,7 +104,6 @@ __all__ = [
     "Concordance",
     "ConfidenceSequence",
     "Consistency",
-    "Detection",
     "Estimate",
     "FunctionOfSums",
     "GroupDifferences",
@@ -145,7 +144,6 @@ __all__ = [
     "cronbach_alpha",
     "d_prime",
     "delta_interval",
-    "detection",
     "draw_counts",
     "e_benjamini_hochberg",
     "edit_radius",

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Real
 from scipy import stats as scipy_stats
 
-from assay.core.errors import DegenerateDataWarning, InputError
+from assay.core.errors import DegenerateDataWarning, InputError, check_least
 from assay.core.record import Record
 from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
 from assay.stats._checks import EQUAL, finite
@@ -71,8 +71,7 @@ def kendall_w(
         >>> kendall_w(np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]), rng=rng).w.value
         0.1111111111111111
     """
-    if n_permutations < 1:
-        raise InputError(f"n_permutations is {n_permutations}; expected at least 1 (10,000 by default)")
+    check_least(1, n_permutations=n_permutations)
     m, n = scores.shape
     x = finite(scores, "scores") if scores.size else np.asarray(scores, dtype=np.float64)
     spearman = spearman_matrix(x) if m and n else np.full((m, m), np.nan)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64, Real
 
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_fraction, check_name
 from assay.core.record import Record
 from assay.core.verdict import Interval, undefined_interval
 from assay.stats._checks import finite
@@ -85,7 +85,7 @@ def hoeffding_radius(
         >>> hoeffding_radius(np.array([10, 1000])).round(3)
         array([0.663, 0.095])
     """
-    _check_failure(failure)
+    check_fraction(failure=failure)
     count = np.asarray(n, dtype=np.float64)
     if (count < 1).any():
         raise InputError(f"n is {count.min():g}; expected at least 1 observation")
@@ -140,9 +140,8 @@ def confidence_sequence(
         >>> sequence.n_certify(0.5), sequence.n_certify(0.9)
         (15, None)
     """
-    _check_failure(failure)
-    if method not in _METHODS:
-        raise unknown_name("method of confidence sequences", method, _METHODS)
+    check_fraction(failure=failure)
+    check_name("method of confidence sequences", method, _METHODS)
     least, most = bounds
     if not (math.isfinite(least) and math.isfinite(most) and least < most):
         raise InputError(f"bounds are {bounds}; expected two finite numbers in ascending order")
@@ -186,11 +185,6 @@ def confidence_sequence(
         method=method,
         reason="drift" if nowhere[-1] else None,
     )
-
-
-def _check_failure(failure: float) -> None:
-    if not 0 < failure < 1:
-        raise InputError(f"failure is {failure}; expected a probability above 0 and below 1")
 
 
 def _checked_weights(weights: Real[np.ndarray, " _"], n: int, largest: float) -> Float64[np.ndarray, " n"]:

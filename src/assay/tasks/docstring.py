@@ -6,7 +6,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.tasks.grammar import (
     TASKS,
     Grammar,
@@ -66,8 +66,7 @@ class Docstring(Grammar):
     ) -> None:
         super().__init__(tokens, corruption=corruption)
         data = task_data(self.key)
-        if style not in ("rest", "goog"):
-            raise unknown_name("docstring style", style, ("rest", "goog"))
+        check_name("docstring style", style, ("rest", "goog"))
         self.template: str = data[f"layout_{style}"]
         self.arg_names = one_token_words(
             tokens,

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.tasks.grammar import (
     TASKS,
     Grammar,
@@ -84,8 +84,7 @@ class IndirectObject(Grammar):
             allows=("place", "object"),
         )
         for order in orders or ("",):
-            if order not in _ORDERS:
-                raise unknown_name("IOI order", order, _ORDERS)
+            check_name("IOI order", order, _ORDERS)
         self.orders = tuple(orders)
         self.avoid_clean_names = avoid_clean_names
         self.names = self._words("names", names, at_least=5 if avoid_clean_names else 3)
