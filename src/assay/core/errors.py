@@ -28,6 +28,7 @@ A message says what was wrong, what came, what is allowed, and what to do next.
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class AssayError(Exception):
@@ -135,14 +136,14 @@ def check_name(kind: str, name: object, known: Collection[str]) -> None:
         raise unknown_name(kind, name, known)
 
 
-def check_least(least: int, **counts: float) -> None:
+def check_least(least: int, **counts: Any) -> None:
     """Refuse the first of some numbers, by the names of arguments, that is below `least`."""
     for name, count in counts.items():
         if not count >= least:
             raise InputError(f"{name} is {count:,}; expected at least {least:,}")
 
 
-def check_fraction(**fractions: float) -> None:
+def check_fraction(**fractions: Any) -> None:
     """Refuse the first of some numbers, by the names of arguments, that is not strictly between 0 and 1."""
     for name, value in fractions.items():
         if not 0 < value < 1:
