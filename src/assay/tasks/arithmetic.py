@@ -142,9 +142,7 @@ class Arithmetic(Grammar):
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         return ("a", "b")
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot not in ("a", "b"):
-            yield from super().variants(values, slot, corrupted=corrupted)
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
         kept = "b" if slot == "a" else "a"
         for a, b in self.sums[values["op"]]:
             other = {**values, "a": a, "b": b}

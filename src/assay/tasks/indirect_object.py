@@ -161,10 +161,8 @@ class IndirectObject(Grammar):
         orders = ("order",) if roles and len(self.orders) > 1 else ()
         return (*(("IO", "S") if roles else _NAME_SLOTS), *scene, *orders)
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot not in self.slots(values, corrupted=corrupted):
-            yield from super().variants(values, slot, corrupted=corrupted)
-        elif slot in ("place", "object"):
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
+        if slot in ("place", "object"):
             words = self.places if slot == "place" else self.objects
             yield from ({**values, slot: word} for word in words if word != values[slot])
         elif slot == "order":
