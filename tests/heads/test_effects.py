@@ -329,7 +329,7 @@ def test_wrong_options_are_named(gpt2_tiny64: nn.Module, make_task: Callable[...
     model, task = load_model(gpt2_tiny64), make_task()
     with pytest.raises(InputError, match="unknown positions 'first'; known: all, last"):
         mediation(model, task, positions="first")
-    with pytest.raises(InputError, match="aggregate is 'sum'"):
+    with pytest.raises(InputError, match="unknown aggregate 'sum'"):
         activation_patching(model, task, aggregate="sum")
     with pytest.raises(InputError, match="draws is 0; expected at least 1"):
         drop_effect(model, task, draws=0)
