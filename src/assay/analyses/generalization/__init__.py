@@ -40,6 +40,7 @@ from assay.analyses.generalization.inspecting import inspect_model
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.intervals import depth_bias_interval, shift_interval
 from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.known_parts import KnownParts, split_known
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.noise_floor import Excess, NoiseFloor
@@ -89,6 +90,7 @@ __all__ = [
     "Guarantee",
     "Inspection",
     "InspectionSettings",
+    "KnownParts",
     "LayerSets",
     "Monitor",
     "Motif",
@@ -134,6 +136,7 @@ __all__ = [
     "resampled_motif",
     "resampled_shift",
     "shift_interval",
+    "split_known",
     "summarize_correlations",
     "training_dynamics",
     "universal_motif",

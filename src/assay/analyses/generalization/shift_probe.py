@@ -100,7 +100,7 @@ class ShiftProbe:
         return MeasuredShift(scores=scores, shift=shift, excess=excess)
 
     def interval(self, scores: EdgeScores) -> Interval:
-        """Of the shift of a circuit with scores per example, see `shift_interval`."""
+        """The interval of a shift, from scores per example; see `shift_interval`."""
         return shift_interval(
             self.reference, scores, distance=self.distance, view=self.view, level=self.level
         )
