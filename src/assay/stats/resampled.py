@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_fraction
 from assay.core.verdict import Interval, undefined_interval
 
 
@@ -84,8 +84,7 @@ class ResampledValue:
         Raises:
             InputError: For a level outside (0, 1).
         """
-        if not 0 < level < 1:
-            raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
+        check_fraction(level=level)
         if self.n < 2:
             return undefined_interval(level, "resampled", "too_few")
         error = self.error
