@@ -33,10 +33,10 @@ from assay.analyses.generalization.batches import (
     origin,
     outputs_of,
 )
-from assay.analyses.generalization.intervals import shift_interval
 from assay.analyses.generalization.journal import Journal, Reading
 from assay.analyses.generalization.noise_floor import Excess, rows_of
 from assay.analyses.generalization.reference import Reference
+from assay.analyses.generalization.resampled import resampled_shift
 from assay.analyses.generalization.shift import (
     DISTANCES,
     USUAL_VIEW,
@@ -341,9 +341,9 @@ class Monitor(display.Shown, Record):
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             n=task.n,
             shift=shift,
-            interval=shift_interval(
-                self.reference_scores, scores, distance=self.distance, view=self.view, level=self.level
-            ),
+            interval=resampled_shift(
+                self.reference_scores, scores, distance=self.distance, view=self.view
+            ).interval(level=self.level),
             excess=excess,
             alarm=None if self.rule is None else alarms[self.rule],
             alarms=alarms,
