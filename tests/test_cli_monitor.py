@@ -17,6 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from assay.circuits import load_scores
 from assay.discovery.edges import discover
 from assay.pipeline import monitoring
+from assay.pipeline.monitor_plan import MonitorPlan
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 from assay.zoo import Zoo
 
@@ -246,9 +247,11 @@ def test_the_smallest_drop_is_stated_before_the_first_batch(
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     assert "a batch of 8 images" in found.stderr.lower()
-    assert "at 0.2 false alarms per batch" in found.stderr
+    assert "by the threshold rule at " in found.stderr
+    assert "by the conformal rule" not in found.stderr
     document = json.loads((tmp_path / "assay-monitor/monitor.json").read_text())
     assert [each["power"] for each in document["detectable"]] == [0.5, 0.8]
+    assert {each["limit"] for each in document["detectable"]} == {document["threshold"]["value"]}
     assert document["reference"]["task"]["n"] == 32  # whole windows
     assert {each["n_labelled"] for each in document["domains"]["known"]} == {32}
     assert document["threshold"]["method"] == "isotonic"
@@ -290,7 +293,7 @@ def test_baselines_learn_from_all_classes_of_a_folder(
     learned = []
     monkeypatch.setattr(monitoring, "MOST_LABELLED", 12)
     for seed in (0, 0, 1):
-        plan = monitoring.MonitorPlan(
+        plan = MonitorPlan(
             reference=str(tmp_path / "reference.safetensors"), known=str(tmp_path / "id"), window=8,
             known_batches=0, seed=seed,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from assay.analyses.generalization.noise_floor import (
     block_means,
     spearman_brown,
 )
+from assay.analyses.generalization.reference import Reference
 from assay.analyses.generalization.shift import DISTANCES, circuit_shift
 from assay.analyses.generalization.signatures import SIGNATURES
 from assay.circuits import EdgeScores
@@ -118,6 +119,42 @@ def test_spearman_agrees_with_a_literal_twin() -> None:
     margin = scipy_stats.t.ppf(0.975, 1 / (1 / 4 + 1 / 7)) * error
     assert found.interval.low == pytest.approx(found.value - margin)
     assert found.interval.high == pytest.approx(found.value + margin)
+
+
+def test_a_batch_whose_halves_share_nothing_is_held_against_the_floor_of_the_reference() -> None:
+    # Batches along edge 0 or 1: 1/sqrt(5) from the mean of the others, halves alike. Each block of the new
+    # batch has an edge of its own, 1 to 8: halves have cosine 0, and 1/4 with the reference, edges 0 and 1.
+    edges = np.eye(WIDER.n_edges)
+    known = np.stack([np.tile(edges[place], (BLOCKS, 1)) for place in (0, 1, 0, 1)])
+    floor = NoiseFloor(graph=WIDER, blocks=known, n=8, distance="cosine")
+    apart = floor.of_blocks(edges[1:9])
+    assert apart.floor == pytest.approx(1 - 1 / math.sqrt(5))
+    assert apart.value == pytest.approx(1 - math.sqrt(5) / 4)
+    assert math.isfinite(apart.interval.low)
+
+
+def test_noise_alone_in_place_of_a_circuit_raises_the_alarm_every_time() -> None:
+    rng = np.random.default_rng(5)
+    mean = 2 * rng.standard_normal(WIDER.n_edges)
+    known = np.stack([block_means(draw(rng, mean, 1.5 + 0 * mean, 16)) for _ in range(16)])
+    floor = NoiseFloor(graph=WIDER, blocks=known, n=16)
+    limit = max(floor.excess(draw(rng, mean, 1.5 + 0 * mean, 16)).value for _ in range(19))
+    changed = [floor.excess(draw(rng, 0 * mean, 5 + 0 * mean, 16)) for _ in range(60)]
+    assert min(each.value for each in changed) > limit
+    # Most have halves without similarity, so the floor of the reference alone.
+    assert np.mean([each.floor < 0.3 for each in changed]) > 0.8
+
+
+def test_a_reference_whose_batches_share_nothing_has_no_floor() -> None:
+    known = np.tile(np.eye(WIDER.n_edges)[1:9], (4, 1, 1))  # every block has an edge of its own
+    floor = NoiseFloor(graph=WIDER, blocks=known, n=8, distance="cosine")
+    assert not floor.common
+    assert math.isnan(floor.of_blocks(known[0]).value)
+    reference = Reference(scores=scores_of(WIDER, known.mean((0, 1))), blocks=known.astype("f4"), batch=8)
+    assert reference.floor("cosine") is None
+    assert "of 8 images of the reference have no cosine similarity" in reference.without_floor("cosine")
+    assert reference.floor("l2") is not None
+    assert reference.without_floor("l2") == ""
 
 
 def test_the_excess_is_0_on_average_without_shift_and_its_interval_holds_it() -> None:

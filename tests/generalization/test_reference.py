@@ -56,7 +56,7 @@ def test_one_batch_is_what_discover_gives_and_has_no_floor(model: Model) -> None
     assert torch.equal(single.scores.values, literal.values)
     assert single.scores.provenance == literal.provenance
     assert single.floor("spearman") is None
-    assert "holds 1 batches of 8 images; a noise floor needs 4 or more" in single.without_floor
+    assert "holds 1 batches of 8 images; a noise floor needs 4 or more" in single.without_floor("spearman")
 
 
 def test_a_file_brings_it_back_and_is_edge_scores_too(

@@ -8,7 +8,7 @@ import pytest
 from assay.analyses.generalization.alarms import Calibration
 from assay.analyses.generalization.detectable_drop import detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
-from assay.analyses.generalization.thresholds import calibrate_threshold, monotone
+from assay.analyses.generalization.thresholds import calibrate_threshold, monotone, threshold_of
 from assay.core.errors import InputError, UnknownNameError
 
 
@@ -97,6 +97,24 @@ def test_larger_power_needs_a_larger_drop() -> None:
     assert most.drop == pytest.approx(0.1 + 0.3 * 0.2)
     assert half.interval.low <= half.drop
     assert "detects a drop of 10.0 points of accuracy" in half.statement
+
+
+def test_under_the_threshold_rule_the_threshold_is_what_must_be_exceeded() -> None:
+    # m(x) = 0.1 + x up to 0.4. Power 50 %: m = 0.3, a drop of 0.2. Known batches 0, 0.02 .. 0.2: median 0.1,
+    # 20 % quantile 0.04, so power 80 % needs m = 0.36. Two of eleven exceed 0.17; the conformal limit is 0.2.
+    batches = Calibration(shifts=tuple(np.linspace(0.0, 0.2, 11)), n=8)
+    half, most = detectable_drops(domains(), batches, threshold=threshold_of(0.3, needed=True), alpha=0.1)
+    assert (half.drop, most.drop) == (pytest.approx(0.2), pytest.approx(0.26))
+    assert (half.rule, half.limit, half.rate) == ("threshold", 0.3, 0.0)
+    assert "by the threshold rule at 0 false alarms per batch" in half.statement
+    low, _ = detectable_drops(domains(), batches, threshold=threshold_of(0.17, needed=True))
+    assert (low.drop, low.rate) == (pytest.approx(0.07), pytest.approx(2 / 11))
+    conformal, _ = detectable_drops(domains(), batches, alpha=0.1)
+    assert (conformal.rule, conformal.limit, conformal.drop) == ("conformal", 0.2, pytest.approx(0.1))
+    with pytest.raises(InputError, match="3 known batches do not show how batches scatter; measure 4 or"):
+        detectable_drops(
+            domains(), Calibration(shifts=(0.1,) * 3, n=8), threshold=threshold_of(0.3, needed=True)
+        )
 
 
 def test_sizes_must_agree_and_clean_performance_be_known() -> None:

@@ -182,10 +182,33 @@ def test_caveats_name_sizes_far_thresholds_and_files_left_out(document: dict[str
     document["reference"]["task"]["n"] = 400
     document["threshold"] = {"value": 0.3, "domain": "fog-1", "performance": 0.9, "target": 0.5}
     document["readings"][1]["skipped"] = ["bad.png"]
-    sizes, threshold, skipped = monitor_page.caveats(document)
+    document["readings"][1]["undefined"] = ["flat-1.png", "flat-2.png"]
+    sizes, threshold, skipped, undefined = monitor_page.caveats(document)
     assert "is based on 400 images, the batches on 24" in sizes
-    assert "calibrated on fog-1, where performance is 0.90" in threshold
+    assert "corresponds to a performance of 0.90, that of fog-1" in threshold
     assert "1 image file could not be read and was left out" in skipped
+    assert "2 images lie in batches whose shift is undefined" in undefined
+    page = render(document)
+    assert "(1 unreadable)" in page
+    assert "(2 without a shift)" in page
+
+
+def test_the_threshold_is_said_to_be_what_it_is(document: dict[str, Any]) -> None:
+    threshold = {"value": 0.3, "domain": "fog-1", "performance": 0.8, "target": 0.8, "method": "isotonic"}
+    facts = dict(monitor_page._facts({**document, "threshold": threshold}, {}))
+    assert facts["threshold"][1].text == (
+        " interpolated between corrupted domains, where performance is 0.80; the target is 0.80"
+    )
+    threshold |= {"method": "nearest", "performance": 0.78}
+    facts = dict(monitor_page._facts({**document, "threshold": threshold}, {}))
+    assert facts["threshold"][1].text.startswith(" read off fog-1, where performance is 0.78;")
+
+
+def test_a_sequential_rule_states_no_drop_of_one_batch(document: dict[str, Any]) -> None:
+    stated = {"domains": {"known": []}, "detectable": []}
+    (note,) = monitor_page._detectable({**document, **stated, "rule": "sequential"})
+    assert "no drop is stated" in note.text
+    assert monitor_page._detectable({**document, **stated, "rule": "conformal"}) == []
 
 
 def test_the_page_is_whole_and_escapes_what_it_is_given(

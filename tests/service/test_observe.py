@@ -249,7 +249,8 @@ def test_a_file_that_is_broken_on_the_disk_is_passed_over_by_name(tmp_path: Path
     last = again.add([PostedImage(content=drawn(1)[0])])
     batch = next(again.batches(watch, wait=lambda seconds: True, tell=heard.append, keep=set))
     assert batch.sources == (names[5], *last)
-    assert set(names[3:5]) <= set(batch.skipped)
+    assert batch.skipped == (names[1],)  # the only one that cannot be read
+    assert set(names[3:5]) <= set(batch.undefined)
 
 
 def test_an_address_without_a_monitor_or_with_several_says_so(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from assay.core.record import library_version, plain, record_id
 from assay.core.untrusted import parse_json
 from assay.models import Model
 from assay.pipeline.image_stream import FIRST_WATCHED
-from assay.pipeline.monitoring import MOST_LABELLED, MonitorPlan, reference_of
+from assay.pipeline.monitor_plan import MOST_LABELLED, MonitorPlan
+from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.tasks import (
     CORRUPTIONS,

@@ -1,4 +1,4 @@
-"""The directory of a monitor: one process at a time writes to it, and a kill may cut its last line short."""
+"""The directory of a monitor: its files, one process that writes, a last line that a kill may cut short."""
 
 import time
 from collections.abc import Iterator
@@ -11,6 +11,8 @@ from assay.core.errors import FileFormatError, OutputError
 
 
 LOCK = ".lock"
+READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
+REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
 
 
 @contextmanager

@@ -38,7 +38,8 @@ from assay.pipeline.domain_evaluation import EvaluationPlan, check_domains
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.image_stream import known_images
 from assay.pipeline.inputs import FEW
-from assay.pipeline.monitoring import METHOD, STEPS, MonitorPlan, known_inputs
+from assay.pipeline.monitor_plan import METHOD, STEPS, MonitorPlan
+from assay.pipeline.monitor_reference import known_inputs
 from assay.pipeline.zoo_training import evaluations_of, step_passes, training_passes
 from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions, Task
 from assay.zoo import Grid, Recipe, Zoo, initial_module, split

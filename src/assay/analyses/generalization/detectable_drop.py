@@ -9,7 +9,7 @@ from jaxtyping import Float64
 
 from assay.analyses.generalization.alarms import Calibration, ConformalAlarm
 from assay.analyses.generalization.domain_shifts import DomainCalibration
-from assay.analyses.generalization.thresholds import draws_of, monotone
+from assay.analyses.generalization.thresholds import Threshold, draws_of, monotone
 from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.record import Record
@@ -17,6 +17,7 @@ from assay.core.verdict import Interval
 
 
 POWERS = (0.5, 0.8)
+LEAST_BATCHES = 4  # known ones, whose scatter a threshold is compared with
 RESAMPLES = 500
 
 Values = Float64[np.ndarray, " n"]
@@ -33,8 +34,10 @@ class DetectableDrop(Record):
         interval: Of the drop, over domains, images and known batches; its upper end is NaN (`unbounded`)
             where too many resamples reach no such drop.
         n: Images of a batch.
+        rule: Of the alarm: `conformal` or `threshold`.
         limit: What the statistic must exceed.
-        alpha: Probability of a false alarm per batch at this limit, at most.
+        rate: False alarms per batch at this limit: under the conformal rule a bound, under the threshold rule
+            the share of known batches above it.
         measure: `accuracy` or `macro-f1`.
     """
 
@@ -42,15 +45,16 @@ class DetectableDrop(Record):
     drop: float
     interval: Interval
     n: int
+    rule: str
     limit: float
-    alpha: float
+    rate: float
     measure: str
 
     @property
     def statement(self) -> str:
         """The same as a sentence."""
         rate = f"{100 * self.power:.0f} %"
-        at = f"at {self.alpha:g} false alarms per batch"
+        at = f"by the {self.rule} rule at {self.rate:.2g} false alarms per batch"
         if math.isnan(self.drop):
             return (
                 f"No corrupted domain shifts far enough for a batch of {self.n} images to raise the alarm "
@@ -69,14 +73,15 @@ def detectable_drops(
     calibration: Calibration,
     *,
     metric: str = "spearman",
+    threshold: Threshold | None = None,
     alpha: float = 0.05,
     level: float = 0.95,
     seed: int = 0,
 ) -> tuple[DetectableDrop, ...]:
-    """The smallest drops that a conformal alarm detects with a power of 50 % and 80 %.
+    """The smallest drops that an alarm detects with a power of 50 % and 80 %.
 
-    With m(x) the isotonic regression of the domains' statistic on their drop x of performance, L the
-    conformal limit and q_p quantiles of the known batches, the drop at power p is the smallest x with
+    With m(x) the isotonic regression of the domains' statistic on their drop x of performance, L the limit of
+    the rule and q_p quantiles of the known batches, the drop at power p is the smallest x with
 
         m(x) >= L + q_0.5 - q_(1 - p)
 
@@ -86,12 +91,15 @@ def detectable_drops(
         domains: With performance on clean images, shifts measured on batches of the known ones' size.
         calibration: Known batches.
         metric: The distance of the monitor.
-        alpha: Level of the alarm.
-        level: Coverage of the intervals, by 500 resamples of domains and known batches.
+        threshold: That of the threshold rule, its value is L; None for the conformal rule.
+        alpha: Level of the conformal rule.
+        level: Coverage of the intervals, by 500 resamples of domains and known batches. The threshold stays
+            as it is; a conformal limit is computed anew.
         seed: Of the resamples.
 
     Raises:
-        InputError: If performance on clean images is unknown, sizes differ, or known batches are too few.
+        InputError: If performance on clean images is unknown, sizes differ, or known batches are too few: 4
+            for a threshold, else as `ConformalAlarm`.
 
     Example:
         >>> from assay.analyses.generalization.domain_shifts import DomainShift
@@ -104,6 +112,11 @@ def detectable_drops(
         >>> [round(each.drop, 6) for each in found]  # limit 0.3; then 0.3 + 0.3 - 0.1
         [0.2, 0.4]
     """
+    if threshold is not None and len(calibration.shifts) < LEAST_BATCHES:
+        raise InputError(
+            f"{len(calibration.shifts)} known batches do not show how batches scatter; measure "
+            f"{LEAST_BATCHES} or more"
+        )
     if math.isnan(domains.clean):
         raise InputError("performance on clean images is unknown; measure the domains again")
     sizes = {each.n for each in domains.known}
@@ -117,33 +130,39 @@ def detectable_drops(
     drawn = {each.domain: each.performance_draws for each in domains.known}
     draws = draws_of(drawn, list(drawn)) if all(drawn.values()) else performance[None]
     batches = np.array(calibration.statistics)
-    limit = ConformalAlarm(known=calibration.statistics, alpha=alpha).limit
+
+    def limit_of(known: Float64[np.ndarray, " m"]) -> float:
+        if threshold is not None:
+            return threshold.value
+        return ConformalAlarm(known=tuple(known.tolist()), alpha=alpha).limit
+
     rng = stream(seed, "detectable-drop/resamples")
     resampled = []
     for each in range(RESAMPLES):
         rows = rng.integers(len(statistics), size=len(statistics))
         known = batches[rng.integers(len(batches), size=len(batches))]
         drops = domains.clean - draws[each % len(draws)][rows]
-        resampled.append(_drops(drops, statistics[rows], known, alpha))
-    found = _drops(domains.clean - performance, statistics, batches, alpha)
+        resampled.append(_drops(drops, statistics[rows], known, limit_of(known)))
+    limit = limit_of(batches)
+    found = _drops(domains.clean - performance, statistics, batches, limit)
     return tuple(
         DetectableDrop(
             power=power,
             drop=drop,
             interval=_interval(np.array(column), level),
             n=calibration.n,
+            rule="conformal" if threshold is None else "threshold",
             limit=limit,
-            alpha=alpha,
+            rate=alpha if threshold is None else float((batches > limit).mean()),
             measure=domains.measure,
         )
         for power, drop, column in zip(POWERS, found, zip(*resampled, strict=True), strict=True)
     )
 
 
-def _drops(drops: Values, statistics: Values, known: Float64[np.ndarray, " m"], alpha: float) -> list[float]:
+def _drops(drops: Values, statistics: Values, known: Float64[np.ndarray, " m"], limit: float) -> list[float]:
     """The smallest drop of each power; NaN where none is large enough."""
     places, fit = monotone(drops, statistics, falls=False)
-    limit = ConformalAlarm(known=tuple(known.tolist()), alpha=alpha).limit
     found = []
     for power in POWERS:
         needed = limit + float(np.quantile(known, 0.5) - np.quantile(known, 1 - power))

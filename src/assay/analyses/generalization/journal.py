@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 from assay.analyses.generalization.accuracy_estimate import AccuracyEstimate
 from assay.analyses.generalization.noise_floor import Excess
-from assay.core.errors import FileFormatError, OutputError
-from assay.core.record import Record, plain
+from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.core.record import BRIEF, Record, plain
 from assay.core.untrusted import parse_json
 from assay.core.verdict import Interval
 
@@ -38,7 +38,8 @@ class Reading(Record):
         domain: What the batch says of its origin.
         data_hash: Of the images.
         sources: Names of the files, where known.
-        skipped: Files of the batch that could not be read.
+        skipped: Files since the batch before that could not be read.
+        undefined: Files of windows since then that have no reading, as their shift is undefined.
         seconds: Discovery took so long.
         estimate: Accuracy without labels, or why there is none; None for a monitor that was not calibrated on
             labelled domains.
@@ -61,8 +62,19 @@ class Reading(Record):
     data_hash: str = ""
     sources: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    undefined: tuple[str, ...] = field(default=(), metadata=BRIEF)
     seconds: float = 0.0
     estimate: AccuracyEstimate | None = None
+
+    @property
+    def statistic(self) -> float:
+        """What the rules compare: the excess where there is one, else the shift."""
+        return self.shift if self.excess is None else self.excess.value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All files that it names: observed, unreadable, of windows without a reading."""
+        return (*self.sources, *self.skipped, *self.undefined)
 
 
 class Journal:
@@ -122,6 +134,60 @@ class Journal:
                 ) from error
             entries.append((str(kind), content))
         return entries
+
+
+class MonitorLog:
+    """The journal of one monitor: what it watches first, then known batches and readings.
+
+    Args:
+        path: The file.
+        header: What is watched and how.
+        identity: Of the header: a file of another monitor is refused.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], identity: str) -> None:
+        self._journal, self._header, self._id = Journal(path), header, identity
+        self._begun = False
+
+    def add(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Add a line; the header comes before the first, so a failed start leaves no file.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        if not self._begun:
+            self._journal.append("monitor", {**self._header, "id": self._id})
+            self._begun = True
+        self._journal.append(kind, content)
+
+    def earlier(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the file holds after its header: the kind of each line, and its content.
+
+        Raises:
+            InputError: If it belongs to another monitor.
+            FileFormatError: If it cannot be read.
+        """
+        entries = self._journal.read()
+        if not entries:
+            return []
+        kind, first = entries[0]
+        if kind != "monitor" or first.get("id") != self._id:
+            names = (name for name in self._header if name != "library")
+            differs = [name for name in names if first.get(name) != plain(self._header[name])]
+            raise InputError(
+                f"the readings in {self._journal.path} belong to another monitor (different: "
+                f"{', '.join(differs) or 'its record'}); choose another place for the readings of this one"
+                f"{self._remedy(first)}"
+            )
+        self._begun = True
+        return entries[1:]
+
+    def _remedy(self, first: Mapping[str, Any]) -> str:
+        """How to go on with a monitor that has no noise floor yet, as earlier versions had none."""
+        n = ((first.get("reference") or {}).get("task") or {}).get("n")
+        if "statistic" not in self._header or "statistic" in first or n is None:
+            return ""
+        return f". Its reference holds {n} images; a reference of this size (--reference-n {n}) resumes it"
 
 
 def _cut_torn_line(file: BinaryIO) -> None:

@@ -19,6 +19,7 @@ from assay.analyses.generalization.monitor_words import (
     in_excess,
     inputs_of,
     statistic,
+    threshold_origin,
     verdict,
 )
 from assay.core.errors import InputError
@@ -124,6 +125,13 @@ def monitor_page(document: Document) -> Page:
 
 def _detectable(document: Document) -> list[Block]:
     """The smallest drops of performance that a batch detects, where corrupted domains were measured."""
+    if document.get("domains") and document.get("rule") == "sequential":
+        return [
+            Note(
+                text="The sequential rule decides over all batches together: no drop is stated that a single "
+                "batch detects."
+            )
+        ]
     return [Note(text=each["statement"]) for each in document.get("detectable") or ()]
 
 
@@ -215,8 +223,9 @@ def _reading(
     document: Document, reading: Document, drift: Sequence[str], baselines: Sequence[str]
 ) -> list[Text]:
     n: list[Text] = [str(reading["n"])]
-    if skipped := reading["skipped"]:
-        n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
+    for names, why in ((reading["skipped"], "unreadable"), (reading.get("undefined"), "without a shift")):
+        if names:
+            n += [" ", quiet(f"({len(names)} {why})", ", ".join(names))]
     alarm: list[Text] = [Span(bold("alarm"), "minus")] if reading["alarm"] else []
     if reading["alarm"] is False:
         alarm.append("no")
@@ -438,14 +447,13 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
         ),
     )
     if threshold := document.get("threshold"):
-        origin = (
-            f" from {threshold['domain']}, performance {number(threshold['performance'])}, target "
-            f"{number(threshold['target'])}"
-        )
+        origin = threshold_origin(threshold)
         value = number(threshold["value"], 3)
         if ends := threshold.get("interval"):
             value = f"{value} {interval(ends['low'], ends['high'], 3)}"
-        yield "threshold", (value, quiet(origin)) if threshold.get("domain") else value
+        if origin:
+            origin = f" {origin}; the target is {rounded(threshold['target'])}"
+        yield "threshold", (value, quiet(origin)) if origin else value
     yield "monitor", code(document["id"])
 
 

@@ -99,8 +99,8 @@ def caveats(document: Document) -> list[str]:
     performance, target = threshold.get("performance"), threshold.get("target")
     if performance is not None and target is not None and abs(performance - target) > FAR:
         notes.append(
-            f"The threshold was calibrated on {threshold['domain']}, where performance is "
-            f"{rounded(performance)}: no other calibration domain is closer to the target of "
+            f"The threshold corresponds to a performance of {rounded(performance)}, that of "
+            f"{threshold['domain']}: no other calibration domain is closer to the target of "
             f"{rounded(target)}."
         )
     if n := sum(len(each["skipped"]) for each in readings) + len(document.get("passed", ())):
@@ -108,7 +108,18 @@ def caveats(document: Document) -> list[str]:
             f"{plural(n, 'image file') if inputs_of(document) == 'images' else inputs_of(document, n)} could "
             f"not be read and {'was' if n == 1 else 'were'} left out."
         )
+    if n := len(undefined_names(document)):
+        notes.append(
+            f"{inputs_of(document, n)} lie in batches whose shift is undefined, because their scores do not "
+            "vary; these batches have no reading and raised no alarm."
+        )
     return notes
+
+
+def undefined_names(document: Document) -> list[str]:
+    """Names of the inputs of batches whose shift is undefined."""
+    found = [name for each in document["readings"] for name in each.get("undefined", ())]
+    return [*found, *document.get("undefined", ())]
 
 
 # ------------------------------------------------------------------------------------------------ the alarm
@@ -156,14 +167,7 @@ def reason(document: Document, reading: Document) -> str:
         shift += " beyond its noise floor"
     if document["rule"] == "threshold":
         threshold = document["threshold"]
-        origin = ""
-        if threshold.get("domain") and threshold.get("performance") is not None:
-            where = (
-                "interpolated between corrupted domains"
-                if threshold.get("method") == "isotonic"
-                else f"read off {threshold['domain']}"
-            )
-            origin = f", which was {where}, where performance is {rounded(threshold['performance'])}"
+        origin = f", which was {where}" if (where := threshold_origin(threshold)) else ""
         return f"{shift}, above the threshold of {number(threshold['value'], 3)}{origin}."
     if document["rule"] == "conformal":
         limit = (document.get("conformal") or {}).get("limit")
@@ -178,6 +182,18 @@ def reason(document: Document, reading: Document) -> str:
         f"The evidence against no change (e-value) is {evidence(reading['e_value'])} at {batch}; it has "
         f"reached {needed:g}, and the sequential rule stays on from then on."
     )
+
+
+def threshold_origin(threshold: Document) -> str:
+    """What a threshold was read off; empty for one that was given as a number."""
+    if not threshold.get("domain") or threshold.get("performance") is None:
+        return ""
+    where = (
+        "interpolated between corrupted domains"
+        if threshold.get("method") == "isotonic"
+        else f"read off {threshold['domain']}"
+    )
+    return f"{where}, where performance is {rounded(threshold['performance'])}"
 
 
 def _last_episode(readings: Sequence[Document]) -> list[Document]:

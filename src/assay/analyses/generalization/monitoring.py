@@ -1,6 +1,5 @@
 """After deployment: batches of images in, shift of the circuit out, with an interval and an alarm."""
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,15 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.analyses.generalization.accuracy_estimate import AccuracyEstimate, AccuracyEstimator
-from assay.analyses.generalization.alarms import (
-    Calibration,
-    ConformalAlarm,
-    Guarantee,
-    SequentialTest,
-    batches_for,
-    check_alpha,
-    guarantee,
-)
+from assay.analyses.generalization.alarm_rules import AlarmRules
+from assay.analyses.generalization.alarms import Calibration, ConformalAlarm, Guarantee, check_alpha
 from assay.analyses.generalization.batches import (
     COMPARED,
     BatchTask,
@@ -25,7 +17,6 @@ from assay.analyses.generalization.batches import (
     Outputs,
     batch_task,
     check_reference,
-    circuit_like,
     drift_tests,
     image_task,
     label_free,
@@ -33,21 +24,14 @@ from assay.analyses.generalization.batches import (
     origin,
     outputs_of,
 )
-from assay.analyses.generalization.journal import Journal, Reading
-from assay.analyses.generalization.noise_floor import Excess, rows_of
+from assay.analyses.generalization.journal import MonitorLog, Reading
 from assay.analyses.generalization.reference import Reference
-from assay.analyses.generalization.resampled import resampled_shift
-from assay.analyses.generalization.shift import (
-    DISTANCES,
-    USUAL_VIEW,
-    ShiftView,
-    circuit_shift,
-    rank_shift_map,
-)
+from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, rank_shift_map
+from assay.analyses.generalization.shift_probe import ShiftProbe
 from assay.analyses.generalization.thresholds import Threshold, threshold_of
 from assay.circuits import EdgeScores
 from assay.core import display
-from assay.core.errors import InputError, NonFiniteError, unknown_name
+from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
 from assay.models import Model
@@ -61,8 +45,6 @@ if TYPE_CHECKING:
 Known = ImageTask | ImageSet | PairTask | ArrivingPrompts
 SCHEMA = "assay-monitor/1"
 LATEST = 8  # readings in the summary of a notebook
-RULES = ("threshold", "conformal", "sequential")
-MOST_BATCHES = 100  # known ones, unless more are asked for
 
 
 class Monitor(display.Shown, Record):
@@ -121,9 +103,7 @@ class Monitor(display.Shown, Record):
     drawn_by = "assay.analyses.generalization.monitor_plots:plot_monitor"
     record_kind = "monitor"
     record_layout = {
-        **same("**_header", "id", "rule", "calibration"),
-        "conformal": "_conformal",
-        **same("guarantee", "estimator", "readings"),
+        **same("**_header", "id", "rule", "calibration", "conformal", "guarantee", "estimator", "readings"),
     }
 
     def __init__(
@@ -146,28 +126,33 @@ class Monitor(display.Shown, Record):
         log: str | Path | None = None,
         seed: int = 0,
     ) -> None:
-        check_alpha(alpha)
         check_alpha(level, "level")
         DISTANCES[distance]  # an unknown name is refused before anything runs
-        if rule is not None and rule not in RULES:
-            raise unknown_name("rule of an alarm", rule, RULES)
-        threshold = threshold_of(threshold, needed=rule == "threshold")
+        self._rules = AlarmRules(
+            asked=rule,
+            threshold=threshold_of(threshold, needed=rule == "threshold"),
+            alpha=alpha,
+            seed=seed,
+        )
         scores = reference.scores if isinstance(reference, Reference) else reference
         settings = check_reference(model, scores)
-        self.model, self.reference_scores, self.threshold = model, scores, threshold
         view.check(model.graph)
-        self.view = view
-        self._floor = None
-        if isinstance(reference, Reference) and view == USUAL_VIEW:
-            self._floor = reference.floor(distance)
-        self.distance, self.alpha, self.level = distance, alpha, level
-        self.estimator = estimator
-        self.calibration: Calibration | None = None
+        self._probe = ShiftProbe(
+            model=model,
+            reference=scores,
+            floor=reference.floor(distance)
+            if isinstance(reference, Reference) and view == USUAL_VIEW
+            else None,
+            distance=distance,
+            view=view,
+            level=level,
+            batch_size=batch_size,
+        )
+        self.model, self.reference_scores = model, scores
+        self.distance, self.level, self.view, self.estimator = distance, level, view, estimator
         self.readings: list[Reading] = []
-        self._rule, self._baselines, self._seed = rule, baselines, seed
+        self._baselines, self._seed = baselines, seed
         self._transform, self._batch_size = transform, batch_size
-        self._conformal: ConformalAlarm | None = None
-        self._sequential = SequentialTest.start(())
         self._known = None
         if labelled is not None and baselines:
             self._known = labelled_outputs(
@@ -178,10 +163,9 @@ class Monitor(display.Shown, Record):
             rows = stream(seed, "monitor/drift").permutation(drift.n)[:COMPARED]
             self._outputs = self._read_outputs(image_task(model, drift.subset(rows.tolist()), transform))
         self._header = self._described(settings)
-        self._journal = None if log is None else Journal(Path(log))
-        self._logged = False
-        if self._journal is not None:
-            self._resume(self._journal)
+        self._log = None if log is None else MonitorLog(Path(log), self._header, self.id)
+        if self._log is not None:
+            self._resume(self._log)
 
     def __repr__(self) -> str:
         return f"Monitor({self.model.id!r}, {self.distance}, {len(self.readings)} readings)"
@@ -197,7 +181,7 @@ class Monitor(display.Shown, Record):
             "reference": plain(dict(self.reference_scores.provenance)),
             "settings": dict(settings),
             "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
-            "rule": self._rule,
+            "rule": self._rules.asked,
             "alpha": self.alpha,
             "level": self.level,
             "threshold": None if self.threshold is None else self.threshold.to_dict(),
@@ -207,7 +191,7 @@ class Monitor(display.Shown, Record):
             header["inputs"] = self._inputs
         if self.view != USUAL_VIEW:  # the usual one has the identity that monitors always had
             header["view"] = self.view.to_dict()
-        if self._floor is not None:  # monitors without one keep the identity they always had
+        if self._probe.floor is not None:  # monitors without one keep the identity they always had
             header["statistic"] = "excess"
         if self._transform is not None:  # else the model's own, which its record stands for
             header["transform"] = self._transform.to_dict()
@@ -221,11 +205,27 @@ class Monitor(display.Shown, Record):
     @property
     def rule(self) -> str | None:
         """The rule that decides; None where there is nothing to decide by."""
-        if self._rule is not None:
-            return self._rule
-        if self.threshold is not None:
-            return "threshold"
-        return None if self._conformal is None else "conformal"
+        return self._rules.rule
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """Of the threshold rule."""
+        return self._rules.threshold
+
+    @property
+    def alpha(self) -> float:
+        """Level of the other two rules."""
+        return self._rules.alpha
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The known batches."""
+        return self._rules.calibration
+
+    @property
+    def conformal(self) -> ConformalAlarm | None:
+        """What the known batches give; None without enough of them."""
+        return self._rules.conformal
 
     @property
     def id(self) -> str:
@@ -262,44 +262,32 @@ class Monitor(display.Shown, Record):
             )
         if batch_size < 2:
             raise InputError(f"batch_size is {batch_size}; a batch needs at least 2 images")
-        most = id_images.n // batch_size
-        m = min(most, MOST_BATCHES) if n_batches is None else n_batches
-        conformal = self._rule == "conformal" or (self._rule is None and self.threshold is None)
-        needed = batches_for(self.alpha) if conformal else 1
-        if not needed <= m <= most:
-            asked = "" if n_batches is None else f", {n_batches} asked for"
-            why = f"alpha {self.alpha:g} needs" if conformal else "calibration needs"
-            raise InputError(
-                f"{id_images.n} images in distribution give {most} batches of {batch_size}{asked}; {why} at "
-                f"least {needed}. Give {max(needed, m) * batch_size} images or more besides those of the "
-                f"reference circuit, smaller batches, or {'a larger alpha' if conformal else 'fewer of them'}"
-            )
+        m = self._rules.batches_of(id_images.n, batch_size, n_batches)
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
-        self._check_size(batch_size)
         shifts, excess = [], []
         for rows in np.array_split(order[: m * batch_size], m):
             task = self.task(id_images.subset(rows.tolist()))
-            self._check_new(task)
-            shift, beyond = self._measured(self._circuit(task, per_example=self._floor is not None), task)
-            shifts.append(shift)
-            excess += [] if beyond is None else [beyond.value]
+            self._probe.check(task)
+            measured = self._probe.measure(task, per_example=False)
+            shifts.append(measured.shift)
+            excess += [] if measured.excess is None else [measured.excess.value]
         calibration = Calibration(
             shifts=tuple(shifts), n=batch_size, domain=origin(id_images), excess=tuple(excess)
         )
-        self._record("calibration", calibration.to_dict())
-        self._take(calibration)
+        self._record("calibration", calibration)
+        self._rules = self._rules.calibrated(calibration)
         return calibration
-
-    def _take(self, found: Calibration) -> None:
-        self.calibration = found
-        if len(found.shifts) >= batches_for(self.alpha):
-            self._conformal = ConformalAlarm(known=found.statistics, alpha=self.alpha)
-        self._sequential = SequentialTest.start(found.statistics)
 
     # ------------------------------------------------------------------------------------- observation
 
     def observe(
-        self, images: Inputs, *, sources: Sequence[str] = (), skipped: Sequence[str] = (), domain: str = ""
+        self,
+        images: Inputs,
+        *,
+        sources: Sequence[str] = (),
+        skipped: Sequence[str] = (),
+        undefined: Sequence[str] = (),
+        domain: str = "",
     ) -> Reading:
         """The shift of one batch, with its interval and the alarm.
 
@@ -307,7 +295,8 @@ class Monitor(display.Shown, Record):
             images: An image task, an image set, or normalised images `[N, 3, H, W]`; for a language model
                 prompts or a task of pairs. 2 or more.
             sources: Names of their files, kept in the reading.
-            skipped: Files of this batch that could not be read, kept too.
+            skipped: Files since the batch before that could not be read, kept too.
+            undefined: Files of batches since then that had no reading, kept too.
             domain: Name of the origin; default: that of the images.
 
         Raises:
@@ -325,30 +314,22 @@ class Monitor(display.Shown, Record):
                 f"the batch holds {task.n} {self._inputs}, the known batches {self.calibration.n}, but "
                 "shifts by sampling alone depend on the size; give batches of the same size"
             )
-        self._check_size(task.n)
-        self._check_new(task)
-        scores = self._circuit(task, per_example=True)
-        shift, excess = self._measured(scores, task)
-        statistic = shift if excess is None else excess.value
+        self._probe.check(task)
+        measured = self._probe.measure(task, per_example=True)
+        scores, statistic = measured.scores, measured.statistic
         outputs = self._read_outputs(task) if self._baselines or self._outputs is not None else None
         readings = label_free(outputs, self._known) if outputs is not None and self._baselines else {}
         moved = rank_shift_map(self.reference_scores, scores)
         index = len(self.readings)
-        test = self._sequential.observe(statistic, self._tie(index))
-        alarms, p_value = self._verdicts(statistic, test)
+        rules = self._rules.after(statistic, index)
         reading = Reading(
             index=index,
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             n=task.n,
-            shift=shift,
-            interval=resampled_shift(
-                self.reference_scores, scores, distance=self.distance, view=self.view
-            ).interval(level=self.level),
-            excess=excess,
-            alarm=None if self.rule is None else alarms[self.rule],
-            alarms=alarms,
-            p_value=p_value,
-            e_value=math.exp(min(test.log_capital, 700.0)) if self._tests_sequentially else None,
+            shift=measured.shift,
+            interval=self._probe.interval(scores),
+            excess=measured.excess,
+            **vars(rules.verdict(statistic)),
             baselines=readings,
             drift={}
             if self._outputs is None or outputs is None
@@ -358,12 +339,13 @@ class Monitor(display.Shown, Record):
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
+            undefined=tuple(undefined),
             seconds=float(scores.details.get("seconds", 0.0)),
             estimate=self._estimate(scores, readings, task.n),
         )
-        self._record("reading", reading.to_dict())
+        self._record("reading", reading)
         self.readings.append(reading)
-        self._sequential = test
+        self._rules = rules
         return reading
 
     def _estimate(
@@ -372,80 +354,18 @@ class Monitor(display.Shown, Record):
         """The accuracy of a batch, where domains with labels were calibrated on."""
         if self.estimator is None:
             return None
-        shifts = {
-            key: circuit_shift(self.reference_scores, scores, distance=key, **vars(self.view))
-            for key in self.estimator.names
-            if key in DISTANCES
-        }
+        shifts = self._probe.shifts(scores, self.estimator.names)
         return self.estimator.estimate({**shifts, **baselines}, n=n)
 
     def _read_outputs(self, task: BatchTask) -> Outputs:
         return outputs_of(self.model, task, batch_size=self._batch_size)
-
-    def _tie(self, index: int) -> float:
-        """The draw that breaks ties of a batch, in (0, 1]: exactly 0 would make a p-value of 0."""
-        return 1 - float(stream(self._seed, f"monitor/tie/{index}").random())
-
-    @property
-    def _tests_sequentially(self) -> bool:
-        return self.calibration is not None or self._rule == "sequential"
-
-    def _verdicts(self, statistic: float, test: SequentialTest) -> tuple[dict[str, bool], float | None]:
-        alarms = {}
-        if self.threshold is not None:
-            alarms["threshold"] = self.threshold.alarm(statistic)
-        if self._conformal is not None:
-            alarms["conformal"] = self._conformal.alarm(statistic)
-        elif self._rule == "conformal":
-            raise InputError("the conformal rule needs known batches; call calibrate() first")
-        if self._tests_sequentially:
-            alarms["sequential"] = test.alarm(self.alpha)
-        return alarms, None if self._conformal is None else self._conformal.p_value(statistic)
-
-    def _circuit(self, task: BatchTask, *, per_example: bool) -> EdgeScores:
-        return circuit_like(
-            self.model, task, self.reference_scores, per_example=per_example, batch_size=self._batch_size
-        )
-
-    def _measured(self, scores: EdgeScores, task: BatchTask) -> tuple[float, Excess | None]:
-        """Shift of a batch, and what it has beyond the noise floor."""
-        shift = circuit_shift(self.reference_scores, scores, distance=self.distance, **vars(self.view))
-        if not math.isfinite(shift):
-            raise NonFiniteError(
-                f"the {self.distance} shift of {origin(task) or 'the batch'} is {shift}, because the scores "
-                "do not vary; check the model, or use another distance"
-            )
-        if self._floor is None:
-            return shift, None
-        excess = self._floor.excess(rows_of(scores), level=self.level)
-        if not math.isfinite(excess.value):
-            raise NonFiniteError(
-                f"the halves of {origin(task) or 'the batch'} have no {self.distance} similarity, so its "
-                "noise floor is undefined; use larger batches, or a reference without a noise floor"
-            )
-        return shift, excess
-
-    def _check_size(self, n: int) -> None:
-        if self._floor is not None and n != self._floor.n:
-            raise InputError(
-                f"the batch holds {n} images, the batches of the reference {self._floor.n}, but noise "
-                "depends on the size; give batches of the same size, or discover the reference with this one"
-            )
-
-    def _check_new(self, task: BatchTask) -> None:
-        known = (self.reference_scores.provenance.get("task") or {}).get("data_hash")
-        if task.data_hash == known:
-            raise InputError(
-                "these are the images of the reference circuit, whose shift is 0 by construction; give "
-                "other images"
-            )
 
     # ------------------------------------------------------------------------------------- what it says
 
     @property
     def guarantee(self) -> Guarantee:
         """How often the rule in force raises a false alarm, and what that rests on."""
-        return guarantee(self.rule, self.threshold, self.calibration, self.alpha, inputs=self._inputs)
+        return self._rules.guarantee(self._inputs)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per batch: index, time, n, shift, low, high, excess, alarm, p_value, e_value, domain."""
@@ -483,45 +403,16 @@ class Monitor(display.Shown, Record):
 
     # ------------------------------------------------------------------------------------------- resume
 
-    def _record(self, kind: str, content: dict[str, Any]) -> None:
-        """Add a line to the log; what is watched comes before the first, so a failed start leaves no log."""
-        if self._journal is None:
-            return
-        if not self._logged:
-            self._journal.append("monitor", {**self._header, "id": self.id})
-            self._logged = True
-        self._journal.append(kind, content)
+    def _record(self, kind: str, content: Record) -> None:
+        if self._log is not None:
+            self._log.add(kind, content.to_dict())
 
-    def _earlier(self, first: Mapping[str, Any]) -> str:
-        """How to go on with a monitor that has no noise floor yet, as earlier versions had none."""
-        n = ((first.get("reference") or {}).get("task") or {}).get("n")
-        if self._floor is None or "statistic" in first or n is None:
-            return ""
-        return f". Its reference holds {n} images; a reference of this size (--reference-n {n}) resumes it"
-
-    def _resume(self, journal: Journal) -> None:
+    def _resume(self, log: MonitorLog) -> None:
         """Take over what the log holds."""
-        entries = journal.read()
-        if not entries:
-            return
-        kind, first = entries[0]
-        if kind != "monitor" or first.get("id") != self.id:
-            differs = [
-                name
-                for name, each in self._header.items()
-                if name != "library" and first.get(name) != plain(each)
-            ]
-            raise InputError(
-                f"the readings in {journal.path} belong to another monitor (different: "
-                f"{', '.join(differs) or 'its record'}); choose another place for the readings of this one"
-                f"{self._earlier(first)}"
-            )
-        self._logged = True
-        for kind, content in entries[1:]:
+        for kind, content in log.earlier():
             if kind == "calibration":
-                self._take(Calibration.from_dict(content))
+                self._rules = self._rules.calibrated(Calibration.from_dict(content))
             elif kind == "reading":
                 reading = Reading.from_dict(content)
-                statistic = reading.shift if reading.excess is None else reading.excess.value
-                self._sequential = self._sequential.observe(statistic, self._tie(reading.index))
+                self._rules = self._rules.after(reading.statistic, reading.index)
                 self.readings.append(reading)

@@ -100,7 +100,9 @@ class NoiseFloor:
 
         s_0, d_0: mean over the batches of the reference, each against the mean of the others; s_rr, d_rr:
         mean over these batches of one half against the other, in seven balanced halvings of 8 random
-        blocks; s_bb, d_bb: the same of the new batch.
+        blocks; s_bb, d_bb: the same of the new batch. A batch whose halves have nothing in common, s_bb at
+        most its jackknife error, is compared with the reference's own floor: s_bb / s_rr = 1. Its noise
+        cannot be told from a change, and a known batch is not like that, so the whole shift counts.
 
         Args:
             per_example: Signed scores of the images, `[n, n_edges]`.
@@ -140,7 +142,7 @@ class NoiseFloor:
         """The same of the mean scores of a batch's blocks, see `block_means`."""
         known, batch = self._known, self._side(blocks, self._mean)
         value, left = self._values(batch)
-        floor = self._floor(batch.own)
+        floor = float(self._floors(batch)[0])
         noisier = _jackknife(left) / known.jackknife if known.jackknife else 1.0
         j = len(self.blocks)
         interval = _interval(
@@ -153,6 +155,11 @@ class NoiseFloor:
             value, floor = _root(value), _root(floor)
             interval = replace(interval, low=_root(interval.low), high=_root(interval.high))
         return Excess(floor=floor, value=value, interval=interval)
+
+    @property
+    def common(self) -> bool:
+        """Whether the batches of the reference have anything in common, halves and wholes."""
+        return self._form.similarity is None or (self._halves > 0 and self._null > 0)
 
     @property
     def _form(self) -> Signature:
@@ -216,19 +223,21 @@ class NoiseFloor:
 
     def _values(self, side: _Side) -> tuple[float, Values]:
         """The excess (squared for Euclidean distances), whole and without each block."""
-        near = np.array([side.near, *side.left_near])
-        own = np.array([side.own, *side.left_own])
+        near, floors = np.array([side.near, *side.left_near]), self._floors(side)
         # Without a block, halves are smaller: only their differences count, so no constant is adapted.
-        floors = np.array([self._floor(each) for each in own])
         values = near - floors if self._form.similarity is None else 1 - near / (1 - floors)
         return float(values[0]), values[1:]
 
-    def _floor(self, own: float) -> float:
-        """Floor of a batch whose halves are so close (squared for Euclidean distances)."""
-        ratio = own / self._halves if self._halves else math.nan
+    def _floors(self, side: _Side) -> Values:
+        """Floors of a batch (squared for Euclidean distances), whole and without each block."""
+        own = np.array([side.own, *side.left_own])
         if self._form.similarity is None:
-            return self._null * ratio
-        return 1 - self._null * math.sqrt(ratio) if ratio > 0 and self._null > 0 else math.nan
+            return self._null * (own / self._halves if self._halves else np.ones_like(own))
+        if not self.common:
+            return np.full(len(own), math.nan)
+        if not side.own > math.sqrt(_jackknife(side.left_own)):
+            own[:] = self._halves
+        return 1 - self._null * np.sqrt(np.where(own > 0, own, self._halves) / self._halves)
 
     def _side(self, blocks: Blocks, reference: Vectors) -> _Side:
         sizes = self._sizes

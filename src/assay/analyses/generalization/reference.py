@@ -1,6 +1,7 @@
 """The reference circuit: on known images, with what batches of them do by sampling alone."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,33 @@ class Reference:
     batch: int
 
     def floor(self, distance: str) -> NoiseFloor | None:
-        """The noise floor under a distance; None where there are no blocks."""
+        """The noise floor under a distance; None where `without_floor` says why not."""
         if self.blocks is None:
             return None
-        return NoiseFloor(
-            graph=self.scores.graph, blocks=self.blocks.astype(np.float64), n=self.batch, distance=distance
-        )
+        if distance not in self._floors:
+            self._floors[distance] = NoiseFloor(
+                graph=self.scores.graph,
+                blocks=self.blocks.astype(np.float64),
+                n=self.batch,
+                distance=distance,
+            )
+        floor = self._floors[distance]
+        return floor if floor.common else None
 
-    @property
-    def without_floor(self) -> str:
-        """Why there is no noise floor; empty where there is one."""
-        if self.blocks is not None:
-            return ""
-        return without_floor(self.batch, int(self.scores.provenance.get("batches", 1)))
+    @cached_property
+    def _floors(self) -> dict[str, NoiseFloor]:
+        return {}
+
+    def without_floor(self, distance: str) -> str:
+        """Why there is no noise floor under a distance; empty where there is one."""
+        if self.blocks is None:
+            return without_floor(self.batch, int(self.scores.provenance.get("batches", 1)))
+        if self.floor(distance) is None:
+            return (
+                f"the batches of {self.batch} images of the reference have no {distance} similarity with "
+                "each other; use larger batches, or another distance"
+            )
+        return ""
 
     def save(self, path: str | Path) -> Path:
         """Write one file, which `load_scores` reads, too."""

@@ -119,7 +119,7 @@ def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":
     from assay.analyses.generalization.domain_evaluation import EvaluationSettings
     from assay.analyses.generalization.shift import ShiftView
     from assay.pipeline.domain_evaluation import EvaluationPlan, images_of_circuit
-    from assay.pipeline.monitoring import MonitorPlan
+    from assay.pipeline.monitor_plan import MonitorPlan
 
     images = settings.images or (("shapes",) if settings.model is None else ())
     if not images or (settings.reference is None and style is None):

@@ -122,6 +122,7 @@ def _line(reading: "Reading") -> str:
     e = "" if reading.e_value is None else f"{reading.e_value:.3g}"
     alarm = {None: "", False: "no", True: "ALARM"}[reading.alarm]
     skipped = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
+    skipped += f"  {len(reading.undefined)} without a shift" if reading.undefined else ""
     accuracy = "" if reading.estimate is None else f"  accuracy: {reading.estimate}"
     return (
         f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "
@@ -131,7 +132,7 @@ def _line(reading: "Reading") -> str:
 
 def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "list[Reading]") -> None:
     """What came of the run: the document, or a verdict and the files."""
-    from assay.pipeline.monitoring import DOCUMENT, PAGE, READINGS
+    from assay.pipeline.monitor_directory import DOCUMENT, PAGE, READINGS
 
     identity = _keep(settings, started)
     if settings.json:

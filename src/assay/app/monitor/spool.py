@@ -20,7 +20,7 @@ from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.core.untrusted import printable
 from assay.pipeline.image_stream import Batch, Watch, joined
-from assay.pipeline.monitoring import READINGS
+from assay.pipeline.monitor_directory import READINGS
 from assay.tasks import ImageSet, ReadOptions
 from assay.tasks.image_files import SUFFIXES, read_images
 from assay.tasks.image_transform import BROKEN, read_rgb
@@ -102,7 +102,9 @@ class Spool:
         self._waiting, self._observed = out / POSTED / "waiting", out / POSTED / "observed"
         self._lock = threading.Lock()
         self._names: list[str] = []  # that wait, in order
-        self._skipped: list[str] = []  # passed over since the last reading, in order
+        # Passed over since the last reading, in order: files that cannot be read, windows without a shift.
+        self._skipped: list[str] = []
+        self._undefined: list[str] = []
         self._next = 1
         self._open = False
 
@@ -114,7 +116,8 @@ class Spool:
             FileFormatError: If the readings cannot be read.
         """
         readings = [content for kind, content in Journal(self._out / READINGS).read() if kind == "reading"]
-        done = {str(name) for each in readings for name in (*each["sources"], *each["skipped"])}
+        named = ("sources", "skipped", "undefined")
+        done = {str(name) for each in readings for kind in named for name in each.get(kind, ())}
         try:
             for folder in (self._waiting, self._observed):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +131,9 @@ class Spool:
             raise _unusable(self._out, error) from error
         with self._lock:
             self._names = sorted(waiting - done)
-            self._skipped = sorted(observed - done)  # what no reading names was passed over
+            passed = sorted(observed - done)  # what no reading names was passed over
+            self._undefined = [name for name in passed if _is_image(self._observed / name)]
+            self._skipped = [name for name in passed if name not in self._undefined]
             self._next = 1 + max((_number(name) for name in waiting | observed | done), default=0)
             self._open = True
 
@@ -195,8 +200,8 @@ class Spool:
     ) -> Iterator[Batch]:
         """Windows of images in the order they came, until `wait` says to stop.
 
-        A window is done with once the next is asked for; images passed over are listed as skipped by the
-        window after them.
+        A window is done with once the next is asked for; images passed over are listed by the window
+        after them.
 
         Args:
             watch: Size and transform.
@@ -213,27 +218,30 @@ class Spool:
                 try:
                     window[name] = read_images([self._waiting / name], domain=POSTED, options=options)
                 except FileFormatError as error:
-                    self._pass_over([name])
+                    self._pass_over([name], self._skipped)
                     tell(f"skipped {name}: {error}")
             if len(window) == watch.size:
                 yield Batch(
-                    inputs=joined(list(window.values())), sources=tuple(window), skipped=tuple(self._skipped)
+                    inputs=joined(list(window.values())),
+                    sources=tuple(window),
+                    skipped=tuple(self._skipped),
+                    undefined=tuple(self._undefined),
                 )
-                if not self._skipped or self._skipped[-1] not in window:
+                if not self._undefined or self._undefined[-1] not in window:
                     self._settle(list(window), keep())
                 window = {}
             elif len(fresh) + len(window) < watch.size and wait(watch.poll):
                 return
 
     def pass_over(self, batch: Batch) -> None:
-        """The window at hand cannot be observed."""
-        self._pass_over(batch.sources)
+        """The shift of the window at hand is undefined."""
+        self._pass_over(batch.sources, self._undefined)
 
-    def _pass_over(self, names: Sequence[str]) -> None:
-        """These wait no longer, or they would fill the queue; the next reading names them."""
-        self._skipped += names
+    def _pass_over(self, names: Sequence[str], others: list[str]) -> None:
+        """These wait no longer, or they would fill the queue; the next reading names them and the others."""
+        others += names
         self._take_off(names)
-        for name in self._skipped[: -self._most]:  # nor may they fill the disk
+        for name in others[: -self._most]:  # nor may they fill the disk
             (self._observed / name).unlink(missing_ok=True)
 
     def _take_off(self, names: Sequence[str]) -> None:
@@ -249,6 +257,7 @@ class Spool:
         """A reading names these; of all that readings name, the files of some stay."""
         self._take_off(names)
         self._skipped.clear()
+        self._undefined.clear()
         for path in self._observed.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)
@@ -263,6 +272,14 @@ def _plain(name: str, suffix: str) -> str:
     """A file name of what a sender calls an image: no path, no sign that a shell or a page could mean."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name)[-80:].strip(".-")
     return stem if Path(stem).suffix.lower() in SUFFIXES else f"{stem or 'image'}{suffix}"
+
+
+def _is_image(path: Path) -> bool:
+    try:
+        read_images([path], options=ReadOptions())
+    except FileFormatError:
+        return False
+    return True
 
 
 def _sync(folder: Path) -> None:

@@ -21,13 +21,9 @@ from assay.core.errors import InputError, NonFiniteError
 from assay.models import Model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
-from assay.pipeline.monitor_directory import held, torn_line
-from assay.pipeline.monitoring import (
-    READINGS,
-    MonitorPlan,
-    StartedMonitor,
-    start_monitor,
-)
+from assay.pipeline.monitor_directory import READINGS, held, torn_line
+from assay.pipeline.monitor_plan import MonitorPlan
+from assay.pipeline.monitoring import StartedMonitor, start_monitor
 from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
 from assay.tasks import EvalTransform
 
@@ -201,6 +197,7 @@ class MonitorRun:
                 if reading is None:
                     continue
                 self.started.passed.clear()  # the reading names them
+                self.started.undefined.clear()
                 if self._notifier is not None:
                     self._publish()  # who follows the link of a notification finds the batch
                     self._notifier.take(reading)
@@ -232,7 +229,7 @@ class MonitorRun:
             if self._spool is None:
                 raise
             self._spool.pass_over(batch)
-            self.started.passed.extend(batch.sources)
+            self.started.undefined.extend(batch.sources)
             self._tell(f"skipped {batch.sources[0]} to {batch.sources[-1]}: {error}")
             self._publish()
             return None

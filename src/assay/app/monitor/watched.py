@@ -21,8 +21,7 @@ from assay.app.monitor.watch import MonitorRun, Stop, Tell
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.machine import decoding_with
 from assay.core.untrusted import parse_json, parse_toml, printable
-from assay.pipeline.monitor_directory import is_held
-from assay.pipeline.monitoring import DOCUMENT, READINGS
+from assay.pipeline.monitor_directory import DOCUMENT, READINGS, is_held
 from assay.pipeline.prompt_stream import is_drawn
 
 

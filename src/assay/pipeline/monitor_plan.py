@@ -1,0 +1,144 @@
+"""What a monitor starts from, and how many images that takes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.analyses.generalization.alarm_rules import MOST_BATCHES
+from assay.analyses.generalization.alarms import batches_for
+from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
+from assay.core.errors import InputError
+from assay.pipeline.prompt_stream import is_drawn, is_prompts
+from assay.tasks import is_shapes
+from assay.tasks.image_tables import is_table
+
+
+METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
+USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
+USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
+MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorPlan:
+    """What a monitor starts from.
+
+    Attributes:
+        reference: File of edge scores, folder of images, or `shapes:DOMAIN`; for a language model a JSON
+            lines file of prompts, or `task:KEY`.
+        known: Source of further images or prompts in distribution. Default: those of the reference's that
+            the reference circuit does not use.
+        window: Images or prompts of a batch.
+        reference_n: Those of the reference circuit if it is to be found; whole windows are used. None:
+            1,024, or all that calibration leaves.
+        known_batches: Batches to calibrate on; 0: none; None: all available.
+        threshold: Shift above which to raise the alarm.
+        target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
+        rule, alpha, distance, view: As in `Monitor`.
+        method, objective, ablation, steps, quadrature: Of the reference circuit; None: as of a file's
+            circuit, else `eap-ig-inputs`, what the images ask for, and 5 steps of the midpoint rule.
+        seed: Root seed of all random draws.
+        skip_bad: Pass over image files that cannot be read.
+        batch_size: Images per pass.
+    """
+
+    reference: str
+    known: str | None = None
+    window: int = 64
+    reference_n: int | None = None
+    known_batches: int | None = None
+    threshold: float | None = None
+    target: float | None = None
+    rule: str | None = None
+    alpha: float = 0.05
+    distance: str = "spearman"
+    method: str | None = None
+    objective: str | None = None
+    ablation: str | None = None
+    steps: int | str | None = None
+    quadrature: str | None = None
+    view: ShiftView = USUAL_VIEW
+    seed: int = 0
+    skip_bad: bool = False
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.target is not None:
+            raise InputError(
+                "threshold and target exclude each other, because a target determines a threshold; give one"
+            )
+        if self.target is not None and not 0 < self.target <= 1:
+            raise InputError(f"target is {self.target}; expected a performance above 0 and at most 1")
+        if self.window < 2:
+            raise InputError(f"window is {self.window}; a batch needs at least 2 images")
+        if self.reference_n is not None and self.reference_n < self.window:
+            raise InputError(
+                f"reference_n is {self.reference_n}, less than the window of {self.window}; the reference "
+                "needs the images of at least one batch"
+            )
+        if self.reference_n is not None and self.given:
+            raise InputError(
+                f"reference_n has no effect on the circuit of {self.reference}, which is a file; remove it, "
+                "or give the images of the reference"
+            )
+
+    @property
+    def given(self) -> bool:
+        """Whether the reference circuit is a file."""
+        source = self.reference
+        images = is_shapes(source) or is_table(source) or Path(source).is_dir()
+        return not (images or is_prompts(source))
+
+    @property
+    def known_source(self) -> str | None:
+        """Where known images come from; None: from nowhere."""
+        return self.known or (None if self.given else self.reference)
+
+    @property
+    def most_batches(self) -> int:
+        """Known batches, at most: those asked for, those drawn, or what a folder may give."""
+        if self.known_source is None:
+            return 0
+        if self.known_batches is not None:
+            return self.known_batches
+        drawn = self.n_drawn // self.window - (self.known is None) * self.reference_batches
+        return min(drawn, MOST_BATCHES) if is_drawn(self.known_source) else MOST_BATCHES
+
+    @property
+    def most_labelled(self) -> int:
+        """Images that baselines learn from, at most; prompts have no labels."""
+        if self.known_source is None or is_prompts(self.known_source):
+            return 0
+        drawn = self.n_drawn - (self.known is None) * self.reference_batches * self.window
+        return min(drawn, MOST_LABELLED) if is_drawn(self.known_source) else MOST_LABELLED
+
+    @property
+    def n_drawn(self) -> int:
+        """Known images to draw from a `shapes:` source."""
+        batches = self.known_batches
+        if batches is None:
+            batches = max(USUAL_BATCHES, batches_for(self.alpha))
+        return self.window * (max(1, self.reference_batches) + max(batches, 1))
+
+    @property
+    def reference_batches(self) -> int:
+        """Batches of the reference, at most; 0 for a file."""
+        if self.given:
+            return 0
+        return max(1, (self.reference_n or USUAL_REFERENCE) // self.window)
+
+    def reference_size(self, n: int) -> int:
+        """Images of the reference circuit, whole windows, when so many are at hand.
+
+        Raises:
+            InputError: For fewer than a window, or than were asked for.
+        """
+        wanted = self.reference_n or self.window
+        if n < wanted:
+            raise InputError(
+                f"{self.reference} holds {n} images, but the reference circuit needs {wanted}; give more "
+                f"images or a smaller {'window' if self.reference_n is None else 'reference'}"
+            )
+        left = n
+        if self.reference_n is None and self.known is None and self.known_batches != 0:
+            left -= self.window * (self.known_batches or batches_for(self.alpha))
+        return self.window * max(1, min(self.reference_batches, left // self.window))

@@ -1,0 +1,111 @@
+"""The reference of a monitor: known images or prompts, and the circuit on some of them, kept in a file."""
+
+from pathlib import Path
+
+from assay.analyses.generalization.batches import batch_task
+from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
+from assay.circuits import EdgeScores
+from assay.core.errors import InputError
+from assay.core.random import stream
+from assay.models import Model
+from assay.pipeline.image_stream import known_images
+from assay.pipeline.monitor_directory import READINGS, REFERENCE
+from assay.pipeline.monitor_plan import METHOD, QUADRATURE, STEPS, MonitorPlan
+from assay.pipeline.prompt_stream import is_prompts, known_prompts
+from assay.pipeline.stage import Progress
+from assay.tasks import EvalTransform, ImageSet, ReadOptions
+from assay.tasks.prompt_set import ArrivingPrompts
+
+
+def known_inputs(
+    plan: MonitorPlan, source: str, model: Model, transform: EvalTransform | None, *, n: int | None = None
+) -> ImageSet | ArrivingPrompts:
+    """The images or prompts of a source in distribution, as the model reads; `n` of a drawn one.
+
+    Raises:
+        InputError: If the source holds the other kind.
+        FileFormatError: If it cannot be read.
+    """
+    n = plan.n_drawn if n is None else n
+    if is_prompts(source) == bool(model.vision):
+        reads, others = ("images", "prompts") if model.vision else ("prompts", "images")
+        raise InputError(f"{source} holds {others}, but {model.id} reads {reads}; give {reads}")
+    if transform is None:
+        return known_prompts(source, model, n=n, seed=plan.seed, skip_bad=plan.skip_bad)
+    return known_images(
+        source,
+        transform,
+        n=n,
+        classes=model.classes,
+        options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
+    )
+
+
+def reference_of(
+    model: Model, plan: MonitorPlan, transform: EvalTransform | None, out: Path, progress: Progress
+) -> tuple[Reference, ImageSet | ArrivingPrompts | None]:
+    """The reference circuit, and images in distribution that it does not rest on."""
+    pool = None if plan.known is None else known_inputs(plan, plan.known, model, transform)
+    if plan.given:
+        reference = load_reference(plan.reference, model)
+        _check_settings(plan, reference.scores)
+        return reference, pool
+    if plan.known is not None and plan.known == plan.reference:
+        raise InputError(
+            f"known and reference images are both {plan.known}; remove known, and the images are split"
+        )
+    images = known_inputs(plan, plan.reference, model, transform)
+    order = stream(plan.seed, "monitor/reference").permutation(images.n)
+    size = plan.reference_size(images.n)
+    if pool is None and images.n > size:
+        pool = images.subset(order[size:].tolist())
+    task = batch_task(model, images.subset(order[:size].tolist()), transform)
+    method = plan.method or METHOD
+    steps = STEPS if plan.steps is None else plan.steps
+    quadrature = plan.quadrature or QUADRATURE
+    settings = {
+        "method": method,
+        "objective": plan.objective or task.objective,
+        "ablation": plan.ablation or task.ablation,
+        "seed": plan.seed,
+    }
+    stored = out / REFERENCE
+    if stored.is_file():
+        reference = load_reference(stored, model)
+        record = reference.scores.provenance
+        same = {name: record.get(name) for name in settings} == settings
+        same &= record.get("steps") in (steps, None) and not record.get("options")
+        same &= record.get("quadrature") in (quadrature, None)
+        same &= (record.get("task") or {}).get("data_hash") == task.data_hash
+        same &= record.get("batch", size) == (plan.window if size > plan.window else size)
+        if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
+            return reference, pool
+    progress("reference", 0, 1)
+    reference = discover_reference(
+        model,
+        task,
+        method,
+        batch=plan.window,
+        objective=plan.objective,
+        ablation=plan.ablation,
+        steps=steps,
+        quadrature=quadrature,
+        batch_size=plan.batch_size,
+        seed=plan.seed,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / READINGS).exists():
+        reference.save(stored)
+    progress("reference", 1, 1)
+    return reference, pool
+
+
+def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:
+    """Every batch is measured as the file's circuit was; settings that ask for something else are refused."""
+    for name in ("method", "objective", "ablation", "steps", "quadrature"):
+        asked, recorded = getattr(plan, name), scores.provenance.get(name)
+        if asked is not None and recorded is not None and asked != recorded:
+            raise InputError(
+                f"{name} is {asked}, but the circuit of {plan.reference} was discovered with {recorded}, "
+                f"which must hold for every batch; remove {name}, or give the images of the reference"
+            )
