@@ -2,13 +2,20 @@
 
 import numpy as np
 
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings, answers_of
+from assay.analyses.generalization.spectra import SpectrumSums
 from assay.graph import build_graph
 from assay.stats.intervals import draw_counts
 
 
 N_CLASSES = 4
 GRAPH = build_graph(4, 2)
+
+
+def features_of(quality: float, *, n: int = 60, seed: int = 0, width: int = 24) -> np.ndarray:
+    """What the classifier of a planted model reads."""
+    rng = np.random.default_rng([seed, round(1000 * quality), 1])
+    return rng.normal(size=(n, width)) * np.exp(-0.1 * np.arange(width))
 
 
 def planted(
@@ -35,13 +42,17 @@ def planted(
     matrix = np.triu(rng.uniform(0.5, 1.5, size=(6, 6)), 1)
     matrix[3:] *= np.exp(quality)
     spread = 1 + 0.05 * rng.normal(size=(draws, 6, 6))
+    spectra = SpectrumSums(n, SETTINGS.seed)
+    spectra.add(np.arange(n), features_of(quality, n=n, seed=seed, width=width))
     return Inspection(
         graph=GRAPH,
+        n_classes=N_CLASSES,
+        **answers_of(logits),
         logits=logits,
         labels=labels.astype(np.int64) if labelled else None,
         ids=np.arange(n),
         classes=None,
-        features=(rng.normal(size=(n, width)) * np.exp(-0.1 * np.arange(width))).astype(np.float32),
+        spectra=spectra.spectra(),
         output_scores=scores.astype(np.float64).mean(0),
         output_draws=(draw_counts(n, draws, np.random.default_rng(1)) @ scores / n).astype(np.float32),
         dependency=matrix,

@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 
 from assay.analyses.generalization import dependency_matrix
 from assay.analyses.generalization.comparison import motif_over_domains
-from assay.analyses.generalization.inspection import Inspection
+from assay.analyses.generalization.inspection import Inspection, answers_of
 from assay.circuits import load_scores
 
 
@@ -51,7 +51,8 @@ def main() -> None:
             logits = arrays["logits"].astype(np.float64)
         shown[name] = Inspection(
             graph=scores.graph,
-            logits=logits,
+            n_classes=logits.shape[1],
+            **answers_of(logits),
             labels=drawn.labels,
             ids=drawn.ids,
             classes=drawn.classes,

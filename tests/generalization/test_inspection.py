@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose as assert_close
 from torch import nn
 
 import assay
@@ -28,6 +29,7 @@ from assay.tasks import EvalTransform, ImageTask, draw_shapes
 
 FEW = InspectionSettings(draws=12, steps=2, sharpness_batch=8)
 STORED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+EVERYTHING = ["edge-scores", "features", "logits"]
 IMAGES = draw_shapes("sketch", 18, seed=3)
 KNOWN = draw_shapes("flat", 24, seed=3, start=100)
 
@@ -57,12 +59,21 @@ def task_of(model: Model) -> ImageTask:
     return IMAGES.task(EvalTransform.for_model(model))
 
 
-def test_logits_and_features_come_from_one_pass_and_equal_the_models_own() -> None:
+def test_answers_and_spectra_come_from_one_pass_and_are_those_of_the_models_own_outputs() -> None:
     model = vit()
     task = task_of(model)
-    found = inspect_model(model, task, ["features"], settings=FEW)
-    np.testing.assert_allclose(found.logits, assay.run_model(model, task).double().numpy(), rtol=1e-6)
-    np.testing.assert_allclose(found.features, model.features(task.images).numpy(), rtol=1e-5)
+    found = inspect_model(model, task, ["features", "logits"], settings=FEW)
+    logits = assay.run_model(model, task).double()
+    assert_close(found.logits, logits.numpy(), rtol=1e-6)
+    assert found.logits.dtype == np.float32
+    np.testing.assert_array_equal(found.predictions, logits.argmax(1).numpy())
+    p = logits.softmax(1)
+    assert_close(found.confidence, p.amax(1).numpy(), rtol=1e-6)
+    assert_close(found.negative_entropy, (p * p.log()).sum(1).numpy(), rtol=1e-6)
+    assert_close(found.energies, -logits.logsumexp(1).numpy(), rtol=1e-6)
+    features = model.features(task.images).double()
+    largest = torch.linalg.svdvals(features)[0]
+    assert_close(found.spectra.raw[0, :18], torch.linalg.svdvals(features), atol=1e-6 * largest)
     assert found.cost["inspect"]["passes"] == {"forward": 1}
     assert found.output_scores is None
     np.testing.assert_array_equal(found.labels, IMAGES.labels)
@@ -73,7 +84,7 @@ def test_output_scores_are_those_of_the_fast_path() -> None:
     task = task_of(model)
     found = inspect_model(model, task, ["output-scores"], settings=FEW)
     expected = output_scores(model, task, steps=2)
-    np.testing.assert_allclose(found.output_scores, expected.values.numpy(), rtol=1e-4, atol=1e-7)
+    assert_close(found.output_scores, expected.values.numpy(), rtol=1e-4, atol=1e-7)
 
 
 def test_edge_scores_give_the_matrix_its_replicates_and_the_same_output_scores() -> None:
@@ -81,12 +92,12 @@ def test_edge_scores_give_the_matrix_its_replicates_and_the_same_output_scores()
     task = task_of(model)
     found = inspect_model(model, task, ["edge-scores", "output-scores"], settings=FEW)
     full = assay.discover(model, task, "eap-ig-inputs", steps=2, per_example=True)
-    np.testing.assert_allclose(found.dependency, dependency_matrix(full).numpy(), rtol=1e-4)
+    assert_close(found.dependency, dependency_matrix(full).numpy(), rtol=1e-4)
     assert found.provenance["parts"] == ["edge-scores"]
     fast = inspect_model(model, task, ["output-scores"], settings=FEW)
     largest = np.abs(fast.output_scores).max()
-    np.testing.assert_allclose(found.output_scores, fast.output_scores, atol=1e-5 * largest)
-    np.testing.assert_allclose(found.output_draws, fast.output_draws, atol=1e-4 * largest)
+    assert_close(found.output_scores, fast.output_scores, atol=1e-5 * largest)
+    assert_close(found.output_draws, fast.output_draws, atol=1e-4 * largest)
     bias = [output_depth_bias(model.graph, torch.from_numpy(each.output_scores)) for each in (found, fast)]
     assert bias[0] == pytest.approx(bias[1], rel=1e-5)
 
@@ -107,25 +118,29 @@ def test_resampled_matrices_equal_those_of_repeated_images() -> None:
         # What a resample moves the mean by, over the spread of its own weights (see `WeightedSums.means`).
         moved = (full.per_example[rows].mean(0) - full.values) / relative_spread(counts[draw])
         scores = assay.EdgeScores(model.graph, full.values + moved)
-        np.testing.assert_allclose(found[draw], dependency_matrix(scores).numpy(), rtol=1e-4)
+        assert_close(found[draw], dependency_matrix(scores).numpy(), rtol=1e-4)
 
 
 def test_models_that_look_together_show_what_each_shows_alone(tmp_path: Path) -> None:
     models = [vit(0), vit(1, layers=3)]
     tasks = [task_of(model) for model in models]
-    together = inspect_models(models, tasks, ["edge-scores", "features"], settings=FEW, cache=tmp_path)
+    together = list(inspect_models(models, tasks, EVERYTHING, settings=FEW, cache=tmp_path))
     for model, task, found in zip(models, tasks, together, strict=True):
-        alone = inspect_model(model, task, ["edge-scores", "features"], settings=FEW)
+        alone = inspect_model(model, task, EVERYTHING, settings=FEW)
         assert found.graph == model.graph
-        for name in ("logits", "features", "dependency", "dependency_draws", "output_draws"):
+        for name in ("logits", "confidence", "energies", "dependency", "dependency_draws", "output_draws"):
             expected = getattr(alone, name)
             largest = np.abs(expected).max()
-            np.testing.assert_allclose(getattr(found, name), expected, atol=1e-5 * largest)
+            assert_close(getattr(found, name), expected, atol=1e-5 * largest)
+        assert_close(found.spectra.centred, alone.spectra.centred, atol=1e-5 * largest_of(alone))
     assert len(list(tmp_path.iterdir())) == 2
-    again = inspect_models(
-        models[::-1], tasks[::-1], ["edge-scores", "features"], settings=FEW, cache=tmp_path
-    )
-    np.testing.assert_array_equal(again[0].logits, together[1].logits)
+    again = inspect_models(models[::-1], tasks[::-1], EVERYTHING, settings=FEW, cache=tmp_path)
+    np.testing.assert_array_equal(next(again).logits, together[1].logits)
+
+
+def largest_of(inspection: Inspection) -> float:
+    """The largest singular value of the features."""
+    return float(inspection.spectra.raw[0, 0])
 
 
 def test_sharpness_is_kept_per_whole_batch() -> None:
@@ -165,8 +180,12 @@ def test_an_inspection_is_read_from_the_cache_and_made_again_for_other_settings(
 
 
 def _equal(one: Inspection, other: Inspection) -> bool:
-    names = ("logits", "labels", "ids", "features", "output_scores", "dependency", "dependency_draws")
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+    names = ("predictions", "energies", "labels", "ids", "output_scores", "dependency", "dependency_draws")
+    return (
+        all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+        and np.array_equal(one.spectra.raw, other.spectra.raw, equal_nan=True)
+        and np.array_equal(one.spectra.centred, other.spectra.centred, equal_nan=True)
+    )
 
 
 def test_a_truncated_file_of_the_cache_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -191,8 +210,9 @@ def test_the_batch_size_changes_nothing(tmp_path: Path) -> None:
         )
         for size in (5, 18)
     ]
-    np.testing.assert_allclose(found[0].logits, found[1].logits, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found[0].dependency, found[1].dependency, rtol=1e-4)
+    assert_close(found[0].energies, found[1].energies, rtol=1e-4, atol=1e-6)
+    assert_close(found[0].spectra.raw, found[1].spectra.raw, atol=1e-4 * largest_of(found[0]))
+    assert_close(found[0].dependency, found[1].dependency, rtol=1e-4)
 
 
 def test_bad_requests_are_refused_before_anything_runs() -> None:
@@ -250,7 +270,7 @@ def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
         (assay.run_model(vit(seed), task_of(vit(seed))).argmax(1).numpy() == IMAGES.labels).mean()
         for seed in range(3)
     ]
-    np.testing.assert_allclose(found.performance.values, truth)
+    assert_close(found.performance.values, truth)
     assert seen == [("inspect models", 0, 3), ("inspect models", 3, 3)]  # all three look together
     assert len(list(tmp_path.iterdir())) == 6
     again = rank_models(

@@ -7,20 +7,21 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import Float64
-from planted_zoo import GRAPH, planted
+from planted_zoo import GRAPH, features_of, planted
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.depth_bias import DepthRule, dependency_depth_bias, output_depth_bias
-from assay.analyses.generalization.inspection import Inspection
+from assay.analyses.generalization.inspection import Inspection, answers_of
 from assay.analyses.generalization.predictor import (
     PREDICTORS,
     MetricEstimate,
     MetricEvidence,
     group_shifts,
-    left_out,
     performance,
+    pulls_of,
 )
 from assay.analyses.generalization.predictors import DEFAULT_METRICS, ORDER
+from assay.analyses.generalization.spectra import image_groups
 from assay.stats import poisson_weights
 from assay.stats.intervals import draw_counts
 
@@ -88,7 +89,7 @@ def test_estimates_of_accuracy_resample_both_sides(key: str, shown: MetricEviden
 
 def test_a_faultless_model_passes_every_image_in_atc() -> None:
     known = planted(0.5)
-    certain = replace(known, logits=10 * np.eye(4)[known.labels])
+    certain = replace(known, **answers_of(10 * np.eye(4)[known.labels]))
     found = one("atc", evidence(planted(0.3), certain))
     assert found.value == 1.0
     np.testing.assert_array_equal(found.draws, 1.0)
@@ -153,8 +154,11 @@ def test_one_sharpness_batch_has_a_value_and_no_interval() -> None:
 
 @pytest.mark.parametrize(("key", "of"), [("rankme", baselines.rankme), ("alpha-req", baselines.alpha_req)])
 def test_spectra_are_linearised_around_their_value(key: str, of, shown: MetricEvidence) -> None:
-    found = one(key, shown)
-    assert found.value == pytest.approx(of(shown.target.features.astype(np.float64)))
+    found, features = one(key, shown), features_of(0.4)
+    assert found.value == pytest.approx(of(features), rel=1e-9)
+    without = np.array([of(np.delete(features, group, axis=0)) for group in image_groups(60, shown.seed)])
+    literal = found.value + pulls_of(without) @ group_shifts(shown.counts, shown.seed)
+    np.testing.assert_allclose(found.draws, literal, rtol=1e-8)
     untouched = one(key, replace(shown, counts=np.ones((DRAWS, shown.target.n))))
     np.testing.assert_allclose(untouched.draws, found.value, rtol=1e-12)
     assert 0 < found.draws.std() < abs(found.value)
@@ -163,8 +167,8 @@ def test_spectra_are_linearised_around_their_value(key: str, of, shown: MetricEv
 def test_linearised_replicates_have_the_spread_of_a_mean() -> None:
     counts = draw_counts(200, 400, np.random.default_rng(4))
     x = np.random.default_rng(5).normal(size=200)
-    value, pulls = left_out(lambda rows: float(x[rows].mean()), 200, 0)
-    draws = value + pulls @ group_shifts(counts, 0)
+    pulls = pulls_of(np.array([np.delete(x, group).mean() for group in image_groups(200, 0)]))
+    draws = x.mean() + pulls @ group_shifts(counts, 0)
     assert draws.std() == pytest.approx(x.std() / math.sqrt(200), rel=0.35)
     assert np.corrcoef(draws, counts @ x)[0, 1] > 0.2  # paired with the resamples of the images
 
@@ -196,7 +200,10 @@ def test_cot_of_too_many_images_waits_to_be_asked_for(
     found = one("cot", shown)
     assert math.isnan(found.value)
     assert "240 unknowns" in found.reason
-    assert math.isfinite(one("cot", replace(shown, asked=frozenset({"cot"}))).value)
+    by_name = replace(shown, asked=frozenset({"cot"}))
+    assert math.isfinite(one("cot", by_name).value)
+    unread = replace(by_name, target=replace(shown.target, logits=None))
+    assert one("cot", unread).reason == "the models were inspected without logits"
 
 
 def test_agreement_line_looks_at_all_models_together() -> None:

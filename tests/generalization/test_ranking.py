@@ -120,7 +120,7 @@ def test_known_images_without_labels_are_said_to_be_so() -> None:
 
 
 def test_inspections_without_a_part_leave_its_metrics_absent() -> None:
-    bare = {name: replace(each, dependency_draws=None, features=None) for name, each in zoo().items()}
+    bare = {name: replace(each, dependency_draws=None, spectra=None) for name, each in zoo().items()}
     found = rank_inspections(bare, metrics=["ddb-deep", "rankme", "average-confidence"], settings=SETTINGS)
     assert list(found.columns) == ["average-confidence"]
     assert found.absent["rankme"] == "the models were inspected without features"

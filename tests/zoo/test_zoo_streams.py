@@ -141,6 +141,21 @@ def test_images_that_both_sets_hold_are_refused(photos: Path, tmp_path: Path) ->
         train(tiny(), images, images.subset(range(18)), RECIPE, tmp_path / "run")
 
 
+def test_images_of_equal_names_are_told_apart_by_their_pictures(photos: Path, tmp_path: Path) -> None:
+    """As in `train/dog/01.png` and `validation/dog/01.png`; one of the files is copied."""
+    others = draw_shapes("sketch", 36, size=60)
+    files = sorted(photos.rglob("*.png"))
+    for file, pixels in zip(files, others.pixels, strict=True):
+        place = tmp_path / "validation" / file.relative_to(photos)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[10:50]).save(place)
+    train(tiny(), streamed(photos), streamed(tmp_path / "validation"), RECIPE, tmp_path / "run")
+    copy = tmp_path / "validation" / files[7].relative_to(photos)
+    copy.write_bytes(files[7].read_bytes())
+    with pytest.raises(InputError, match=r"1 validation images are also .* e\.g\. number 7"):
+        train(tiny(), streamed(photos), streamed(tmp_path / "validation"), RECIPE, tmp_path / "again")
+
+
 def test_a_broken_image_is_named_also_from_a_worker(photos: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -1,11 +1,11 @@
 """Images to rank models on: folders by domain and class, single files, archives, or drawn shapes."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from assay.analyses.generalization.inspectors import ARITHMETIC
+from assay.analyses.generalization.ranking_inputs import SharedStreams
 from assay.core.errors import InputError
 from assay.models import Model
 from assay.tasks import (
@@ -83,7 +83,7 @@ def targets(
         Domain(
             name=domain.name,
             labelled=domain.labelled,
-            read=_SharedImages(domain, options, tell),
+            read=SharedStreams(partial(_stream, domain, options), tell),
             dataset=SHAPES if is_shapes(source) else Path(source).absolute().name,
         )
         for source in sources
@@ -124,27 +124,5 @@ def known_target(
     return domains[0]
 
 
-class _SharedImages:
-    """Images listed or drawn for the geometry of a model, once for all models of one geometry."""
-
-    def __init__(
-        self,
-        domain: DomainSource,
-        options: ReadOptions,
-        note: Callable[[str], None],
-    ) -> None:
-        self._domain, self._options, self._note = domain, options, note
-        self._streams: dict[str, ImageStream] = {}
-
-    def __call__(self, model: Model) -> ImageInputs:
-        transform = EvalTransform.for_model(model)
-        geometry = {name: value for name, value in transform.to_dict().items() if name not in ARITHMETIC}
-        key = json.dumps([geometry, model.classes], sort_keys=True)
-        if key not in self._streams:
-            images = self._domain.stream(replace(self._options, transform=transform), model.classes)
-            if images.skipped and not self._streams:
-                self._note(f"{len(images.skipped)} files of {images.domain} were skipped")
-            self._streams[key] = images
-        stream = self._streams[key]  # whose geometry is that of the model, or done already if it was drawn
-        numbers = {name: getattr(transform, name) for name in ARITHMETIC}
-        return stream.with_transform(replace(stream.transform, **numbers))
+def _stream(domain: DomainSource, options: ReadOptions, model: Model) -> ImageStream:
+    return domain.stream(replace(options, transform=EvalTransform.for_model(model)), model.classes)

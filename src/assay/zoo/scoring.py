@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError, UnsupportedModelError
 from assay.tasks import EvalTransform, ImageSet, ImageStream
+from assay.tasks.image_decoding import Decoding, Pictures
 from assay.zoo.feeding import Images, labels_of, scored_batches, size_of
 from assay.zoo.recipe import Recipe
 
@@ -170,19 +171,42 @@ def check_training(
 
 
 def _shared(training: Images, validation: Images) -> list[int]:
-    """Numbers of the images that both hold: of one number and picture, or of one name in their source."""
-    # Two files may hold the same picture; the same number and picture is the same image.
-    _, mine, theirs = np.intersect1d(training.ids, validation.ids, return_indices=True)
+    """Numbers of the images that both hold: of one number, or one name in their source, and one picture."""
     if isinstance(training, ImageSet) and isinstance(validation, ImageSet):
+        _, mine, theirs = np.intersect1d(training.ids, validation.ids, return_indices=True)
         pairs = zip(mine, theirs, strict=True)
         same = [j for i, j in pairs if np.array_equal(training.pixels[i], validation.pixels[j])]
     elif isinstance(training, ImageStream) and isinstance(validation, ImageStream):
-        names = {training.pictures.name(row) for row in training.rows.tolist()}
-        rows = validation.rows.tolist()
-        same = [place for place, row in enumerate(rows) if validation.pictures.name(row) in names]
+        rows = {training.pictures.name(row): row for row in training.rows.tolist()}
+        named = [
+            (place, row, validation.pictures.name(row)) for place, row in enumerate(validation.rows.tolist())
+        ]
+        same = _equal(
+            training.pictures,
+            validation.pictures,
+            [(place, rows[name], row) for place, row, name in named if name in rows],
+        )
     else:
         return []
     return [int(validation.ids[place]) for place in same]
+
+
+def _equal(first: Pictures, second: Pictures, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Of (place, row of the first, row of the second), of one name: the places where it is one picture.
+
+    Two folders may use the same names for different files.
+    """
+    if first is second:
+        return [place for place, row, other in pairs if row == other]
+    alike = [each for each in pairs if [*first.marks([each[1]])] == [*second.marks([each[2]])]]
+    decoding = Decoding(transform=None)
+    mine = decoding.pieces(first, [[row] for _, row, _ in alike])
+    theirs = decoding.pieces(second, [[other] for _, _, other in alike])
+    return [
+        place
+        for (place, _, _), one, two in zip(alike, mine, theirs, strict=True)
+        if one.pixels is not None and two.pixels is not None and torch.equal(one.pixels, two.pixels)
+    ]
 
 
 def _n_outputs(module: nn.Module) -> int:

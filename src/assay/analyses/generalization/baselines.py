@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Real
+from jaxtyping import Bool, Float64, Int64, Real
 from scipy import linalg, optimize, sparse
 from scipy.special import log_softmax, logsumexp
 
@@ -96,7 +96,7 @@ def average_negative_entropy(logits: Table) -> float:
     Raises:
         ShapeError, NonFiniteError: For what is not a table of finite logits.
     """
-    return float(_negative_entropy(_log_probabilities(logits)).mean())
+    return float(negative_entropies(_log_probabilities(logits)).mean())
 
 
 def energy(logits: Table, *, log: bool = True, center: bool = False, temperature: float = 1.0) -> float:
@@ -128,10 +128,16 @@ def energy(logits: Table, *, log: bool = True, center: bool = False, temperature
     if not temperature > 0:
         raise InputError(f"temperature is {temperature}; expected a number above 0")
     values = table_of(logits, "logits")
-    energies = -temperature * logsumexp(values / temperature, axis=1)
+    return spread_of_energies(-temperature * logsumexp(values / temperature, axis=1), log=log, center=center)
+
+
+def spread_of_energies(
+    energies: Float64[np.ndarray, " n"], *, log: bool = True, center: bool = False
+) -> float:
+    """`energy` of examples whose energies Z_i are known; arguments and result as there."""
     inner = -float(log_softmax(energies).mean())
     if center:
-        inner = max(inner - math.log(len(values)), 0.0)
+        inner = max(inner - math.log(len(energies)), 0.0)
     if not log:
         return inner
     if inner <= 1e-15:
@@ -175,7 +181,11 @@ def rankme(features: Table, *, center: bool = False, variant: str = "published")
     squared = variant == "eigenvalue_ratio"
     if center or squared:
         values = values - values.mean(0)
-    sizes = linalg.svdvals(values)
+    return effective_rank(linalg.svdvals(values), squared=squared)
+
+
+def effective_rank(sizes: Float64[np.ndarray, " k"], *, squared: bool = False) -> float:
+    """`rankme` of features whose singular values are known, descending; `squared`: of their squares."""
     if not sizes[0] > 0:
         warnings.warn("RankMe is undefined: the features do not vary", DegenerateDataWarning, stacklevel=2)
         return math.nan
@@ -208,12 +218,18 @@ def alpha_req(features: Table, *, start: int = 11, stop: int = 100) -> float:
         Agrawal et al. (2022), "alpha-ReQ", NeurIPS.
     """
     values = table_of(features, "features")
-    sizes = linalg.svdvals(values - values.mean(0))
-    usable = sizes[sizes > max(values.shape) * np.finfo(np.float64).eps * sizes[0]] ** 2
+    return spectral_decay(linalg.svdvals(values - values.mean(0)), values.shape, start=start, stop=stop)
+
+
+def spectral_decay(
+    sizes: Float64[np.ndarray, " k"], shape: tuple[int, ...], *, start: int = 11, stop: int = 100
+) -> float:
+    """`alpha_req` of features of a shape whose centred singular values are known, descending."""
+    usable = sizes[sizes > max(shape) * np.finfo(np.float64).eps * sizes[0]] ** 2
     last = min(stop, len(usable))
     if len(usable) < 20 or last - start < 1 or start < 1:
         raise InputError(
-            f"features of shape {values.shape} have {len(usable)} non-zero eigenvalues; alpha-ReQ fits the "
+            f"features of shape {shape} have {len(usable)} non-zero eigenvalues; alpha-ReQ fits the "
             f"{start}th to the {stop}th and needs 20. Give more examples"
         )
     index = np.arange(start, last + 1, dtype=np.float64)
@@ -245,11 +261,16 @@ def id_accuracy(logits: Table, labels: Labels, *, measure: str = "accuracy") -> 
         >>> id_accuracy(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
         0.5
     """
+    values = table_of(logits, "logits")
+    return performance_of(values.argmax(1), labels_of_rows(labels, values), measure=measure)
+
+
+def performance_of(
+    predicted: Int64[np.ndarray, " n"], truth: Int64[np.ndarray, " n"], *, measure: str = "accuracy"
+) -> float:
+    """`id_accuracy` of predictions that are known; `measure` and result as there."""
     if measure not in MEASURES:
         raise unknown_name("measure", measure, MEASURES)
-    values = table_of(logits, "logits")
-    truth = labels_of_rows(labels, values)
-    predicted = values.argmax(1)
     if measure == "accuracy":
         return float((predicted == truth).mean())
     from sklearn.metrics import f1_score
@@ -446,9 +467,10 @@ def _log_probabilities(logits: Table) -> Float64[np.ndarray, "n c"]:
     return np.asarray(log_softmax(table_of(logits, "logits"), axis=1))
 
 
-def _negative_entropy(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
+def negative_entropies(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
+    """sum_c p_c log p_c of each example, from log probabilities; p_c from below at 1e-12 in the logarithm."""
     return np.asarray((np.exp(log_p) * np.maximum(log_p, math.log(1e-12))).sum(1))
 
 
 def _confidence(log_p: Float64[np.ndarray, "n c"], score: str) -> Float64[np.ndarray, " n"]:
-    return np.asarray(np.exp(log_p).max(1)) if score == "maxconf" else _negative_entropy(log_p)
+    return np.asarray(np.exp(log_p).max(1)) if score == "maxconf" else negative_entropies(log_p)

@@ -19,7 +19,15 @@ from assay.execution import get_ablation, run_model
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.objectives import get_objective
-from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask, PairTask
+from assay.tasks import (
+    EvalTransform,
+    ImageBatch,
+    ImageInputs,
+    ImageSet,
+    ImageStream,
+    ImageTask,
+    PairTask,
+)
 from assay.tasks.prompt_set import UNANSWERED, ArrivingPrompts
 
 
@@ -199,22 +207,33 @@ def outputs_of(model: Model, task: BatchTask | ImageStream, *, batch_size: int |
         read = run_model(model, task, batch_size=batch_size).double().cpu()
         return Outputs(logits=read, features=np.empty((len(read), 0)))
     bound = model.bind(task)
-    logits, features = [], []
+    size = choose_batch_size(model, bound, asked=batch_size)
+    parts = [batch_outputs(model, bound, batch) for batch in bound.batches(size)]
+    return Outputs(
+        logits=torch.cat([each.logits for each in parts]),
+        features=np.concatenate([each.features for each in parts]),
+    )
+
+
+def batch_outputs(model: Model, task: ImageInputs, batch: ImageBatch) -> Outputs:
+    """Run the model on one batch of the images of a task.
+
+    Raises:
+        NonFiniteError: As `outputs_of`.
+    """
     vision = model.vision
     assert vision is not None  # `bind` refuses images for any other model
-    for batch in bound.batches(choose_batch_size(model, bound, asked=batch_size)):
-        with torch.no_grad():
-            hidden = model.forward(batch.images.to(model.device))
-            logits.append(vision.logits(model.module, hidden).double().cpu())
-            features.append(vision.features(model.module, hidden).double().cpu())
-    joined = torch.cat(logits)
-    bad = (~torch.isfinite(joined)).any(1).nonzero().flatten()
+    with torch.no_grad():
+        hidden = model.forward(batch.images.to(model.device))
+        logits = vision.logits(model.module, hidden).double().cpu()
+        features = vision.features(model.module, hidden).double().cpu()
+    bad = (~torch.isfinite(logits)).any(1).nonzero().flatten()
     if len(bad):
         raise NonFiniteError(
-            f"{model.id} gives NaN or infinite logits for image {int(task.ids[bad[0]])} of "
+            f"{model.id} gives NaN or infinite logits for image {int(batch.ids[bad[0]])} of "
             f"{task.domain or task.name!r}; check its weights"
         )
-    return Outputs(logits=joined, features=torch.cat(features).numpy())
+    return Outputs(logits=logits, features=features.numpy())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

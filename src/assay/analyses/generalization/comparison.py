@@ -371,7 +371,7 @@ def motif_over_domains(
     References:
         Peng et al. (2026), arXiv:2604.08192, section 5.
     """
-    from assay.analyses.generalization.baselines import id_accuracy
+    from assay.analyses.generalization.baselines import performance_of
     from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias
 
     matrices, performance = [], []
@@ -380,7 +380,7 @@ def motif_over_domains(
             lacking = "labels" if each.labels is None else "scores of all edges"
             raise InputError(f"domain {domain!r} was inspected without {lacking}, which a motif needs")
         matrices.append(torch.from_numpy(each.dependency))
-        performance.append(id_accuracy(each.logits, each.labels, measure=measure))
+        performance.append(performance_of(each.predictions, each.labels, measure=measure))
     correlations = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateDataWarning)  # NaN says the same to a reader of the result

@@ -1,6 +1,7 @@
 """Running models on the images of a domain, several at a time, with what was run before read from a cache."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from assay.models import Model
 from assay.tasks import ImageInputs
 
 
-# What can be asked for beyond the logits.
-PARTS = ("features", "output-scores", "edge-scores", "sharpness")
+# What can be asked for beyond the answers.
+PARTS = ("logits", "features", "output-scores", "edge-scores", "sharpness")
+LAYOUT = 2  # of the files in a cache: those of another one are made again
 
 
 def inspect_model(
@@ -35,9 +37,9 @@ def inspect_model(
     Args:
         model: An image classifier in evaluation mode.
         task: The images, at least 2.
-        parts: Beyond the logits: `"features"`; `"output-scores"`, scores of the edges into the logits by the
-            fast path; `"edge-scores"`, scores of all edges, which give those too, and the dependency matrix
-            with its resamples; `"sharpness"`, which needs labels.
+        parts: Beyond the answers: `"logits"`; `"features"`, their spectrum; `"output-scores"`, scores of the
+            edges into the logits by the fast path; `"edge-scores"`, scores of all edges, which give those
+            too, and the dependency matrix with its resamples; `"sharpness"`, which needs labels.
         settings: How scores and sharpness are measured.
         cache: Folder of earlier inspections: one of the same weights, images, parts and settings is read
             instead of made again. Made if it does not exist.
@@ -50,10 +52,10 @@ def inspect_model(
         FileFormatError: If a file of the cache was damaged.
 
     Notes:
-        Costs one forward pass for logits and features together, the passes of `assay.discover` or of
+        Costs one forward pass for answers and features together, the passes of `assay.discover` or of
         `output_scores`, and 41 forward and 20 backward passes per sharpness batch.
     """
-    return inspect_models([model], [task], parts, settings=settings, cache=cache)[0]
+    return next(inspect_models([model], [task], parts, settings=settings, cache=cache))
 
 
 def inspect_models(
@@ -63,8 +65,10 @@ def inspect_models(
     *,
     settings: InspectionSettings | None = None,
     cache: str | Path | None = None,
-) -> list[Inspection]:
+) -> Iterator[Inspection]:
     """Several models on the same images: a batch is read once for all of them; else as `inspect_model`.
+
+    All models run before the first inspection is given; each is put together, or read, when it is asked for.
 
     Args:
         models: Image classifiers, in memory together.
@@ -78,11 +82,25 @@ def inspect_models(
     wanted = _wanted(parts)
     for task in tasks:
         _check(task, wanted)
-    found: dict[int, Inspection] = {}
+    ready = _run(models, tasks, wanted, settings, cache)
+    for place in range(len(models)):
+        yield ready.pop(place)()
+
+
+def _run(
+    models: Sequence[Model],
+    tasks: Sequence[ImageInputs],
+    wanted: tuple[str, ...],
+    settings: InspectionSettings,
+    cache: str | Path | None,
+) -> dict[int, Callable[[], Inspection]]:
+    """Run the models that were not run before; what gives the inspection of each, by its place."""
+    ready: dict[int, Callable[[], Inspection]] = {}
     runs: dict[tuple[Any, ...], list[tuple[int, Inspector, dict[str, Any]]]] = {}
     for place, (model, task) in enumerate(zip(models, tasks, strict=True)):
         provenance = {
             "library": library_version(),
+            "layout": LAYOUT,
             "model": model.describe(),
             "task": task.describe(),
             "parts": sorted(wanted),
@@ -90,19 +108,20 @@ def inspect_models(
         }
         path = _path(cache, provenance)
         if path is not None and path.exists():
-            found[place] = load_inspection(path)
+            ready[place] = partial(load_inspection, path)
         else:
             inspector = Inspector(model, task, wanted, settings)
             runs.setdefault(tuple(task.ids.tolist()), []).append((place, inspector, provenance))
     for group in runs.values():
         inspect_together([inspector for _, inspector, _ in group])
         for place, inspector, provenance in group:
-            found[place] = inspector.inspection(provenance)
+            ready[place] = partial(inspector.inspection, provenance)
             path = _path(cache, provenance)
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save_inspection(found[place], path)
-    return [found[place] for place in range(len(models))]
+                save_inspection(ready[place](), path)
+                ready[place] = partial(load_inspection, path)
+    return ready
 
 
 def _path(cache: str | Path | None, provenance: dict[str, Any]) -> Path | None:

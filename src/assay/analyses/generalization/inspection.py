@@ -1,7 +1,8 @@
-"""What one model showed on some images: logits, features, edge scores.
+"""What one model showed on some images: its answers, the spectrum of its features, edge scores.
 
-An inspection holds arrays and no model, so many models can be compared that never were in memory together,
-and it is kept under the hash of weights, images and settings, so an interrupted comparison goes on.
+An inspection holds four numbers for each image, sums over the images, and no model, so many models can be
+compared that never were in memory together. It is kept under the hash of weights, images and settings, so an
+interrupted comparison goes on.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
+from scipy.special import log_softmax, logsumexp
 
+from assay.analyses.generalization.baselines import negative_entropies
+from assay.analyses.generalization.spectra import Spectra
 from assay.circuits.files import read_arrays, write_arrays
 from assay.core.errors import InputError
 from assay.core.random import stream
@@ -68,11 +72,16 @@ class Inspection:
 
     Attributes:
         graph: Of the model.
-        logits: `[n_images, n_classes]`.
+        n_classes: Classes the model tells apart.
+        predictions: Class of the largest logit, the first of equals, `[n_images]`.
+        confidence: Largest probability, `[n_images]`.
+        negative_entropy: Sum of p log p over the classes, nats, `[n_images]`.
+        energies: -log sum exp of the logits, `[n_images]`.
         labels: `[n_images]`; None if unknown.
         ids: Number of each image in its data set, `[n_images]`.
         classes: Names, label 0 first; None if neither model nor data know them.
-        features: What the classifier reads, `[n_images, n_features]`.
+        logits: `[n_images, n_classes]`, in a temporary file until they are read.
+        spectra: Singular values of the features that the classifier reads.
         output_scores: Signed score of the edge from each source into the logits, mean over the images,
             `[n_sources]`, with the ablation's means over all images.
         output_draws: The same under each resample of the images, `[draws, n_sources]`.
@@ -84,11 +93,16 @@ class Inspection:
     """
 
     graph: Graph
-    logits: Float64[np.ndarray, "n n_classes"]
+    n_classes: int
+    predictions: Int64[np.ndarray, " n"]
+    confidence: Float64[np.ndarray, " n"]
+    negative_entropy: Float64[np.ndarray, " n"]
+    energies: Float64[np.ndarray, " n"]
     labels: Int64[np.ndarray, " n"] | None
     ids: Int64[np.ndarray, " n"]
     classes: tuple[str, ...] | None
-    features: Float32[np.ndarray, "n n_features"] | None = None
+    logits: Float[np.ndarray, "n n_classes"] | None = None
+    spectra: Spectra | None = None
     output_scores: Float64[np.ndarray, " n_sources"] | None = None
     output_draws: Float32[np.ndarray, "draws n_sources"] | None = None
     dependency: Float64[np.ndarray, "layers layers"] | None = None
@@ -100,12 +114,18 @@ class Inspection:
     @property
     def n(self) -> int:
         """Number of images."""
-        return len(self.logits)
+        return len(self.predictions)
 
-    @property
-    def predictions(self) -> Int64[np.ndarray, " n"]:
-        """Class of the largest logit, the first of equals."""
-        return np.asarray(self.logits.argmax(1), dtype=np.int64)
+
+def answers_of(logits: Float64[np.ndarray, "n c"]) -> dict[str, np.ndarray]:
+    """The four numbers of each image that an inspection keeps, by the names of its attributes."""
+    log_p = log_softmax(logits, axis=1)
+    return {
+        "predictions": logits.argmax(1),
+        "confidence": np.exp(log_p).max(1),
+        "negative_entropy": negative_entropies(log_p),
+        "energies": -logsumexp(logits, axis=1),
+    }
 
 
 def check_comparable_inspections(
@@ -125,7 +145,7 @@ def check_comparable_inspections(
         InputError: If the models know other classes, or were given other images or labels.
     """
     one, other = names
-    if first.logits.shape[1] != second.logits.shape[1] or first.classes != second.classes:
+    if first.n_classes != second.n_classes or first.classes != second.classes:
         raise InputError(
             f"{one} and {other} have different classes ({_classes(first)} and {_classes(second)}); rank "
             "models with the same class list"
@@ -140,7 +160,7 @@ def check_comparable_inspections(
 
 def _classes(inspection: Inspection) -> str:
     if inspection.classes is None:
-        return f"{inspection.logits.shape[1]} unnamed"
+        return f"{inspection.n_classes} unnamed"
     more = ", ..." if len(inspection.classes) > 4 else ""
     return f"{len(inspection.classes)}: {', '.join(inspection.classes[:4])}{more}"
 
@@ -162,16 +182,20 @@ def resamples(
 # -------------------------------------------------------------------------------------------- files
 
 _ARRAYS = (
-    "logits",
+    "predictions",
+    "confidence",
+    "negative_entropy",
+    "energies",
     "labels",
     "ids",
-    "features",
+    "logits",
     "output_scores",
     "output_draws",
     "dependency",
     "dependency_draws",
     "sharpness",
 )
+_SPECTRA = ("raw", "centred")
 
 
 def save_inspection(inspection: Inspection, path: Path) -> Path:
@@ -181,8 +205,12 @@ def save_inspection(inspection: Inspection, path: Path) -> Path:
         for name in _ARRAYS
         if (value := getattr(inspection, name)) is not None
     }
+    if inspection.spectra is not None:
+        for name in _SPECTRA:
+            arrays[f"spectra/{name}"] = torch.from_numpy(getattr(inspection.spectra, name))
     metadata = {
         "kind": KIND,
+        "n_classes": inspection.n_classes,
         "graph": inspection.graph.describe(),
         "classes": None if inspection.classes is None else list(inspection.classes),
         "provenance": dict(inspection.provenance),
@@ -200,6 +228,7 @@ def load_inspection(path: str | Path) -> Inspection:
     arrays, metadata = read_arrays(Path(path), KIND)
     shape = metadata["graph"]
     columns: dict[str, Any] = {name: arrays[name].numpy() if name in arrays else None for name in _ARRAYS}
+    spectra = {name: arrays[f"spectra/{name}"].numpy() for name in _SPECTRA if f"spectra/{name}" in arrays}
     return Inspection(
         graph=build_graph(
             shape["n_layers"],
@@ -208,6 +237,8 @@ def load_inspection(path: str | Path) -> Inspection:
             parallel=shape["parallel"],
             mlps=shape["mlps"],
         ),
+        n_classes=metadata["n_classes"],
+        spectra=Spectra(**spectra) if spectra else None,
         classes=None if metadata["classes"] is None else tuple(metadata["classes"]),
         provenance=metadata["provenance"],
         cost=metadata["cost"],

@@ -1,6 +1,7 @@
 """Models that look at the same images together: each batch is read once and serves all of them."""
 
 import json
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,21 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
+from assay.analyses.generalization.batches import batch_outputs
 from assay.analyses.generalization.depth_bias import dependency_matrix
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings, answers_of
 from assay.analyses.generalization.resampled import matrices
 from assay.analyses.generalization.sharpness import sharpness
+from assay.analyses.generalization.spectra import SpectrumSums
 from assay.circuits import EdgeScores
-from assay.core.errors import NonFiniteError
 from assay.discovery.edges import METHODS, OutputSums, ScoreSums
 from assay.discovery.edges.running import resolve
 from assay.execution import Mean, MeanSums, Prepared
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
-from assay.tasks import ImageBatch, ImageInputs, ImageStream
+from assay.tasks import EvalTransform, ImageBatch, ImageInputs, ImageStream
 from assay.tasks.image_stream import DecodedBatch
 
 
@@ -51,8 +53,9 @@ class Inspector:
     ) -> None:
         self.model, self.task, self.parts, self.settings = model, model.bind(task), parts, settings
         self.cost: dict[str, Any] = {}
-        self._logits: list[Tensor] = []
-        self._features: list[Tensor] = []
+        self._answers: list[dict[str, np.ndarray]] = []
+        self._logits = _on_disk(model, self.task.n) if "logits" in parts else None
+        self._spectra = SpectrumSums(self.task.n, settings.seed) if "features" in parts else None
         self._means: MeanSums | None = None
         self._sums: OutputSums | ScoreSums | None = None
         self._method = METHODS["eap-ig-inputs"]
@@ -71,21 +74,15 @@ class Inspector:
         return any(part in self.parts for part in CIRCUITS)
 
     def look(self, batch: ImageBatch) -> None:
-        """Logits and features of a batch, and what a mean ablation needs of it."""
-        vision = self.model.vision
-        assert vision is not None  # `bind` refuses images for any other model
-        with self._timed("inspect", {"forward": 1}), torch.no_grad():
-            hidden = self.model.forward(batch.images.to(self.model.device))
-            logits = vision.logits(self.model.module, hidden).double().cpu()
-            if "features" in self.parts:
-                self._features.append(vision.features(self.model.module, hidden).float().cpu())
-        bad = (~torch.isfinite(logits)).any(1).nonzero().flatten()
-        if len(bad):
-            raise NonFiniteError(
-                f"{self.model.id} gives NaN or infinite logits for image {int(batch.ids[bad[0]])} of "
-                f"{self.task.domain or self.task.name!r}; check its weights"
-            )
-        self._logits.append(logits)
+        """Answers and features of a batch, and what a mean ablation needs of it."""
+        with self._timed("inspect", {"forward": 1}):
+            outputs = batch_outputs(self.model, self.task, batch)
+            logits = outputs.logits.numpy()
+            self._answers.append(answers_of(logits))
+            if self._logits is not None:
+                self._logits[batch.indices.numpy()] = logits
+            if self._spectra is not None:
+                self._spectra.add(batch.indices.numpy(), outputs.features)
         if self._means is not None:
             with self._timed(self._stage):
                 self._means.add(batch)
@@ -103,9 +100,12 @@ class Inspector:
 
     def inspection(self, provenance: Mapping[str, Any]) -> Inspection:
         """What the model showed."""
-        arrays: dict[str, Any] = {}
-        if self._features:
-            arrays["features"] = torch.cat(self._features).numpy()
+        arrays: dict[str, Any] = {
+            name: np.concatenate([each[name] for each in self._answers]) for name in self._answers[0]
+        }
+        if self._spectra is not None:
+            with self._timed("metrics"):
+                arrays["spectra"] = self._spectra.spectra()
         if self._sums is not None:
             arrays |= self._circuit()
         if "sharpness" in self.parts:
@@ -113,7 +113,8 @@ class Inspector:
                 arrays["sharpness"] = _sharpness(self.model, self.task, self.settings.sharpness_batch)
         return Inspection(
             graph=self.model.graph,
-            logits=torch.cat(self._logits).numpy(),
+            n_classes=self.model.n_classes,
+            logits=self._logits,
             labels=None if self.task.labels is None else self.task.labels.numpy().astype(np.int64),
             ids=self.task.ids.numpy().astype(np.int64),
             classes=self.model.classes or self.task.classes,
@@ -159,6 +160,13 @@ class Inspector:
         spent["seconds"] += time.perf_counter() - started
 
 
+def _on_disk(model: Model, n: int) -> Float[np.ndarray, "n n_classes"]:
+    """Room for logits of so many images, as the model gives them; gone with the last array that shows it."""
+    form = np.float64 if model.result_dtype == torch.float64 else np.float32
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, form, mode="w+", shape=(n, model.n_classes))
+
+
 def inspect_together(inspectors: Sequence[Inspector]) -> None:
     """Feed the images to models that were given the same rows, each batch to all of them."""
     size = min(inspector.size for inspector in inspectors)
@@ -202,8 +210,12 @@ def _reading(task: ImageInputs, place: int) -> str:
     """Equal for streams that decode the same pixels; every other task reads for itself."""
     if not isinstance(task, ImageStream):
         return f"task {place}"
-    geometry = {name: value for name, value in task.transform.to_dict().items() if name not in ARITHMETIC}
-    return json.dumps([id(task.pictures), geometry], sort_keys=True)
+    return json.dumps([id(task.pictures), geometry_of(task.transform)], sort_keys=True)
+
+
+def geometry_of(transform: EvalTransform) -> dict[str, Any]:
+    """Size, crop and filter: what of a transform decides which pixels are decoded."""
+    return {name: value for name, value in transform.to_dict().items() if name not in ARITHMETIC}
 
 
 def _double(values: Tensor) -> Float64[np.ndarray, " n_sources"]:

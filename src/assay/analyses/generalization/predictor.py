@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
-from scipy.special import log_softmax
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.depth_bias import DepthRule
 from assay.analyses.generalization.inspection import Inspection
+from assay.analyses.generalization.spectra import image_groups
+from assay.analyses.generalization.tables import label_array
 from assay.core.errors import DegenerateDataWarning, InputError
-from assay.core.random import stream
 from assay.core.registry import Registry
 from assay.stats.resampled import UNBOUNDED
 
@@ -27,7 +27,6 @@ Draws = Float64[np.ndarray, " draws"]
 Counts = Float64[np.ndarray, "draws n"]
 
 SHARE = (0.0, 1.0)  # bounds of a metric that estimates a share of the images
-GROUPS = 20  # of images left out in turn, for metrics that are too slow or too skewed to resample
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,8 +82,9 @@ class Predictor:
         direction: 1: rises with performance; -1: falls; 0: neither.
         best_at: The value that predicts best, for a metric of direction 0. None: its source does not say, so
             nothing is ranked by it.
-        needs: Parts of the inspection of the target (`"features"`, `"output-scores"`, `"edge-scores"`), and
-            `"known"`: labelled images of the models' own domain; `"sharpness"` of these.
+        needs: Parts of the inspection of the target (`"logits"`, `"features"`, `"output-scores"`,
+            `"edge-scores"`), and `"known"`: labelled images of the models' own domain; `"sharpness"` of
+            these.
         resampled: What is drawn for its replicates: `"images"`, `"batches"`, or `"groups"`: the metric is
             linearised, from leaving out 20 groups of images in turn.
         of: The estimates of models, in order.
@@ -166,23 +166,18 @@ def performance(
     inspection: Inspection, labels: Int64[np.ndarray, " n"], counts: Counts, measure: str
 ) -> MetricEstimate:
     """Accuracy, or the mean F1 of the classes that occur in the labels, with its replicates."""
-    value = baselines.id_accuracy(inspection.logits, labels, measure=measure)
-    predicted = inspection.predictions
+    predicted, labels = inspection.predictions, label_array(labels, inspection.n_classes)
+    value = baselines.performance_of(predicted, labels, measure=measure)
     if measure == "accuracy":
         draws = weighted_means((predicted == labels).astype(np.float64), counts)
         return MetricEstimate(value=value, draws=draws, n=len(labels))
-    classes = np.arange(inspection.logits.shape[1])
+    classes = np.arange(inspection.n_classes)
     true, said = ((each[:, None] == classes).astype(np.float64) for each in (labels, predicted))
     present, named, hits = counts @ true, counts @ said, counts @ (true * said)
     f1 = np.divide(2 * hits, present + named, out=np.zeros_like(hits), where=present + named > 0)
     occurs = present > 0
     n_occurring = np.where(occurs.any(1), occurs.sum(1), np.nan)
     return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / n_occurring, n=len(labels))
-
-
-def largest_probability(logits: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
-    """Of each row."""
-    return np.asarray(np.exp(log_softmax(logits, axis=1)).max(1))
 
 
 def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> MetricEstimate:
@@ -211,27 +206,16 @@ def known_of(evidence: MetricEvidence) -> tuple[Inspection, Counts]:
 # ---------------------------------------------------------------------------------- groups left out
 
 
-def _groups(n: int, seed: int) -> list[Int64[np.ndarray, " k"]]:
-    """Random disjoint groups of rows, of equal sizes up to one."""
-    shuffled = stream(seed, "rank/groups").permutation(n)
-    return [np.asarray(each) for each in np.array_split(shuffled, min(GROUPS, n))]
+def pulls_of(without: Float64[np.ndarray, " groups"]) -> Float64[np.ndarray, " groups"]:
+    """How each of K groups of images pulls at a metric, from the metric without each.
 
-
-def left_out(
-    metric: Callable[[Int64[np.ndarray, " k"]], float], n: int, seed: int
-) -> tuple[float, Float64[np.ndarray, " groups"]]:
-    """The metric of all rows, and how each of K groups of them pulls at it.
-
-    The pull is (K - 1) / K (mean of the metrics without a group - the metric without this one).
+    (K - 1) / K (mean of the metrics without a group - the metric without this one).
     """
-    value = metric(np.arange(n))
-    groups = _groups(n, seed)
-    without = np.array([metric(np.setdiff1d(np.arange(n), group)) for group in groups])
-    return value, (len(groups) - 1) * (without.mean() - without) / len(groups)
+    return np.asarray((len(without) - 1) * (without.mean() - without) / len(without))
 
 
 def group_shifts(counts: Counts, seed: int) -> Float64[np.ndarray, "groups draws"]:
     """How far each group is over-drawn in each resample, with the variance that drawing whole groups has."""
-    groups = _groups(counts.shape[1], seed)
+    groups = image_groups(counts.shape[1], seed)
     scaled = relative(counts)
     return np.stack([(scaled[:, group].mean(1) - 1) * math.sqrt(len(group)) for group in groups])

@@ -1,12 +1,11 @@
 """The metrics by which models are ranked: depth biases, and the baselines they are compared with."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Int64
-from scipy.special import log_softmax, logsumexp
+from jaxtyping import Float64, Int64
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.depth_bias import dependency_depth_bias, depth_biases, output_depth_bias
@@ -18,15 +17,15 @@ from assay.analyses.generalization.predictor import (
     Predictor,
     group_shifts,
     known_of,
-    largest_probability,
-    left_out,
     mean_of,
     performance,
     predictor,
+    pulls_of,
     relative,
     weighted_means,
 )
 from assay.analyses.generalization.resampled import matrices
+from assay.analyses.generalization.spectra import image_groups
 from assay.core.errors import InputError
 from assay.core.random import stream
 
@@ -124,24 +123,23 @@ def _sharpness(evidence: MetricEvidence) -> MetricEstimate:
 
 @predictor("average-confidence", "AC", "mean largest probability", bounds=SHARE)
 def _confidence(evidence: MetricEvidence) -> MetricEstimate:
-    return mean_of(largest_probability(evidence.target.logits), evidence.counts)
+    return mean_of(evidence.target.confidence, evidence.counts)
 
 
 @predictor("negative-entropy", "ANE", "mean of sum p log p", bounds=(-math.inf, 0.0))
 def _negative_entropy(evidence: MetricEvidence) -> MetricEstimate:
-    log_p = log_softmax(evidence.target.logits, axis=1)
-    return mean_of((np.exp(log_p) * np.maximum(log_p, math.log(1e-12))).sum(1), evidence.counts)
+    return mean_of(evidence.target.negative_entropy, evidence.counts)
 
 
 @predictor("energy", "MDE", "spread of the energies of the images", direction=0)
 def _energy(evidence: MetricEvidence) -> MetricEstimate:
-    energies = -logsumexp(evidence.target.logits, axis=1)
+    energies = evidence.target.energies
     counts, n = relative(evidence.counts), len(energies)
     top = energies.max()
     inner = np.log(counts @ np.exp(energies - top)) + top - counts @ energies / n
     with np.errstate(divide="ignore", invalid="ignore"):  # equal energies have no logarithm
         draws = np.where(inner > 1e-15, np.log(inner), np.nan)
-    return MetricEstimate(value=baselines.energy(evidence.target.logits), draws=draws)
+    return MetricEstimate(value=baselines.spread_of_energies(energies), draws=draws)
 
 
 @predictor(
@@ -153,7 +151,10 @@ def _energy(evidence: MetricEvidence) -> MetricEstimate:
     bounds=(1.0, math.inf),
 )
 def _rankme(evidence: MetricEvidence) -> MetricEstimate:
-    return _of_features(evidence, baselines.rankme)
+    assert evidence.target.spectra is not None
+    return _of_spectra(
+        evidence, [baselines.effective_rank(each) for each in _sizes(evidence.target.spectra.raw)]
+    )
 
 
 @predictor(
@@ -166,17 +167,30 @@ def _rankme(evidence: MetricEvidence) -> MetricEstimate:
     resampled="groups",
 )
 def _alpha_req(evidence: MetricEvidence) -> MetricEstimate:
-    return _of_features(evidence, baselines.alpha_req)
-
-
-def _of_features(evidence: MetricEvidence, metric: Callable[..., float]) -> MetricEstimate:
-    features = evidence.target.features
-    assert features is not None
-    # Resampled features repeat rows, which alone lowers their rank: groups are left out instead.
-    value, pulls = left_out(
-        lambda rows: metric(features[rows].astype(np.float64)), len(features), evidence.seed
+    target = evidence.target
+    assert target.spectra is not None
+    left_out = [0, *(len(group) for group in image_groups(target.n, evidence.seed))]
+    width = target.spectra.raw.shape[1]
+    spectra = zip(_sizes(target.spectra.centred), left_out, strict=True)
+    return _of_spectra(
+        evidence, [baselines.spectral_decay(each, (target.n - n_out, width)) for each, n_out in spectra]
     )
-    return MetricEstimate(value=value, draws=value + pulls @ group_shifts(evidence.counts, evidence.seed))
+
+
+def _sizes(spectra: Float64[np.ndarray, "sets d"]) -> list[Float64[np.ndarray, " k"]]:
+    """The singular values of each set of images."""
+    return [row[np.isfinite(row)] for row in spectra]
+
+
+def _of_spectra(evidence: MetricEvidence, values: Sequence[float]) -> MetricEstimate:
+    """From the metric on all images and without each group of them.
+
+    Resampled features repeat rows, which alone lowers their rank: groups are left out instead.
+    """
+    pulls = pulls_of(np.array(values[1:]))
+    return MetricEstimate(
+        value=values[0], draws=values[0] + pulls @ group_shifts(evidence.counts, evidence.seed)
+    )
 
 
 # ------------------------------------------------------------------------------ estimates of accuracy
@@ -192,19 +206,21 @@ def _of_features(evidence: MetricEvidence, metric: Callable[..., float]) -> Metr
 def _atc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     assert known.labels is not None
-    value = baselines.atc(known.logits, known.labels, evidence.target.logits)
-    before = largest_probability(known.logits)
+    before, scores = known.confidence, evidence.target.confidence
+    threshold = baselines.atc_threshold(before, known.predictions == known.labels)
     order = np.argsort(before, kind="stable")
     wrong = known_counts @ (known.predictions != known.labels).astype(np.float64)
     passed = np.cumsum(known_counts[:, order], axis=1)
     place = (passed < wrong[:, None]).sum(1)
     thresholds = np.where(wrong > 0, before[order][np.minimum(place, len(before) - 1)], -np.inf)
-    scores = largest_probability(evidence.target.logits)
     ranked = np.argsort(scores, kind="stable")
     below = np.searchsorted(scores[ranked], thresholds, side="left")
     counts = relative(evidence.counts)
     left = np.concatenate([np.zeros((len(below), 1)), np.cumsum(counts[:, ranked], axis=1)], axis=1)
-    return MetricEstimate(value=value, draws=1 - left[np.arange(len(below)), below] / len(scores))
+    return MetricEstimate(
+        value=float((scores >= threshold).mean()),
+        draws=1 - left[np.arange(len(below)), below] / len(scores),
+    )
 
 
 @predictor(
@@ -213,29 +229,33 @@ def _atc(evidence: MetricEvidence) -> MetricEstimate:
 def _doc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     assert known.labels is not None
-    value = baselines.doc(known.logits, known.labels, evidence.target.logits)
     correct = mean_of((known.predictions == known.labels).astype(np.float64), known_counts)
-    before = mean_of(largest_probability(known.logits), known_counts)
-    after = mean_of(largest_probability(evidence.target.logits), evidence.counts)
+    before = mean_of(known.confidence, known_counts)
+    after = mean_of(evidence.target.confidence, evidence.counts)
     assert correct.draws is not None
     assert before.draws is not None
     assert after.draws is not None
-    return MetricEstimate(value=value, draws=np.clip(correct.draws - before.draws + after.draws, 0.0, 1.0))
+    return MetricEstimate(
+        value=float(np.clip(correct.value - (before.value - after.value), 0.0, 1.0)),
+        draws=np.clip(correct.draws - before.draws + after.draws, 0.0, 1.0),
+    )
 
 
 @predictor(
-    "cot", "COT", "cost of matching the predictions to known label shares", needs="known", bounds=SHARE
+    "cot", "COT", "cost of matching the predictions to known label shares", needs="known logits", bounds=SHARE
 )
 def _cot(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
-    labels, logits = known.labels, evidence.target.logits
+    labels, target = known.labels, evidence.target
     assert labels is not None
-    if logits.size > COT_LIMIT and "cot" not in evidence.asked:
+    if "cot" not in evidence.asked and not affordable_transport(target.n, target.n_classes):
         raise InputError(
-            f"its linear programme would have {logits.size:,} unknowns; name the metric to compute it "
-            "anyway, or give fewer images"
+            f"its linear programme would have {target.n * target.n_classes:,} unknowns; name the metric to "
+            "compute it anyway, or give fewer images"
         )
-    match = baselines.matched(labels, logits)
+    if target.logits is None:
+        raise InputError("the models were inspected without logits")
+    match = baselines.matched(labels, target.logits)
     of_known = match.of_classes[labels]
     draws = weighted_means(match.of_examples, evidence.counts) + weighted_means(of_known, known_counts)
     return MetricEstimate(value=float(np.clip(match.gain, 0.0, 1.0)), draws=np.clip(draws, 0.0, 1.0))

@@ -1,7 +1,7 @@
 """Which of several models to deploy: one table of models by metrics, with what picking by each is worth."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from assay.analyses.generalization.inspection import (
 from assay.analyses.generalization.model_pool import model_groups
 from assay.analyses.generalization.picking import RankedMetric, column_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
-from assay.analyses.generalization.predictors import DEFAULT_METRICS
-from assay.analyses.generalization.ranking_inputs import Images, Models, named_loaders, tasks_for
+from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS, affordable_transport
+from assay.analyses.generalization.ranking_inputs import Images, Models, named_loaders, shared, task_for
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError, unknown_name
 from assay.models import Model
@@ -107,12 +107,20 @@ def rank_models(
         elsewhere=elsewhere,
     )
     loaders = named_loaders(models)
+    target, id_data = shared(target), None if id_data is None else shared(id_data)
     done = 0
     for group in model_groups(loaders):
         if progress is not None:
             progress("inspect models", done, len(loaders))
         pairs = inspect_for_ranking(
-            list(group.values()), target, id_data, judged.needs, labels=labels, settings=settings, cache=cache
+            list(group.values()),
+            target,
+            id_data,
+            judged.needs,
+            asked=judged.asked,
+            labels=labels,
+            settings=settings,
+            cache=cache,
         )
         for name, (shown, known) in zip(group, pairs, strict=True):
             judged.add(name, shown, known)
@@ -129,10 +137,11 @@ def inspect_for_ranking(
     id_data: Images | None,
     needs: Collection[str],
     *,
+    asked: Collection[str] = (),
     labels: bool | None = None,
     settings: InspectionSettings,
     cache: str | Path | None = None,
-) -> list[tuple[Inspection, Inspection | None]]:
+) -> Iterator[tuple[Inspection, Inspection | None]]:
     """What models show on the target and, where metrics learn from it, on their own domain.
 
     Args:
@@ -140,19 +149,23 @@ def inspect_for_ranking(
         target: As in `rank_models`, as are the other arguments.
         id_data: Labelled images of the model's own domain.
         needs: What the metrics read, see `Predictor.needs`.
+        asked: Metrics that are computed however long they take.
         labels: Whether labels of the target may be used.
         settings: How scores are measured.
         cache: Folder of earlier inspections.
     """
-    parts = sorted({"features", "output-scores", "edge-scores"} & set(needs))
-    tasks = tasks_for(target, models, labels=labels)
+    tasks = [task_for(target, model, labels=labels) for model in models]
+    parts = {"logits", "features", "output-scores", "edge-scores"} & set(needs)
+    if "cot" not in asked:
+        sizes = zip(tasks, models, strict=True)
+        if not all(affordable_transport(task.n, model.n_classes) for task, model in sizes):
+            parts -= {"logits"}
     shown = inspect_models(models, tasks, parts, settings=settings, cache=cache)
     if id_data is None or "known" not in needs:
-        return [(each, None) for each in shown]
-    own = tasks_for(id_data, models)
+        return ((each, None) for each in shown)
+    own = [task_for(id_data, model) for model in models]
     more = ["sharpness"] if "sharpness" in needs and all(task.labels is not None for task in own) else []
-    known = inspect_models(models, own, more, settings=settings, cache=cache)
-    return list(zip(shown, known, strict=True))
+    return zip(shown, inspect_models(models, own, more, settings=settings, cache=cache), strict=True)
 
 
 def rank_inspections(
@@ -225,7 +238,8 @@ class _Builder:
             raise unknown_name("measure", measure, MEASURES)
         rule.check()
         self.needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in self.chosen))
-        self.asked = frozenset(metrics or ())
+        by_name = self.chosen not in (AFFORDABLE, DEFAULT_METRICS)
+        self.asked = frozenset(self.chosen if by_name else ())
         self.measure, self.rule, self.level = measure, rule, level
         self.settings, self.elsewhere = settings, elsewhere
         self.names: list[str] = []
@@ -283,7 +297,7 @@ class _Builder:
         elif known.sharpness is None:
             self._lack("sharpness", "the models were not inspected for sharpness")
         for part, value in (
-            ("features", target.features),
+            ("features", target.spectra),
             ("output-scores", target.output_scores),
             ("edge-scores", target.dependency_draws),
         ):
@@ -357,7 +371,7 @@ def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
 
 def _light(inspection: Inspection) -> Inspection:
     """Without what only metrics of single models read."""
-    return replace(inspection, features=None, output_draws=None, dependency_draws=None)
+    return replace(inspection, logits=None, spectra=None, output_draws=None, dependency_draws=None)
 
 
 def _facts(inspection: Inspection) -> dict[str, Any]:
@@ -368,7 +382,7 @@ def _facts(inspection: Inspection) -> dict[str, Any]:
         "data_hash": task.get("data_hash"),
         "config": task.get("config", {}),
         "n": inspection.n,
-        "n_classes": inspection.logits.shape[1],
+        "n_classes": inspection.n_classes,
         "labelled": inspection.labels is not None,
     }
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torch import nn
 
+from assay.analyses.generalization.inspectors import ARITHMETIC, geometry_of
 from assay.core.errors import InputError
 from assay.models import Model, load_model
-from assay.tasks import EvalTransform, ImageInputs, ImageSet, load_images
+from assay.tasks import EvalTransform, ImageInputs, ImageSet, ImageStream, stream_images
 from assay.zoo import Zoo
 
 
@@ -63,26 +64,50 @@ def _loader(model: object) -> Callable[[], Model]:
     )
 
 
-def tasks_for(images: Images, models: Sequence[Model], *, labels: bool | None = None) -> list[ImageInputs]:
-    """The images as each model reads them; equal ones are held once."""
-    held: dict[str, ImageInputs] = {}
-    tasks = []
-    for model in models:
-        key = json.dumps([EvalTransform.for_model(model).to_dict(), model.classes])
-        if not isinstance(images, ImageSet) or key not in held:
-            held[key] = task_for(images, model, labels=labels)
-        tasks.append(held[key])
-    return tasks
+class SharedStreams:
+    """Images of one domain for many models, listed or drawn once for all that want the same pixels.
+
+    Models whose transforms have one geometry get streams of the same pictures, so one decoding serves all.
+
+    Args:
+        stream: From a model to its images.
+        note: Told once how many files were left out.
+    """
+
+    def __init__(
+        self, stream: Callable[[Model], ImageStream], note: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._stream, self._note = stream, note
+        self._streams: dict[str, ImageStream] = {}
+
+    def __call__(self, model: Model) -> ImageStream:
+        """The images as a model reads them."""
+        transform = EvalTransform.for_model(model)
+        key = json.dumps([geometry_of(transform), model.classes], sort_keys=True)
+        if key not in self._streams:
+            images = self._stream(model)
+            if images.skipped and not self._streams:
+                self._note(f"{len(images.skipped)} files of {images.domain} were skipped")
+            self._streams[key] = images
+        stream = self._streams[key]  # whose geometry is that of the model, or done already if it was drawn
+        numbers = {name: getattr(transform, name) for name in ARITHMETIC}
+        return stream.with_transform(replace(stream.transform, **numbers))
+
+
+def shared(images: Images) -> Images:
+    """Images that many models can ask for: sets and what `stream_images` takes are listed once."""
+    if isinstance(images, ImageSet):
+        return SharedStreams(lambda model: images.stream(EvalTransform.for_model(model)))
+    if isinstance(images, str | Path):
+        return SharedStreams(lambda model: stream_images(images, model))
+    return images
 
 
 def task_for(images: Images, model: Model, *, labels: bool | None = None) -> ImageInputs:
-    """The images as a model reads them, with the labels that may be used."""
+    """The images as a model reads them, with the labels that may be used; many models ask `shared` ones."""
+    images = shared(images)
     if isinstance(images, ImageInputs):
         task: ImageInputs = images
-    elif isinstance(images, ImageSet):
-        task = images.stream(EvalTransform.for_model(model))
-    elif isinstance(images, str | Path):
-        task = load_images(images, model)
     elif callable(images):
         task = images(model)
     else:

@@ -49,7 +49,7 @@ class Ranking(display.Shown, Record):
         absent: Key of a metric that was asked for -> why it is not there.
         performance: True performance of each model with its interval and replicates; None without labels.
         measure: `"accuracy"` or `"macro-f1"`.
-        inspections: What each model showed on the target, less features and replicates of matrices.
+        inspections: What each model showed on the target, less logits, spectra and replicates.
         target: Facts about the images: domain, number, whether labelled.
         known: Facts about the labelled images of the models' own domain; None if there were none.
         rule: Layers that the depth bias compares.

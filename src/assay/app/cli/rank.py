@@ -11,7 +11,7 @@ from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES
 from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
 from assay.app.option_groups import INPUTS, Count, at_least, one_of, own_group
-from assay.app.options import Ablating, SkipBad, Typed
+from assay.app.options import Ablating, Quadrature, SkipBad, Typed
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
 from assay.core.errors import InputError
 
@@ -27,7 +27,7 @@ STOPPING = own_group("Stopping early", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipBad):
+class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadrature, SkipBad):
     """Which models are ranked, on what, and by which metrics.
 
     Attributes:
@@ -47,7 +47,6 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipB
         include_input: Count the input as a shallow layer.
         sets: Layers compared: symmetric, or reference (those of the authors' code, 12 blocks).
         steps: Quadrature nodes of the attribution.
-        quadrature: Rule of the nodes; left is the published one.
         draws: Bootstrap resamples of the images.
         sharpness_batch: Images per sharpness batch.
         until: stable: compare on 64, 128, 256, ... images, drop models that cannot win, stop at one.
@@ -69,7 +68,6 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, SkipB
     include_input: Annotated[bool, RANKING] = False
     sets: Annotated[str, RANKING, one_of("symmetric", "reference")] = "symmetric"
     steps: Annotated[Count, RANKING] = 5
-    quadrature: Annotated[str, RANKING, one_of("midpoint", "left", "right", "gauss-legendre")] = "midpoint"
     draws: Annotated[Count, RANKING] = 200
     sharpness_batch: Annotated[Count, RANKING] = 256
     until: Annotated[str | None, STOPPING, one_of("stable")] = None

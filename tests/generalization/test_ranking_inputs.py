@@ -1,0 +1,61 @@
+"""What a ranking is given as images: a folder is listed once, decoded once per size, and never held."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_vits import untrained_vit
+
+import assay
+from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.ranking import rank_models
+from assay.models import Model
+from assay.tasks import ImageStream, draw_shapes, load_images
+from assay.tasks.image_decoding import Decoding
+
+
+STORED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+OTHER = {**STORED, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+FEW = InspectionSettings(draws=12, steps=2)
+METRICS = ["ddb-output", "average-confidence", "rankme", "cot"]
+
+
+def model(seed: int, preprocessing: dict[str, object]) -> Model:
+    found = assay.load_model(untrained_vit(seed))
+    return Model(found.module, found.family, name=f"vit-{seed}", preprocessing=preprocessing)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shapes = draw_shapes("sketch", 18, size=40, seed=3)
+    for number, (pixels, label) in enumerate(zip(shapes.pixels, shapes.labels, strict=True)):
+        place = tmp_path / "sketch" / shapes.classes[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{number:02}.png")
+    return tmp_path / "sketch"
+
+
+def test_a_folder_is_streamed_and_decoded_once_per_pass_for_all_models(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"a": model(0, STORED), "b": model(1, STORED), "c": model(2, OTHER)}
+    decoded: list[int] = []
+    pieces = Decoding.pieces
+
+    def counted(self: Decoding, pictures, groups):
+        for piece in pieces(self, pictures, groups):
+            decoded.extend(piece.rows)
+            yield piece
+
+    monkeypatch.setattr(Decoding, "pieces", counted)
+    monkeypatch.setattr(ImageStream, "loaded", None)
+    found = rank_models(models, folder, id_data=folder, metrics=METRICS, settings=FEW)
+    # For the answers on the target, for the scores on it, and for the answers on the own domain.
+    assert sorted(decoded) == sorted([*range(18)] * 3)
+    monkeypatch.undo()
+    literal = rank_models(
+        models, lambda each: load_images(folder, each), id_data=folder, metrics=METRICS, settings=FEW
+    )
+    for key in METRICS:
+        np.testing.assert_allclose(found.column(key).values, literal.column(key).values, rtol=1e-5)
