@@ -241,6 +241,11 @@ def _doc(evidence: MetricEvidence) -> MetricEstimate:
     )
 
 
+def affordable_transport(n: int, n_classes: int) -> bool:
+    """Whether COT of so many images and classes is computed without being asked for by name."""
+    return n * n_classes <= COT_LIMIT
+
+
 @predictor(
     "cot", "COT", "cost of matching the predictions to known label shares", needs="known logits", bounds=SHARE
 )
