@@ -23,12 +23,13 @@ from assay.analyses.generalization import (
     circuit_shift,
     dependency_depth_bias,
     dependency_matrix,
-    depth_bias_interval,
     motif,
     output_depth_bias,
     rank_shift_map,
+    resampled_depth_bias,
 )
 from assay.circuits import EdgeScores
+from assay.discovery.edges import OutputScores
 from assay.graph import Graph, build_graph
 from assay.tasks import CORRUPTIONS, ImageSet, corrupt
 
@@ -59,7 +60,8 @@ def metrics() -> dict[str, object]:
     numbers = a.values[graph.valid].double().numpy()
     unit = best(lambda: np.sort(numbers, kind="stable"), 20)
     generator = torch.Generator().manual_seed(2)
-    outputs = torch.randn(EXAMPLES, graph.n_sources, generator=generator)
+    each = torch.randn(EXAMPLES, graph.n_sources, generator=generator)
+    outputs = OutputScores(graph=graph, values=each.mean(0), per_example=each, provenance={}, details={})
     matrices = torch.rand(MODELS, 14, 14, generator=generator)
     performance = torch.rand(MODELS, generator=generator).tolist()
     calls: dict[str, tuple[Callable[[], object], float | None]] = {
@@ -79,11 +81,7 @@ def metrics() -> dict[str, object]:
             )
     calls["rank-shift map"] = (lambda: rank_shift_map(a, b), None)
     calls[f"interval of the depth bias, {EXAMPLES} examples"] = (
-        lambda: depth_bias_interval(graph, outputs),
-        None,
-    )
-    calls[f"interval of the depth bias, {EXAMPLES} examples, 2000 resamples"] = (
-        lambda: depth_bias_interval(graph, outputs, method="bca"),
+        lambda: resampled_depth_bias(outputs).interval(),
         None,
     )
     calls[f"motif of {MODELS} models"] = (lambda: motif(matrices, performance), None)

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.analyses.generalization.intervals import log_ratios
 from assay.stats import clopper_pearson
 from assay.stats.elimination import Candidates, eliminate, look_sizes
 from assay.stats.intervals import draw_counts
@@ -82,8 +81,7 @@ def bias_world(
 
     def metric(weights: np.ndarray, n: int) -> np.ndarray:
         sums = np.abs(weights @ x[:n].reshape(n, -1) / n).reshape(len(weights), models, SOURCES)
-        sides = np.stack([sums[..., deep].sum(-1), sums[..., ~deep].sum(-1)], axis=-1)
-        return log_ratios(sides.reshape(-1, 2)).reshape(len(weights), models)
+        return np.log(sums[..., deep].sum(-1) / sums[..., ~deep].sum(-1))
 
     return truth, metric
 

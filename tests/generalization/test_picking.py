@@ -9,11 +9,12 @@ from scipy import stats as scipy_stats
 from assay.analyses.generalization import correlate
 from assay.analyses.generalization.picking import (
     best_chances,
-    bias_corrected_interval,
     correlation_with_intervals,
+    interval_of,
     ranks,
     regret_of_picking,
 )
+from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate
 
 
 def test_ranks_start_at_the_best_and_leave_out_what_is_undefined() -> None:
@@ -54,32 +55,27 @@ def test_a_model_without_a_value_is_never_picked() -> None:
     assert found.observed == pytest.approx(0.3)
 
 
-def test_interval_moves_with_the_bias_of_the_replicates() -> None:
-    draws = np.random.default_rng(1).normal(1.0, 1.0, size=20_000)
-    plain = bias_corrected_interval(1.0, draws, level=0.95)
-    moved = bias_corrected_interval(0.0, draws, level=0.95)  # the replicates lie one sd too high
-    assert plain.low == pytest.approx(-0.96, abs=0.1)
-    assert moved.low == pytest.approx(-2.96, abs=0.35)
-    assert moved.high == pytest.approx(0.96, abs=0.1)
+def test_intervals_are_those_of_resampled_values_cut_at_what_a_metric_can_be() -> None:
+    draws = np.random.default_rng(1).normal(3.0, 0.1, size=200)  # only their spread counts
+    share = PREDICTORS["average-confidence"]
+    found = interval_of(MetricEstimate(value=0.9, draws=draws, n=20), share, 0.95)
+    margin = scipy_stats.t.ppf(0.975, 19) * draws.std(ddof=1)
+    assert found.low == pytest.approx(0.9 - margin)
+    assert found.high == 1.0
 
 
 @pytest.mark.parametrize(
     ("value", "draws", "reason"),
     [
-        (math.nan, np.zeros(10), "no_replicates"),
+        (math.nan, np.zeros(30), "no_replicates"),
         (1.0, None, "no_replicates"),
-        (1.0, np.array([math.nan] * 2 + [1.0] * 8), "undefined_replicates"),
+        (1.0, np.array([math.nan] * 2 + [1.0] * 28), "undefined_replicates"),
     ],
 )
 def test_intervals_that_the_data_do_not_determine_are_nan(value: float, draws, reason: str) -> None:
-    found = bias_corrected_interval(value, draws, level=0.95)
+    found = interval_of(MetricEstimate(value=value, draws=draws, n=9), PREDICTORS["energy"], 0.95)
     assert not found.defined
     assert found.reason == reason
-
-
-def test_replicates_on_one_side_give_percentiles_and_say_so() -> None:
-    found = bias_corrected_interval(5.0, np.arange(4.0), level=0.95)
-    assert (found.method, found.reason) == ("percentile", "bc_undefined")
 
 
 def test_correlations_of_resampled_models_equal_those_of_scipy() -> None:

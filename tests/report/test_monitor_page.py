@@ -21,7 +21,7 @@ def reading(index: int, shift: float, *, alarm: bool | None = False, **more: Any
         "time": f"2026-03-0{index + 1}T10:00:00.000+00:00",
         "n": 24,
         "shift": shift,
-        "interval": {"low": shift - 0.05, "high": shift + 0.05, "level": 0.9, "method": "jackknife"},
+        "interval": {"low": shift - 0.05, "high": shift + 0.05, "level": 0.9, "method": "resampled"},
         "alarm": alarm,
         "alarms": {} if alarm is None else {"conformal": alarm, "sequential": index > 2},
         "p_value": 0.05 if alarm else 0.5,

@@ -1,4 +1,4 @@
-"""Intervals from resamples of a number that noise moves to one side: a magnitude, or a distance."""
+"""Numbers under resamples of the examples behind them: standard errors, intervals, paired differences."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,26 +13,24 @@ from assay.core.verdict import Interval, undefined_interval
 
 FEWEST = 20  # resamples below which a variance says little
 _EQUAL = 1e-12  # relative spread below which draws differ by rounding only
+UNBOUNDED = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ResampledValue:
     """A number and what it becomes under resamples of the examples behind it.
 
-    With m the mean scores and d_b the departure of resample b: the number at m, at m + d_b, and at c + d_b,
-    where c is m with its own noise taken off.
-
     Attributes:
         value: The number itself.
-        draws: At m + d_b, `[B]`; NaN where a resample has none.
-        settled: At c + d_b, `[B]`: as noisy as the number itself, while a draw has the noise twice.
+        draws: In each resample, `[B]`; NaN where a resample has none. Their spread counts, not their mean.
         n: Examples.
+        bounds: Smallest and largest value there is.
     """
 
     value: float
     draws: Float64[np.ndarray, " n_resamples"]
-    settled: Float64[np.ndarray, " n_resamples"]
     n: int
+    bounds: tuple[float, float] = UNBOUNDED
 
     def __sub__(self, other: "ResampledValue") -> "ResampledValue":
         """The difference of two numbers on the same examples, resample by resample.
@@ -46,35 +44,22 @@ class ResampledValue:
                 "a paired difference needs the same resamples of the same examples, but one number has "
                 f"(resamples, examples) {mine}, the other {theirs}"
             )
-        return replace(
-            self,
-            value=self.value - other.value,
-            draws=self.draws - other.draws,
-            settled=self.settled - other.settled,
-        )
+        return replace(self, value=self.value - other.value, draws=self.draws - other.draws, bounds=UNBOUNDED)
 
     @property
     def error(self) -> float:
-        """Standard error, in the unit of the value; NaN where fewer than 20 resamples are defined.
+        """Standard error, in the unit of the value: the standard deviation of the draws.
 
-        The root of (V + S) / 2, with V the variance of the draws and S that of the settled ones. V errs where
-        noise prevails, S where the centre keeps too much or too little; coverage of the mean of both was
-        simulated (docs/theory/intervals-verdicts.md).
+        NaN where fewer than 20 of them are defined.
         """
-        usable = np.isfinite(self.draws) & np.isfinite(self.settled)
-        if usable.sum() < FEWEST:
-            return math.nan
-        variances = (each[usable].var(ddof=1) for each in (self.draws, self.settled))
-        return math.sqrt(float(sum(variances)) / 2)
+        defined = self.draws[np.isfinite(self.draws)]
+        return math.nan if len(defined) < FEWEST else float(defined.std(ddof=1))
 
-    def interval(
-        self, *, level: float = 0.95, bounds: tuple[float, float] = (-math.inf, math.inf)
-    ) -> Interval:
-        """Value -+ t error, with t the quantile of Student's distribution with n - 1 degrees of freedom.
+    def interval(self, *, level: float = 0.95) -> Interval:
+        """Value -+ t error, cut at the bounds, with t the quantile of Student's distribution at n - 1.
 
         Args:
             level: Two-sided coverage.
-            bounds: Smallest and largest value there is.
 
         Returns:
             For the mean of the number over sets of n examples, not for its limit at infinitely many: noise
@@ -83,6 +68,16 @@ class ResampledValue:
 
         Raises:
             InputError: For a level outside (0, 1).
+
+        Notes:
+            Percentiles of the draws, corrected for bias or not, do not hold this mean where the examples are
+            noisy: a resample has their noise twice. Coverage of both: docs/theory/intervals-verdicts.md.
+
+        Example:
+            >>> draws = np.tile([1.0, 3.0], 10)
+            >>> found = ResampledValue(value=2.0, draws=draws, n=30).interval()
+            >>> round(found.low, 2), round(found.high, 2)
+            (-0.1, 4.1)
         """
         if not 0 < level < 1:
             raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
@@ -96,5 +91,5 @@ class ResampledValue:
                 low=self.value, high=self.value, level=level, method="resampled", reason="degenerate"
             )
         margin = float(scipy_stats.t.ppf((1 + level) / 2, self.n - 1)) * error
-        low, high = max(bounds[0], self.value - margin), min(bounds[1], self.value + margin)
+        low, high = max(self.bounds[0], self.value - margin), min(self.bounds[1], self.value + margin)
         return Interval(low=low, high=high, level=level, method="resampled")

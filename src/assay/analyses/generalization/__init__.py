@@ -38,7 +38,6 @@ from assay.analyses.generalization.evaluation import (
 from assay.analyses.generalization.finetuning import FineTuning, finetune
 from assay.analyses.generalization.inspecting import inspect_model
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
-from assay.analyses.generalization.intervals import depth_bias_interval, shift_interval
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
@@ -114,7 +113,6 @@ __all__ = [
     "correlate",
     "dependency_depth_bias",
     "dependency_matrix",
-    "depth_bias_interval",
     "discover_reference",
     "finetune",
     "heat_signature",
@@ -133,7 +131,6 @@ __all__ = [
     "resampled_depth_bias",
     "resampled_motif",
     "resampled_shift",
-    "shift_interval",
     "summarize_correlations",
     "training_dynamics",
     "universal_motif",

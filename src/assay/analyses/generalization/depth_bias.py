@@ -259,11 +259,23 @@ def dependency_depth_bias(
         matrix = dependency_matrix(scores)
     else:
         matrix = _checked(scores)
-    n_layers = len(matrix) - 2
-    layers = layer_sets(n_layers, ratio, include_input=include_input, sets=sets)
-    first = {"output": n_layers + 1, "deep": layers.high[0], "global": 1}[targets]
-    written = matrix[:, first:].sum(1)
-    return _log_ratio(written, layers)
+    layers = layer_sets(len(matrix) - 2, ratio, include_input=include_input, sets=sets)
+    return _log_ratio(matrix[:, _first_target(targets, layers) :].sum(1), layers)
+
+
+def _first_target(targets: str, layers: LayerSets) -> int:
+    """The first layer whose edges count; the logits come right after the deep layers."""
+    return {"output": layers.high[1] + 1, "deep": layers.high[0], "global": 1}[targets]
+
+
+def depth_biases(
+    matrices: Float64[np.ndarray, "k layers layers"], targets: str, layers: LayerSets
+) -> Float64[np.ndarray, " k"]:
+    """Eq. 4 of many dependency matrices at once, as `dependency_depth_bias`; NaN where both sides are 0."""
+    written = matrices[:, :, _first_target(targets, layers) :].sum(2)
+    deep, shallow = (written[:, first : last + 1].sum(1) for first, last in (layers.high, layers.low))
+    logs = np.log(np.maximum(deep / (shallow + FLOOR), FLOOR))
+    return np.where((deep > 0) | (shallow > 0), logs, math.nan)
 
 
 def output_depth_bias(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_loss
-from assay.analyses.generalization.intervals import depth_bias_interval
+from assay.analyses.generalization.resampled import RESAMPLES, resampled_depth_bias
 from assay.core import display
 from assay.core.errors import InputError
 from assay.core.record import Record, same
@@ -147,11 +147,18 @@ def training_dynamics(
     for step, place in sorted(checkpoints.items()):
         model = place if isinstance(place, Model) else load_model(place, device=device)
         rule = transform or EvalTransform.for_model(model)
-        scores = output_scores(model, images.task(rule), steps=steps, batch_size=batch_size)
+        scores = output_scores(
+            model,
+            images.task(rule),
+            steps=steps,
+            batch_size=batch_size,
+            per_example=False,
+            resamples=RESAMPLES,
+        )
         term = depth_loss(model.graph, scores.values.double(), settings.sets(model.n_layers))
         interval = None
-        if settings.shallow is None and scores.per_example is not None and term.defined:
-            interval = depth_bias_interval(model.graph, scores.per_example, ratio=float(settings.ratio))
+        if settings.shallow is None and term.defined:
+            interval = resampled_depth_bias(scores, ratio=float(settings.ratio)).interval()
         before = dict(known.get(step, {}))
         found = {
             name: before[name] if name in before else score_of(model.module, each, rule, device=device)[0]

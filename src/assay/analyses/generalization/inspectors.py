@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from assay.analyses.generalization.batches import batch_outputs
-from assay.analyses.generalization.depth_bias import dependency_matrix, node_layers
+from assay.analyses.generalization.depth_bias import dependency_matrix
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, answers_of
+from assay.analyses.generalization.resampled import matrices
 from assay.analyses.generalization.sharpness import sharpness
 from assay.analyses.generalization.spectra import SpectrumSums
 from assay.circuits import EdgeScores
@@ -22,7 +23,6 @@ from assay.discovery.edges import METHODS, OutputSums, ScoreSums
 from assay.discovery.edges.running import resolve
 from assay.execution import Mean, MeanSums, Prepared
 from assay.execution.batches import choose_batch_size
-from assay.graph import Graph
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageBatch, ImageInputs, ImageStream
 from assay.tasks.image_stream import DecodedBatch
@@ -138,7 +138,7 @@ class Inspector:
                 "output_scores": _double(found.values[:, -1]),
                 "output_draws": found.resampled[:, into_logits].contiguous().numpy(),
                 "dependency": dependency_matrix(found).numpy(),
-                "dependency_draws": matrices_of(graph, found.resampled),
+                "dependency_draws": matrices(graph, found.resampled.double().numpy()).astype(np.float32),
             }
 
     @property
@@ -216,23 +216,6 @@ def _reading(task: ImageInputs, place: int) -> str:
 def geometry_of(transform: EvalTransform) -> dict[str, Any]:
     """Size, crop and filter: what of a transform decides which pixels are decoded."""
     return {name: value for name, value in transform.to_dict().items() if name not in ARITHMETIC}
-
-
-def matrices_of(
-    graph: Graph, resampled: Float32[Tensor, "draws n_edges"]
-) -> Float32[np.ndarray, "draws layers layers"]:
-    """Dependency matrix of the mean scores in each resample.
-
-    Args:
-        graph: Of the model.
-        resampled: Signed scores of the edges, row-major over `graph.valid`.
-    """
-    source, target, n_layers = node_layers(graph)
-    rows, columns = graph.valid.nonzero(as_tuple=True)
-    cells = source[rows] * n_layers + target[columns]
-    sums = torch.zeros((len(resampled), n_layers * n_layers), dtype=torch.float64)
-    sums.index_add_(1, cells, resampled.abs().double())
-    return sums.float().numpy().reshape(len(resampled), n_layers, n_layers)
 
 
 def _double(values: Tensor) -> Float64[np.ndarray, " n_sources"]:

@@ -24,7 +24,7 @@ class Reading(Record):
         time: When it was observed, ISO 8601 in UTC.
         n: Images.
         shift: Distance of the batch's circuit from the reference's; larger means more shift.
-        interval: Of the mean shift of batches of n images from this source, see `shift_interval`.
+        interval: Of the mean shift of batches of n images from this source, see `resampled_shift`.
         excess: The shift beyond its noise floor, with an interval, see `NoiseFloor`; None for a reference
             without one.
         alarm: What the monitor's rule says; None where it has no rule.

@@ -145,11 +145,7 @@ def _shift(document: Document) -> list[Block]:
     named = f" ({document['rule']} rule)" if document.get("rule") else ""
     known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
     beyond = " beyond its noise floor" if in_excess(document) else ""
-    conservative = (
-        ""
-        if beyond
-        else f" of the mean shift of such batches (jackknife over {inputs_of(document)}; conservative)"
-    )
+    meant = "" if beyond else f" of the mean shift of such batches (resampled over {inputs_of(document)})"
     blocks: list[Block] = [
         series_block(
             drawn,
@@ -157,7 +153,7 @@ def _shift(document: Document) -> list[Block]:
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
             caption=f"Shift of each batch{beyond}{known}. Diamonds raised the alarm{named}. Band: "
-            f"{_level(document)} intervals{conservative}.",
+            f"{_level(document)} intervals{meant}.",
         ),
         *batch_details(document),
     ]

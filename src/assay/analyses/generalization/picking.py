@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import special
 from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
@@ -16,6 +15,7 @@ from assay.core.random import stream
 from assay.core.record import Record, same
 from assay.core.verdict import Interval, undefined_interval
 from assay.stats import kendall_tau_rows
+from assay.stats.resampled import ResampledValue
 
 
 Values = Float64[np.ndarray, " models"]
@@ -26,41 +26,14 @@ FEWEST_MODELS = 5  # below that, resampled models say nothing about a correlatio
 _PAIR_BLOCK = 1 << 24  # pairs of models compared at a time
 
 
-def bias_corrected_interval(
-    value: float, draws: Float64[np.ndarray, " draws"] | None, *, level: float, reason: str | None = None
-) -> Interval:
-    """Percentiles of the replicates, moved by how many of them lie below the value (BC).
-
-    Magnitudes of noisy sums, as in the depth bias, grow when they are resampled; plain percentiles would be
-    off by as much.
-
-    Args:
-        value: The estimate.
-        draws: Its replicates; None where there are none.
-        level: Two-sided coverage.
-        reason: Why there are none.
-
-    Returns:
-        NaN ends for an undefined value, no replicates, or more than 5 % undefined ones. Percentiles without
-        correction, reason `bc_undefined`, where every replicate lies on one side of the value.
-
-    References:
-        Efron (1981), "Nonparametric standard errors and confidence intervals", Canadian J. of Statistics.
-    """
-    if draws is None or math.isnan(value):
-        return undefined_interval(level, "bc", reason or "no_replicates")
-    defined = draws[np.isfinite(draws)]
-    if len(defined) < (1 - UNDEFINED_SHARE) * len(draws) or not len(defined):
-        return undefined_interval(level, "bc", "undefined_replicates")
-    tails = np.array([(1 - level) / 2, (1 + level) / 2])
-    below = ((defined < value).sum() + (defined <= value).sum()) / (2 * len(defined))
-    method, why = "bc", None
-    if 0 < below < 1:
-        tails = special.ndtr(2 * special.ndtri(below) + special.ndtri(tails))
-    else:
-        method, why = "percentile", "bc_undefined"
-    low, high = np.quantile(defined, tails)
-    return Interval(low=float(low), high=float(high), level=level, method=method, reason=why)
+def interval_of(estimate: MetricEstimate, metric: Predictor, level: float) -> Interval:
+    """The interval of a metric of one model, see `ResampledValue`; undefined without replicates."""
+    if estimate.draws is None or math.isnan(estimate.value):
+        return undefined_interval(level, "resampled", estimate.reason or "no_replicates")
+    if np.isfinite(estimate.draws).mean() < 1 - UNDEFINED_SHARE:
+        return undefined_interval(level, "resampled", "undefined_replicates")
+    number = ResampledValue(value=estimate.value, draws=estimate.draws, n=estimate.n, bounds=metric.bounds)
+    return number.interval(level=level)
 
 
 def ranks(oriented: Values) -> Float64[np.ndarray, " models"]:
@@ -319,9 +292,7 @@ def column_of(
     return RankedMetric(
         metric=metric,
         values=values,
-        intervals=tuple(
-            bias_corrected_interval(each.value, each.draws, level=level, reason=each.reason) for each in found
-        ),
+        intervals=tuple(interval_of(each, metric, level) for each in found),
         reasons=tuple(each.reason for each in found),
         ranks=None if oriented is None else ranks(oriented),
         chances=None if oriented_draws is None else best_chances(oriented_draws),

@@ -7,7 +7,7 @@ replicates of two models can be compared one by one. Held fixed are the models, 
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,13 @@ from assay.analyses.generalization.spectra import image_groups
 from assay.analyses.generalization.tables import label_array
 from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.registry import Registry
+from assay.stats.resampled import UNBOUNDED
 
 
 Draws = Float64[np.ndarray, " draws"]
 Counts = Float64[np.ndarray, "draws n"]
+
+SHARE = (0.0, 1.0)  # bounds of a metric that estimates a share of the images
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,11 +62,13 @@ class MetricEstimate:
         value: NaN where undefined.
         draws: Replicates; None where the metric cannot be resampled.
         reason: Why the value or the replicates are missing.
+        n: Images, or batches, that are resampled; 0: those that `predictor` finds in the evidence.
     """
 
     value: float
     draws: Draws | None = None
     reason: str | None = None
+    n: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +90,7 @@ class Predictor:
         of: The estimates of models, in order.
         together: Whether it looks at all models at once rather than at one after the other.
         reads_target: Whether the target's images enter; False for what is measured on the own domain alone.
+        bounds: Smallest and largest value there is.
     """
 
     key: str
@@ -97,6 +103,7 @@ class Predictor:
     best_at: float | None = None
     together: bool = False
     reads_target: bool = True
+    bounds: tuple[float, float] = UNBOUNDED
 
     @property
     def ranks(self) -> bool:
@@ -128,7 +135,7 @@ def predictor(
             summary=summary,
             direction=direction,
             needs=frozenset(needs.split()),
-            of=lambda models: [_attempt(one, each) for each in models],
+            of=lambda models: [_attempt(one, each, facts.get("reads_target", True)) for each in models],
             **facts,
         )
         PREDICTORS.add(key, metric)
@@ -137,7 +144,7 @@ def predictor(
     return register
 
 
-def _attempt(one: Estimator, evidence: MetricEvidence) -> MetricEstimate:
+def _attempt(one: Estimator, evidence: MetricEvidence, reads_target: bool) -> MetricEstimate:
     """The estimate; NaN with the reason where the metric is not defined on these data."""
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", DegenerateDataWarning)
@@ -148,7 +155,8 @@ def _attempt(one: Estimator, evidence: MetricEvidence) -> MetricEstimate:
     if math.isnan(estimate.value) and estimate.reason is None:
         said = [str(each.message) for each in raised if issubclass(each.category, DegenerateDataWarning)]
         return MetricEstimate(value=math.nan, reason=said[0] if said else "undefined on these images")
-    return estimate
+    read = evidence.target if reads_target else evidence.known
+    return replace(estimate, n=estimate.n or (0 if read is None else read.n))
 
 
 # ------------------------------------------------------------------------------------- performance
@@ -161,16 +169,15 @@ def performance(
     predicted, labels = inspection.predictions, label_array(labels, inspection.n_classes)
     value = baselines.performance_of(predicted, labels, measure=measure)
     if measure == "accuracy":
-        return MetricEstimate(
-            value=value, draws=weighted_means((predicted == labels).astype(np.float64), counts)
-        )
+        draws = weighted_means((predicted == labels).astype(np.float64), counts)
+        return MetricEstimate(value=value, draws=draws, n=len(labels))
     classes = np.arange(inspection.n_classes)
     true, said = ((each[:, None] == classes).astype(np.float64) for each in (labels, predicted))
     present, named, hits = counts @ true, counts @ said, counts @ (true * said)
     f1 = np.divide(2 * hits, present + named, out=np.zeros_like(hits), where=present + named > 0)
     occurs = present > 0
     n_occurring = np.where(occurs.any(1), occurs.sum(1), np.nan)
-    return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / n_occurring)
+    return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / n_occurring, n=len(labels))
 
 
 def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> MetricEstimate:
@@ -196,7 +203,7 @@ def known_of(evidence: MetricEvidence) -> tuple[Inspection, Counts]:
     return evidence.known, evidence.known_counts
 
 
-# ---------------------------------------------------------------------------------------- jackknife
+# ---------------------------------------------------------------------------------- groups left out
 
 
 def pulls_of(without: Float64[np.ndarray, " groups"]) -> Float64[np.ndarray, " groups"]:

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.depth_bias import LayerSets, dependency_depth_bias, output_depth_bias
-from assay.analyses.generalization.inspection import Inspection
-from assay.analyses.generalization.intervals import log_ratios
+from assay.analyses.generalization.depth_bias import dependency_depth_bias, depth_biases, output_depth_bias
 from assay.analyses.generalization.predictor import (
     PREDICTORS,
-    Draws,
+    SHARE,
     MetricEstimate,
     MetricEvidence,
     Predictor,
@@ -26,6 +24,7 @@ from assay.analyses.generalization.predictor import (
     relative,
     weighted_means,
 )
+from assay.analyses.generalization.resampled import matrices
 from assay.analyses.generalization.spectra import image_groups
 from assay.core.errors import InputError
 from assay.core.random import stream
@@ -47,26 +46,9 @@ def _ddb_output(evidence: MetricEvidence) -> MetricEstimate:
         ratio=evidence.rule.ratio,
         **evidence.rule.options,
     )
-    return MetricEstimate(value=value, draws=_output_draws(target, target.output_draws, evidence))
-
-
-def _output_draws(
-    target: Inspection, drawn: Float32[np.ndarray, "draws n_sources"], evidence: MetricEvidence
-) -> Draws:
-    layers = target.graph.source_layer.numpy()
-    written = np.zeros((len(drawn), target.graph.n_layers + 2))
-    means = np.abs(drawn.astype(np.float64))
-    for layer in range(target.graph.n_layers + 1):
-        written[:, layer] = means[:, layers == layer].sum(1)
-    return _depth_biases(written, evidence.rule.layers(target.graph.n_layers))
-
-
-def _depth_biases(
-    written: Float64[np.ndarray, "draws layers"], layers: LayerSets
-) -> Float64[np.ndarray, " draws"]:
-    """The depth bias from what each source layer writes to the targets, for many sums at once."""
-    low, high = layers
-    return log_ratios(np.stack([written[:, first : last + 1].sum(1) for first, last in (high, low)], axis=1))
+    drawn = matrices(target.graph, target.output_draws.astype(np.float64))
+    layers = evidence.rule.layers(target.graph.n_layers)
+    return MetricEstimate(value=value, draws=depth_biases(drawn, "output", layers))
 
 
 def _ddb_of_matrix(evidence: MetricEvidence, targets: str) -> MetricEstimate:
@@ -74,7 +56,6 @@ def _ddb_of_matrix(evidence: MetricEvidence, targets: str) -> MetricEstimate:
     assert target.dependency is not None
     assert target.dependency_draws is not None
     layers = evidence.rule.layers(target.graph.n_layers)
-    first = {"deep": layers.high[0], "global": 1}[targets]
     return MetricEstimate(
         value=dependency_depth_bias(
             torch.from_numpy(target.dependency),
@@ -82,7 +63,7 @@ def _ddb_of_matrix(evidence: MetricEvidence, targets: str) -> MetricEstimate:
             ratio=evidence.rule.ratio,
             **evidence.rule.options,
         ),
-        draws=_depth_biases(target.dependency_draws[:, :, first:].astype(np.float64).sum(2), layers),
+        draws=depth_biases(target.dependency_draws.astype(np.float64), targets, layers),
     )
 
 
@@ -105,6 +86,7 @@ def _ddb_global(evidence: MetricEvidence) -> MetricEstimate:
     "performance on the models' own domain",
     needs="known",
     reads_target=False,
+    bounds=SHARE,
 )
 def _id_accuracy(evidence: MetricEvidence) -> MetricEstimate:
     known, counts = known_of(evidence)
@@ -133,18 +115,18 @@ def _sharpness(evidence: MetricEvidence) -> MetricEstimate:
     draws = stream(evidence.seed, "rank/batches").integers(
         0, len(batches), (len(evidence.counts), len(batches))
     )
-    return MetricEstimate(value=float(batches.mean()), draws=batches[draws].mean(1))
+    return MetricEstimate(value=float(batches.mean()), draws=batches[draws].mean(1), n=len(batches))
 
 
 # ------------------------------------------------------------------------------------ outputs alone
 
 
-@predictor("average-confidence", "AC", "mean largest probability")
+@predictor("average-confidence", "AC", "mean largest probability", bounds=SHARE)
 def _confidence(evidence: MetricEvidence) -> MetricEstimate:
     return mean_of(evidence.target.confidence, evidence.counts)
 
 
-@predictor("negative-entropy", "ANE", "mean of sum p log p")
+@predictor("negative-entropy", "ANE", "mean of sum p log p", bounds=(-math.inf, 0.0))
 def _negative_entropy(evidence: MetricEvidence) -> MetricEstimate:
     return mean_of(evidence.target.negative_entropy, evidence.counts)
 
@@ -160,7 +142,14 @@ def _energy(evidence: MetricEvidence) -> MetricEstimate:
     return MetricEstimate(value=baselines.spread_of_energies(energies), draws=draws)
 
 
-@predictor("rankme", "RankMe", "effective rank of the features", needs="features", resampled="groups")
+@predictor(
+    "rankme",
+    "RankMe",
+    "effective rank of the features",
+    needs="features",
+    resampled="groups",
+    bounds=(1.0, math.inf),
+)
 def _rankme(evidence: MetricEvidence) -> MetricEstimate:
     assert evidence.target.spectra is not None
     return _of_spectra(
@@ -208,7 +197,11 @@ def _of_spectra(evidence: MetricEvidence, values: Sequence[float]) -> MetricEsti
 
 
 @predictor(
-    "atc", "ATC", "share of images above a confidence threshold learned in-distribution", needs="known"
+    "atc",
+    "ATC",
+    "share of images above a confidence threshold learned in-distribution",
+    needs="known",
+    bounds=SHARE,
 )
 def _atc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
@@ -230,7 +223,9 @@ def _atc(evidence: MetricEvidence) -> MetricEstimate:
     )
 
 
-@predictor("doc", "DoC", "in-distribution accuracy minus the drop of mean confidence", needs="known")
+@predictor(
+    "doc", "DoC", "in-distribution accuracy minus the drop of mean confidence", needs="known", bounds=SHARE
+)
 def _doc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     assert known.labels is not None
@@ -251,7 +246,13 @@ def affordable_transport(n: int, n_classes: int) -> bool:
     return n * n_classes <= COT_LIMIT
 
 
-@predictor("cot", "COT", "cost of matching the predictions to known label shares", needs="known logits")
+@predictor(
+    "cot",
+    "COT",
+    "cost of matching the predictions to known label shares",
+    needs="known logits",
+    bounds=SHARE,
+)
 def _cot(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     labels, target = known.labels, evidence.target
@@ -296,7 +297,8 @@ def _agreement(everyone: Sequence[MetricEvidence]) -> list[MetricEstimate]:
             draws[draw] = estimates(drawn, known_drawn)
         except InputError:  # no line through these resampled agreements: undefined, and counted as such
             continue
-    return [MetricEstimate(value=float(value), draws=draws[:, place]) for place, value in enumerate(values)]
+    n = after.shape[1]
+    return [MetricEstimate(value=float(each), draws=draws[:, at], n=n) for at, each in enumerate(values)]
 
 
 PREDICTORS.add(
@@ -309,6 +311,7 @@ PREDICTORS.add(
         needs=frozenset({"known"}),
         of=_agreement,
         together=True,
+        bounds=SHARE,
     ),
 )
 

@@ -1,66 +1,57 @@
-"""Depth bias, circuit shift, dependency matrix and motif under resamples, from sums kept while streaming.
+"""Depth bias, circuit shift, dependency matrix and motif under resamples of the examples behind the scores.
 
-Absolute values, ranks and layer sums are taken of the mean scores of each resample
-(`discover(..., resamples=200)`), so nothing here needs the scores of single images.
+Absolute values, ranks and layer sums are taken of the mean scores of each resample: kept while batches stream
+past (`discover(..., resamples=200)`), or drawn from the scores of each example.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
-from torch import Tensor
+from jaxtyping import Float64
 
-from assay.analyses.generalization.circuit_view import WeightedCircuit
-from assay.analyses.generalization.depth_bias import TARGETS, layer_sets, node_layers
-from assay.analyses.generalization.intervals import log_ratios
+from assay.analyses.generalization.depth_bias import TARGETS, depth_biases, layer_sets, node_layers
 from assay.analyses.generalization.motifs import motif
-from assay.analyses.generalization.shift import DISTANCES, check_comparable
+from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, check_comparable
 from assay.analyses.generalization.signatures import SIGNATURES
 from assay.circuits import EdgeScores
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError, unknown_name
 from assay.discovery.edges import OutputScores
+from assay.discovery.edges.sums import WeightedSums
 from assay.graph import Graph
-from assay.stats.resampled import ResampledValue
+from assay.stats.resampled import UNBOUNDED, ResampledValue
 
 
 Rows = Float64[np.ndarray, "n_resamples n_edges"]
 Numbers = Float64[np.ndarray, " n_edges"]
-SURE = 0.9  # quantile of noise alone that a distance must exceed to count as distance
+RESAMPLES = 200  # drawn from scores of each example
 
 
-class Draws(NamedTuple):
-    """Mean scores and their resamples, of some edges."""
+class MeanScores(NamedTuple):
+    """Mean scores of edges, the same in each resample, and the number of examples."""
 
     mean: Numbers
-    departures: Rows
+    drawn: Rows
     n: int
 
-    def sets(self, centre: Numbers) -> tuple[Rows, Rows]:
-        """Scores of the draws and of the settled draws of `ResampledValue`."""
-        return self.mean + self.departures, centre + self.departures
 
-    def settled(self) -> Numbers:
-        """The mean without its own noise, edge by edge: sign(m) sqrt(max(m^2 - var(d), 0))."""
-        variance = np.nanvar(self.departures, axis=0)
-        return np.asarray(np.sign(self.mean) * np.sqrt(np.maximum(self.mean**2 - variance, 0)))
-
-
-def _draws(scores: EdgeScores | OutputScores, used: Bool[Tensor, " n_edges"] | None = None) -> Draws:
-    """Those of all edges of the scores, or of some."""
-    if scores.resampled is None:
+def _mean_scores(scores: EdgeScores | OutputScores) -> MeanScores:
+    of_edges = scores.graph.valid if isinstance(scores, EdgeScores) else slice(None)
+    mean = scores.values.detach().cpu().double()[of_edges].numpy()
+    if scores.resampled is not None:
+        return MeanScores(mean, scores.resampled.double().numpy(), int(scores.details["n"]))
+    if scores.per_example is None:
         raise InputError(
-            "the scores have no resamples; discover with resamples=200, or use the interval from per_example"
+            "the scores have no resamples; discover with resamples=200, or with per_example=True where the "
+            "scores of each example fit into memory"
         )
-    mean = scores.values[scores.graph.valid] if isinstance(scores, EdgeScores) else scores.values
-    mean, drawn = mean.detach().cpu().double(), scores.resampled
-    if used is not None:
-        mean, drawn = mean[used], drawn[:, used]
-    drawn = drawn.double()
-    return Draws(mean.numpy(), (drawn - mean).numpy(), int(scores.details["n"]))
+    each = scores.per_example.detach().cpu()[:, of_edges].double()
+    sums = WeightedSums.of(each, torch.arange(len(each)), RESAMPLES, seed=0)
+    return MeanScores(mean, sums.means(each.sum(0), len(each)).double().numpy(), len(each))
 
 
 def resampled_depth_bias(
@@ -74,108 +65,123 @@ def resampled_depth_bias(
     """The depth bias and its resamples: `.interval()`, and `a - b` for two models on the same images.
 
     Args:
-        scores: Made with `resamples`: of all edges, or, for `targets="output"`, of those into the logits.
+        scores: Made with `resamples` or `per_example`: of all edges, or, for `targets="output"`, of those
+            into the logits.
         targets: As in `dependency_depth_bias`, like the next three.
         ratio: Fraction tau of the blocks on each side.
         include_input: Count the input as a shallow source.
         sets: `"symmetric"` or `"reference"`.
 
     Raises:
-        InputError: Without resamples, or as `layer_sets`.
+        InputError: Without resamples and scores of examples, or as `layer_sets`.
         ShapeError: For scores into the logits with other `targets`.
         UnknownNameError: For other `targets` or `sets`.
 
     Notes:
-        For the mean bias of circuits of this many images. The replacement values of a mean ablation are those
-        of all images in every resample. Coverage: docs/theory/intervals-verdicts.md.
+        For the mean bias of circuits of this many images: the magnitude of a noisy mean is too large, so few
+        images draw the bias towards that of noise. The replacement values of a mean ablation are those of all
+        images in every resample. Coverage: docs/theory/intervals-verdicts.md.
+
+    Example:
+        >>> from assay.graph import build_graph
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> each = torch.ones(50, 5, 9) + 0.1 * torch.randn(50, 5, 9, generator=generator)
+        >>> found = resampled_depth_bias(EdgeScores(build_graph(2, 1), each.mean(0), per_example=each))
+        >>> 0 in found.interval()
+        True
     """
     if targets not in TARGETS:
         raise unknown_name("targets", targets, TARGETS)
-    graph = scores.graph
-    layers = layer_sets(graph.n_layers, ratio, include_input=include_input, sets=sets)
-    first = {"output": graph.n_layers + 1, "deep": layers.high[0], "global": 1}[targets]
-    if isinstance(scores, OutputScores):
-        if targets != "output":
-            raise ShapeError(
-                f"these scores cover only the edges into the logits, but targets={targets!r} needs others "
-                "too; use discover(..., resamples=200)"
-            )
-        source, read = graph.source_layer, torch.ones(graph.n_sources, dtype=torch.bool)
-    else:
-        rows, columns = graph.valid.nonzero(as_tuple=True)
-        source, read = graph.source_layer[rows], graph.target_layer[columns] >= first
-    deep, shallow = ((source >= low) & (source <= high) & read for low, high in (layers.high, layers.low))
-    used = deep | shallow
-    sides = deep[used].numpy()
-
-    def bias(table: Float64[np.ndarray, "k n_edges"]) -> Float64[np.ndarray, " k"]:
-        sizes = np.abs(table)
-        return log_ratios(np.stack([sizes[:, sides].sum(1), sizes[:, ~sides].sum(1)], axis=1))
-
-    drawn = _draws(scores, used)
-    return _resampled(drawn, bias, drawn.settled())
+    if isinstance(scores, OutputScores) and targets != "output":
+        raise ShapeError(
+            f"these scores cover only the edges into the logits, but targets={targets!r} needs others too; "
+            "use discover(..., resamples=200)"
+        )
+    layers = layer_sets(scores.graph.n_layers, ratio, include_input=include_input, sets=sets)
+    mean, drawn, n = _mean_scores(scores)
+    value, draws = (
+        depth_biases(matrices(scores.graph, each), targets, layers) for each in (mean[None], drawn)
+    )
+    return ResampledValue(value=float(value[0]), draws=draws, n=n)
 
 
 def resampled_shift(
-    reference_scores: EdgeScores, shifted_scores: EdgeScores, *, distance: str = "spearman"
+    reference_scores: EdgeScores,
+    shifted_scores: EdgeScores,
+    *,
+    distance: str = "spearman",
+    view: ShiftView = USUAL_VIEW,
 ) -> ResampledValue:
     """The circuit shift and its resamples over the images of the new data.
 
     Args:
-        reference_scores: Scores on known data, taken as given.
-        shifted_scores: Scores of the same model on other data, made with `resamples`.
+        reference_scores: Scores on known data, taken as given: their own error is the same for all batches.
+        shifted_scores: Scores of the same model on other data, made with `resamples` or `per_example`.
         distance: As in `circuit_shift`.
+        view: What it compares.
 
     Raises:
-        InputError: Without resamples, or for scores made in different ways.
+        InputError: Without resamples and scores of examples, or for scores made in different ways.
         GraphMismatchError: For circuits of different graphs or models.
         UnknownNameError: For another distance.
 
     Notes:
-        The settled draws lie around the reference if the new scores are at most as far from it as noise alone
-        would be in one case of ten, else around what is left of the distance without the noise.
-        `.interval(bounds=DISTANCES[distance].bounds)`; coverage: docs/theory/intervals-verdicts.md.
+        Noise is distance, and a resample of m has it twice: near the reference its distances would vary twice
+        as much as those of batches. So resamples depart from c, what is left of m without its noise: on the
+        line from the reference to m, as far from the reference as m is less the mean length of a departure
+        (squares subtracted; the reference itself if noise is longer). The interval is for the mean shift of
+        batches of this many images. For `"jaccard"` and `"netlsd"`, which jump as edges enter the selection,
+        it is rough. Coverage: docs/theory/intervals-verdicts.md.
     """
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)
     check_comparable(reference_scores, shifted_scores)
-    drawn, known = _draws(shifted_scores), WeightedCircuit(scores=reference_scores).weights
-    graph = reference_scores.graph
+    scores, shift = _mean_scores(shifted_scores), _shifts(reference_scores, distance, view)
+    known = reference_scores.values.detach().cpu().double()[reference_scores.graph.valid].abs().numpy()
+    settled = _towards(scores, known, scaled=distance != "l2")
+    return ResampledValue(
+        value=float(shift(scores.mean[None])[0]),
+        draws=shift(settled + (scores.drawn - scores.mean)),
+        n=scores.n,
+        bounds=DISTANCES[distance].bounds,
+    )
 
-    form = SIGNATURES[distance]
-    signed = reference_scores.values.detach().cpu().double()[graph.valid].numpy()
-    usual = form.vectors(graph, signed[None])[0]
 
-    def shift(table: Float64[np.ndarray, "k n_edges"]) -> Float64[np.ndarray, " k"]:
-        found, usable = np.full(len(table), np.nan), np.isfinite(table).all(1)
-        found[usable] = form.distance(form.vectors(graph, table[usable]), usual)
+def _shifts(
+    reference_scores: EdgeScores, distance: str, view: ShiftView
+) -> Callable[[Rows], Float64[np.ndarray, " n_resamples"]]:
+    """Distances of rows of scores from the reference; one by one for other views than the usual one."""
+    graph, form = reference_scores.graph, SIGNATURES[distance]
+    compare, usual = DISTANCES[distance].compare, view.of(reference_scores)
+    known = form.vectors(graph, reference_scores.values.detach().cpu().double()[graph.valid].numpy()[None])[0]
+
+    def one(row: Numbers) -> float:
+        values = torch.zeros(graph.valid.shape, dtype=torch.float64)
+        values[graph.valid] = torch.from_numpy(row)
+        return compare(usual, view.of(EdgeScores(graph, values)))
+
+    def shifts(rows: Rows) -> Float64[np.ndarray, " n_resamples"]:
+        found, usable = np.full(len(rows), np.nan), np.isfinite(rows).all(1)
+        if view == USUAL_VIEW:
+            found[usable] = form.distance(form.vectors(graph, rows[usable]), known)
+        else:
+            with warnings.catch_warnings():  # a resample without a distance has none, and says no more
+                warnings.simplefilter("ignore", DegenerateDataWarning)
+                found[usable] = [one(row) for row in rows[usable]]
         return found
 
-    return _resampled(drawn, shift, _towards(drawn, known, scaled=distance != "l2"))
+    return shifts
 
 
-def _towards(drawn: Draws, known: Numbers, *, scaled: bool) -> Numbers:
-    """The mean without its noise, as a point between it and the reference."""
-    sizes = np.abs(drawn.mean)
+def _towards(scores: MeanScores, known: Numbers, *, scaled: bool) -> Numbers:
+    """The mean without its noise, on the line from the reference to it."""
+    sizes = np.abs(scores.mean)
     scale = float(sizes @ known / max(known @ known, np.finfo(np.float64).tiny)) if scaled else 1.0
     away = sizes - scale * known
-    noise = (drawn.departures**2).sum(1)
-    noise = noise[np.isfinite(noise)] * drawn.n / max(drawn.n - 1, 1)
-    length = float(away @ away)
-    share = 0.0
-    if len(noise) and length > float(np.quantile(noise, SURE)):
-        share = math.sqrt(max(1 - float(noise.mean()) / length, 0))
-    return np.asarray(np.where(drawn.mean < 0, -1, 1) * (scale * known + share * away))
-
-
-def _resampled(
-    drawn: Draws,
-    of_rows: Callable[[Float64[np.ndarray, "k n_edges"]], Float64[np.ndarray, " k"]],
-    centre: Numbers,
-) -> ResampledValue:
-    draws, settled = (of_rows(each) for each in drawn.sets(centre))
-    value = float(of_rows(drawn.mean[None])[0])
-    return ResampledValue(value=value, draws=draws, settled=settled, n=drawn.n)
+    usable = np.isfinite(scores.drawn).all(1)
+    length, noise = float(away @ away), float(scores.drawn[usable].var(0).sum()) if usable.any() else 0.0
+    share = math.sqrt(max(1 - noise / length, 0.0)) if length > 0 else 0.0
+    return np.asarray(np.where(scores.mean < 0, -1, 1) * (scale * known + share * away))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -184,40 +190,48 @@ class ResampledMatrix:
 
     Attributes:
         value: `[L + 1, L + 1]`.
-        draws, settled: `[B, L + 1, L + 1]`.
+        draws: `[B, L + 1, L + 1]`.
         n: Images.
+        bounds: Of every entry.
     """
 
     value: Float64[np.ndarray, "layers layers"]
     draws: Float64[np.ndarray, "n_resamples layers layers"]
-    settled: Float64[np.ndarray, "n_resamples layers layers"]
     n: int
+    bounds: tuple[float, float]
 
     def entry(self, source: int, target: int) -> ResampledValue:
         """One entry: how strongly one layer writes to another."""
-        draws, settled = (each[:, source, target] for each in (self.draws, self.settled))
-        return ResampledValue(value=float(self.value[source, target]), draws=draws, settled=settled, n=self.n)
+        value, draws = float(self.value[source, target]), self.draws[:, source, target]
+        return ResampledValue(value=value, draws=draws, n=self.n, bounds=self.bounds)
 
 
 def resampled_dependency(scores: EdgeScores) -> ResampledMatrix:
     """The dependency matrix and its resamples.
 
     Args:
-        scores: Made with `resamples`.
+        scores: Made with `resamples` or `per_example`.
 
     Raises:
-        InputError: Without resamples.
+        InputError: Without either.
     """
-    drawn = _draws(scores)
-    draws, settled = (matrices(scores.graph, each) for each in drawn.sets(drawn.settled()))
-    value = matrices(scores.graph, drawn.mean[None])[0]
-    return ResampledMatrix(value=value, draws=draws, settled=settled, n=drawn.n)
+    mean, drawn, n = _mean_scores(scores)
+    value, draws = (matrices(scores.graph, each) for each in (mean[None], drawn))
+    return ResampledMatrix(value=value[0], draws=draws, n=n, bounds=(0.0, math.inf))
 
 
 def matrices(graph: Graph, means: Float64[np.ndarray, "k n_edges"]) -> Float64[np.ndarray, "k layers layers"]:
-    """Dependency matrix of each row of mean scores (edges row-major over `graph.valid`)."""
+    """Dependency matrix of each row of mean scores.
+
+    Args:
+        graph: Of the model.
+        means: Signed scores of all edges, row-major over `graph.valid`, or of those into the logits alone,
+            `[k, n_sources]`: other columns are then 0.
+    """
     source, target, n_layers = node_layers(graph)
     rows, columns = graph.valid.nonzero(as_tuple=True)
+    if means.shape[1] == graph.n_sources:
+        rows, columns = rows[columns == graph.n_targets - 1], columns[columns == graph.n_targets - 1]
     cells = source[rows] * n_layers + target[columns]
     order = torch.argsort(cells, stable=True)  # edges of one cell side by side: a sum is a difference of ends
     present, sizes = torch.unique_consecutive(cells[order], return_counts=True)
@@ -249,13 +263,13 @@ def resampled_motif(
         raise InputError(
             f"the models have different (resamples, images): {sorted(counts)}; score all on the same images"
         )
-
-    def of(name: str) -> Float64[np.ndarray, "n_resamples layers layers"]:
-        per_model = np.stack([getattr(each, name) for each in models], axis=1)
-        return np.stack([_motif(each, performance, kind) for each in per_model])
-
-    value = _motif(np.stack([each.value for each in models]), performance, kind)
-    return ResampledMatrix(value=value, draws=of("draws"), settled=of("settled"), n=models[0].n)
+    draws = np.stack([each.draws for each in models], axis=1)
+    return ResampledMatrix(
+        value=_motif(np.stack([each.value for each in models]), performance, kind),
+        draws=np.stack([_motif(each, performance, kind) for each in draws]),
+        n=models[0].n,
+        bounds=(-1.0, 1.0) if kind == "loadings" else UNBOUNDED,
+    )
 
 
 def _motif(

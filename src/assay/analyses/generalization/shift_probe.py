@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from assay.analyses.generalization.batches import BatchTask, circuit_like, origin
-from assay.analyses.generalization.intervals import shift_interval
 from assay.analyses.generalization.noise_floor import Excess, NoiseFloor, rows_of
+from assay.analyses.generalization.resampled import resampled_shift
 from assay.analyses.generalization.shift import DISTANCES, ShiftView, circuit_shift
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, NonFiniteError
@@ -100,10 +100,9 @@ class ShiftProbe:
         return MeasuredShift(scores=scores, shift=shift, excess=excess)
 
     def interval(self, scores: EdgeScores) -> Interval:
-        """Of the shift of a circuit with scores per example, see `shift_interval`."""
-        return shift_interval(
-            self.reference, scores, distance=self.distance, view=self.view, level=self.level
-        )
+        """Of the shift of a circuit with scores per example."""
+        found = resampled_shift(self.reference, scores, distance=self.distance, view=self.view)
+        return found.interval(level=self.level)
 
     def shifts(self, scores: EdgeScores, names: Iterable[str]) -> dict[str, float]:
         """The shift of a circuit under those of the names that are distances."""
