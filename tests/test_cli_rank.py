@@ -95,6 +95,7 @@ def test_a_root_of_domains_is_several_targets_compared(zoo: Path, pictures: Path
     found = document(*given)
     assert found["kind"] == "ranking-comparison"
     assert [each["target"]["domain"] for each in found["rankings"]] == ["flat", "neon"]
+    assert list(found["datasets"]) == [pictures.name]
     assert "ddb-deep" not in [each["key"] for each in found["metrics"]]
     text = run(*given).stdout
     assert "Metrics over 2 targets" in text
@@ -108,6 +109,8 @@ def test_several_zoos_share_one_table_by_data_set(zoo: Path, pictures: Path, tmp
     )  # fmt: skip
     assert set(found["datasets"]) == {"shapes", pictures.name}
     assert len(found["rankings"]) == 6
+    names = [each["name"] for each in found["rankings"][0]["models"]]
+    assert names == [f"{zoo.name}/model-{seed}" for seed in range(3)]
     output, _ = found["metrics"]
     assert set(output["per_dataset"]) == set(found["datasets"])
     assert [each["ratio"] for each in found["ratios"]["output"]] == [0.1, 0.2, 0.3, 0.4, 0.5]
@@ -127,6 +130,11 @@ def test_a_pick_stops_when_it_is_stable(zoo: Path, pictures: Path, tmp_path: Pat
     assert "by DDB output" in text or "DDB output picks" in text
     for wrong, message in (
         (["--budget", "5"], "--budget has no effect without --until stable"),
+        (["--error", "0.1"], "--error has no effect without --until stable"),
+        (["--until", "stable", "--measure", "macro-f1"], "--measure has no effect with --until stable"),
+        (["--until", "stable", "--fast"], "--fast has no effect with --until stable"),
+        (["--until", "stable", "--sharpness-batch", "8"], "--sharpness-batch has no effect with --until"),
+        (["--until", "stable", "--metrics", "atc", "--dry-run"], "needs labelled images of the models' own"),
         (["--until", "stable", "--budget", "5"], "the first look at 18 images takes"),
         (["--until", "stable", "--metrics", "ddb-output,rankme"], "picks by one metric"),
     ):
@@ -179,6 +187,24 @@ def test_the_plan_counts_passes_and_runs_nothing(zoo: Path, tmp_path: Path) -> N
     assert seconds["ddb-output"] == seconds["ddb-deep"] <= plan["seconds"] * (1 + 1e-9)
     assert plan["seconds"] < sum(seconds.values())
     assert not (tmp_path / "store").exists()
+
+
+def test_the_plan_of_a_pick_has_its_looks(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    given = ("--zoo", zoo, "--shapes", "sketch", "--n", "150", "--until", "stable", "--store", tmp_path / "s")
+    plan = json.loads(run(*given, "--dry-run", "--json").stdout)
+    each = 3 * (1 + 2 + 5)  # of three models: logits, reference, clean, and five nodes
+    stages = [(stage["stage"], stage["passes"]) for stage in plan["stages"]]
+    assert stages == [(f"look at {n} images", n * each) for n in (64, 128, 150)]
+    assert list(plan["seconds_by_metric"]) == ["ddb-output"]
+    assert plan["seconds"] > 0
+    short = json.loads(run(*given, "--budget", 200 * each, "--dry-run", "--json").stdout)
+    assert short["stages"] == plan["stages"][:2]
+    text = run(*given, "--metrics", "atc", "--id-images", pictures / "flat", "--dry-run").stdout
+    assert "looks by ATC, at most" in text
+    own = 3 * 18  # once: what a model shows on its own domain is kept
+    assert f"{3 * 64 + own}" in text
+    assert f"{3 * (64 + 128 + 150) + own:,}" in text
+    assert not (tmp_path / "s").exists()
 
 
 def test_sharpness_runs_only_by_name(zoo: Path, pictures: Path, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def public_values(things: dict[str, Any], tmp_path: Path) -> dict[str, object]:
         "EdgeScores": things["scores"],
         "Graph": model.graph,
         "HeadScores": assay.discover_heads(model, task, "drop-effect"),
-        "ImageStream": assay.stream_images("shapes:sketch", classifier(), n=4),
+        "ImageStream": assay.stream_images("shapes:sketch", classifier(), assay.tasks.ReadOptions(n=4)),
         "ImageTask": images.task(EvalTransform(resize=None)),
         "Interval": things["measurement"].interval(),
         "Measurement": things["measurement"],

@@ -13,10 +13,12 @@ from planted_zoo import SETTINGS, planted
 from assay.analyses.generalization import motif, output_depth_bias, rank_words
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.rank_plots import layer_matrix
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError, UnknownNameError
 from assay.graph import build_graph
+from assay.page.matrix import plot_matrix
 
 
 QUALITIES = (0.1, 0.5, 0.9, 0.3, 0.7)
@@ -202,6 +204,8 @@ def test_models_of_different_depth_are_ranked_at_shares_of_their_depth() -> None
     np.testing.assert_allclose(found.motif().values, ranked().motif().values, atol=1e-9)
     document = found.to_dict()
     assert document["layers"][1] == "0\N{EN DASH}25 %"
+    axes = plot_matrix(layer_matrix(found.motif().values.numpy(), document["layers"]))
+    assert axes.get_xticklabels()[0].get_text() == "0\N{EN DASH}25 %"
     assert [each["blocks"] for each in document["models"]] == [4, 8, 4, 4, 4]
     assert any("4 to 8 blocks" in note for note in rank_words.caveats(document))
 

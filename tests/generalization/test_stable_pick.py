@@ -1,7 +1,10 @@
 """A pick that takes as many images as it needs, on small untrained classifiers and drawn images."""
 
 import json
+from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,9 +79,79 @@ def test_the_document_is_json_and_its_page_has_a_picture(pick: StablePick, tmp_p
     assert all(name in text for name in MODELS)
 
 
+def test_passes_on_the_own_domain_count(tmp_path: Path) -> None:
+    own = draw_shapes("flat", 10, size=32, start=500)
+    asked = {"metric": "atc", "id_data": own, "error": 1e-9}
+    first = 3 * (12 + 10)  # a forward pass over each image of both domains
+    with pytest.raises(InputError, match="the first look at 12 images takes 66 "):
+        picked(**asked, budget=first - 1)
+    again = [look.passes for look in picked(**asked).looks]
+    assert again == [first, 3 * (24 + 10), 3 * (48 + 10)]
+    kept = picked(**asked, cache=tmp_path, budget=first + 3 * 24)
+    assert [look.passes for look in kept.looks] == [first, 3 * 24]
+    assert kept.stopped == "budget"
+
+
+CHANGED: dict[str, Any] = {
+    "models": {name: MODELS[name] for name in ("m0", "m1")},
+    "target": IMAGES.subset(range(1, 48)),
+    "metric": "average-confidence",
+    "id_data": draw_shapes("flat", 11, size=32, start=500),
+    "labels": False,
+    "ratio": 0.5,
+    "include_input": True,
+    "sets": "reference",
+    "error": 0.04,
+    "first": 24,
+    "budget": 10_000,
+}
+SETTINGS: dict[str, Any] = {
+    "objective": "js",
+    "ablation": "mean",
+    "steps": 1,
+    "quadrature": "left",
+    "sharpness_batch": 8,
+    "draws": 50,
+    "seed": 1,
+}
+ALIKE = {"cache", "progress", "batch_size"}  # which change no number
+
+
+def changes() -> list[tuple[str, dict[str, Any]]]:
+    """Every argument of a pick, and every setting, with another value than that of `identity`."""
+    arguments = [name for name in signature(pick_until_stable).parameters if name not in {*ALIKE, "settings"}]
+    settings = [each.name for each in fields(InspectionSettings) if each.name not in ALIKE]
+    one = [(name, {name: CHANGED[name]}) for name in arguments]
+    return one + [(name, {"settings": replace(FEW, **{name: SETTINGS[name]})}) for name in settings]
+
+
+def identity(**more: Any) -> str:
+    usual: dict[str, Any] = {
+        "models": MODELS,
+        "target": IMAGES,
+        "metric": "doc",
+        "id_data": draw_shapes("flat", 10, size=32, start=500),
+        "settings": FEW,
+        "first": 48,
+    }
+    asked = usual | more
+    return pick_until_stable(asked.pop("models"), asked.pop("target"), **asked).id
+
+
+@pytest.fixture(scope="module")
+def usual() -> str:
+    return identity()
+
+
+@pytest.mark.parametrize(("name", "change"), changes())
+def test_whatever_can_change_a_number_changes_the_id(usual: str, name: str, change: dict[str, Any]) -> None:
+    assert identity(**change) != usual, name
+
+
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
+        ("atc", "needs labelled images of the models' own domain"),
         ("energy", "does not say which models are better"),
         ("agreement-line", "all models at once"),
         ("id-accuracy", "does not read the target"),

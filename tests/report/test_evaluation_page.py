@@ -61,7 +61,7 @@ def evaluation(groups: int = 6) -> DomainEvaluation:
 
 
 def document() -> dict[str, Any]:
-    return {**evaluation().to_dict(), "distance": "spearman"}
+    return evaluation().to_dict()
 
 
 def test_the_page_says_what_goes_with_performance_and_what_to_know_first() -> None:
@@ -82,7 +82,7 @@ def test_the_page_says_what_goes_with_performance_and_what_to_know_first() -> No
 
 
 def test_few_domains_are_said_to_be_few() -> None:
-    few = {**evaluation(groups=3).to_dict(), "distance": "spearman"}
+    few = evaluation(groups=3).to_dict()
     caveats = " ".join(map(str, evaluation_page(few).caveats))
     assert "The test domains are parts of 3 domains" in caveats
     assert "3 domains are too few for an interval" in caveats
@@ -90,11 +90,11 @@ def test_few_domains_are_said_to_be_few() -> None:
 
 def test_what_is_undefined_is_left_out() -> None:
     two = replace(evaluation(), test=evaluation().test[:2], known=(), own=None)
-    page = evaluation_page({**two.to_dict(), "distance": "spearman"})
+    page = evaluation_page(two.to_dict())
     assert "undefined for fewer than three domains" in str(page.verdict)
     titles = [section.title for section in page.sections]
     assert titles == ["Shift and performance", "Where in the network"]
-    assert ">nan<" not in render({**two.to_dict(), "distance": "spearman"}).lower()
+    assert ">nan<" not in render(two.to_dict()).lower()
 
 
 @pytest.mark.parametrize("bad", [math.nan])

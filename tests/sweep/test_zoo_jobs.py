@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from assay.core.errors import InputError
+from assay.core.errors import AssayWarning, FileFormatError, InputError
 from assay.pipeline import parse_plan
 from assay.pipeline.estimate import sweep_cost
 from assay.pipeline.expand import expand
 from assay.pipeline.jobs import Job, run_job
 from assay.store import Store
-from assay.tasks import draw_shapes
+from assay.tasks import SHAPE_CLASSES, draw_shapes
 from assay.zoo import Grid, Zoo, train_zoo
 
 
@@ -96,3 +97,21 @@ def test_several_seeds_of_a_plan_are_refused() -> None:
     zoo = {"grid": "tiny", "images": "shapes:flat", "out": "zoo"}
     with pytest.raises(InputError, match=r"\[zoo\] is trained once, but the plan has seeds \[0, 1\]"):
         parse_plan({"name": "zoo", "seeds": [0, 1], "zoo": zoo})
+
+
+def test_a_file_that_cannot_be_decoded_is_left_out_only_if_asked(tmp_path: Path) -> None:
+    drawn = draw_shapes("flat", 36)
+    assert drawn.labels is not None
+    for row, (pixels, label) in enumerate(zip(drawn.pixels, drawn.labels, strict=True)):
+        folder = tmp_path / "photos" / SHAPE_CLASSES[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{row}.png")
+    bad = tmp_path / "photos" / SHAPE_CLASSES[0] / "bad.png"
+    bad.write_bytes((folder / f"{row}.png").read_bytes()[:60])
+    photos = {"images": str(tmp_path / "photos"), "n": None}
+    with pytest.raises(FileFormatError, match=r"bad\.png"):
+        run_all(jobs_of(tmp_path, **photos), Store(tmp_path / "store"))
+    with pytest.warns(AssayWarning, match=r"1 files of photos were skipped, e\.g\. .*bad\.png"):
+        jobs = jobs_of(tmp_path, **photos, out=str(tmp_path / "patient"), skip_bad=True)
+    run_all(jobs, Store(tmp_path / "store"))
+    assert len(Zoo.open(tmp_path / "patient").keys) == 2

@@ -190,7 +190,7 @@ def model() -> Any:
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_engine_finds_the_same_in_a_stream(model: Any, folder: Path, workers: int) -> None:
     task = load_images(folder, model, n=24, seed=1)
-    stream = stream_images(folder, model, n=24, seed=1, workers=workers)
+    stream = stream_images(folder, model, ReadOptions(n=24, seed=1, workers=workers))
     for method in ("eap", "eap-ig-inputs"):
         chosen = {"objective": "pseudo_margin", "batch_size": 7}
         found = discover(model, stream, method, **chosen)

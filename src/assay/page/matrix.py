@@ -81,7 +81,8 @@ def _short(value: float) -> str:
 
 
 def _last_word(name: str) -> str:
-    return name.rsplit(" ", 1)[-1]
+    """The number of a block without the word; a share of the depth, as `25-50 %`, whole."""
+    return name if name.endswith("%") else name.rsplit(" ", 1)[-1]
 
 
 def matrix_table(matrix: Matrix, *, percent: bool = False) -> Table:

@@ -256,24 +256,24 @@ def evaluate_domains(
             f"every test domain was left out: {left_out[0].domain}: {left_out[0].reason}; lower --least, or "
             "give more images"
         )
-    return _joined(probe, plan, own, known, test, left_out)
+    return _joined(keep, own, known, test, left_out)
 
 
 def _joined(
-    probe: DomainProbe,
-    plan: EvaluationPlan,
+    keep: "_KeptDomains",
     own: EvaluatedDomain | None,
     known: Sequence[EvaluatedDomain],
     test: Sequence[EvaluatedDomain],
     left_out: Sequence[LeftOutDomain],
 ) -> DomainEvaluation:
+    probe, plan = keep.probe, keep.plan
     described, record = probe.model.describe(), plain(dict(probe.reference.provenance))
-    sources = {name: getattr(plan, name) for name in ("images", "by", "parts", "rated", "least")}
     return DomainEvaluation(
         model=described,
         graph=probe.model.graph.describe(),
         reference=record,
         settings=plan.settings,
+        distance=plan.start.distance,
         own=own,
         known=tuple(known),
         test=tuple(test),
@@ -284,9 +284,11 @@ def _joined(
                 "model": described,
                 "reference": record,
                 "settings": plan.settings.to_dict(),
-                "corruptions": plan.corruptions,
-                **sources,
-                "domains": [[each.domain, each.n, each.n_rated, each.performance] for each in test],
+                "distance": plan.start.distance,
+                "skip_bad": plan.start.skip_bad,
+                **{name: getattr(plan, name) for name in ("by", "parts", "rated", "least", "corruptions")},
+                "domains": keep.identities,
+                "left_out": [[each.domain, each.n] for each in left_out],
             }
         ),
     )
@@ -336,6 +338,7 @@ class _KeptDomains:
     folder: Path
     known_hash: str
     plan: EvaluationPlan
+    identities: list[str] = field(default_factory=list)  # of what was measured so far
 
     def measure(self, images: ImageSet, *, group: str = "") -> EvaluatedDomain:
         record: dict[str, Any] = {
@@ -347,7 +350,8 @@ class _KeptDomains:
             "known": self.known_hash,
             "settings": self.plan.settings.to_dict(),
         }
-        path = self.folder / f"{record_id('evaluated-domain', record)}.json"
+        self.identities.append(record_id("evaluated-domain", record))
+        path = self.folder / f"{self.identities[-1]}.json"
         if path.exists():
             try:
                 return EvaluatedDomain.from_dict(parse_json(path.read_text(encoding="utf-8")))

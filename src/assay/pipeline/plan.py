@@ -280,6 +280,7 @@ class ZooChoice(_Section):
         n: Images; None: all of a folder, 1200 drawn ones.
         holdout: Share of each class that validates.
         precision: Number type of training passes.
+        skip_bad: Leave out image files that cannot be decoded, with a warning.
     """
 
     grid: Text
@@ -289,6 +290,7 @@ class ZooChoice(_Section):
     n: Annotated[int, Field(ge=2)] | None = None
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.2
     precision: Annotated[Text, AfterValidator(_known("precision", PRECISIONS))] = "float32"
+    skip_bad: bool = False
 
 
 class SingleJob(_Section):

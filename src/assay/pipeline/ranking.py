@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from assay.analyses.generalization.cost import OWN_DOMAIN, passes_per_image
 from assay.analyses.generalization.inspecting import inspect_model
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.model_pool import ModelPool
@@ -14,12 +15,13 @@ from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.predictors import DEFAULT_METRICS
 from assay.analyses.generalization.ranking import inspect_for_ranking, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.analyses.generalization.stable_pick import StablePick, pick_until_stable
+from assay.analyses.generalization.stable_pick import LookCost, StablePick, pick_until_stable
 from assay.core.errors import InputError
 from assay.models import Model
 from assay.models.placing import number_type
 from assay.pipeline.cost import Forecast, Workload, run_bytes
 from assay.pipeline.targets import Domain, known_target, targets
+from assay.stats.elimination import look_sizes
 from assay.store import About, Store
 from assay.tasks import ImageInputs, is_shapes
 from assay.tasks.image_source import SHAPES
@@ -28,7 +30,6 @@ from assay.zoo import Zoo
 
 TIMED = 32  # images of a timed pass
 SHARPNESS_COST = 81  # in forward passes: 41, and 20 backward ones of twice the work
-OWN_DOMAIN = "own domain"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +44,7 @@ class Lineup:
         settings: How circuits are scored.
         device: Where models run.
         dtype: Number type of their weights, e.g. `float64`; None: as of `load_model`.
+        prefix: What the names of models begin with, where models of several zoos stand on one page.
     """
 
     zoo: Zoo
@@ -52,6 +54,7 @@ class Lineup:
     settings: InspectionSettings
     device: str | None = None
     dtype: str | None = None
+    prefix: str = ""
 
     @property
     def target(self) -> Domain:
@@ -66,20 +69,21 @@ class Lineup:
     @cached_property
     def pool(self) -> ModelPool:
         """The models where they run, loaded once for all targets as far as there is room."""
-        return ModelPool({key: functools.partial(self._load, key) for key in self.zoo.keys})
+        return ModelPool({self.prefix + key: functools.partial(self._load, key) for key in self.zoo.keys})
 
     def _load(self, key: str) -> Model:
         return self.zoo.load(key, device=self.device, dtype=number_type(self.dtype))
 
     def load(self, key: str) -> Model:
         """A model where it runs."""
-        return self.pool.model(key)
+        return self.pool.model(self.prefix + key)
 
     @property
     def families(self) -> dict[str, str] | None:
         """Model to its initialisation; None where the zoo keeps no recipes."""
         inits = {key: self.zoo.entry(key).recipe.get("init") for key in self.zoo.keys}
-        return {key: str(init) for key, init in inits.items()} if all(inits.values()) else None
+        named = {self.prefix + key: str(init) for key, init in inits.items()}
+        return named if all(inits.values()) else None
 
     def inspect(self, key: str, *, cache: Path) -> None:
         """Run one model and keep in `cache` what it shows."""
@@ -125,16 +129,13 @@ class RankingCost:
     forecast: Forecast
 
 
-def ranking_cost(lineup: Lineup, per_image: Mapping[str, int]) -> RankingCost:
+def ranking_cost(lineup: Lineup) -> RankingCost:
     """Passes of a ranking and about how long they take, from the first model timed on a few images.
 
     All models count as fast as the first.
-
-    Args:
-        lineup: Models, images and metrics.
-        per_image: Passes per image and model of each stage; one of the own domain ends in these words.
     """
     zoo, metrics, known = lineup.zoo, lineup.metrics, lineup.known
+    per_image = passes_per_image(metrics, lineup.settings.steps, known=known is not None)
     model = lineup.load(zoo.keys[0])
     task = lineup.target.read(model)
     few = task.subset(range(min(TIMED, task.n)))
@@ -181,6 +182,28 @@ def ranking_cost(lineup: Lineup, per_image: Mapping[str, int]) -> RankingCost:
             bytes=run_bytes(model, few, batch_size=lineup.settings.batch_size or TIMED),
         ),
     )
+
+
+def pick_cost(lineup: Lineup, metric: str, *, budget: int | None = None) -> RankingCost:
+    """As `ranking_cost`, of a pick by one metric that drops no model: a stage for each look.
+
+    Args:
+        lineup: Models and images of one target.
+        metric: Key of the metric.
+        budget: Passes that may be spent; looks beyond are left out.
+
+    Raises:
+        InputError: If the budget does not cover the first look.
+    """
+    cost = ranking_cost(replace(lineup, metrics=(metric,)))
+    model, n_models = lineup.load(lineup.zoo.keys[0]), len(lineup.zoo.keys)
+    n_own = 0 if lineup.known is None else lineup.known.read(model).n
+    each = LookCost.of_metric(metric, lineup.settings.steps, n_own=n_own, cached=True)
+    looks = each.planned(look_sizes(cost.forecast.n), n_models, budget)
+    stages = tuple(
+        Workload(stage=f"look at {n} images", runs=n_models, passes=passes) for n, passes in looks.items()
+    )
+    return replace(cost, forecast=replace(cost.forecast, stages=stages))
 
 
 def lineup(

@@ -2,12 +2,13 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from assay.core.errors import InputError, NonFiniteError
+from assay.core.errors import AssayWarning, InputError, NonFiniteError
 from assay.core.record import library_version
 from assay.store import About, Store
 from assay.tasks import EvalTransform, ReadOptions, find_domains, is_shapes
@@ -105,6 +106,7 @@ def zoo_plan(
     holdout: float = 0.2,
     seed: int = 0,
     precision: str = "float32",
+    skip_bad: bool = False,
     device: str | None = None,
 ) -> ZooPlan:
     """Read a grid and its images.
@@ -118,6 +120,7 @@ def zoo_plan(
         holdout: Share of each class that validates.
         seed: Of the sample and of the split.
         precision: Number type of training passes.
+        skip_bad: Leave out files that cannot be decoded, with a warning that names the first.
         device: Where models train.
 
     Raises:
@@ -125,9 +128,17 @@ def zoo_plan(
         FileFormatError: If the grid or the images cannot be read.
     """
     read = Grid.read(grid)
+    options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
+    found = training_images(images, read, size=size, options=options)
+    if found.skipped:
+        warnings.warn(
+            f"{len(found.skipped)} files of {found.domain} were skipped, e.g. {found.skipped[0]}",
+            AssayWarning,
+            stacklevel=2,
+        )
     return ZooPlan(
         grid=read,
-        images=training_images(images, read, size=size, options=ReadOptions(n=n, seed=seed)),
+        images=found,
         folder=Path(out),
         holdout=holdout,
         seed=seed,

@@ -38,7 +38,6 @@ from assay.tasks.image_source import (
     is_shapes,
     one_domain,
     read_source,
-    stream_source,
 )
 from assay.tasks.image_stream import DecodedBatch, ImageStream
 from assay.tasks.image_tables import WILDS_LAYOUTS, TableLayout, list_table, read_table
@@ -148,6 +147,5 @@ __all__ = [
     "read_source",
     "read_table",
     "stream_images",
-    "stream_source",
     "task_data",
 ]

@@ -18,9 +18,32 @@ NO_LABELS = (
 )
 
 
+class OfClasses:
+    """What objectives ask of images: the label is the answer, foils are what it is compared with."""
+
+    labels: Int[Tensor, " n"] | None
+    foils: Int[Tensor, "n n_foils"] | None
+
+    @property
+    def answers(self) -> Int[Tensor, "n 1"]:
+        """The right class of each image.
+
+        Raises:
+            InputError: If the labels are unknown.
+        """
+        if self.labels is None:
+            raise InputError(NO_LABELS)
+        return self.labels[:, None]
+
+    @property
+    def wrong(self) -> Int[Tensor, "n n_foils"] | None:
+        """The classes the right one is compared with."""
+        return self.foils
+
+
 # Inherits the protocol, since a runtime check by attributes would ask images without labels for `answers`.
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImageBatch(ObjectiveBatch):
+class ImageBatch(OfClasses, ObjectiveBatch):
     """Some rows of an image task, as a model pass takes them.
 
     Attributes:
@@ -62,22 +85,6 @@ class ImageBatch(ObjectiveBatch):
                 "use ablation='mean-positional', which needs none"
             )
         return self.counterparts
-
-    @property
-    def answers(self) -> Int[Tensor, "batch 1"]:
-        """The right class of each image.
-
-        Raises:
-            InputError: If the labels are unknown.
-        """
-        if self.labels is None:
-            raise InputError(NO_LABELS)
-        return self.labels[:, None]
-
-    @property
-    def wrong(self) -> Int[Tensor, "batch n_foils"] | None:
-        """The classes the right one is compared with."""
-        return self.foils
 
     @property
     def corrupted_positions(self) -> Int[Tensor, " batch"]:

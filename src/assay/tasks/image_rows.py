@@ -13,14 +13,14 @@ from torch import Tensor
 
 from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError
-from assay.tasks.image_batch import NO_LABELS, ImageBatch
+from assay.tasks.image_batch import ImageBatch, OfClasses
 
 
 R = TypeVar("R", bound="ImageRows")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageRows(Carded, abc.ABC):
+class ImageRows(OfClasses, Carded, abc.ABC):
     """Abstract: images of one domain as a model reads them; `ImageTask` holds them, `ImageStream` reads them.
 
     Args:
@@ -115,22 +115,6 @@ class ImageRows(Carded, abc.ABC):
         return self.length
 
     @property
-    def answers(self) -> Int[Tensor, "n 1"]:
-        """The right class of each image.
-
-        Raises:
-            InputError: If the labels are unknown.
-        """
-        if self.labels is None:
-            raise InputError(NO_LABELS)
-        return self.labels[:, None]
-
-    @property
-    def wrong(self) -> Int[Tensor, "n n_foils"] | None:
-        """The classes the right one is compared with."""
-        return self.foils
-
-    @property
     def lengths(self) -> Int[Tensor, " n"]:
         """`length` of each image; all images have the same."""
         return torch.full((self.n,), self.length)
@@ -139,6 +123,26 @@ class ImageRows(Carded, abc.ABC):
     def positions(self) -> Int[Tensor, " n"]:
         """The position read in each image: the first."""
         return torch.zeros(self.n, dtype=torch.long)
+
+    def _batch(
+        self,
+        rows: Int[Tensor, " batch"],
+        images: Float[Tensor, "batch 3 h w"],
+        counterparts: Float[Tensor, "batch 3 h w"] | None = None,
+        *,
+        pinned: bool = False,
+    ) -> ImageBatch:
+        """The images of some rows with what is known of them."""
+        return ImageBatch(
+            images=images,
+            counterparts=counterparts,
+            labels=None if self.labels is None else self.labels[rows],
+            foils=None if self.foils is None else self.foils[rows],
+            indices=rows,
+            ids=self.ids[rows],
+            lengths=torch.full((len(rows),), self._n_tokens),
+            pinned=pinned,
+        )
 
     def bound(self: R, n_tokens: int) -> R:
         """The same images, cut into `n_tokens` positions by some model; see `Model.bind`."""

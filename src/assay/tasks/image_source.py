@@ -170,21 +170,6 @@ def read_source(
     return {each.name: each.read(options, classes) for each in domains}
 
 
-def stream_source(
-    source: str | Path,
-    *,
-    transform: EvalTransform,
-    classes: Sequence[str] | None = None,
-    options: ReadOptions = DEFAULTS,
-    start: int = 0,
-    drawn: int = 300,
-) -> dict[str, ImageStream]:
-    """As `read_source`, but each domain is a task that decodes its images whenever it is run."""
-    options = replace(options, transform=transform)
-    domains = find_domains(source, start=start, drawn=drawn)
-    return {each.name: each.stream(options, classes) for each in domains}
-
-
 def _drawn(name: str, start: int, drawn: int) -> Find:
     def read(options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
         n = drawn if options.n is None else options.n

@@ -127,7 +127,7 @@ class ImageStream(ImageRows):
             WorkerError: If a worker ended without being asked to.
         """
         for indices, images in self._read(batch_size, normalise=True):
-            yield self._batch(indices, images)
+            yield self._placed(indices, images)
 
     def decoded(self, batch_size: int) -> Iterator[DecodedBatch]:
         """As `batches`, before the numbers of any transform; errors as there."""
@@ -136,7 +136,7 @@ class ImageStream(ImageRows):
 
     def normalised(self, some: DecodedBatch) -> ImageBatch:
         """The batch of this task from images that a stream of the same rows and geometry decoded."""
-        return self._batch(some.indices, some.normalised(self.transform))
+        return self._placed(some.indices, some.normalised(self.transform))
 
     def with_transform(self, transform: EvalTransform) -> "ImageStream":
         """The same images for a model of another transform; not yet bound to it."""
@@ -144,18 +144,10 @@ class ImageStream(ImageRows):
         config = {**self.config, "geometry": geometry, "normalise": transform.normalisation}
         return replace(self, transform=transform, config=config)
 
-    def _batch(self, indices: Int[Tensor, " batch"], images: Float[Tensor, "batch 3 h w"]) -> ImageBatch:
-        pinned = torch.cuda.is_available() and torch.cuda.is_initialized()  # a model lies on the GPU
-        return ImageBatch(
-            images=images.pin_memory() if pinned else images,
-            counterparts=None,
-            labels=None if self.labels is None else self.labels[indices],
-            foils=None if self.foils is None else self.foils[indices],
-            indices=indices,
-            ids=self.ids[indices],
-            lengths=torch.full((len(indices),), self._n_tokens),
-            pinned=pinned,
-        )
+    def _placed(self, indices: Int[Tensor, " batch"], images: Float[Tensor, "batch 3 h w"]) -> ImageBatch:
+        """The batch, in pinned memory if a model lies on a GPU."""
+        pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
+        return self._batch(indices, images.pin_memory() if pinned else images, pinned=pinned)
 
     def _read(self, batch_size: int, *, normalise: bool) -> Iterator[tuple[Int[Tensor, " batch"], Tensor]]:
         """Row numbers and pixels of each batch."""

@@ -96,15 +96,8 @@ class ImageTask(ImageRows):
         """The images in order, `batch_size` at a time (the last batch may be smaller)."""
         check_batch_size(batch_size)
         for rows in torch.arange(self.n).split(batch_size):
-            yield ImageBatch(
-                images=self.images[rows],
-                counterparts=None if self.corrupted is None else self.corrupted[rows],
-                labels=None if self.labels is None else self.labels[rows],
-                foils=None if self.foils is None else self.foils[rows],
-                indices=rows,
-                ids=self.ids[rows],
-                lengths=torch.full((len(rows),), self._n_tokens),
-            )
+            counterparts = None if self.corrupted is None else self.corrupted[rows]
+            yield self._batch(rows, self.images[rows], counterparts)
 
     def stand_in(self, n: int) -> "ImageTask":
         """As many images, to predict the memory of a pass: the first ones."""

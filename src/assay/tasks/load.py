@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,8 +13,8 @@ from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
 from assay.tasks.files import read_pairs
 from assay.tasks.grammar import TASKS, Grammar
-from assay.tasks.image_listing import ReadOptions
-from assay.tasks.image_source import FIRST_FREE, one_domain, read_source, stream_source
+from assay.tasks.image_listing import DEFAULTS, ReadOptions
+from assay.tasks.image_source import FIRST_FREE, DomainSource, find_domains, one_domain
 from assay.tasks.image_stream import ImageStream
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
@@ -199,7 +200,7 @@ def load_images(
         >>> load_images("shapes:flat", zoo.load(zoo.keys[0]), n=3).images.shape
         torch.Size([3, 3, 32, 32])
     """
-    read = _reading(model, n=n, seed=seed, skip_bad=skip_bad, workers=workers)
+    read = _for_model(ReadOptions(n=n, seed=seed, skip_bad=skip_bad, workers=workers), model)
     assert read.transform is not None
     if not isinstance(source, str | Path):
         return list_dataset(source, classes=model.classes).read(read).task(read.transform)
@@ -211,29 +212,16 @@ def load_images(
             swap=digits.swap or "both",
             seed=seed,
         )
-    sets = read_source(source, classes=model.classes, **_found_by(read))
-    return one_domain(sets, source).task(read.transform)
+    return _domain(source).read(read, model.classes).task(read.transform)
 
 
-def stream_images(
-    source: Any,
-    model: Any,
-    *,
-    n: int | None = None,
-    seed: int = 0,
-    skip_bad: bool = False,
-    workers: int | None = None,
-) -> ImageStream:
+def stream_images(source: Any, model: Any, options: ReadOptions = DEFAULTS) -> ImageStream:
     """As `load_images`, but the images are decoded whenever the task is run, and none is held.
 
     Args:
         source: As of `load_images`; coloured digits are drawn without counterparts.
         model: As there; its transform is applied whenever an image is decoded.
-        n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
-        seed: Seed of the sample, or of the drawing.
-        skip_bad: Decode each image once before anything starts, leave out those that cannot be, and count
-            them, instead of failing.
-        workers: Processes that decode beside this one; see `ReadOptions`.
+        options: Sample, seed, bad files and workers; its transform does not count.
 
     Raises:
         InputError, FileFormatError: As `load_images`; an image that cannot be decoded is met when it is read.
@@ -241,30 +229,30 @@ def stream_images(
     Example:
         >>> from assay.zoo import Zoo
         >>> zoo = Zoo.embedded()
-        >>> stream_images("shapes:flat", zoo.load(zoo.keys[0]), n=3)
+        >>> stream_images("shapes:flat", zoo.load(zoo.keys[0]), ReadOptions(n=3))
         ImageStream('shapes', domain='flat', n=3, size=32x32)
     """
-    read = _reading(model, n=n, seed=seed, skip_bad=skip_bad, workers=workers)
+    read = _for_model(options, model)
     if not isinstance(source, str | Path):
         return list_dataset(source, classes=model.classes).stream(read)
-    return one_domain(stream_source(source, classes=model.classes, **_found_by(read)), source)
+    return _domain(source).stream(read, model.classes)
 
 
-def _reading(model: Any, *, n: int | None, seed: int, skip_bad: bool, workers: int | None) -> ReadOptions:
-    """How images are read for a model."""
+def _for_model(options: ReadOptions, model: Any) -> ReadOptions:
+    """The same with the transform of a model, which must read images."""
     if getattr(model, "vision", None) is None:
         raise InputError(
             f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
         )
-    if n is not None and n < 1:
-        raise InputError(f"n is {n}; a task needs at least one image")
-    transform = EvalTransform.for_model(model)
-    return ReadOptions(n=n, seed=seed, skip_bad=skip_bad, transform=transform, workers=workers)
+    if options.n is not None and options.n < 1:
+        raise InputError(f"n is {options.n}; a task needs at least one image")
+    return replace(options, transform=EvalTransform.for_model(model))
 
 
-def _found_by(read: ReadOptions) -> dict[str, Any]:
-    """How a named source is read: drawn images are those that no model was trained on."""
-    return {"transform": read.transform, "options": read, "start": FIRST_FREE, "drawn": DEFAULT_N}
+def _domain(source: str | Path) -> DomainSource:
+    """The only domain of a source; drawn images are those that no model was trained on."""
+    domains = find_domains(source, start=FIRST_FREE, drawn=DEFAULT_N)
+    return one_domain({each.name: each for each in domains}, source)
 
 
 def _grammar(name: str, tokenizer: Any, rules: Mapping[str, Any], options: Mapping[str, Any]) -> Grammar:

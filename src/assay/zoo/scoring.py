@@ -61,9 +61,10 @@ def logits_of(
     module: nn.Module, images: Images, transform: EvalTransform, *, device: str | None = None
 ) -> Float[Tensor, "n n_classes"]:
     """Logits of every image, float32 on the CPU, from a native module in evaluation mode."""
+    dtype = next(module.parameters()).dtype
     with torch.inference_mode():
         batches = [
-            module_logits(module, batch.to(device or "cpu")).float().cpu()
+            module_logits(module, batch.to(device or "cpu", dtype)).float().cpu()
             for batch in scored_batches(images, transform, EVALUATION_BATCH)
         ]
     return torch.cat(batches)

@@ -16,6 +16,9 @@ from assay.models import Model
 from assay.tasks import ImageStream, ImageTask
 
 
+OWN_DOMAIN = "own domain"  # how stages on the images of the models' own domain end
+
+
 def passes_per_image(metrics: Sequence[str], steps: int, *, known: bool) -> dict[str, int]:
     """Passes per image and model of each stage that some metric needs.
 
@@ -25,7 +28,7 @@ def passes_per_image(metrics: Sequence[str], steps: int, *, known: bool) -> dict
         metrics: Keys of `PREDICTORS`.
         steps: Quadrature nodes.
         known: Whether there are labelled images of the models' own domain; stages on those end in
-            "own domain".
+            `OWN_DOMAIN`.
     """
     needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
     stages = {"logits and features": 1}
@@ -34,9 +37,9 @@ def passes_per_image(metrics: Sequence[str], steps: int, *, known: bool) -> dict
     elif "output-scores" in needs:
         stages["scores of edges into the logits"] = 2 + steps
     if known and "known" in needs:
-        stages["logits, own domain"] = 1
+        stages[f"logits, {OWN_DOMAIN}"] = 1
         if "sharpness" in needs:
-            stages["sharpness, own domain"] = 61
+            stages[f"sharpness, {OWN_DOMAIN}"] = 61
     return stages
 
 

@@ -231,6 +231,7 @@ class DomainEvaluation(Record):
         graph: Of the model.
         reference: Record of the reference circuit.
         settings: What was measured.
+        distance: The one that leads the page and names the alarm.
         own: Further images in distribution, measured like a domain: the shift by sampling alone.
         known: Calibration domains.
         test: Test domains.
@@ -246,6 +247,7 @@ class DomainEvaluation(Record):
     graph: Mapping[str, Any]
     reference: Mapping[str, Any]
     settings: EvaluationSettings
+    distance: str = "spearman"
     own: EvaluatedDomain | None
     known: tuple[EvaluatedDomain, ...]
     test: tuple[EvaluatedDomain, ...]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_loss
 from assay.analyses.generalization.resampled import RESAMPLES, resampled_depth_bias
 from assay.core import display
@@ -14,7 +16,7 @@ from assay.core.record import Record, same
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
 from assay.zoo.run_folder import finished
-from assay.zoo.scoring import score_of
+from assay.zoo.scoring import images_hash, score_of
 
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ class Dynamics(display.Shown, Record):
 
     Attributes:
         readings: By step, ascending.
-        facts: What they were measured with: images, sets of blocks, estimator.
+        facts: What they are a function of: weights of the checkpoints, images, watched sets, sets of blocks,
+            estimator.
     """
 
     drawn_by = "assay.report.dynamics:plot_run"
@@ -98,6 +101,7 @@ def training_dynamics(
     transform: EvalTransform | None = None,
     batch_size: int | None = None,
     device: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Dynamics:
     """Depth bias, both its sides, and scores at every checkpoint of a training run.
 
@@ -113,6 +117,7 @@ def training_dynamics(
         transform: Normalisation of the images. Default: each model's own.
         batch_size: Images per pass. Default: by free memory.
         device: Where to run. Default: the CPU.
+        dtype: Number type of the weights of checkpoints on disk. Default: as of `load_model`.
 
     Returns:
         A reading per checkpoint. `depth_bias` is `dependency_depth_bias(..., targets="output")` of EAP-IG
@@ -132,7 +137,9 @@ def training_dynamics(
     """
     from assay.discovery.edges import output_scores
 
-    checkpoints = checkpoints_of(run)
+    checkpoints = dict(run) if isinstance(run, Mapping) else checkpoints_of(run)
+    if not checkpoints:
+        raise InputError("checkpoints are missing; give at least one step")
     settings = settings or CircuitSettings()
     watch, known = dict(watch or {}), dict(known or {})
     if images.n < 2:
@@ -143,9 +150,10 @@ def training_dynamics(
     for name, each in watch.items():
         if each.labels is None:
             raise InputError(f"the watched set {name!r} has no labels, but its score needs them")
-    readings = []
+    readings, weights = [], {}
     for step, place in sorted(checkpoints.items()):
-        model = place if isinstance(place, Model) else load_model(place, device=device)
+        model = place if isinstance(place, Model) else load_model(place, device=device, dtype=dtype)
+        weights[step] = model.weight_hash
         rule = transform or EvalTransform.for_model(model)
         scores = output_scores(
             model,
@@ -177,7 +185,10 @@ def training_dynamics(
         )
     sets = settings.sets(model.n_layers)
     facts = {
+        "checkpoints": weights,
         "images": {"name": images.name, "domain": images.domain, "n": images.n},
+        "watched": {name: {"n": each.n, "hash": images_hash(each)} for name, each in watch.items()},
+        "ratio": settings.ratio if settings.shallow is None else None,
         "shallow_blocks": [sets.low[0] - 1, sets.low[1] - 1],
         "deep_blocks": [sets.high[0] - 1, sets.high[1] - 1],
         "estimator": dict(scores.provenance),
@@ -189,16 +200,12 @@ def _finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
-def checkpoints_of(run: str | Path | Mapping[int, str | Path | Model]) -> dict[int, str | Path | Model]:
-    """Step to checkpoint of a training run, the selected step among them.
+def checkpoints_of(run: str | Path) -> dict[int, Path]:
+    """Step to checkpoint of the folder of a training run, the selected step among them.
 
     Raises:
         InputError: If there is no checkpoint.
     """
-    if isinstance(run, Mapping):
-        if not run:
-            raise InputError("checkpoints are missing; give at least one step")
-        return dict(run)
     folder = Path(run) / "checkpoints"
     folders = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
     if folders and (record := finished(Path(run), {})) is not None:
@@ -207,7 +214,7 @@ def checkpoints_of(run: str | Path | Mapping[int, str | Path | Model]) -> dict[i
         raise InputError(
             f"{folder} has no checkpoint; train with checkpoints=, or pass a mapping from step to directory"
         )
-    return dict(folders)
+    return folders
 
 
 @dataclass(frozen=True, kw_only=True)

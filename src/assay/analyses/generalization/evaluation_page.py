@@ -20,9 +20,8 @@ def evaluation_page(document: Document) -> Page:
     """Everything that is shown of an evaluation.
 
     Args:
-        document: What `DomainEvaluation.to_dict` gave, with the `distance` that leads.
+        document: What `DomainEvaluation.to_dict` gave.
     """
-    document = {"distance": "spearman", **document}
     sections = [
         Section(title="Shift and performance", blocks=_domains(document)),
         Section(title="What goes with performance", blocks=_correlations(document)),

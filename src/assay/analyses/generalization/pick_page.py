@@ -133,7 +133,7 @@ def _models(document: Document) -> Table:
 
 def _looks(document: Document) -> Table:
     return Table(
-        columns=columns("images", "models", "dropped", "error", "passes", numeric=True),
+        columns=columns("images") + columns("models", "dropped", "error", "passes", numeric=True),
         rows=[
             [
                 number(look["n"]),

@@ -1,14 +1,15 @@
 """A pick that takes as many images as it needs: models are compared on more and more, and losers dropped."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Int64
 
-from assay.analyses.generalization.cost import passes_per_image
+from assay.analyses.generalization.cost import OWN_DOMAIN, passes_per_image
 from assay.analyses.generalization.depth_bias import DepthRule
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.model_pool import ModelPool
@@ -22,7 +23,7 @@ from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.record import Record, library_version, record_id, same
 from assay.models import Model
-from assay.stats.elimination import ERROR, FIRST_LOOK, Candidates, eliminate, look_sizes
+from assay.stats.elimination import ERROR, FIRST_LOOK, Candidates, Look, eliminate, look_sizes
 from assay.tasks import ImageInputs
 
 
@@ -41,7 +42,8 @@ class PickLook(Record):
         error: Probability that this look drops the best model, at most.
         models: Name -> value of the metric with its interval (`value`, `low`, `high`).
         dropped: Name of a model that is out from here on -> name of the one that leads it most surely.
-        passes: Passes of one image through one model that this look took.
+        passes: Passes of one image through one model that this look took, those on the models' own domain
+            among them.
     """
 
     n: int
@@ -60,13 +62,16 @@ class StablePick(display.Shown, Record):
         names: All models, in the order given.
         looks: What was seen at n = 64, 128, ... images.
         pick: The model that leads the last look.
-        chance: Share of the resamples of the last look in which it is the best of those in it.
+        chance: Share of the resamples of the last look in which `pick` is the best of the models measured
+            there.
         remaining: Models that may still be the best, `pick` among them; one alone is a decision.
         stopped: Why it ended: `"decided"`, `"images"` (all were used) or `"budget"`.
         images: Images there were.
+        first: Images of the first look.
         budget: Passes that could be spent; None: any number.
         error: Probability that the best model was dropped, over all looks there could have been, at most.
         target: Facts about the images.
+        known: Facts about the images of the models' own domain; None where the metric does not read any.
         settings: How scores were measured and images drawn.
         rule: Layers that the depth bias compares.
         models_made: What each model is, by name.
@@ -90,9 +95,11 @@ class StablePick(display.Shown, Record):
     remaining: tuple[str, ...]
     stopped: str
     images: int
+    first: int
     budget: int | None
     error: float
     target: Mapping[str, Any]
+    known: Mapping[str, Any] | None
     settings: InspectionSettings
     rule: DepthRule
     models_made: Mapping[str, Any]
@@ -139,11 +146,12 @@ class StablePick(display.Shown, Record):
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
+        facts = ("target", "known", "first", "budget", "error", "images")
         return {
             "library": library_version(),
             "models": [self.models_made[name] for name in self.names],
             "metric": self.metric.key,
-            **{name: getattr(self, name) for name in ("target", "budget", "error", "images")},
+            **{name: getattr(self, name) for name in facts},
             **vars(self.rule),
             "settings": self.settings.to_dict(),
         }
@@ -192,7 +200,8 @@ def pick_until_stable(
         error: Probability that the best model is dropped, over all looks together.
         first: Images of the first look.
         budget: Passes of one image through one model that may be spent; a look that would take more is not
-            begun. A backward pass counts as one, too.
+            begun. A backward pass counts as one, too. So do passes on the own domain, at every look; at the
+            first alone with `cache`. What the cache holds from earlier calls counts as if it had to be run.
         cache: Folder of inspections.
         progress: Called with a stage, models done and models in all.
 
@@ -206,80 +215,169 @@ def pick_until_stable(
         metric tells performance is another question. Means that ablated edges carry are those of the n
         images, so each look scores all of them again: all looks cost at most twice the last one.
     """
-    chosen = _pickable(metric)
+    chosen = check_metric(metric, known=id_data is not None)
     settings = settings or InspectionSettings()
     loaders = named_loaders(models)
     pool, names = ModelPool(dict(loaders)), tuple(name for name, _ in loaders)
-    whole = task_for(target, pool.model(names[0]), labels=labels)
+    first_model = pool.model(names[0])
+    whole = task_for(target, first_model, labels=labels)
+    n_own = task_for(id_data, first_model).n if id_data is not None and "known" in chosen.needs else 0
     order = stream(settings.seed, "rank/order").permutation(whole.n)
-    costs = passes_per_image([metric], settings.steps, known=False)
-    per_image = sum(costs.values())
-    rankings: list[Ranking] = []
-    spent = 0
-
-    def measure(n: int, remaining: tuple[int, ...]) -> Candidates | None:
-        nonlocal spent
-        passes = n * len(remaining) * per_image
-        if budget is not None and spent + passes > budget:
-            return None
-        ranking = rank_models(
-            pool.loaders(names[place] for place in remaining),
-            _FirstImages(target=target, rows=np.sort(order[:n]), labels=labels),
-            id_data=id_data,
-            metrics=[metric],
-            ratio=ratio,
-            include_input=include_input,
-            sets=sets,
-            settings=settings,
-            cache=cache,
-            progress=None if progress is None else _at_look(progress, n),
-        )
-        spent += passes
-        rankings.append(ranking)
-        return _candidates(ranking, metric)
-
-    looks = eliminate(len(names), look_sizes(whole.n, first), measure, error=error)
-    if not looks:
-        least = min(first, whole.n) * len(names) * per_image
-        raise InputError(
-            f"budget is {budget} passes, but the first look at {min(first, whole.n)} images takes {least:,} "
-            f"({len(names)} models, {per_image} passes each); allow at least that many"
-        )
-    column = rankings[-1].column(metric)
-    assert column.chances is not None  # `_candidates` refuses a metric without replicates
-    left = tuple(names[place] for place in looks[-1].left)
-    pick = next(name for name in rankings[-1].order(metric) if name in left)
-    return StablePick(
-        metric=chosen,
+    race = _Race(
+        pool=pool,
         names=names,
-        looks=tuple(
-            PickLook(
-                n=look.n,
-                error=look.error,
-                models={
-                    name: {key: row[key] for key in ("value", "low", "high")}
-                    for name, row in zip(ranking.names, ranking.column(metric).rows(), strict=True)
-                },
-                dropped={names[out]: names[by] for out, by in look.dropped.items()},
-                passes=look.n * len(look.remaining) * per_image,
-            )
-            for look, ranking in zip(looks, rankings, strict=True)
-        ),
-        pick=pick,
-        chance=float(column.chances[rankings[-1].names.index(pick)]),
-        remaining=left,
-        stopped="decided" if len(left) == 1 else "images" if looks[-1].n == whole.n else "budget",
-        images=whole.n,
-        budget=budget,
-        error=error,
-        target={**rankings[-1].target, "n": whole.n, "data_hash": whole.describe()["data_hash"]},
+        images=_FirstImages(target=target, order=order, labels=labels),
+        metric=chosen,
         settings=settings,
         rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
-        models_made=_made(rankings),
+        cost=LookCost.of_metric(metric, settings.steps, n_own=n_own, cached=cache is not None),
+        budget=budget,
+        further={"id_data": id_data, "cache": cache},
+        progress=progress,
     )
+    return race.run(whole, first, error)
 
 
-def _pickable(metric: str) -> Predictor:
+@dataclass(frozen=True, kw_only=True)
+class LookCost:
+    """What looks take, in passes of one image through one model; forward and backward count alike.
+
+    Attributes:
+        per_image: For a model, on each image of the look.
+        own: For a model, on all images of its own domain.
+        cached: Whether the own domain is run at the first look alone.
+    """
+
+    per_image: int
+    own: int
+    cached: bool
+
+    @classmethod
+    def of_metric(cls, metric: str, steps: int, *, n_own: int, cached: bool) -> "LookCost":
+        """The cost of looks by one metric.
+
+        Args:
+            metric: Key of `PREDICTORS`.
+            steps: Quadrature nodes.
+            n_own: Images of the models' own domain that the metric learns from.
+            cached: Whether what a model shows on these is kept.
+        """
+        stages = passes_per_image([metric], steps, known=n_own > 0)
+        own = sum(each for name, each in stages.items() if name.endswith(OWN_DOMAIN))
+        return cls(per_image=sum(stages.values()) - own, own=own * n_own, cached=cached)
+
+    def of(self, look: int, n: int, n_models: int) -> int:
+        """Passes of look 1, 2, ... at n images with so many models."""
+        return n_models * (n * self.per_image + (0 if self.cached and look > 1 else self.own))
+
+    def planned(self, sizes: Sequence[int], n_models: int, budget: int | None = None) -> dict[int, int]:
+        """Size of each look that the budget covers if no model is dropped -> its passes.
+
+        Raises:
+            InputError: If that is none.
+        """
+        looks, spent = {}, 0
+        for look, n in enumerate(sizes, start=1):
+            passes = self.of(look, n, n_models)
+            spent += passes
+            if budget is not None and spent > budget:
+                break
+            looks[n] = passes
+        if not looks:
+            raise InputError(
+                f"budget is {budget} passes, but the first look at {sizes[0]} images takes {spent:,} "
+                f"({n_models} models); allow at least that many"
+            )
+        return looks
+
+
+@dataclass(kw_only=True, eq=False)
+class _Race:
+    """Measures the models that are still in on more and more images, as `eliminate` asks."""
+
+    pool: ModelPool
+    names: tuple[str, ...]
+    images: "_FirstImages"
+    metric: Predictor
+    settings: InspectionSettings
+    rule: DepthRule
+    cost: LookCost
+    budget: int | None
+    further: Mapping[str, Any]  # arguments of `rank_models`
+    progress: Progress | None
+    rankings: list[Ranking] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+
+    def run(self, whole: ImageInputs, first: int, error: float) -> StablePick:
+        """All looks; `whole` are the images as the first model reads them."""
+        sizes = look_sizes(whole.n, first)
+        self.cost.planned(sizes, len(self.names), self.budget)  # refuses a budget before anything runs
+        looks = eliminate(len(self.names), sizes, self.measure, error=error)
+        left = tuple(self.names[place] for place in looks[-1].left)
+        last = self.rankings[-1]
+        pick = next(name for name in last.order(self.metric.key) if name in left)
+        chances = last.column(self.metric.key).chances
+        assert chances is not None  # `_candidates` refuses a metric without replicates
+        return StablePick(
+            metric=self.metric,
+            names=self.names,
+            looks=tuple(map(self.shown, looks, self.rankings, self.passes)),
+            pick=pick,
+            chance=float(chances[last.names.index(pick)]),
+            remaining=left,
+            stopped="decided" if len(left) == 1 else "images" if looks[-1].n == whole.n else "budget",
+            images=whole.n,
+            first=first,
+            budget=self.budget,
+            error=error,
+            target={**last.target, "n": whole.n, "data_hash": whole.describe()["data_hash"]},
+            known=last.known,
+            settings=self.settings,
+            rule=self.rule,
+            models_made=_made(self.rankings),
+        )
+
+    def measure(self, n: int, remaining: tuple[int, ...]) -> Candidates | None:
+        """The models on the first n images; None where the budget does not cover that."""
+        passes = self.cost.of(len(self.passes) + 1, n, len(remaining))
+        if self.budget is not None and sum(self.passes) + passes > self.budget:
+            return None
+        ranking = rank_models(
+            self.pool.loaders(self.names[place] for place in remaining),
+            replace(self.images, n=n),
+            metrics=[self.metric.key],
+            settings=self.settings,
+            progress=None if self.progress is None else _at_look(self.progress, n),
+            **vars(self.rule),
+            **self.further,
+        )
+        self.rankings.append(ranking)
+        self.passes.append(passes)
+        return _candidates(ranking, self.metric.key)
+
+    def shown(self, look: Look, ranking: Ranking, passes: int) -> PickLook:
+        """A look with its models by name."""
+        rows = zip(ranking.names, ranking.column(self.metric.key).rows(), strict=True)
+        return PickLook(
+            n=look.n,
+            error=look.error,
+            models={name: {key: row[key] for key in ("value", "low", "high")} for name, row in rows},
+            dropped={self.names[out]: self.names[by] for out, by in look.dropped.items()},
+            passes=passes,
+        )
+
+
+def check_metric(metric: str, *, known: bool) -> Predictor:
+    """The metric of a key, which must be able to pick a model as images arrive.
+
+    Args:
+        metric: Key of `PREDICTORS`.
+        known: Whether there are labelled images of the models' own domain.
+
+    Raises:
+        InputError: With the reason.
+        UnknownNameError: If there is no such metric.
+    """
     chosen = PREDICTORS[metric]
     why = ""
     if not chosen.ranks:
@@ -288,6 +386,8 @@ def _pickable(metric: str) -> Predictor:
         why = "it looks at all models at once, so it changes when one is dropped"
     elif not chosen.reads_target:
         why = "it does not read the target"
+    elif "known" in chosen.needs and not known:
+        why = "it needs labelled images of the models' own domain (id_data, --id-images)"
     if why:
         raise InputError(f"{metric} cannot pick a model as images arrive: {why}; take e.g. 'ddb-output'")
     return chosen
@@ -295,14 +395,16 @@ def _pickable(metric: str) -> Predictor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _FirstImages:
-    """Some rows of the target, as a model reads them."""
+    """The first n images of the target in a random order, as a model reads them."""
 
     target: Images
-    rows: np.ndarray
+    order: Int64[np.ndarray, " n"]
     labels: bool | None
+    n: int = 0
 
     def __call__(self, model: Model) -> ImageInputs:
-        return task_for(self.target, model, labels=self.labels).subset(self.rows.tolist())
+        rows = np.sort(self.order[: self.n])  # ascending: shards are read from front to back
+        return task_for(self.target, model, labels=self.labels).subset(rows.tolist())
 
 
 def _at_look(progress: Progress, n: int) -> Progress:

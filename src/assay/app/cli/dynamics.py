@@ -8,20 +8,22 @@ from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import Domains, read_images
 from assay.app.console import print_table
 from assay.app.option_groups import INPUTS, OUTPUT, Count, own_group
-from assay.app.running import Batched, Computing, File, Saving, Seeded, json_file
+from assay.app.options import Typed
+from assay.app.running import Batched, Computing, File, Saving, Seeded, check_outputs, json_file
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from assay.models import Model
     from assay.tasks import ImageSet
 
 DEPTH = own_group("Depth bias", 39)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicsSettings(Computing, Saving, Seeded, Batched, Domains):
+class DynamicsSettings(Computing, Saving, Seeded, Batched, Typed, Domains):
     """Which run is read, on which images.
 
     Attributes:
@@ -46,16 +48,19 @@ def dynamics(settings: DynamicsSettings) -> None:
     """
     from assay.analyses.generalization.circuit_loss import CircuitSettings
     from assay.analyses.generalization.dynamics import checkpoints_of, training_dynamics
+    from assay.models import load_model
     from assay.report.dynamics import dynamics_figure
     from assay.store import About
 
     if settings.figure is not None and settings.figure.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"--figure is {settings.figure.name}; give a name ending in .png or .svg")
     checkpoints = checkpoints_of(settings.run)
-    sets = _images(settings, next(iter(checkpoints.values())))
+    model = load_model(next(iter(checkpoints.values())), device=settings.place(), dtype=settings.torch_dtype)
+    sets = _images(settings, model)
     if settings.dry_run:
-        _show_plan(settings, len(checkpoints), sets)
+        _show_plan(settings, model, len(checkpoints), sets)
         return
+    check_outputs(settings, settings.figure)
     found = training_dynamics(
         settings.run,
         sets[0],
@@ -64,6 +69,7 @@ def dynamics(settings: DynamicsSettings) -> None:
         steps=settings.steps,
         batch_size=settings.batch_size,
         device=settings.place(),
+        dtype=settings.torch_dtype,
     )
     document = found.to_dict()
     files = {
@@ -71,19 +77,17 @@ def dynamics(settings: DynamicsSettings) -> None:
         "picture": File(settings.figure, lambda path: dynamics_figure(document, path)),
     }
     about = About(metric="ddb-output", n=sets[0].n, seed=settings.seed, name=settings.run.absolute().name)
-    identity = settings.keep("dynamics", {"run": str(settings.run), **found.facts}, document, about)
+    identity = settings.keep("dynamics", found.facts, document, about)
     settings.deliver(document, files, show=lambda: _print(document), identity=identity)
 
 
-def _images(settings: DynamicsSettings, first: Any) -> "list[ImageSet]":
+def _images(settings: DynamicsSettings, model: "Model") -> "list[ImageSet]":
     """The images of every domain as the model of a checkpoint reads them."""
-    from assay.models import load_model
     from assay.pipeline.targets import FIRST_TARGET
     from assay.tasks import EvalTransform
 
     if not settings.images and not settings.shapes:
         raise InputError("images are missing; name a domain with --images DIR, or --shapes STYLE")
-    model = load_model(first)
     transform = EvalTransform.for_model(model)
     sets = read_images(
         settings, settings.seed, transform=transform, classes=model.classes, start=FIRST_TARGET
@@ -95,19 +99,20 @@ def _images(settings: DynamicsSettings, first: Any) -> "list[ImageSet]":
     return sets
 
 
-def _show_plan(settings: DynamicsSettings, n_checkpoints: int, sets: "list[ImageSet]") -> None:
-    from assay.app.console import show_cost
-    from assay.pipeline.cost import Forecast, Workload
+def _show_plan(
+    settings: DynamicsSettings, model: "Model", n_checkpoints: int, sets: "list[ImageSet]"
+) -> None:
+    """Passes of all checkpoints, and seconds by those of the first."""
+    from assay.discovery.edges.outputs import output_passes
+    from assay.pipeline.cost import Workload
+    from assay.pipeline.planning import few_images
 
-    stages = (
-        Workload(stage="scores of edges into the logits", runs=n_checkpoints, passes=n_checkpoints
-                 * sets[0].n * (2 + settings.steps)),
-        Workload(stage="accuracy", runs=n_checkpoints, passes=n_checkpoints * sum(each.n for each in sets)),
-    )  # fmt: skip
-    cost = Forecast(
-        model={"id": f"{n_checkpoints} checkpoints of {settings.run}"}, n=sets[0].n, stages=stages
-    )
-    show_cost(cost, as_json=settings.json)
+    n, labelled = sets[0].n, sum(each.n for each in sets if each.labels is not None)
+    passes = {"scores of edges into the logits": n * output_passes(settings.steps), "accuracy": labelled}
+    stages = [
+        Workload(stage=name, runs=n_checkpoints, passes=n_checkpoints * each) for name, each in passes.items()
+    ]
+    settings.show_cost(model, n, stages, few_images(model, sets[0]), checkpoints=n_checkpoints)
 
 
 def _print(document: "Mapping[str, Any]") -> None:

@@ -110,8 +110,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     check_outputs(settings, settings.table)
     with progress_on_stderr() as progress:
         result = evaluate_domains(model, plan, cache=settings.store_folder(), progress=progress, note=remark)
-    document = {**result.to_dict(), "distance": settings.distance}
-    _hand_over(settings, document)
+    _hand_over(settings, result.to_dict())
 
 
 def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":

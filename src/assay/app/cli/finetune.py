@@ -108,7 +108,11 @@ def finetune(settings: FinetuneSettings) -> None:
     shown = {"folder": str(settings.out), **document}
     identity = settings.keep(
         "finetune",
-        {"model": model.describe(), **{name: document[name] for name in ("circuit", "recipe", "weights")}},
+        {
+            "model": model.describe(),
+            **{name: document[name] for name in ("circuit", "recipe", "weights")},
+            "dynamics": result.dynamics.facts,
+        },
         shown,
         About(
             model=model.id,

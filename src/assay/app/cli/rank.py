@@ -1,7 +1,7 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,24 +83,34 @@ def rank(settings: RankSettings) -> None:
     """
     from assay.pipeline.ranking import keep_ranking
 
-    if settings.budget is not None and settings.until is None:
-        raise InputError("--budget has no effect without --until stable")
+    _check_stopping(settings)
     lineups = _lineups(settings)
+    metric = None if settings.until is None else _picked_by(settings, lineups)
     if settings.dry_run:
         for lineup in lineups:
-            _show_plan(settings, lineup)
+            _show_plan(settings, lineup, metric)
         return
     check_outputs(settings)
-    if settings.until is not None:
-        document, name = _pick(settings, lineups).to_dict(), "pick.json"
+    if metric is not None:
+        document, name = _pick(settings, lineups[0], metric).to_dict(), "pick.json"
     else:
         document, name = _document(_rankings(settings, lineups)), "ranking.json"
     keep_ranking(settings.open_store(), document)
     settings.deliver(document, settings.files(document, name), identity=document["id"])
 
 
+def _check_stopping(settings: RankSettings) -> None:
+    """Refuse options that are not read with `--until stable`, or only with it."""
+    unread, why = ["error", "budget"], "without --until stable"
+    if settings.until is not None:
+        unread, why = ["fast", "measure", "sharpness_batch"], "with --until stable, which picks by one metric"
+    for field in fields(settings):
+        if field.name in unread and getattr(settings, field.name) != field.default:
+            raise InputError(f"--{field.name.replace('_', '-')} has no effect {why}; remove it")
+
+
 def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
-    """The document of the ranking, or of several compared: by data set where there is more than one."""
+    """The document of the ranking, or of several compared by data set."""
     from assay.analyses.generalization.comparison import compare_rankings
 
     if len(rankings) == 1:
@@ -108,8 +118,7 @@ def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
     by_dataset: dict[str, list[Ranking]] = {}
     for dataset, ranking in rankings:
         by_dataset.setdefault(dataset, []).append(ranking)
-    compared = by_dataset if len(by_dataset) > 1 else [ranking for _, ranking in rankings]
-    return compare_rankings(compared).to_dict()
+    return compare_rankings(by_dataset).to_dict()
 
 
 def _lineups(settings: RankSettings) -> "list[Lineup]":
@@ -146,14 +155,15 @@ def _lineups(settings: RankSettings) -> "list[Lineup]":
                 settings=call(settings, InspectionSettings),
                 device=device,
                 dtype=settings.dtype_name,
+                prefix=f"{zoo.name}/" if len(zoos) > 1 else "",
             )
         )
     return found
 
 
-def _pick(settings: RankSettings, lineups: "Sequence[Lineup]") -> "StablePick":
-    """One model, with as many images as that takes."""
-    from assay.analyses.generalization.stable_pick import pick_until_stable
+def _picked_by(settings: RankSettings, lineups: "Sequence[Lineup]") -> str:
+    """The metric of a pick, which is among the models of one zoo for one target."""
+    from assay.analyses.generalization.stable_pick import check_metric
 
     if len(lineups) > 1:
         raise InputError(f"--until stable picks among the models of one zoo, but there are {len(lineups)}")
@@ -161,9 +171,17 @@ def _pick(settings: RankSettings, lineups: "Sequence[Lineup]") -> "StablePick":
     if len(lineup.targets) > 1:
         names = ", ".join(target.name for target in lineup.targets)
         raise InputError(f"--until stable picks for one target, but there are {len(lineup.targets)}: {names}")
-    metric = lineup.metrics[0] if settings.metrics else "ddb-output"
     if len(lineup.metrics) > 1 and settings.metrics:
         raise InputError(f"--until stable picks by one metric, but --metrics names {len(lineup.metrics)}")
+    metric = lineup.metrics[0] if settings.metrics else "ddb-output"
+    check_metric(metric, known=lineup.known is not None)
+    return metric
+
+
+def _pick(settings: RankSettings, lineup: "Lineup", metric: str) -> "StablePick":
+    """One model, with as many images as that takes."""
+    from assay.analyses.generalization.stable_pick import pick_until_stable
+
     with progress_on_stderr() as progress:
         return lineup.pick(
             metric,
@@ -212,20 +230,27 @@ def _ranking(
     )
 
 
-def _show_plan(settings: RankSettings, lineup: "Lineup") -> None:
-    """Passes and seconds of all models, from passes of the first; seconds per metric."""
+def _show_plan(settings: RankSettings, lineup: "Lineup", picked_by: str | None) -> None:
+    """Passes and seconds of all models, from passes of the first; seconds per metric; of a pick its looks."""
     from assay.analyses.generalization.cost import passes_per_image
     from assay.analyses.generalization.predictor import PREDICTORS
     from assay.page.text import number
-    from assay.pipeline.ranking import ranking_cost
+    from assay.pipeline.ranking import pick_cost, ranking_cost
 
-    per_image = passes_per_image(lineup.metrics, settings.steps, known=lineup.known is not None)
-    cost = ranking_cost(lineup, per_image)
+    metrics = lineup.metrics if picked_by is None else (picked_by,)
+    per_image = passes_per_image(metrics, settings.steps, known=lineup.known is not None)
+    if picked_by is None:
+        cost = ranking_cost(lineup)
+    else:
+        cost = pick_cost(lineup, picked_by, budget=settings.budget)
     targets = [each.name for each in lineup.targets]
     if not settings.json:
         echo(f"targets: {', '.join(targets)}")
-        rows = [[PREDICTORS[key].name, number(value)] for key, value in cost.metrics.items()]
-        print_table("", ["metric", "seconds"], rows, right="seconds")
-        echo("metrics share stages, so all together take less than their sum")
+        if picked_by is not None:
+            echo(f"looks by {PREDICTORS[picked_by].name}, at most: models that are dropped need fewer passes")
+        else:
+            rows = [[PREDICTORS[key].name, number(value)] for key, value in cost.metrics.items()]
+            print_table("", ["metric", "seconds"], rows, right="seconds")
+            echo("metrics share stages, so all together take less than their sum")
     facts = {"models": list(lineup.zoo.keys), "targets": targets, "passes_per_image": per_image}
     show_cost(cost.forecast, as_json=settings.json, **facts, seconds_by_metric=dict(cost.metrics))

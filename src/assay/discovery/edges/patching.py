@@ -76,7 +76,7 @@ class Exact(BatchMethod):
     @torch.no_grad()
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         wanted = self.wanted(model.graph)
-        runs = _suffix_runs if _starts_at_targets(model, batch) else _runs_apart
+        runs = runs_from_targets if _starts_at_targets(model, batch) else runs_apart
         baseline = prepared.baseline(batch)
         scores = None
         for row, column, damage in runs(model, batch, baseline, settings, wanted):
@@ -100,7 +100,7 @@ def _starts_at_targets(model: Model, batch: Batch) -> bool:
     return alone and batch.alignment is None
 
 
-def _suffix_runs(
+def runs_from_targets(
     model: Model, batch: Batch, baseline: Baseline, settings: Choices, wanted: Tensor
 ) -> Damages:
     """Source, target and damage per example of every wanted edge: runs from targets on, many edges a pass."""
@@ -121,7 +121,7 @@ def _suffix_runs(
                 yield row, column, settings.objective(logits, clean_logits, batch) - clean_loss
 
 
-def _runs_apart(model: Model, batch: Batch, baseline: Baseline, settings: Choices, wanted: Tensor) -> Damages:
+def runs_apart(model: Model, batch: Batch, baseline: Baseline, settings: Choices, wanted: Tensor) -> Damages:
     """The same with a run of its own for every edge, where a block cannot be entered in its middle."""
     with model.tracing() as clean:
         hidden = model.forward(batch.clean)
