@@ -25,9 +25,10 @@ from scipy import special
 
 from assay.analyses.generalization import resampled_depth_bias, resampled_shift
 from assay.analyses.generalization.depth_bias import DepthRule
-from assay.analyses.generalization.inspection import Inspection
+from assay.analyses.generalization.inspection import Inspection, answers_of
 from assay.analyses.generalization.picking import interval_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEvidence, performance
+from assay.analyses.generalization.spectra import SpectrumSums
 from assay.circuits import EdgeScores
 from assay.discovery.edges.sums import WeightedSums
 from assay.graph import build_graph
@@ -148,14 +149,17 @@ def of_circuits(n: int, kind: str, sets: int) -> list[dict[str, object]]:
 
 def seen(rng: np.random.Generator, n: int, centres: np.ndarray, head: np.ndarray, blur: float) -> Inspection:
     labels = rng.integers(0, CLASSES, n)
-    features = (centres[labels] + blur * rng.standard_normal((n, WIDTH))).astype(np.float32)
+    features = centres[labels] + blur * rng.standard_normal((n, WIDTH))
+    spectra = SpectrumSums(n, 0)
+    spectra.add(np.arange(n), features)
     return Inspection(
         graph=GRAPH,
-        logits=features.astype(np.float64) @ head,
+        n_classes=CLASSES,
+        **answers_of(features @ head),
         labels=labels,
         ids=np.arange(n),
         classes=None,
-        features=features,
+        spectra=spectra.spectra(),
     )
 
 

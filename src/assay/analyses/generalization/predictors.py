@@ -247,11 +247,7 @@ def affordable_transport(n: int, n_classes: int) -> bool:
 
 
 @predictor(
-    "cot",
-    "COT",
-    "cost of matching the predictions to known label shares",
-    needs="known logits",
-    bounds=SHARE,
+    "cot", "COT", "cost of matching the predictions to known label shares", needs="known logits", bounds=SHARE
 )
 def _cot(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
