@@ -90,6 +90,13 @@ def test_folders_of_domains_give_a_document_a_page_a_table_and_figures(
     assert document["own"]["n"] == 8
     assert len(document["test"][0]["shifts"]) == 6
     assert {"spearman", "cosine", "ac", "atc", "cot", "mde"} <= document["correlations"].keys()
+    assert document["test"][0]["drift"].keys() == {"ks", "mmd", "c2st"}
+    assert "ks" in document["curves"]
+    # 28 images are left besides the reference: 8 to learn from, 20 to corrupt.
+    assert document["own"]["n_labelled"] == document["known"][0]["n_labelled"] == 20
+    assert document["estimator"]["pool"] == 20
+    reasons = {each["reason"] for each in document["estimates"].values()}
+    assert reasons == {"3 families of domains were calibrated; 9 are needed"}
     assert document["curves"]["always"]["deltas"] == [round(0.5 + step / 100, 2) for step in range(46)]
     assert len(document["test"][0]["layers"]) == 5
     out = tmp_path / "out"
@@ -192,7 +199,7 @@ def test_a_plan_counts_domains_before_an_image_is_read(run: Run, folder: Path, t
     plan = json.loads(found.stdout)
     assert plan["domains"] == ["neon", "sketch", "stripes"]
     assert {each["stage"]: each["runs"] for each in plan["stages"]} == {
-        "reference": 1,
+        "reference": 128,  # at most: 1,024 images, where the folder has them
         "labelled images": 1,
         "in distribution": 1,
         "corrupted domains": 3,

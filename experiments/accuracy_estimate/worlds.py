@@ -5,9 +5,11 @@ the whole space that is least certain around the origin, and a small classifier 
 Labels follow the labelling everywhere, so every change of its inputs is covariate shift: accuracy changes
 because labels become less certain, or because the classifier is wrong where it has seen little. A family is
 a kind of change with a direction and a rate of its own; severities 1 to 5 take it further.
+
+Calibration goes as in a monitor. Labelled examples are split: readings learn from one part, domains are
+changed copies of the other, with examples drawn anew for each. A batch to be judged has new examples.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ from assay.core.random import stream
 
 
 N_INPUTS, N_CLASSES, N_CLUSTERS, WIDTH = 6, 4, 6, 24
-N_TRAIN, N_KNOWN, STEPS = 400, 300, 120
+N_TRAIN, N_REFERENCE, STEPS = 400, 1024, 120
 CHANGES = ("move", "stretch", "spread", "mix", "turn", "pull")
 LEAVES = ("far", "point", "elsewhere")  # inputs leave what was calibrated
 UNSEEN = "blown-up"  # they leave, but a saturated classifier shows the same outputs, features and circuit
@@ -37,6 +39,31 @@ class Family:
     weights: Array
     rate: float
     fade: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Inputs before a change, and what decides their labels wherever they are moved to.
+
+    Attributes:
+        cluster: Of each.
+        x: Inputs in distribution.
+        noise: Standard normal, used by a change that spreads.
+        luck: Gumbel noise of the classes, with which the labelling of the world draws a label.
+    """
+
+    cluster: NDArray[np.int64]
+    x: Array
+    noise: Array
+    luck: Array
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def of(self, rows: NDArray[np.int64]) -> "Examples":
+        return Examples(
+            cluster=self.cluster[rows], x=self.x[rows], noise=self.noise[rows], luck=self.luck[rows]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,33 +103,29 @@ class World:
             rng.normal(0, 0.35, (N_INPUTS, 16)),
             rng.normal(0, 2.5, (16, N_CLASSES)),
         )
-        self.shares = np.full(N_CLUSTERS, 1 / N_CLUSTERS)
-        x, y = self.sample(rng, N_TRAIN)
+        x, y = self.labelled(self.examples(rng, N_TRAIN))
         self.model = trained(rng, x, y)
-        known, labels = self.sample(rng, N_KNOWN)
-        self.known = Labelled(outputs=self.outputs(known), labels=labels)
-        self.reference = self.model.edges(known)
-        self.id_accuracy = float((self.model.logits(known).argmax(1) == labels).mean())
+        self.reference = self.model.edges(self.examples(rng, N_REFERENCE).x)
 
-    def labels(self, rng: np.random.Generator, x: Array) -> NDArray[np.int64]:
-        """Drawn from the labelling of the world at any inputs."""
-        first, second = self.truth
-        scores = np.tanh(x @ first) @ second
-        return np.asarray((scores + rng.gumbel(size=scores.shape)).argmax(1))
-
-    def sample(
+    def examples(
         self, rng: np.random.Generator, n: int, family: Family | None = None, severity: float = 0.0
+    ) -> Examples:
+        """New examples in distribution; a family that mixes chooses their clusters."""
+        cluster = rng.choice(N_CLUSTERS, n, p=shares_of(family, severity))
+        return Examples(
+            cluster=cluster,
+            x=self.centres[cluster] + rng.normal(0, 0.5, (n, N_INPUTS)),
+            noise=rng.normal(size=(n, N_INPUTS)),
+            luck=rng.gumbel(size=(n, N_CLASSES)),
+        )
+
+    def labelled(
+        self, examples: Examples, family: Family | None = None, severity: float = 0.0
     ) -> tuple[Array, NDArray[np.int64]]:
-        """Inputs under a change, and their labels."""
-        shares = self.shares
-        if family is not None and family.kind == "mix":
-            shares = family.weights ** (family.rate * severity / 2)
-            shares = shares / shares.sum()
-        cluster = rng.choice(N_CLUSTERS, n, p=shares)
-        x = self.centres[cluster] + rng.normal(0, 0.5, (n, N_INPUTS))
-        if family is not None:
-            x = changed(rng, x, family, severity)
-        return x, self.labels(rng, x)
+        """Inputs under a change, and their labels from the labelling of the world."""
+        x = examples.x if family is None else changed(examples, family, severity)
+        first, second = self.truth
+        return x, np.asarray((np.tanh(x @ first) @ second + examples.luck).argmax(1))
 
     def family(self, rng: np.random.Generator, kinds: tuple[str, ...] = CHANGES) -> Family:
         """A family from the law of the world."""
@@ -122,26 +145,31 @@ class World:
     def outputs(self, x: Array) -> Outputs:
         return Outputs(logits=torch.from_numpy(self.model.logits(x)), features=self.model.features(x))
 
-    def readings(self, x: Array) -> dict[str, float]:
+    def readings(self, x: Array, known: Labelled) -> dict[str, float]:
         """What a monitor sees of a batch; the circuit shift is that of the classifier's weights."""
         w, v = self.reference, self.model.edges(x)
         return {
             "spearman": 1 - float(spearmanr(w, v).statistic),
             "cosine": 1 - float(w @ v / np.linalg.norm(w) / np.linalg.norm(v)),
             "l2": float(np.linalg.norm(w - v)),
-            **label_free(self.outputs(x), self.known),
+            **label_free(self.outputs(x), known),
         }
 
-    def measured(
-        self, rng: np.random.Generator, n: int, family: Family | None, severity: float
-    ) -> tuple[Mapping[str, float], float]:
-        """Readings and accuracy of a batch."""
-        x, y = self.sample(rng, n, family, severity)
-        return self.readings(x), float((self.model.logits(x).argmax(1) == y).mean())
+    def accuracy(self, x: Array, y: NDArray[np.int64]) -> float:
+        return float((self.model.logits(x).argmax(1) == y).mean())
 
 
-def changed(rng: np.random.Generator, x: Array, family: Family, severity: float) -> Array:
+def shares_of(family: Family | None, severity: float) -> Array:
+    """Shares of the clusters under a family."""
+    if family is None or family.kind != "mix":
+        return np.full(N_CLUSTERS, 1 / N_CLUSTERS)
+    shares = family.weights ** (family.rate * severity / 2)
+    return np.asarray(shares / shares.sum())
+
+
+def changed(examples: Examples, family: Family, severity: float) -> Array:
     """Inputs under a family at a severity; what stays calibrated also fades to the origin."""
+    x = examples.x
     if family.kind in CHANGES:
         x = x * np.exp(-family.fade * severity)
     u, v, step = family.direction, family.other, family.rate * severity
@@ -151,7 +179,7 @@ def changed(rng: np.random.Generator, x: Array, family: Family, severity: float)
     if family.kind == "stretch":
         return x + np.outer(along, u) * 0.4 * step
     if family.kind == "spread":
-        return x + rng.normal(0, 0.35 * step, x.shape)
+        return x + 0.35 * step * examples.noise
     if family.kind == "turn":
         angle = 0.3 * step
         return (
@@ -168,7 +196,7 @@ def changed(rng: np.random.Generator, x: Array, family: Family, severity: float)
     if family.kind == "blown-up":
         return x * (1 + 1.5 * severity)
     if family.kind == "elsewhere":
-        return 6.0 * severity * u + np.outer(rng.normal(0, 6.0, len(x)), v) + 0.3 * x
+        return 6.0 * severity * u + np.outer(6.0 * examples.noise[:, 0], v) + 0.3 * x
     return x  # a mixture changes before
 
 

@@ -1,5 +1,6 @@
 """The estimate of accuracy: by hand, against a literal twin, when it is silent, in simulated worlds."""
 
+import itertools
 import json
 import math
 from typing import Any
@@ -117,6 +118,34 @@ def test_the_outermost_values_by_hand() -> None:
     assert beyond(values, mass, 0.1) == -math.inf
 
 
+def test_the_p_value_of_the_backtest_is_that_of_all_deals() -> None:
+    # Three families of one domain and two of two: 3! deals of the former, 2! of the latter, 2! within each.
+    families = ("a", "b", "c", "d", "d", "e", "e")
+    truth = (0.95, 0.6, 0.72, 0.9, 0.55, 0.7, 0.8)
+    stack = AccuracyEstimator(
+        names=("ac",),
+        readings=tuple((each + 0.05 * (-1) ** i,) for i, each in enumerate(truth)),
+        performance=truth,
+        families=families,
+        id_performance=0.95,
+        n=N,
+    )
+    votes = np.array([1, 1, 1, 0.5, 0.5, 0.5, 0.5]) / 5
+    predicted = stack._accuracy(stack._left_out)
+    errors = [
+        float(np.abs(np.array([*singles, *first, *second]) - predicted) @ votes)
+        for singles in itertools.permutations(truth[:3])
+        for blocks in itertools.permutations((truth[3:5], truth[5:]))
+        for first in itertools.permutations(blocks[0])
+        for second in itertools.permutations(blocks[1])
+    ]
+    assert len(errors) == 48
+    assert stack.backtest.error == pytest.approx(errors[0])
+    exact = np.mean(np.array(errors) <= errors[0] + 1e-12)
+    assert 1 / 48 <= exact < 0.5
+    assert stack.backtest.p_value == pytest.approx(exact, abs=0.05)  # 999 deals: three standard errors
+
+
 def test_the_support_by_hand() -> None:
     # One reading; families at 0, 1, ..., 9 (standardised alike): a batch at 30 is farther than any family.
     stack = AccuracyEstimator(
@@ -151,6 +180,11 @@ def test_it_is_silent_with_the_reason() -> None:
     few = fitted(1, 8)
     assert math.isnan(few.offered)
     assert "8 families" in few.estimate(readings, n=N).reason
+    shared = fitted(1, pool=799).estimate(readings, n=N)
+    assert shared.reason.startswith(
+        "the calibration domains of 200 images are drawn from 799; 800 are needed"
+    )
+    assert fitted(1, pool=800).estimate(readings, n=N).interval is not None
     stack = fitted(1)
     assert "holds 64 images, the calibration domains 200" in stack.estimate(readings, n=64).reason
     assert "has no spearman" in stack.estimate({**readings, "spearman": math.nan}, n=N).reason
@@ -258,4 +292,4 @@ def test_promises_hold_in_simple_worlds() -> None:
     assert np.mean(covered) < 1.0
     assert np.mean(spoke) > 0.75
     assert np.mean(silent) > 0.9
-    assert np.mean(used) < 0.11
+    assert np.mean(used) < 0.11  # at most 0.05

@@ -56,7 +56,7 @@ def test_performance_rests_on_all_images_and_everything_else_on_a_sample(
     scores = discover(model, sample, steps=2)
     logits, everything = run_model(model, sample), run_model(model, images.task(TRANSFORM))
     assert images.labels is not None
-    assert (found.n, found.n_rated, found.group) == (12, 30, "neon")
+    assert (found.n, found.n_labelled, found.group) == (12, 30, "neon")
     assert found.accuracy == baselines.id_accuracy(everything, images.labels)
     assert found.macro_f1 == baselines.id_accuracy(everything, images.labels, measure="macro-f1")
     assert found.performance == found.accuracy
@@ -108,8 +108,9 @@ def domain(
         domain=name,
         group=group or name,
         n=10,
-        n_rated=20,
+        n_labelled=20,
         performance=performance,
+        batch_performance=performance,
         accuracy=performance,
         macro_f1=performance,
         shifts={"spearman": shift},

@@ -27,6 +27,7 @@ from assay.analyses.generalization.domain_shifts import (
     measure_domains,
 )
 from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.known_parts import check_apart, split_known
 from assay.analyses.generalization.monitor_page import monitor_page
 from assay.analyses.generalization.monitoring import Monitor
 from assay.circuits import EdgeScores
@@ -56,7 +57,13 @@ def reference(model: Model) -> EdgeScores:
 @pytest.fixture(scope="module")
 def calibration(model: Model, reference: EdgeScores) -> DomainCalibration:
     return calibrate_on_corruptions(
-        model, reference, draw_shapes("flat", 18, start=100), corruptions=KEYS, transform=TRANSFORM, seed=3
+        model,
+        reference,
+        draw_shapes("flat", 18, start=100),
+        corruptions=KEYS,
+        labelled=draw_shapes("flat", 18, start=200),
+        transform=TRANSFORM,
+        seed=3,
     )
 
 
@@ -82,14 +89,19 @@ def test_a_domain_has_the_numbers_of_its_images(
     assert pool.labels is not None
     everything = run_model(model, whole)
     assert found.performance == baselines.id_accuracy(everything, whole.labels)
+    assert task.labels is not None
+    assert found.batch_performance == baselines.id_accuracy(logits, task.labels)
+    assert found.batch_performance != found.performance
     draws = stream(3, "domains/resamples").integers(18, size=(100, 18))
     right = everything.argmax(1) == whole.labels
     assert found.performance_draws[7] == pytest.approx(right[draws[7]].double().mean().item(), abs=1e-6)
-    known = run_model(model, pool.task(TRANSFORM))
-    assert found.baselines["atc"] == baselines.atc(known, pool.labels, logits)
-    assert calibration.clean == baselines.id_accuracy(known, pool.labels)
-    assert found.baselines["cot"] == baselines.cot(pool.labels, logits)
-    assert found.baselines["m-cbpe"] == baselines.m_cbpe(known, pool.labels, logits)
+    assert calibration.clean == baselines.id_accuracy(run_model(model, pool.task(TRANSFORM)), pool.labels)
+    learn = draw_shapes("flat", 18, start=200)
+    known = run_model(model, learn.task(TRANSFORM))
+    assert learn.labels is not None
+    assert found.baselines["atc"] == baselines.atc(known, learn.labels, logits)
+    assert found.baselines["cot"] == baselines.cot(learn.labels, logits)
+    assert found.baselines["m-cbpe"] == baselines.m_cbpe(known, learn.labels, logits)
     assert calibration.metrics == (*DISTANCES, *BASELINES)
 
 
@@ -102,6 +114,14 @@ def test_clean_images_and_families_of_corruptions_carry_the_estimate(
     assert estimator.names == ("spearman", "cosine", "l2", *BASELINES)
     assert estimator.families == ("clean", "gaussian-noise", "solarize", "fog")
     assert estimator.id_performance == calibration.clean_domain.performance
+    assert estimator.performance == tuple(
+        each.batch_performance for each in (calibration.clean_domain, *calibration.known)
+    )
+    assert (estimator.n, estimator.pool) == (12, 18)
+    with pytest.raises(InputError, match="clean images were not measured"):
+        replace(
+            calibration, clean_domain=replace(calibration.clean_domain, batch_performance=math.nan)
+        ).accuracy_estimator()
     with pytest.raises(InputError, match="clean images were not measured"):
         replace(calibration, clean_domain=None).accuracy_estimator()
     with pytest.raises(InputError, match="hold 12, 13 images"):
@@ -111,7 +131,7 @@ def test_clean_images_and_families_of_corruptions_carry_the_estimate(
 def test_readings_carry_the_estimate_and_the_page_shows_it(
     model: Model, reference: EdgeScores, calibration: DomainCalibration
 ) -> None:
-    pool, batch = draw_shapes("flat", 18, start=100), draw_shapes("flat", 12, start=300)
+    pool, batch = draw_shapes("flat", 18, start=200), draw_shapes("flat", 12, start=300)
     # Every domain three times makes twelve families, so that a test without many discoveries speaks.
     few = calibration.accuracy_estimator()
     many = replace(
@@ -120,6 +140,7 @@ def test_readings_carry_the_estimate_and_the_page_shows_it(
         performance=tuple(each / 8 for each in range(1, 5)) * 3,
         families=tuple(f"{name}-{i}" for i in range(3) for name in few.families),
         id_performance=1.0,
+        pool=48,
     )
     for estimator in (few, many):
         monitor = Monitor(model, reference, labelled=pool, estimator=estimator, transform=TRANSFORM)
@@ -135,6 +156,37 @@ def test_readings_carry_the_estimate_and_the_page_shows_it(
         assert "Accuracy without labels" in shown
         assert ("cannot say" in shown) == (estimate.interval is None)
     assert "4 families of domains were calibrated" in few.estimate(dict.fromkeys(few.names, 0.5), n=12).reason
+
+
+def test_a_pool_is_split_by_id_and_small_ones_are_not() -> None:
+    pool = draw_shapes("flat", 100, start=7)
+    learn, corrupted = split_known(pool, 10, seed=1)
+    assert learn is not None
+    assert (learn.n, corrupted.n) == (50, 50)
+    assert sorted([*learn.ids, *corrupted.ids]) == sorted(pool.ids)
+    mixed = split_known(pool.subset(np.random.default_rng(0).permutation(100)), 10, seed=1)
+    assert mixed.learn is not None
+    assert set(mixed.learn.ids) == set(learn.ids)
+    assert set(split_known(pool, 10, seed=2).corrupt.ids) != set(corrupted.ids)
+    # 60 images, windows of 10: half would do, 20 leave four windows; 25: one window to learn from.
+    sizes = [
+        (0 if each.learn is None else each.learn.n, each.corrupt.n)
+        for each in (split_known(pool.subset(range(n)), 10) for n in (90, 60, 45, 25, 20, 19))
+    ]
+    assert sizes == [(45, 45), (20, 40), (10, 35), (10, 15), (10, 10), (0, 19)]
+    overlapping = pool.subset(np.flatnonzero(np.isin(pool.ids, [*learn.ids, *corrupted.ids[:5]])))
+    with pytest.raises(InputError, match="5 of the 50 images to corrupt are among the 55"):
+        check_apart(corrupted, overlapping)
+    check_apart(corrupted, draw_shapes("neon", 100, start=7))  # of the same ids, but other images
+
+
+def test_domains_that_share_their_images_give_no_estimate(calibration: DomainCalibration) -> None:
+    assert calibration.clean_domain is not None
+    domains = [replace(calibration.clean_domain, domain=f"new-{i}") for i in range(12)]
+    estimator = replace(calibration, known=tuple(domains)).accuracy_estimator()
+    assert estimator.silence.startswith(
+        "the calibration domains of 12 images are drawn from 18; 48 are needed"
+    )
 
 
 def test_readings_of_earlier_logs_have_no_estimate(model: Model, reference: EdgeScores) -> None:

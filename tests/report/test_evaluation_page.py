@@ -25,8 +25,11 @@ def domain(name: str, performance: float, *, seed: int, group: str = "", n: int 
         domain=name,
         group=group or name,
         n=n,
-        n_rated=900,
+        n_labelled=900,
         performance=performance,
+        batch_performance=performance,
+        excess={"spearman": 0.5 - performance / 2},
+        drift={"ks": 1 - performance, "mmd": 0.005, "c2st": performance / 2},
         accuracy=performance,
         macro_f1=performance - 0.05,
         shifts={"spearman": 1 - performance + 0.01 * float(rng.normal()), "l2": float(rng.random())},
@@ -71,6 +74,7 @@ def test_the_page_says_what_goes_with_performance_and_what_to_know_first() -> No
         "Shift and performance",
         "What goes with performance",
         "What an alarm would have been worth",
+        "Accuracy without labels",
         "Where in the network",
     ]
     caveats = " ".join(map(str, page.caveats))
@@ -79,6 +83,33 @@ def test_the_page_says_what_goes_with_performance_and_what_to_know_first() -> No
     text = render(document())
     assert f"{evaluation().correlations['spearman']['r2']:.2f}" in text
     assert "an alarm that is always on" in text
+    assert "excess (spearman)" in text
+    assert "test of confidences (KS)" in text
+    # Two families of calibration domains are too few: silent on every test domain, with the reason.
+    assert "2 families of domains were calibrated; 9 are needed" in text
+
+
+def test_estimates_that_speak_stand_beside_the_truth() -> None:
+    rng = np.random.default_rng(0)
+
+    def measured(name: str, rate: float, seed: int) -> EvaluatedDomain:
+        each = domain(name, rate, seed=seed)
+        sure = {"ac": rate + float(rng.normal(0, 0.02)), "atc": rate + float(rng.normal(0, 0.02))}
+        return replace(each, baselines=sure, n_labelled=1200)
+
+    keys = ("fog-1", "fog-5", "snow-3", "frost-4", "solarize", "cartoon", *(f"d{i}" for i in range(8)))
+    known = tuple(measured(f"sketch+{key}", 0.92 - 0.04 * i, i) for i, key in enumerate(keys))
+    test = (measured("inside", 0.7, 50), replace(measured("small", 0.7, 51), n=40))
+    found = replace(evaluation(), own=measured("sketch", 0.95, 90), known=known, test=test)
+    assert found.estimator is not None
+    assert found.estimator.n_families == 14  # both severities of fog are one
+    inside, small = found.estimates.values()
+    assert inside["covered"] is True
+    assert inside["performance"] == 0.7
+    assert small["covered"] is None
+    assert small["reason"] == "the batch holds 40 images, the calibration domains 300"
+    text = render({**found.to_dict(), "distance": "spearman"})
+    assert "It speaks on 1 of 2 test domains; 1 of 1 intervals hold the truth" in text
 
 
 def test_few_domains_are_said_to_be_few() -> None:

@@ -5,11 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from assay.core.errors import FileFormatError, InputError, ShapeError, UnknownNameError
 from assay.core.random import stream
-from assay.tasks import CORRUPTIONS, ImageSet, corrupt
+from assay.tasks import (
+    CORRUPTIONS,
+    EvalTransform,
+    ImageListing,
+    ImageSet,
+    ImageStream,
+    ReadOptions,
+    corrupt,
+    list_files,
+)
 from assay.tasks.corruptions import plasma
 
 
@@ -41,6 +51,48 @@ def test_there_are_thirty_nine_and_each_says_what_it_does() -> None:
     assert len({entry.summary for entry in CORRUPTIONS.values()}) == 39
     assert CORRUPTIONS["fog-4"].severity == 4
     assert CORRUPTIONS["fog-4"].family == "fog"
+
+
+@pytest.fixture(scope="module")
+def listing(tmp_path_factory: pytest.TempPathFactory) -> ImageListing:
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for row in range(4):
+        Image.fromarray(rng.integers(0, 256, (48, 40, 3), np.uint8)).save(folder / f"{row}.png")
+    return list_files(sorted(folder.glob("*.png")), domain="photo")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_stream_is_corrupted_to_the_same_pixels(key: str, listing: ImageListing) -> None:
+    options = ReadOptions(transform=EvalTransform(resize=36, crop=(32, 32)), workers=int(key == "snow-3"))
+    held = corrupt(listing.read(options), key, seed=7)
+    streamed = corrupt(listing.stream(options), key, seed=7)
+    assert (streamed.domain, streamed.config["corruption"]) == (held.domain, held.config["corruption"])
+    np.testing.assert_array_equal(pixels_of(streamed), held.pixels)
+    # A subset keeps the draws of its images, before the corruption and after it.
+    np.testing.assert_array_equal(pixels_of(streamed.subset([2, 0])), held.pixels[[2, 0]])
+    some = corrupt(listing.stream(options).subset([2, 0]), key, seed=7)
+    np.testing.assert_array_equal(pixels_of(some), held.pixels[[2, 0]])
+    batches = list(streamed.batches(3))
+    assert [len(each.images) for each in batches] == [3, 1]
+    assert torch.equal(torch.cat([each.images for each in batches]), held.task(options.transform).images)
+    np.testing.assert_array_equal(pixels_of(streamed.held()), held.pixels)
+
+
+def pixels_of(stream: ImageStream) -> np.ndarray:
+    return np.concatenate([each.pixels.numpy() for each in stream.decoded(3)])
+
+
+def test_a_corrupted_stream_is_known_by_its_corruption(listing: ImageListing) -> None:
+    images = listing.stream(ReadOptions(transform=EvalTransform(resize=(32, 32))))
+    hashes = {corrupt(images, key, seed=seed).data_hash for key in ("fog-1", "edge") for seed in (0, 1)}
+    other = listing.stream(ReadOptions(transform=EvalTransform(resize=36, crop=(32, 32))))
+    hashes |= {images.data_hash, corrupt(other, "edge").data_hash}
+    assert len(hashes) == 6
+    assert corrupt(images, "edge").data_hash == corrupt(images, "edge").data_hash
+    small = listing.stream(ReadOptions(transform=EvalTransform(resize=(31, 40))))
+    with pytest.raises(ShapeError, match="31 x 40"):
+        corrupt(small, "edge")
 
 
 @pytest.mark.parametrize("style", STYLES)

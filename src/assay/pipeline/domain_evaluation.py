@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.batches import check_reference, labelled_outputs
+from assay.analyses.generalization.accuracy_estimate import WINDOWS
+from assay.analyses.generalization.batches import check_reference, image_task, labelled_outputs
 from assay.analyses.generalization.depth_bias import layer_sets, node_layers
 from assay.analyses.generalization.domain_evaluation import (
     DomainEvaluation,
@@ -15,13 +16,14 @@ from assay.analyses.generalization.domain_evaluation import (
     EvaluationSettings,
     LeftOutDomain,
 )
+from assay.analyses.generalization.known_parts import MOST_LABELLED, split_known
 from assay.circuits import load_scores, write_atomically
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, plain, record_id
 from assay.core.untrusted import parse_json
 from assay.models import Model
 from assay.pipeline.image_stream import FIRST_WATCHED
-from assay.pipeline.monitor_plan import MOST_LABELLED, MonitorPlan
+from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.tasks import (
@@ -30,6 +32,7 @@ from assay.tasks import (
     DomainSource,
     EvalTransform,
     ImageSet,
+    ImageStream,
     ReadOptions,
     corrupt,
     find_domains,
@@ -73,6 +76,11 @@ class EvaluationPlan:
         small = [name for name in ("parts", "rated", "least") if getattr(self, name) < 1]
         if small:
             raise InputError(f"{small[0]} is {getattr(self, small[0])}; give 1 or more")
+
+    @property
+    def changed(self) -> int:
+        """Images in distribution that are corrupted, at most: four batches, which an estimate needs."""
+        return max(self.rated, WINDOWS * self.settings.n)
 
     @property
     def most_read(self) -> int:
@@ -131,6 +139,17 @@ def images_of_circuit(reference: str, n: int | None) -> int:
             f"larger shifts; remove --n, or give the images of the reference"
         )
     return int(recorded)
+
+
+def known_batches(rated: int, n: int) -> int:
+    """Batches in distribution besides the reference, at most: to be corrupted, and to learn from.
+
+    Args:
+        rated: Images that performance is measured on.
+        n: Images of a batch.
+    """
+    corrupted = max(rated, WINDOWS * n)
+    return -(-corrupted // n) + -(-min(corrupted, MOST_LABELLED) // n)
 
 
 def check_domains(model: Model, plan: EvaluationPlan) -> list[DomainSource]:
@@ -216,29 +235,30 @@ def evaluate_domains(
             "calibration domains are corrupted copies of labelled images in distribution, but there are none "
             "left; give --known, a reference folder per class with more images, or --corruptions none"
         )
-    labelled = None
+    labelled, learn, corrupted = None, None, None
     if pool is not None and pool.labels is not None:
         _check_enough(model, pool)
-        learned = pool.sample(MOST_LABELLED, seed=plan.settings.seed)
-        progress("labelled images", 0, 1)
-        labelled = labelled_outputs(model, learned.task(transform), batch_size=plan.start.batch_size)
+        learn, corrupted = split_known(pool, plan.settings.n, seed=plan.settings.seed)
+        if learn is not None:
+            progress("labelled images", 0, 1)
+            labelled = labelled_outputs(model, image_task(model, learn), batch_size=plan.start.batch_size)
     probe = DomainProbe(
         model=model,
-        reference=found.scores,
+        reference=found,
         labelled=labelled,
         settings=plan.settings,
+        unlearnt=_unlearnt(pool, plan) if labelled is None else "",
         transform=transform,
         batch_size=plan.start.batch_size,
     )
     keep = _KeptDomains(
-        probe=probe, folder=place, known_hash="" if pool is None else images_hash(pool), plan=plan
+        probe=probe, folder=place, learnt="" if learn is None else images_hash(learn), plan=plan
     )
     own: EvaluatedDomain | None = None
     known: list[EvaluatedDomain] = []
-    if labelled is not None:
-        assert pool is not None
+    if corrupted is not None:
         progress("in distribution", 0, 1)
-        sample = pool.sample(max(plan.rated, plan.settings.n), seed=plan.settings.seed)
+        sample = corrupted.sample(plan.changed, seed=plan.settings.seed)
         own = keep.measure(sample)
         for done, key in enumerate(plan.corruptions):
             progress("corrupted domains", done, len(plan.corruptions))
@@ -267,7 +287,7 @@ def _joined(
     left_out: Sequence[LeftOutDomain],
 ) -> DomainEvaluation:
     probe, plan = keep.probe, keep.plan
-    described, record = probe.model.describe(), plain(dict(probe.reference.provenance))
+    described, record = probe.model.describe(), plain(dict(probe.batches.known_scores.provenance))
     return DomainEvaluation(
         model=described,
         graph=probe.model.graph.describe(),
@@ -294,12 +314,22 @@ def _joined(
     )
 
 
-def _check_enough(model: Model, pool: ImageSet) -> None:
+def _check_enough(model: Model, pool: ImageStream) -> None:
     if pool.n < model.n_classes:
         raise InputError(
             f"{pool.n} labelled images in distribution are left besides the reference, fewer than the "
             f"{model.n_classes} classes of {model.id}; give more with --known"
         )
+
+
+def _unlearnt(pool: ImageStream | None, plan: EvaluationPlan) -> str:
+    """Why no baseline learns from labels."""
+    n = plan.settings.n
+    images = 0 if pool is None or pool.labels is None else pool.n
+    return (
+        f"{images} labelled images in distribution are left besides the reference; baselines that learn from "
+        f"labels need {2 * n}: {n} to learn from, and {n} to corrupt"
+    )
 
 
 def _parts_of(
@@ -310,7 +340,7 @@ def _parts_of(
     options = ReadOptions(
         transform=transform, n=plan.most_read, seed=plan.settings.seed, skip_bad=plan.start.skip_bad
     )
-    images = replace(domain.read(options, model.classes), domain=domain.name)
+    images = replace(domain.stream(options, model.classes), domain=domain.name)
     if images.labels is None:
         raise InputError(f"domain {domain.name!r} has no labels, but an evaluation needs them")
     if None not in (images.classes, model.classes) and not set(images.classes or ()) <= set(
@@ -336,18 +366,18 @@ class _KeptDomains:
 
     probe: DomainProbe
     folder: Path
-    known_hash: str
+    learnt: str
     plan: EvaluationPlan
     identities: list[str] = field(default_factory=list)  # of what was measured so far
 
-    def measure(self, images: ImageSet, *, group: str = "") -> EvaluatedDomain:
+    def measure(self, images: ImageSet | ImageStream, *, group: str = "") -> EvaluatedDomain:
         record: dict[str, Any] = {
             "library": library_version(),
             "model": self.probe.model.describe(),
-            "reference": plain(dict(self.probe.reference.provenance)),
+            "reference": plain(dict(self.probe.batches.known_scores.provenance)),
             "images": images_hash(images),
             "domain": [images.domain, group],
-            "known": self.known_hash,
+            "learnt": self.learnt,
             "settings": self.plan.settings.to_dict(),
         }
         self.identities.append(record_id("evaluated-domain", record))

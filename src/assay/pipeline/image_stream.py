@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.core.errors import FileFormatError, InputError, ShapeError, unknown_name
 from assay.core.random import stream
-from assay.tasks import EvalTransform, ImageSet, ReadOptions, find_domains, is_shapes
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, find_domains, is_shapes
 from assay.tasks.image_files import SUFFIXES, read_images
 from assay.tasks.image_source import SHAPES
 from assay.tasks.prompt_set import ArrivingPrompts
@@ -79,8 +79,10 @@ class Watch:
 
 def known_images(
     source: str, transform: EvalTransform, *, n: int, classes: tuple[str, ...] | None, options: ReadOptions
-) -> ImageSet:
+) -> ImageStream:
     """Images in distribution: with labels from a folder per class or from `shapes:`, else without.
+
+    They are decoded whenever they are read.
 
     Args:
         source: `shapes:DOMAIN`, a folder with a folder per class, or a folder of images.
@@ -95,7 +97,7 @@ def known_images(
             f"{source} holds {len(domains)} domains ({', '.join(each.name for each in domains)}); name the "
             "one that the model was made for"
         )
-    return domains[0].read(replace(options, transform=transform, n=None), classes)
+    return domains[0].stream(replace(options, transform=transform, n=None), classes)
 
 
 def _rest(seconds: float) -> bool:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from assay.analyses.generalization.alarm_rules import MOST_BATCHES
 from assay.analyses.generalization.alarms import batches_for
+from assay.analyses.generalization.known_parts import MOST_LABELLED
+from assay.analyses.generalization.noise_floor import LEAST_BATCHES
 from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
 from assay.core.errors import InputError
 from assay.pipeline.prompt_stream import is_drawn, is_prompts
@@ -15,7 +17,6 @@ from assay.tasks.image_tables import is_table
 METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
 USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
-MOST_LABELLED = 1000  # images that ATC and DoC learn from, a sample: folders list class after class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class MonitorPlan:
             the reference circuit does not use.
         window: Images or prompts of a batch.
         reference_n: Those of the reference circuit if it is to be found; whole windows are used. None:
-            1,024, or all that calibration leaves.
+            1,024 or four windows, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
@@ -124,7 +125,9 @@ class MonitorPlan:
         """Batches of the reference, at most; 0 for a file."""
         if self.given:
             return 0
-        return max(1, (self.reference_n or USUAL_REFERENCE) // self.window)
+        if self.reference_n is None:
+            return max(LEAST_BATCHES, USUAL_REFERENCE // self.window)
+        return self.reference_n // self.window
 
     def reference_size(self, n: int) -> int:
         """Images of the reference circuit, whole windows, when so many are at hand.

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from assay.analyses.generalization.batches import batch_task
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError
@@ -13,13 +12,13 @@ from assay.pipeline.monitor_directory import READINGS, REFERENCE
 from assay.pipeline.monitor_plan import METHOD, QUADRATURE, STEPS, MonitorPlan
 from assay.pipeline.prompt_stream import is_prompts, known_prompts
 from assay.pipeline.stage import Progress
-from assay.tasks import EvalTransform, ImageSet, ReadOptions
+from assay.tasks import EvalTransform, ImageStream, ReadOptions
 from assay.tasks.prompt_set import ArrivingPrompts
 
 
 def known_inputs(
     plan: MonitorPlan, source: str, model: Model, transform: EvalTransform | None, *, n: int | None = None
-) -> ImageSet | ArrivingPrompts:
+) -> ImageStream | ArrivingPrompts:
     """The images or prompts of a source in distribution, as the model reads; `n` of a drawn one.
 
     Raises:
@@ -43,7 +42,7 @@ def known_inputs(
 
 def reference_of(
     model: Model, plan: MonitorPlan, transform: EvalTransform | None, out: Path, progress: Progress
-) -> tuple[Reference, ImageSet | ArrivingPrompts | None]:
+) -> tuple[Reference, ImageStream | ArrivingPrompts | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else known_inputs(plan, plan.known, model, transform)
     if plan.given:
@@ -59,7 +58,8 @@ def reference_of(
     size = plan.reference_size(images.n)
     if pool is None and images.n > size:
         pool = images.subset(order[size:].tolist())
-    task = batch_task(model, images.subset(order[:size].tolist()), transform)
+    known = images.subset(order[:size].tolist())
+    task = known.task(model) if isinstance(known, ArrivingPrompts) else known
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
     quadrature = plan.quadrature or QUADRATURE

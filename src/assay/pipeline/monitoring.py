@@ -1,6 +1,7 @@
 """A monitor as a job: started from a plan, observing, everything kept and taken up again."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization.alarms import batches_for
-from assay.analyses.generalization.detectable_drop import LEAST_BATCHES, DetectableDrop, detectable_drops
+from assay.analyses.generalization.detectable_drop import DetectableDrop, detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.known_parts import MOST_LABELLED, KnownParts, split_known
 from assay.analyses.generalization.monitoring import Monitor
+from assay.analyses.generalization.noise_floor import LEAST_BATCHES
 from assay.analyses.generalization.reference import Reference
 from assay.analyses.generalization.shift import USUAL_VIEW
 from assay.circuits import write_atomically
@@ -21,11 +24,11 @@ from assay.models import Model
 from assay.pipeline.batch_pictures import BatchPictures
 from assay.pipeline.image_stream import Batch
 from assay.pipeline.monitor_directory import DOCUMENT, DOMAINS, PAGE, READINGS
-from assay.pipeline.monitor_plan import MOST_LABELLED, MonitorPlan
+from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform, ImageSet, ImageStream
 from assay.tasks.prompt_set import ArrivingPrompts
 from assay.zoo.scoring import images_hash
 
@@ -169,10 +172,20 @@ def start_monitor(
     progress = progress or silent
     reference, pool = reference_of(model, plan, transform, out, progress)
     domains = None
+    learn: ImageSet | ImageStream | None = None
     threshold: Any = plan.threshold
+    if isinstance(pool, ImageStream) and pool.labels is not None:
+        learn = pool.sample(MOST_LABELLED, seed=plan.seed)  # folders list class after class
     if plan.target is not None:
-        assert isinstance(pool, ImageSet | None), "a target is refused for prompts"
-        domains = _domains(model, plan, reference, pool, transform, out, progress)
+        assert isinstance(pool, ImageStream | None), "a target is refused for prompts"
+        if pool is None:
+            raise InputError(
+                "a target needs labelled in-distribution images to corrupt; give --known, or a reference "
+                "folder with more images than the window"
+            )
+        parts = split_known(pool, plan.window, seed=plan.seed)
+        learn = parts.learn or learn
+        domains = _domains(model, plan, reference, parts, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
     monitor = Monitor(
         model,
@@ -182,11 +195,9 @@ def start_monitor(
         view=plan.view,
         rule=plan.rule,
         alpha=plan.alpha,
-        labelled=pool.sample(MOST_LABELLED, seed=plan.seed)
-        if isinstance(pool, ImageSet) and pool.labels is not None
-        else None,
+        labelled=learn,
         estimator=None if domains is None else domains.accuracy_estimator(),
-        drift=pool if isinstance(pool, ImageSet) else None,
+        drift=pool if isinstance(pool, ImageStream) else None,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -203,41 +214,43 @@ def _domains(
     model: Model,
     plan: MonitorPlan,
     reference: Reference,
-    pool: ImageSet | None,
+    parts: KnownParts,
     transform: EvalTransform | None,
     out: Path,
     progress: Progress,
 ) -> DomainCalibration:
     """The corrupted domains, from the directory where they were measured before."""
-    if pool is None:
-        raise InputError(
-            "a target needs labelled in-distribution images to corrupt; give --known, or a reference folder "
-            "with more images than the window"
-        )
+    images = parts.corrupt
     stored = out / DOMAINS
     wanted = {
         "reference": json.loads(json.dumps(dict(reference.scores.provenance))),
-        "domain": pool.domain,
-        "hash": images_hash(pool),
-        "n": min(plan.window, pool.n),
+        "domain": images.domain,
+        "hash": images_hash(images),
+        "learnt": None if parts.learn is None else images_hash(parts.learn),
+        "n": min(plan.window, images.n),
         "seed": plan.seed,
         "view": {} if plan.view == USUAL_VIEW else plan.view.to_dict(),
     }
     if stored.is_file():
         calibration = _read_domains(stored)
-        images = calibration.provenance["images"]
-        if calibration.clean_domain is not None and wanted == {
-            "reference": calibration.provenance["reference"],
-            **{name: images.get(name) for name in ("domain", "hash", "n", "seed")},
-            "view": calibration.provenance.get("view", {}),
-        }:
+        earlier, clean = calibration.provenance["images"], calibration.clean_domain
+        if (
+            clean is not None
+            and math.isfinite(clean.batch_performance)
+            and wanted
+            == {
+                "reference": calibration.provenance["reference"],
+                **{name: earlier.get(name) for name in ("domain", "hash", "learnt", "n", "seed")},
+                "view": calibration.provenance.get("view", {}),
+            }
+        ):
             return calibration
     calibration = calibrate_on_corruptions(
         model,
         reference,
-        pool,
+        images,
         n=wanted["n"],
-        labelled=pool.sample(MOST_LABELLED, seed=plan.seed),
+        labelled=parts.learn,
         view=plan.view,
         transform=transform,
         batch_size=plan.batch_size,
@@ -259,7 +272,7 @@ def _read_domains(path: Path) -> DomainCalibration:
 
 
 def _calibrate(
-    monitor: Monitor, plan: MonitorPlan, pool: ImageSet | ArrivingPrompts | None, progress: Progress
+    monitor: Monitor, plan: MonitorPlan, pool: ImageStream | ArrivingPrompts | None, progress: Progress
 ) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:

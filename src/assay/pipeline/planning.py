@@ -13,7 +13,7 @@ from assay.analyses.benchmark.cost import TURNS, most_turns
 from assay.analyses.benchmark.discovery import WARM_UP
 from assay.analyses.claims.claim import Claim
 from assay.analyses.claims.sets import head_sets, shape_of
-from assay.analyses.generalization.batches import batch_task
+from assay.analyses.generalization.batches import BatchTask, batch_task
 from assay.analyses.worst_case.explain import STEPS as STEPS_OF_EXPLAIN
 from assay.analyses.worst_case.repair_search import (
     ALPHA,
@@ -41,7 +41,7 @@ from assay.pipeline.inputs import FEW
 from assay.pipeline.monitor_plan import METHOD, STEPS, MonitorPlan
 from assay.pipeline.monitor_reference import known_inputs
 from assay.pipeline.zoo_training import evaluations_of, step_passes, training_passes
-from assay.tasks import EvalTransform, ImageSet, ImageTask, ReadOptions, Task
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, Task
 from assay.zoo import Grid, Recipe, Zoo, initial_module, split
 from assay.zoo.building import transform_for
 from assay.zoo.feeding import Images, size_of
@@ -242,9 +242,9 @@ def index_cost(
     return replace(cost, model={"id": f"{models} models of {zoo.name}"})
 
 
-def few_images(model: Model, images: ImageSet) -> ImageTask:
+def few_images(model: Model, images: ImageSet | ImageStream) -> BatchTask:
     """A few images as a model reads them, to time a pass on."""
-    return images.subset(range(min(images.n, FEW))).task(EvalTransform.for_model(model))
+    return batch_task(model, images.subset(range(min(images.n, FEW))))
 
 
 def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
@@ -297,10 +297,10 @@ def evaluation_cost(model: Model, plan: EvaluationPlan) -> tuple[Forecast, list[
 
     known = start.known_source is not None
     stages = [
-        stage("reference", 0 if start.given else 1, 0),
+        stage("reference", start.reference_batches, 0),
         Workload(stage="labelled images", runs=int(known), passes=int(known) * start.most_labelled),
-        stage("in distribution", int(known), rated),
-        stage("corrupted domains", len(plan.corruptions), rated),
+        stage("in distribution", int(known), plan.changed),
+        stage("corrupted domains", len(plan.corruptions), plan.changed),
         stage("test domains", len(domains) * plan.parts, rated),
     ]
     task = None

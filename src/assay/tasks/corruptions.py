@@ -6,11 +6,12 @@ random draw of an image comes from the stream `corruption/KEY/ID` of the seed, s
 other images nor on their order.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float64, UInt8
@@ -21,7 +22,9 @@ from scipy import ndimage
 from assay.core.errors import FileFormatError, InputError, ShapeError
 from assay.core.random import stream
 from assay.core.registry import Registry
+from assay.tasks.image_decoding import LabelledPicture, Pictures, decoded
 from assay.tasks.image_set import ImageSet
+from assay.tasks.image_stream import ImageStream
 from assay.tasks.image_transform import BROKEN, read_rgb
 
 
@@ -30,6 +33,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 Numbers = NDArray[np.float64]
+Some = TypeVar("Some", bound=ImageSet | ImageStream)
 Textures = Sequence[UInt8[np.ndarray, "_ _ 3"]]
 
 
@@ -60,20 +64,19 @@ class Corruption:
 CORRUPTIONS: Registry[Corruption] = Registry("corruption", holds=Corruption)
 
 
-def corrupt(
-    images: ImageSet, key: str, *, seed: int = 0, frost_textures: str | Path | None = None
-) -> ImageSet:
+def corrupt(images: Some, key: str, *, seed: int = 0, frost_textures: str | Path | None = None) -> Some:
     """The images under one calibration domain; labels, ids and fields stay.
 
     Args:
-        images: At least 32 pixels high and wide.
+        images: At least 32 pixels high and wide. A stream is corrupted as it is decoded, by the same
+            processes, to the same pixels.
         key: Name in the registry (`assay.tasks.CORRUPTIONS`), e.g. `fog-2` or `solarize`.
         seed: Root seed of the draws.
         frost_textures: Folder of photographs of frost for `frost-1` to `frost-5`. Default: synthetic
             plasma; the record of the set says which was used.
 
     Returns:
-        A set of the same size whose domain is `DOMAIN+KEY`.
+        A set or stream of the same size whose domain is `DOMAIN+KEY`.
 
     Raises:
         UnknownNameError: If no corruption has this name.
@@ -91,7 +94,7 @@ def corrupt(
         ('plain+solarize', 55)
     """
     entry = CORRUPTIONS[key]
-    height, width = images.pixels.shape[1:3]
+    height, width = images.image_size
     if min(height, width) < MIN_SIDE:
         raise ShapeError(
             f"images are {height} x {width}; corruptions need at least {MIN_SIDE} pixels in height and "
@@ -104,13 +107,50 @@ def corrupt(
         if frost_textures is not None:
             textures = _read_textures(Path(frost_textures))
             record["frost_textures"] = f"{len(textures)} photographs"
-    out = np.empty_like(images.pixels)
-    for row, number in enumerate(images.ids):
-        rng = stream(seed, f"corruption/{entry.key}/{number}")
-        out[row] = entry.apply(images.pixels[row], rng, textures)
-    return replace(
-        images, pixels=out, domain=f"{images.domain}+{key}", config={**images.config, "corruption": record}
-    )
+    made: dict[str, Any] = {
+        "domain": f"{images.domain}+{key}",
+        "config": {**images.config, "corruption": record},
+    }
+    if isinstance(images, ImageStream):
+        made["pictures"] = _CorruptedPictures(images, entry.key, seed, textures)
+        made["transform"] = replace(images.transform, resize=None, crop=None)  # applied by the pictures
+    else:
+        made["pixels"] = np.empty_like(images.pixels)
+        for row, number in enumerate(images.ids.tolist()):
+            made["pixels"][row] = _corrupted(images.pixels[row], entry, seed, number, textures)
+    return replace(images, **made)
+
+
+def _corrupted(pixels: Pixels, entry: Corruption, seed: int, number: int, textures: Textures) -> Pixels:
+    return entry.apply(pixels, stream(seed, f"corruption/{entry.key}/{number}"), textures)
+
+
+class _CorruptedPictures(Pictures):
+    """The pictures of a stream, resized, cropped and corrupted."""
+
+    def __init__(self, images: ImageStream, key: str, seed: int, textures: Textures) -> None:
+        self._pictures, self._transform = images.pictures, images.transform
+        self._ids = dict(zip(images.rows.tolist(), images.ids.tolist(), strict=True))
+        self._key, self._seed, self._textures = key, seed, textures
+        self.most_workers = images.pictures.most_workers
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def name(self, row: int) -> str:
+        return self._pictures.name(row)
+
+    def content(self, row: int) -> Pixels:
+        content = self._pictures.content(row)
+        if isinstance(content, LabelledPicture):
+            content = content.content
+        pixels = decoded(self.name(row), content, self._transform)
+        return _corrupted(pixels, CORRUPTIONS[self._key], self._seed, self._ids[row], self._textures)
+
+    def marks(self, rows: Sequence[int]) -> Iterator[str]:
+        made = json.dumps([self._key, self._seed, len(self._textures), self._transform.to_dict()])
+        for mark in self._pictures.marks(rows):
+            yield f"{mark} {made}"
 
 
 def _read_textures(folder: Path) -> list[UInt8[np.ndarray, "_ _ 3"]]:

@@ -23,7 +23,7 @@ from assay.tasks.alignment import Part
 from assay.tasks.choices import MultipleChoice, is_question, question_of
 from assay.tasks.encoding import pair_task
 from assay.tasks.grammar import Prompt, Read
-from assay.tasks.image_set import draw_rows
+from assay.tasks.image_rows import draw_rows
 from assay.tasks.loaded_sets import loaded_rows, name_of
 from assay.tasks.published import is_published, published_pair
 from assay.tasks.rows import Rows, read_rows

@@ -11,7 +11,8 @@ from jaxtyping import Int64, UInt8
 from assay.core.errors import InputError
 from assay.core.machine import free_memory
 from assay.tasks.image_decoding import Decoding, Pictures, check_workers, groups_of, unequal, usual_workers
-from assay.tasks.image_set import ImageSet, draw_rows
+from assay.tasks.image_rows import draw_rows
+from assay.tasks.image_set import ImageSet
 from assay.tasks.image_stream import ImageStream
 from assay.tasks.image_transform import EvalTransform
 

@@ -13,14 +13,57 @@ from torch import Tensor
 
 from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError
+from assay.core.random import stream
 from assay.tasks.image_batch import ImageBatch, OfClasses
 
 
 R = TypeVar("R", bound="ImageRows")
+D = TypeVar("D", bound="DrawnRows")
+
+
+class DrawnRows(abc.ABC):
+    """Abstract: images of one domain that can be taken by row, at random, too."""
+
+    domain: str
+    config: Mapping[str, Any]
+
+    @property
+    @abc.abstractmethod
+    def n(self) -> int:
+        """Number of images."""
+
+    @abc.abstractmethod
+    def subset(self: D, indices: Any) -> D:
+        """The images in these rows, in this order; they keep their ids."""
+
+    def sample(self: D, n: int, *, seed: int = 0) -> D:
+        """`n` images drawn without replacement (all if there are fewer), in their order.
+
+        Args:
+            n: At least 1.
+            seed: Seed of the stream `images/sample`.
+        """
+        return self.subset(draw_rows(self.n, n, seed=seed))
+
+    def parts(self: D, k: int, *, seed: int = 0) -> tuple[D, ...]:
+        """`k` disjoint random parts that differ by at most one image in size, named `domain/1` to `domain/k`.
+
+        Args:
+            k: Number of parts, 1 .. n.
+            seed: Seed of the stream `images/parts`.
+        """
+        if not 1 <= k <= self.n:
+            raise InputError(f"cannot split {self.n} images into {k} parts; give 1 to {self.n}")
+        shuffled = stream(seed, "images/parts").permutation(self.n)
+        changed: dict[str, Any] = {"config": {**self.config, "parts": {"k": k, "seed": seed}}}
+        return tuple(
+            replace(self.subset(np.sort(rows)), domain=f"{self.domain}/{number}", **changed)  # type: ignore[type-var]
+            for number, rows in enumerate(np.array_split(shuffled, k), start=1)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageRows(OfClasses, Carded, abc.ABC):
+class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
     """Abstract: images of one domain as a model reads them; `ImageTask` holds them, `ImageStream` reads them.
 
     Args:
@@ -168,7 +211,7 @@ class ImageRows(OfClasses, Carded, abc.ABC):
         others = logits.scatter(1, labels[:, None], -torch.inf)
         return replace(self, labels=labels, foils=others.argmax(1, keepdim=True)).bound(self._n_tokens)
 
-    def subset(self: R, indices: Int[Tensor, " k"] | Sequence[int]) -> R:
+    def subset(self: R, indices: Int[Tensor, " k"] | Int[np.ndarray, " k"] | Sequence[int]) -> R:
         """The images in these rows, in this order; they keep their ids.
 
         Args:
@@ -306,3 +349,15 @@ def checked_rows(rows: np.ndarray, n: int) -> Int64[np.ndarray, " k"]:
             f"subset names rows {int(rows.min())} to {int(rows.max())}, but there are 0 to {n - 1}"
         )
     return rows.astype(np.int64)
+
+
+def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> Int64[np.ndarray, " k"]:
+    """`n` of `total` row numbers without replacement, ascending; all of them if `n` is None or not smaller.
+
+    The stream is `images/sample` of the seed, or that of another `what`.
+    """
+    if n is not None and n < 1:
+        raise InputError(f"n is {n}; give at least 1 of the {what}")
+    if n is None or n >= total:
+        return np.arange(total)
+    return np.sort(stream(seed, f"{what}/sample").choice(total, n, replace=False))

@@ -10,16 +10,15 @@ from jaxtyping import Int64, UInt8
 
 from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError, unknown_name
-from assay.core.random import stream
 from assay.tasks.image_decoding import Arrays
-from assay.tasks.image_rows import check_per_image, checked_rows, fill
+from assay.tasks.image_rows import DrawnRows, check_per_image, checked_rows, fill
 from assay.tasks.image_stream import ImageStream
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageSet(Carded):
+class ImageSet(DrawnRows, Carded):
     """Images of one domain in 8 bits, before normalisation: what is corrupted, sampled and split.
 
     Args:
@@ -72,6 +71,11 @@ class ImageSet(Carded):
         """Number of images."""
         return len(self.pixels)
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.pixels.shape[1], self.pixels.shape[2]
+
     def subset(self, indices: Int64[np.ndarray, " k"] | Sequence[int]) -> "ImageSet":
         """The images in these rows, in this order; they keep their ids.
 
@@ -85,31 +89,6 @@ class ImageSet(Carded):
             labels=None if self.labels is None else self.labels[rows],
             ids=self.ids[rows],
             fields={name: [values[i] for i in rows] for name, values in self.fields.items()},
-        )
-
-    def sample(self, n: int, *, seed: int = 0) -> "ImageSet":
-        """`n` images drawn without replacement (all if there are fewer), in their order.
-
-        Args:
-            n: At least 1.
-            seed: Seed of the stream `images/sample`.
-        """
-        return self.subset(draw_rows(self.n, n, seed=seed))
-
-    def parts(self, k: int, *, seed: int = 0) -> tuple["ImageSet", ...]:
-        """`k` disjoint random parts that differ by at most one image in size, named `domain/1` to `domain/k`.
-
-        Args:
-            k: Number of parts, 1 .. n.
-            seed: Seed of the stream `images/parts`.
-        """
-        if not 1 <= k <= self.n:
-            raise InputError(f"cannot split {self.n} images into {k} parts; give 1 to {self.n}")
-        shuffled = stream(seed, "images/parts").permutation(self.n)
-        config = {**self.config, "parts": {"k": k, "seed": seed}}
-        return tuple(
-            replace(self.subset(np.sort(rows)), domain=f"{self.domain}/{number}", config=config)
-            for number, rows in enumerate(np.array_split(shuffled, k), start=1)
         )
 
     def by_field(self, name: str) -> dict[str, "ImageSet"]:
@@ -179,15 +158,3 @@ class ImageSet(Carded):
             config={**self.config, "normalise": transform.normalisation, "skipped": len(self.skipped)},
             skipped=self.skipped,
         )
-
-
-def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> Int64[np.ndarray, " k"]:
-    """`n` of `total` row numbers without replacement, ascending; all of them if `n` is None or not smaller.
-
-    The stream is `images/sample` of the seed, or that of another `what`.
-    """
-    if n is not None and n < 1:
-        raise InputError(f"n is {n}; give at least 1 of the {what}")
-    if n is None or n >= total:
-        return np.arange(total)
-    return np.sort(stream(seed, f"{what}/sample").choice(total, n, replace=False))

@@ -39,6 +39,7 @@ from assay.analyses.generalization.finetuning import FineTuning, finetune
 from assay.analyses.generalization.inspecting import inspect_model
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings
 from assay.analyses.generalization.journal import Reading
+from assay.analyses.generalization.known_parts import KnownParts, split_known
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.noise_floor import Excess, NoiseFloor
@@ -88,6 +89,7 @@ __all__ = [
     "Guarantee",
     "Inspection",
     "InspectionSettings",
+    "KnownParts",
     "LayerSets",
     "Monitor",
     "Motif",
@@ -131,6 +133,7 @@ __all__ = [
     "resampled_depth_bias",
     "resampled_motif",
     "resampled_shift",
+    "split_known",
     "summarize_correlations",
     "training_dynamics",
     "universal_motif",

@@ -2,7 +2,7 @@
 
 The units are families of domains: corruptions that differ in severity only are one family. A new domain has
 to be exchangeable with the calibration families; what is fitted, tested and promised leaves out whole
-families.
+families. Readings are standardised over all domains, without their accuracies.
 """
 
 import math
@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float64
 from scipy import optimize
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.core.random import stream
 from assay.core.record import BRIEF, Record
 from assay.core.verdict import Interval
 
@@ -24,9 +24,11 @@ IN_UNIT = ("ac", "atc", "doc", "cot", "cbpe", "m-cbpe")  # readings in the unit 
 RISING = (*IN_UNIT, "ane", "mano", "closeness")  # the others are distances, which fall with accuracy
 FEWEST, MANY, FEW_LEVEL = 9, 19, 0.9  # families: below the first silence, below the second this level
 RIDGE = 0.1  # penalty of squared weights, per family
+WINDOWS = 4  # batches that a pool must give before domains drawn from it differ like new batches
 NEAREST = 3  # domains that say how far away a batch is
 OUTSIDE = 0.15  # p-value of the support test at or below which a batch is outside
-WORTH = 0.15  # p-value of the backtest at or below which the estimate is used
+WORTH = 0.05  # p-value of the backtest at or below which the estimate is used
+DEALS = 999  # of the accuracies, which say what chance does in the backtest
 Row = Float64[np.ndarray, " r"]
 Rows = Float64[np.ndarray, "m r"]
 Fit = Float64[np.ndarray, " weights"]  # intercept, then a weight per reading
@@ -38,7 +40,8 @@ class AccuracyEstimate(Record):
 
     Attributes:
         value: In [0, 1]; None where silent.
-        interval: Conformal interval of the accuracy; None where silent.
+        interval: Conformal interval of the accuracy on the images of the batch, not of their source, whose
+            accuracy many batches would have on average; None where silent.
         support: p-value of "the batch is like the calibration domains", in (0, 1]; None if not tested.
         source: What it rests on, a sentence.
         reason: Why it is silent; empty where it speaks.
@@ -65,7 +68,9 @@ class Backtest(Record):
         error: Mean over families of their mean absolute error.
         id_error: The same of the in-distribution accuracy for every domain.
         mean_error: The same of the mean accuracy of the other families.
-        p_value: One-sided paired t-test over families that the errors are below those of the better constant.
+        p_value: That accuracies dealt out at random are predicted as well, one-sided, in [0.001, 1]: among
+            999 deals (and the true one) the share with at most this error. Each family gets the accuracies of
+            a family of its size, in any order; predictions stay.
     """
 
     error: float
@@ -75,7 +80,7 @@ class Backtest(Record):
 
     @property
     def useful(self) -> bool:
-        """Whether the estimate beats both constants: p at most 0.15."""
+        """Whether the estimate beats both constants, and chance at p at most 0.05."""
         return self.error < min(self.id_error, self.mean_error) and self.p_value <= WORTH
 
 
@@ -92,8 +97,11 @@ class AccuracyEstimator(Record):
     It says "cannot say" where
 
     - there are fewer than 9 families;
-    - the backtest does not beat, at p <= 0.15, both constants: in-distribution accuracy and the mean
-      accuracy of other families. A stack as good as a constant is used with probability 0.15, about;
+    - the backtest does not beat both constants, in-distribution accuracy and the mean accuracy of other
+      families, or p > 0.05: readings that know nothing of accuracy are used with a probability of 0.05 at
+      most;
+    - domains were drawn from fewer images than four batches hold: they would share their images, and their
+      errors be too much alike;
     - the batch is outside: its mean distance to the 3 nearest domains is larger than those of domains to the
       nearest of other families, at a conformal p-value of 0.15 or less. This silences up to 15 % of batches
       inside;
@@ -103,10 +111,11 @@ class AccuracyEstimator(Record):
         names: Keys of the readings: `ac`, `atc`, `doc`, `cot`, `cbpe`, `m-cbpe` in the unit of accuracy;
             `ane`, `mano` and `closeness` rise with it; all others fall with it, as distances do.
         readings: `[m][r]`, a row per domain.
-        performance: Accuracy (or another measure in [0, 1]) of each.
+        performance: Accuracy (or another measure in [0, 1]) on the very images of each row's readings.
         families: Family of each.
         id_performance: In distribution.
-        n: Images of a domain.
+        n: Images of a row's readings: those of a batch.
+        pool: Images that they were drawn from, the same for all domains; None: each has images of its own.
         level: Coverage asked for; `offered` says what is given.
 
     Raises:
@@ -128,6 +137,7 @@ class AccuracyEstimator(Record):
     families: tuple[str, ...]
     id_performance: float
     n: int
+    pool: int | None = None
     level: float = 0.95
 
     def __post_init__(self) -> None:
@@ -188,32 +198,42 @@ class AccuracyEstimator(Record):
             else truth
         )
         of_mean = np.abs(others - truth)
-        by_family = [self._by_family(each) for each in (errors, of_id, of_mean)]
-        best = min(by_family[1:], key=np.mean)
-        gain = best - by_family[0]
-        spread = gain.std(ddof=1) if len(gain) > 1 else 0.0
-        p_value = (
-            float(scipy_stats.t.sf(gain.mean() / spread * math.sqrt(len(gain)), len(gain) - 1))
-            if spread > 0
-            else 1.0
-        )
+        error, id_error, mean_error = (self._by_family(each).mean() for each in (errors, of_id, of_mean))
+        by_chance = np.abs(self._dealt(truth) - self._accuracy(self._left_out)) @ votes / self.n_families
         return Backtest(
-            error=float(by_family[0].mean()),
-            id_error=float(by_family[1].mean()),
-            mean_error=float(by_family[2].mean()),
-            p_value=p_value,
+            error=float(error),
+            id_error=float(id_error),
+            mean_error=float(mean_error),
+            p_value=float(1 + (by_chance <= error + 1e-12).sum()) / (DEALS + 1),
         )
+
+    def _dealt(self, truth: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, "deals m"]:
+        """Accuracies dealt out among families of one size, and within each; the order of domains is free."""
+        rng, dealt = stream(0, "accuracy-estimate/deals"), np.tile(truth, (DEALS, 1))
+        names, order = np.array(self.families), np.lexsort((self._left_out, truth))
+        blocks = [order[names[order] == family] for family in sorted(set(self.families))]
+        for size in sorted({len(each) for each in blocks}):
+            rows = np.stack([each for each in blocks if len(each) == size])
+            families = rng.random((DEALS, len(rows))).argsort(1)
+            dealt[:, rows.ravel()] = truth[rng.permuted(rows[families], axis=2).reshape(DEALS, -1)]
+        return dealt
 
     @property
     def silence(self) -> str:
         """Why it says nothing about any batch; empty where it may speak."""
         if self.n_families < FEWEST:
             return f"{self.n_families} families of domains were calibrated; {FEWEST} are needed"
+        if self.pool is not None and self.pool < WINDOWS * self.n:
+            return (
+                f"the calibration domains of {self.n} images are drawn from {self.pool}; "
+                f"{WINDOWS * self.n} are needed, besides those that readings learn from"
+            )
         test = self.backtest
         if not test.useful:
             return (
                 f"on families left out, the estimate is {test.error:.3f} off on average, a constant "
-                f"{min(test.id_error, test.mean_error):.3f} (p = {test.p_value:.2g}); it is not better"
+                f"{min(test.id_error, test.mean_error):.3f}, and chance is as good with p = "
+                f"{test.p_value:.2g}; it is not better"
             )
         return ""
 

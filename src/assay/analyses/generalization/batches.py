@@ -31,21 +31,23 @@ from assay.tasks import (
 from assay.tasks.prompt_set import UNANSWERED, ArrivingPrompts
 
 
-Images = ImageTask | ImageSet | Tensor
+Images = ImageTask | ImageStream | ImageSet | Tensor
 Inputs = Images | PairTask | ArrivingPrompts
 BatchTask = ImageTask | PairTask
 
 
-def image_task(model: Model, images: Images, transform: EvalTransform | None = None) -> ImageTask:
+def image_task(
+    model: Model, images: Images, transform: EvalTransform | None = None
+) -> ImageTask | ImageStream:
     """Images in any form as the model reads them.
 
     Args:
         model: A vision model.
-        images: A task as it is; 8-bit images, normalised by the model's own transform; or a tensor of
-            normalised images `[N, 3, H, W]`.
+        images: A task or a stream as it is; 8-bit images, normalised by the model's own transform; or a
+            tensor of normalised images `[N, 3, H, W]`.
         transform: Instead of the model's own.
     """
-    if isinstance(images, ImageTask):
+    if isinstance(images, ImageTask | ImageStream):
         return images
     if isinstance(images, ImageSet):
         return images.task(transform or EvalTransform.for_model(model))
@@ -53,19 +55,21 @@ def image_task(model: Model, images: Images, transform: EvalTransform | None = N
 
 
 def batch_task(model: Model, inputs: Inputs, transform: EvalTransform | None = None) -> BatchTask:
-    """Images or prompts in any form as the model reads them: a task as it is, the rest made into one.
+    """A batch in any form as the model reads it: a task as it is, the rest made into one.
 
     Args:
-        model: What reads them.
-        inputs: Images as `image_task` takes them; prompts, which then have no counterparts and no answers.
+        model: What reads it.
+        inputs: Images as `image_task` takes them, those of a stream then lie in memory; prompts, which have
+            no counterparts and no answers.
         transform: Of images, instead of the model's own.
     """
     if isinstance(inputs, ArrivingPrompts):
         return inputs.task(model)
-    return inputs if isinstance(inputs, PairTask) else image_task(model, inputs, transform)
+    task = inputs if isinstance(inputs, PairTask) else image_task(model, inputs, transform)
+    return task.loaded() if isinstance(task, ImageStream) else task
 
 
-def origin(inputs: BatchTask | ImageSet | ArrivingPrompts) -> str:
+def origin(inputs: BatchTask | ImageStream | ImageSet | ArrivingPrompts) -> str:
     """Where inputs come from."""
     return inputs.name if isinstance(inputs, PairTask) else inputs.domain
 
@@ -132,7 +136,8 @@ def circuit_like(
 
     Args:
         model: The model of the reference.
-        task: The inputs, two or more under a mean ablation.
+        task: The inputs, two or more under a mean ablation. Images of a stream are decoded once, and held in
+            8 bits meanwhile.
         reference_scores: What gives the settings.
         per_example: Keep the scores of each input.
         batch_size: Inputs per pass.
@@ -142,6 +147,7 @@ def circuit_like(
             the prompts of a stream do not have.
     """
     settings = check_reference(model, reference_scores)
+    task = task.held() if isinstance(task, ImageStream) else task
     _check_unanswered(task, settings)
     options: dict[str, Any] = {"objective": settings["objective"], "ablation": settings["ablation"]}
     if settings["steps"] is not None:
@@ -206,13 +212,17 @@ def outputs_of(model: Model, task: BatchTask | ImageStream, *, batch_size: int |
     if isinstance(task, PairTask):
         read = run_model(model, task, batch_size=batch_size).double().cpu()
         return Outputs(logits=read, features=np.empty((len(read), 0)))
+    places = None
+    if isinstance(task, ImageStream):
+        task, places = task.ascending()
     bound = model.bind(task)
     size = choose_batch_size(model, bound, asked=batch_size)
     parts = [batch_outputs(model, bound, batch) for batch in bound.batches(size)]
-    return Outputs(
+    outputs = Outputs(
         logits=torch.cat([each.logits for each in parts]),
         features=np.concatenate([each.features for each in parts]),
     )
+    return outputs if places is None else outputs.of(places.numpy())
 
 
 def batch_outputs(model: Model, task: ImageInputs, batch: ImageBatch) -> Outputs:

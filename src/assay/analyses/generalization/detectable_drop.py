@@ -9,6 +9,7 @@ from jaxtyping import Float64
 
 from assay.analyses.generalization.alarms import Calibration, ConformalAlarm
 from assay.analyses.generalization.domain_shifts import DomainCalibration
+from assay.analyses.generalization.noise_floor import LEAST_BATCHES
 from assay.analyses.generalization.thresholds import Threshold, draws_of, monotone
 from assay.core.errors import InputError
 from assay.core.random import stream
@@ -17,7 +18,6 @@ from assay.core.verdict import Interval
 
 
 POWERS = (0.5, 0.8)
-LEAST_BATCHES = 4  # known ones, whose scatter a threshold is compared with
 RESAMPLES = 500
 
 Values = Float64[np.ndarray, " n"]

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,27 +12,22 @@ import torch
 from jaxtyping import Float64
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.batches import (
-    Labelled,
-    Outputs,
-    circuit_like,
-    image_task,
-    label_free,
-    labels_of,
-    outputs_of,
-)
+from assay.analyses.generalization.accuracy_estimate import AccuracyEstimator
+from assay.analyses.generalization.batches import COMPARED, Labelled, Outputs, drift_tests
 from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias, dependency_matrix
-from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
+from assay.analyses.generalization.domain_measurement import BatchProbe, DomainShift
+from assay.analyses.generalization.domain_shifts import DomainCalibration
 from assay.analyses.generalization.evaluation import DELTAS, AlarmCurve, correlate
 from assay.analyses.generalization.motifs import motif
-from assay.analyses.generalization.shift import ShiftView, circuit_shifts, rank_shift_map
+from assay.analyses.generalization.reference import Reference
+from assay.analyses.generalization.shift import ShiftView, rank_shift_map
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.random import stream
 from assay.core.record import BRIEF, Record, plain, record_id
 from assay.models import Model
 from assay.stats import spearman
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform, ImageSet, ImageStream
 
 
 SCHEMA = "assay-domain-evaluation/1"
@@ -78,23 +73,28 @@ class EvaluatedDomain(DomainShift):
 
     Attributes:
         group: The domain that it is a part of; its own name where it is whole.
-        n_rated: Images that performance was measured on.
-        accuracy: In [0, 1].
+        accuracy: On all labelled images, in [0, 1].
         macro_f1: Mean F1 of the classes that occur, in [0, 1].
         depth_bias: Depth bias by its targets: `output`, `deep`, `global`.
         dependency: Dependency matrix, `[layers][layers]`.
         layers: Rank-shift map against the reference, `[layers][layers]`, in (-1, 1).
+        drift: p-values of the drift tests of the batch, see `drift_tests`; empty without known images.
         absent: Baseline -> why it is undefined here.
     """
 
     group: str
-    n_rated: int
     accuracy: float
     macro_f1: float
     depth_bias: Mapping[str, float]
     dependency: Rows
     layers: Rows
+    drift: Mapping[str, float] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict, metadata=BRIEF)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Shifts, excesses, baselines and p-values of drift tests."""
+        return {**super().scores, **self.drift}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,25 +118,45 @@ class DomainProbe:
 
     Attributes:
         model: The deployed model.
-        reference: Its circuit on known data; gives the settings of discovery.
-        labelled: Outputs on labelled images in distribution, for the baselines that learn from them.
+        reference: Its circuit on known data, with or without a noise floor; gives the settings of discovery.
+        labelled: Outputs on labelled images in distribution, which no domain is made of: for the baselines
+            that learn from them, and for drift tests.
         settings: What is measured.
+        unlearnt: Why there are no such images; empty where there are.
         transform: For 8-bit images; None: the model's own.
         batch_size: Images per pass.
     """
 
     model: Model
-    reference: EdgeScores
+    reference: EdgeScores | Reference
     labelled: Labelled | None
     settings: EvaluationSettings
+    unlearnt: str = ""
     transform: EvalTransform | None = None
     batch_size: int | None = None
 
-    def measure(self, images: ImageSet, *, group: str = "") -> EvaluatedDomain:
+    @cached_property
+    def batches(self) -> BatchProbe:
+        """What measures a batch of a domain as a monitor does."""
+        how = self.settings
+        return BatchProbe(
+            model=self.model,
+            reference=self.reference,
+            labelled=self.labelled,
+            n=how.n,
+            measure=how.measure,
+            view=how.view,
+            transform=self.transform,
+            batch_size=self.batch_size,
+            seed=how.seed,
+        )
+
+    def measure(self, images: ImageSet | ImageStream, *, group: str = "") -> EvaluatedDomain:
         """Performance on all of the images, circuit and baselines on a sample of them.
 
         Args:
-            images: Labelled images of one domain; circuits and baselines take `settings.n` of them.
+            images: Labelled images of one domain; circuits and baselines take `settings.n` of them. Fewer
+                have no excess, because noise depends on the size.
             group: The domain that these are a part of.
 
         Returns:
@@ -145,22 +165,16 @@ class DomainProbe:
         Raises:
             InputError: If the images have no labels, or a label is outside the classes.
         """
-        how = self.settings
-        everything = image_task(self.model, images, self.transform)
-        truth = labels_of(everything)
-        seen = outputs_of(self.model, everything, batch_size=self.batch_size)
-        # Drawn anew for each domain, so that the errors of two domains are independent.
-        order = stream(how.seed, f"domains/{images.domain}").permutation(images.n)
-        rows = np.sort(order[: how.n])
-        scores = circuit_like(
-            self.model, everything.subset(rows.tolist()), self.reference, batch_size=self.batch_size
-        )
-        estimates, absent = all_baselines(seen.of(rows), self.labelled)
-        rates = {name: baselines.id_accuracy(seen.logits, truth, measure=name) for name in baselines.MEASURES}
-        moved = rank_shift_map(self.reference, scores, granularity=how.granularity)
+        how, probe = self.settings, self.batches
+        if images.n < how.n:
+            probe = replace(probe, reference=probe.known_scores)
+        seen = probe.look(images.domain, images)
+        further, absent = further_baselines(seen.outputs)
+        if self.unlearnt:
+            absent["atc"] = self.unlearnt
         biases = {
             targets: dependency_depth_bias(
-                scores,
+                seen.scores,
                 targets=targets,
                 ratio=how.ratio,
                 sets=how.sets,
@@ -168,19 +182,25 @@ class DomainProbe:
             )
             for targets in TARGETS
         }
+        drift = {}
+        if self.labelled is not None:
+            first = np.arange(min(COMPARED, len(self.labelled.labels)))
+            drift = drift_tests(self.labelled.outputs.of(first), seen.outputs, seed=how.seed)
+        moved = rank_shift_map(probe.known_scores, seen.scores, granularity=how.granularity)
+        rates = {
+            name: baselines.id_accuracy(seen.all_logits, seen.labels, measure=name)
+            for name in baselines.MEASURES
+        }
+        shift = {each.name: getattr(seen.shift, each.name) for each in fields(seen.shift)}
         return EvaluatedDomain(
-            domain=images.domain,
+            **shift | {"baselines": {**seen.shift.baselines, **further}},
             group=group or images.domain,
-            n=len(rows),
-            n_rated=images.n,
-            performance=rates[how.measure],
             accuracy=rates["accuracy"],
             macro_f1=rates["macro-f1"],
-            shifts=circuit_shifts(self.reference, scores, **vars(how.view)),
-            baselines=estimates,
             depth_bias=biases,
-            dependency=_rows(dependency_matrix(scores, granularity=how.granularity)),
+            dependency=_rows(dependency_matrix(seen.scores, granularity=how.granularity)),
             layers=_rows(moved),
+            drift=drift,
             absent=absent,
         )
 
@@ -189,21 +209,19 @@ def _rows(matrix: torch.Tensor) -> Rows:
     return tuple(map(tuple, matrix.tolist()))
 
 
-def all_baselines(outputs: Outputs, known: Labelled | None) -> tuple[dict[str, float], dict[str, str]]:
-    """Every baseline that needs no labels of these images, and why some are undefined.
+def further_baselines(outputs: Outputs) -> tuple[dict[str, float], dict[str, str]]:
+    """Baselines that a monitor does not take, and why some are undefined.
 
     Args:
         outputs: On the new images.
-        known: Outputs on labelled images in distribution.
     """
     logits, features = outputs.logits, outputs.features
-    found = label_free(outputs, known)
     further: dict[str, Callable[[], float]] = {
         "mde": lambda: baselines.energy(logits),
         "rankme": lambda: baselines.rankme(features),
         "alpha-req": lambda: baselines.alpha_req(features),
     }
-    absent = {}
+    found, absent = {}, {}
     for key, estimate in further.items():
         with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always", DegenerateDataWarning)
@@ -241,7 +259,7 @@ class DomainEvaluation(Record):
 
     record_kind = "domain-evaluation"
     record_schema = SCHEMA
-    derived = ("id", "metrics", "correlations", "curves", "motif")
+    derived = ("id", "metrics", "correlations", "curves", "estimator", "estimates", "motif")
 
     model: Mapping[str, Any]
     graph: Mapping[str, Any]
@@ -262,11 +280,35 @@ class DomainEvaluation(Record):
     @property
     def domains(self) -> DomainCalibration:
         """Calibration and test domains as thresholds and curves take them."""
-        return DomainCalibration(known=self.known, test=self.test, measure=self.settings.measure)
+        return DomainCalibration(
+            known=self.known, test=self.test, measure=self.settings.measure, clean_domain=self.own
+        )
+
+    @cached_property
+    def estimator(self) -> AccuracyEstimator | None:
+        """What maps readings to performance, as a monitor with a target has it; None without calibration."""
+        return self.domains.accuracy_estimator() if self.own is not None and self.known else None
+
+    @cached_property
+    def estimates(self) -> dict[str, dict[str, Any]]:
+        """The estimate on the batch of each test domain, and its true `performance` there.
+
+        The fields of `AccuracyEstimate`; `covered`: whether the interval holds the performance, None where
+        the estimate is silent.
+        """
+        if self.estimator is None:
+            return {}
+        found = {}
+        for each in self.test:
+            estimate = self.estimator.estimate(each.scores, n=each.n)
+            held = None if estimate.interval is None else each.batch_performance in estimate.interval
+            truth = {"performance": each.batch_performance, "covered": held}
+            found[each.domain] = {**estimate.to_dict(), **truth}
+        return found
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Everything that every domain was measured by: shifts first, then baselines."""
+        """Everything that every domain was measured by: shifts first, then the rest."""
         return self.domains.metrics
 
     @cached_property

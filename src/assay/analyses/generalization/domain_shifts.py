@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,8 @@ from torch import Tensor
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.accuracy_estimate import AccuracyEstimator
-from assay.analyses.generalization.batches import (
-    BASELINES,
-    Labelled,
-    circuit_like,
-    image_task,
-    label_free,
-    labelled_outputs,
-    labels_of,
-    outputs_of,
-)
+from assay.analyses.generalization.batches import BASELINES, Labelled, image_task, labelled_outputs
+from assay.analyses.generalization.domain_measurement import BEYOND, BatchProbe, DomainShift
 from assay.analyses.generalization.evaluation import (
     DELTAS,
     AlarmCurve,
@@ -30,18 +22,17 @@ from assay.analyses.generalization.evaluation import (
     alarm_curve,
     correlate,
 )
-from assay.analyses.generalization.noise_floor import rows_of
+from assay.analyses.generalization.known_parts import check_apart
 from assay.analyses.generalization.reference import Reference
-from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, circuit_shifts
-from assay.analyses.generalization.signatures import SIGNATURES
+from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView
 from assay.analyses.generalization.thresholds import Threshold, calibrate_threshold
 from assay.circuits import EdgeScores
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.record import BRIEF, Record, plain
 from assay.models import Model
 from assay.stats import spearman
-from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageTask, corrupt
+from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageStream, ImageTask, corrupt
 from assay.zoo.scoring import images_hash
 
 
@@ -50,48 +41,8 @@ CLEAN = "clean"
 STACKED = ("spearman", "cosine", "l2")  # distances that accuracy is estimated from, beside all baselines
 DRAWS = 100  # resamples of the images
 UNDIRECTED = ("mde", "alpha-req")  # their sources do not say which way they go with performance
+LabelledImages = ImageSet | ImageTask | ImageStream
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DomainShift(Record):
-    """A domain: how far the circuit moved on it, and how well the model does there.
-
-    Attributes:
-        domain: Its name.
-        n: Images that the shift was measured on.
-        performance: Accuracy or macro-F1 on all labelled images, in [0, 1].
-        shifts: Distance -> circuit shift.
-        baselines: Keys of `BASELINES`, see `label_free`, on the images of the shift.
-        excess: Distance -> shift beyond its noise floor; empty for a reference without one.
-        n_labelled: Images that performance was measured on.
-        performance_draws: Performance on 100 resamples of the images, the same for domains of as many images:
-            corrupted copies of one image come and go together.
-    """
-
-    domain: str
-    n: int
-    performance: float
-    shifts: Mapping[str, float]
-    baselines: Mapping[str, float] = field(default_factory=dict)
-    excess: Mapping[str, float] = field(default_factory=dict)
-    n_labelled: int = 0
-    performance_draws: tuple[float, ...] = ()
-
-    def score(self, metric: str) -> float:
-        """A shift or a baseline by its key.
-
-        Raises:
-            UnknownNameError: If it was not measured.
-        """
-        scores = {**self.shifts, **self.baselines}
-        if metric not in scores:
-            raise unknown_name("metric of a domain", metric, scores)
-        return scores[metric]
-
-    def statistic(self, metric: str) -> float:
-        """What a monitor compares: the excess of a distance where it was measured, else as `score`."""
-        return self.excess[metric] if metric in self.excess else self.score(metric)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +70,8 @@ class DomainCalibration(Record):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Everything that every domain was measured by: shifts first, then baselines."""
-        scores = [{**each.shifts, **each.baselines} for each in (*self.known, *self.test)]
+        """Everything that every domain was measured by: shifts first, then baselines, then excesses."""
+        scores = [each.scores for each in (*self.known, *self.test)]
         keys = dict.fromkeys((*DISTANCES, *BASELINES, *(key for each in scores for key in each)))
         return tuple(key for key in keys if all(key in each for each in scores))
 
@@ -131,7 +82,7 @@ class DomainCalibration(Record):
         rank correlation with performance over the calibration domains; all others fall with performance.
         """
         if metric not in UNDIRECTED or len(self.known) < 3:
-            return metric in DISTANCES
+            return metric.removeprefix(BEYOND) in DISTANCES
         scores, performance = (
             np.array(each)
             for each in zip(*((each.score(metric), each.performance) for each in self.known), strict=True)
@@ -159,17 +110,19 @@ class DomainCalibration(Record):
     def accuracy_estimator(self, *, level: float = 0.95) -> AccuracyEstimator:
         """What maps the label-free readings of a batch to its performance, learnt on the calibration domains.
 
-        The readings are the distances `spearman`, `cosine` and `l2`, and all baselines. Corruptions that
-        differ in severity are one family; the clean images, and every domain of another name, are one each.
+        The readings are the distances `spearman`, `cosine` and `l2`, and all baselines, where they are
+        defined on every domain.
+        Each domain counts with its performance on the very images of its readings. Corruptions that differ in
+        severity are one family; the clean images, and every domain of another name, are one each.
 
         Args:
             level: Coverage asked for.
 
         Raises:
-            InputError: Without clean images, or for domains of different sizes.
-            NonFiniteError: If a reading is undefined on a domain.
+            InputError: Without clean images, for domains of different sizes, or if no reading is defined on
+                all of them.
         """
-        if self.clean_domain is None:
+        if self.clean_domain is None or math.isnan(self.clean_domain.batch_performance):
             raise InputError(
                 "the clean images were not measured, which an estimate of accuracy starts from; calibrate "
                 "again with calibrate_on_corruptions"
@@ -183,15 +136,16 @@ class DomainCalibration(Record):
         names = tuple(
             key
             for key in (*STACKED, *BASELINES)
-            if all(key in {**each.shifts, **each.baselines} for each in domains)
+            if all(math.isfinite(each.scores.get(key, math.nan)) for each in domains)
         )
         return AccuracyEstimator(
             names=names,
             readings=tuple(tuple(each.score(name) for name in names) for each in domains),
-            performance=tuple(each.performance for each in domains),
+            performance=tuple(each.batch_performance for each in domains),
             families=tuple(_family(each.domain) for each in domains),
             id_performance=self.clean_domain.performance,
             n=self.clean_domain.n,
+            pool=self.clean_domain.n_labelled,
             level=level,
         )
 
@@ -263,16 +217,17 @@ class DomainCalibration(Record):
 
 
 def _family(domain: str) -> str:
-    """A corruption without its severity; any other domain by itself."""
-    return CORRUPTIONS[domain].family if domain in CORRUPTIONS else domain
+    """A corruption without its severity, alone or as `DOMAIN+KEY`; any other domain by itself."""
+    key = domain.rpartition("+")[2]
+    return CORRUPTIONS[key].family if key in CORRUPTIONS else domain
 
 
 def measure_domains(
     model: Model,
     reference: EdgeScores | Reference,
-    domains: Mapping[str, ImageSet | ImageTask] | Iterable[tuple[str, ImageSet | ImageTask]],
+    domains: Mapping[str, LabelledImages] | Iterable[tuple[str, LabelledImages]],
     *,
-    labelled: ImageSet | ImageTask | Labelled | None = None,
+    labelled: LabelledImages | Labelled | None = None,
     n: int | None = None,
     measure: str = "accuracy",
     view: ShiftView = USUAL_VIEW,
@@ -288,7 +243,8 @@ def measure_domains(
         reference: Its circuit on known data; gives the settings, and the noise floor if it has one.
         domains: Name -> labelled images; pairs may be made one at a time. Sizes should equal each other and
             the reference's: noise is distance, too.
-        labelled: Labelled images in distribution, for `atc` and what else learns from them.
+        labelled: Labelled images in distribution, for `atc` and what else learns from them; none of those
+            that domains are made of.
         n: Images that shift and baselines are measured on, drawn anew for each domain, so that their errors
             are independent; performance is that on all. Default: all, or as many as a noise floor asks for.
         measure: `accuracy` or `macro-f1`.
@@ -305,43 +261,28 @@ def measure_domains(
         InputError: For no domain, a domain without labels, or one name twice.
     """
     known = labelled
-    if isinstance(labelled, ImageSet | ImageTask):
-        known = labelled_outputs(model, image_task(model, labelled, transform), batch_size=batch_size)
-    assert known is None or isinstance(known, Labelled)
-    known_scores = reference.scores if isinstance(reference, Reference) else reference
-    floors = {
-        key: floor
-        for key in SIGNATURES
-        if isinstance(reference, Reference) and (floor := reference.floor(key)) is not None
-    }
-    floors = floors if view == USUAL_VIEW else {}
-    batch = reference.batch if isinstance(reference, Reference) else None
+    if known is not None and not isinstance(known, Labelled):
+        known = labelled_outputs(model, image_task(model, known, transform), batch_size=batch_size)
+    probe = BatchProbe(
+        model=model,
+        reference=reference,
+        labelled=known,
+        n=n,
+        measure=measure,
+        view=view,
+        transform=transform,
+        batch_size=batch_size,
+        seed=seed,
+    )
     shifts: dict[str, DomainShift] = {}
     for name, images in domains.items() if isinstance(domains, Mapping) else domains:
         if name in shifts:
             raise InputError(f"domain {name!r} is given twice; give each domain its own name")
         if progress is not None:
             progress(name, len(shifts), 0)
-        task = image_task(model, images, transform)
-        truth = labels_of(task)
-        outputs = outputs_of(model, task, batch_size=batch_size)
-        logits = outputs.logits
-        size = min(n or batch or task.n, task.n)
-        rows = np.arange(task.n)
-        if size < task.n:
-            rows = np.sort(stream(seed, f"domains/{name}").permutation(task.n)[:size])
-        part = task if size == task.n else task.subset(rows.tolist())
-        scores = circuit_like(model, part, known_scores, per_example=bool(floors), batch_size=batch_size)
-        shifts[name] = DomainShift(
-            domain=name,
-            n=size,
-            performance=baselines.id_accuracy(logits, truth, measure=measure),
-            shifts=circuit_shifts(known_scores, scores, **vars(view)),
-            baselines=label_free(outputs.of(rows), known),
-            excess={key: floor.excess(rows_of(scores)).value for key, floor in floors.items()},
-            n_labelled=task.n,
-            performance_draws=_resampled(logits, truth, measure, seed),
-        )
+        found = probe.look(name, images)
+        draws = _resampled(found.all_logits, found.labels, measure, seed)
+        shifts[name] = replace(found.shift, performance_draws=draws)
     if not shifts:
         raise InputError("domains are missing; a threshold needs domains with known performance")
     return tuple(shifts.values())
@@ -363,11 +304,11 @@ def _resampled(
 def calibrate_on_corruptions(
     model: Model,
     reference: EdgeScores | Reference,
-    images: ImageSet,
+    images: ImageSet | ImageStream,
     *,
     n: int | None = None,
     corruptions: Sequence[str] | None = None,
-    labelled: ImageSet | ImageTask | None = None,
+    labelled: LabelledImages | None = None,
     measure: str = "accuracy",
     view: ShiftView = USUAL_VIEW,
     transform: EvalTransform | None = None,
@@ -381,11 +322,14 @@ def calibrate_on_corruptions(
     Args:
         model: The model to watch.
         reference: Its circuit on known images, with or without a noise floor.
-        images: Labelled images in distribution at the size the model reads; best not those of the reference,
-            whose shift would be too small. Performance on a domain is that on all of them.
+        images: Labelled images in distribution at the size the model reads, not those of the reference, whose
+            shift would be too small: the part `corrupt` of `split_known`. Performance on a domain is that on
+            all of them; an estimate of accuracy needs four batches of them or more. A stream is decoded and
+            corrupted anew for each domain; at most `n` of its images are held.
         n: Images of each domain that the shift is measured on. Default: those of a batch of the reference.
         corruptions: Keys. Default: all that are registered.
-        labelled: For `atc` and what else learns from known images. Default: `images`.
+        labelled: For `atc` and what else learns from known images: the part `learn`. Default: without those
+            readings.
         measure: `accuracy` or `macro-f1`.
         view: What shifts compare.
         transform: Default: the model's own.
@@ -398,7 +342,7 @@ def calibrate_on_corruptions(
         Domains named by their corruption. `threshold(target)` gives what a `Monitor` takes.
 
     Raises:
-        InputError: If the images have no labels.
+        InputError: If the images have no labels, or are among those of `labelled`.
         UnknownNameError: For another corruption.
         ShapeError: For images below 32 pixels a side.
 
@@ -412,6 +356,8 @@ def calibrate_on_corruptions(
     keys = tuple(CORRUPTIONS) if corruptions is None else tuple(corruptions)
     for key in keys:
         CORRUPTIONS[key]
+    if isinstance(labelled, ImageSet | ImageStream):
+        check_apart(images, labelled)
     scores = reference.scores if isinstance(reference, Reference) else reference
     if n is None:
         task = scores.provenance.get("task") or {}
@@ -421,7 +367,7 @@ def calibrate_on_corruptions(
         model,
         reference,
         chain([(CLEAN, images)], corrupted),
-        labelled=images if labelled is None else labelled,
+        labelled=labelled,
         n=n,
         measure=measure,
         view=view,
@@ -441,6 +387,7 @@ def calibrate_on_corruptions(
             "images": {
                 "domain": images.domain,
                 "hash": images_hash(images),
+                "learnt": images_hash(labelled) if isinstance(labelled, ImageSet | ImageStream) else None,
                 "n": n,
                 "config": dict(images.config),
                 "seed": seed,

@@ -269,26 +269,28 @@ def _accuracy(document: Document) -> list[Block]:
             ["mean of the other families", number(test["mean_error"], 3)],
         ],
         caption=f"The estimate rests on {estimator['source']}. It is used only if it is better than both "
-        f"constants (p {p_value(test['p_value'])}, at most {WORTH:g} is needed).",
+        f"constants, and than accuracies dealt out at random (p {p_value(test['p_value'])}, at most "
+        f"{WORTH:g} is needed).",
         named=False,
     )
     rows: list[list[Text]] = [
-        [str(each["index"] + 1), *_estimated(each["estimate"])] for each in readings[left:]
+        [str(each["index"] + 1), *estimate_cells(each["estimate"])] for each in readings[left:]
     ]
     table = Table(
         columns=columns("batch", "accuracy", "interval", "level", "support p", numeric=True)
         + columns("cannot say, because"),
         rows=rows,
-        caption="Estimated accuracy of each batch, with a conformal interval over families of calibration "
-        "domains. It assumes that a batch comes from a domain like these. It cannot see labels that change "
-        "while the images stay the same.",
+        caption="Estimated accuracy on the images of each batch, with a conformal interval over families of "
+        "calibration domains. It assumes that a batch comes from a domain like these. It cannot see labels "
+        "that change while the images stay the same.",
         tall=True,
         named=False,
     )
     return [table, Details(summary="What the estimate rests on", blocks=[facts])]
 
 
-def _estimated(estimate: Document) -> list[Text]:
+def estimate_cells(estimate: Document) -> list[Text]:
+    """Value, interval, level, p-value of the support test, and why it is silent."""
     ends = estimate["interval"]
     support = estimate["support"]
     tested = "" if support is None else number(support, 3)

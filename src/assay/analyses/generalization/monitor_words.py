@@ -73,7 +73,7 @@ def accuracy_words(document: Document) -> str:
         return f"Accuracy of the last batch: cannot say, because {estimate['reason']}."
     ends = estimate["interval"]
     return (
-        f"Estimated accuracy of the last batch: {number(estimate['value'])} "
+        f"Estimated accuracy on the images of the last batch: {number(estimate['value'])} "
         f"{interval(ends['low'], ends['high'])} ({round(100 * ends['level'])} % interval, from "
         f"{estimate['source']})."
     )

@@ -35,14 +35,14 @@ from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
 from assay.models import Model
-from assay.tasks import EvalTransform, ImageSet, ImageTask, PairTask
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask, PairTask
 from assay.tasks.prompt_set import ArrivingPrompts
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Known = ImageTask | ImageSet | PairTask | ArrivingPrompts
+Known = ImageTask | ImageStream | ImageSet | PairTask | ArrivingPrompts
 SCHEMA = "assay-monitor/1"
 LATEST = 8  # readings in the summary of a notebook
 
@@ -102,9 +102,9 @@ class Monitor(display.Shown, Record):
 
     drawn_by = "assay.analyses.generalization.monitor_plots:plot_monitor"
     record_kind = "monitor"
-    record_layout = {
-        **same("**_header", "id", "rule", "calibration", "conformal", "guarantee", "estimator", "readings"),
-    }
+    record_layout = same(
+        "**_header", "id", "rule", "calibration", "conformal", "guarantee", "estimator", "readings"
+    )
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class Monitor(display.Shown, Record):
         rule: str | None = None,
         alpha: float = 0.05,
         level: float = 0.95,
-        labelled: ImageTask | ImageSet | None = None,
-        drift: ImageTask | ImageSet | None = None,
+        labelled: ImageTask | ImageStream | ImageSet | None = None,
+        drift: ImageTask | ImageStream | ImageSet | None = None,
         baselines: bool = True,
         estimator: AccuracyEstimator | None = None,
         transform: EvalTransform | None = None,
@@ -128,12 +128,8 @@ class Monitor(display.Shown, Record):
     ) -> None:
         check_alpha(level, "level")
         DISTANCES[distance]  # an unknown name is refused before anything runs
-        self._rules = AlarmRules(
-            asked=rule,
-            threshold=threshold_of(threshold, needed=rule == "threshold"),
-            alpha=alpha,
-            seed=seed,
-        )
+        self.threshold, self.alpha = threshold_of(threshold, needed=rule == "threshold"), alpha
+        self._rules = AlarmRules(asked=rule, threshold=self.threshold, alpha=alpha, seed=seed)
         scores = reference.scores if isinstance(reference, Reference) else reference
         settings = check_reference(model, scores)
         view.check(model.graph)
@@ -208,16 +204,6 @@ class Monitor(display.Shown, Record):
         return self._rules.rule
 
     @property
-    def threshold(self) -> Threshold | None:
-        """Of the threshold rule."""
-        return self._rules.threshold
-
-    @property
-    def alpha(self) -> float:
-        """Level of the other two rules."""
-        return self._rules.alpha
-
-    @property
     def calibration(self) -> Calibration | None:
         """The known batches."""
         return self._rules.calibration
@@ -244,7 +230,8 @@ class Monitor(display.Shown, Record):
         The images are put into random order and cut into disjoint batches; each costs one discovery.
 
         Args:
-            id_images: Images in distribution that are neither in the reference nor in the training data.
+            id_images: Images in distribution that are neither in the reference nor in the training data. Of a
+                stream one batch at a time is in memory.
             batch_size: Images of a batch, 2 or more: the size of those to watch.
             n_batches: Batches, at most what the images give. Default: as many as they give, no more than 100.
 
@@ -357,7 +344,7 @@ class Monitor(display.Shown, Record):
         shifts = self._probe.shifts(scores, self.estimator.names)
         return self.estimator.estimate({**shifts, **baselines}, n=n)
 
-    def _read_outputs(self, task: BatchTask) -> Outputs:
+    def _read_outputs(self, task: BatchTask | ImageStream) -> Outputs:
         return outputs_of(self.model, task, batch_size=self._batch_size)
 
     # ------------------------------------------------------------------------------------- what it says

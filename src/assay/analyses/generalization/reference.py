@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from assay.analyses.generalization.batches import BatchTask
+from assay.analyses.generalization.batches import BatchTask, batch_task
 from assay.analyses.generalization.noise_floor import NoiseFloor, block_means, rows_of, without_floor
 from assay.circuits import EdgeScores
 from assay.circuits.files import read_edges, write_edges
@@ -17,6 +17,7 @@ from assay.core.errors import InputError
 from assay.core.untrusted import malformed
 from assay.discovery.edges import EdgeMethod, discover
 from assay.models import Model
+from assay.tasks import ImageStream
 from assay.tasks.seen import describe_discovery
 
 
@@ -103,7 +104,7 @@ def load_reference(path: str | Path, model: Model) -> Reference:
 
 def discover_reference(
     model: Model,
-    task: BatchTask,
+    task: BatchTask | ImageStream,
     method: str | EdgeMethod = "eap-ig-inputs",
     *,
     batch: int,
@@ -118,7 +119,8 @@ def discover_reference(
 
     Args:
         model: The model to watch.
-        task: Known images or prompts, in random order; those beyond the last whole batch are left out.
+        task: Known images or prompts, in random order; those beyond the last whole batch are left out. Of a
+            stream one batch at a time lies in memory.
         method: Of discovery.
         batch: Images of a batch, 2 or more: the window of the monitor.
         batch_size: Images per pass.
@@ -139,13 +141,13 @@ def discover_reference(
         )
     if n_batches == 1:
         part = task if task.n == batch else task.subset(range(batch))
-        scores = discover(model, part, method, batch_size=batch_size, **options)
+        scores = discover(model, batch_task(model, part), method, batch_size=batch_size, **options)
         return Reference(scores=scores, blocks=None, batch=batch)
     valid = model.graph.valid
     keep_blocks = not without_floor(batch, n_batches)
     total, blocks, details = torch.zeros(valid.shape, dtype=torch.float64), [], {"seconds": 0.0}
     for number in range(n_batches):
-        part = task.subset(range(number * batch, (number + 1) * batch))
+        part = batch_task(model, task.subset(range(number * batch, (number + 1) * batch)))
         keep = keep_blocks and number < MOST_BATCHES
         scores = discover(model, part, method, batch_size=batch_size, per_example=keep, **options)
         total += scores.values.detach().cpu().double()

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,7 +117,7 @@ def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":
     """What to evaluate; an embedded model has images of its own."""
     from assay.analyses.generalization.domain_evaluation import EvaluationSettings
     from assay.analyses.generalization.shift import ShiftView
-    from assay.pipeline.domain_evaluation import EvaluationPlan, images_of_circuit
+    from assay.pipeline.domain_evaluation import EvaluationPlan, images_of_circuit, known_batches
     from assay.pipeline.monitor_plan import MonitorPlan
 
     images = settings.images or (("shapes",) if settings.model is None else ())
@@ -132,9 +132,8 @@ def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":
         MonitorPlan,
         reference=reference,
         window=n,
-        known_batches=-(-max(settings.rated, n) // n),
+        known_batches=known_batches(settings.rated, n),
     )
-    start = start if start.given else replace(start, reference_n=n)
     how = call(
         settings,
         EvaluationSettings,
@@ -199,7 +198,7 @@ def _table(document: dict[str, Any]) -> str:
     """A row per domain: what it was used for, its sizes, performance, and every metric."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    facts = ("domain", "group", "n", "n_rated", "accuracy", "macro_f1")
+    facts = ("domain", "group", "n", "n_labelled", "accuracy", "macro_f1")
     scores = list(document["metrics"])
     biases = sorted(document["test"][0]["depth_bias"])
     writer.writerow(["use", *facts, *scores, *(f"ddb-{name}" for name in biases)])

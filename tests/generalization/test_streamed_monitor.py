@@ -1,0 +1,108 @@
+"""A monitor whose images are streamed from files says what it says of the same images in memory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from small_vits import untrained_vit
+
+from assay.analyses.generalization import (
+    calibrate_on_corruptions,
+    discover_reference,
+    measure_domains,
+)
+from assay.analyses.generalization.monitoring import Monitor
+from assay.models import Model, load_model
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, draw_shapes, list_image_folder
+
+
+N = 8
+TRANSFORM = EvalTransform(resize=(32, 32))
+KEYS = ("gaussian-noise-5", "cartoon")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model(untrained_vit(seed=1))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageSet, ImageStream]:
+    """The same 80 images, in memory and streamed."""
+    root = tmp_path_factory.mktemp("images") / "flat"
+    drawn = draw_shapes("flat", 80)
+    assert drawn.labels is not None
+    for number, (pixels, label) in enumerate(zip(drawn.pixels, drawn.labels, strict=True)):
+        path = root / str(label) / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    listing = list_image_folder(root)
+    options = ReadOptions(transform=TRANSFORM)
+    return listing.read(options), listing.stream(options)
+
+
+def log_of(model: Model, known: ImageSet | ImageStream, path: Path) -> list[dict[str, Any]]:
+    """The lines that a monitor writes, without times and the hash of the images behind the reference."""
+    task = known.task(TRANSFORM) if isinstance(known, ImageSet) else known
+    reference = discover_reference(model, task.subset(range(4 * N)), batch=N, steps=1)
+    rest = known.subset(range(4 * N, 80))
+    monitor = Monitor(model, reference, labelled=rest, drift=rest, alpha=0.3, transform=TRANSFORM, log=path)
+    monitor.calibrate(rest.subset(range(4 * N)), batch_size=N)
+    for start in (4 * N, 5 * N):
+        monitor.observe(rest.subset(range(start, start + N)), domain="new")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["reference"]["task"].pop("data_hash")
+    lines[0].pop("id")
+    for line in lines:
+        line.pop("time", None)
+        line.pop("seconds", None)
+    return lines
+
+
+def test_the_log_of_a_monitor_is_that_of_images_in_memory(
+    model: Model, sources: tuple[ImageSet, ImageStream], tmp_path: Path
+) -> None:
+    held, streamed = (
+        log_of(model, known, tmp_path / f"{kind}.jsonl")
+        for kind, known in zip(("held", "streamed"), sources, strict=True)
+    )
+    assert [line["kind"] for line in streamed] == ["monitor", "calibration", "reading", "reading"]
+    assert streamed == held
+    assert held[2]["excess"] is not None
+    assert held[2]["baselines"]["atc"] is not None
+
+
+def test_corrupted_domains_have_equal_numbers(model: Model, sources: tuple[ImageSet, ImageStream]) -> None:
+    held, streamed = (
+        calibrate_on_corruptions(
+            model,
+            discover_reference(
+                model,
+                (known.task(TRANSFORM) if isinstance(known, ImageSet) else known).subset(range(4 * N)),
+                batch=N,
+                steps=1,
+            ),
+            known.subset(range(4 * N, 60)),
+            labelled=known.subset(range(60, 80)),
+            corruptions=KEYS,
+            transform=TRANSFORM,
+        )
+        for known in sources
+    )
+    assert streamed.known == held.known
+    assert streamed.clean_domain == held.clean_domain
+    assert streamed.known[0].n < streamed.known[0].n_labelled
+
+
+def test_a_stream_is_a_labelled_domain(model: Model, sources: tuple[ImageSet, ImageStream]) -> None:
+    held, streamed = sources
+    scores = discover_reference(model, held.task(TRANSFORM).subset(range(N)), batch=N, steps=1).scores
+    parts = [each.parts(3, seed=2)[1] for each in (held, streamed)]
+    assert [each.domain for each in parts] == ["flat/2", "flat/2"]
+    found = [
+        measure_domains(model, scores, {"flat": each.sample(20, seed=1)}, n=N, transform=TRANSFORM)
+        for each in parts
+    ]
+    assert found[0] == found[1]
