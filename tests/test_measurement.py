@@ -122,7 +122,7 @@ def test_the_default_method_can_be_set() -> None:
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 95.0])
 def test_a_level_is_a_coverage(level: float) -> None:
-    with pytest.raises(InputError, match="a coverage between 0 and 1"):
+    with pytest.raises(InputError, match="strictly between 0 and 1"):
         ratio().interval(level)
 
 

@@ -162,7 +162,7 @@ def test_bad_input_is_named(gpt2_tiny: nn.Module, unchecked: None) -> None:
         repair(scores, model, task)
     with pytest.raises(InputError, match=r"tail is 1\.5; expected a fraction in \[0, 1\]"):
         repair(start, model, task, tail=1.5)
-    with pytest.raises(InputError, match="alpha is 1; expected a fraction between 0 and 1"):
+    with pytest.raises(InputError, match="alpha is 1; expected a number strictly between 0 and 1"):
         repair(start, model, task, alpha=1)
     with pytest.raises(InputError, match="n_edges is 10, but the circuit to repair has 30 edges"):
         repair(start, model, task, n_edges=10)

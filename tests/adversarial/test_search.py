@@ -129,9 +129,9 @@ def test_of_a_large_slot_only_the_promising_fillers_are_evaluated(grammar: Indir
 
 
 def test_climbs_refuse_what_they_cannot_do(grammar: IndirectObject, mini_tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="restarts is 0; give at least 1"):
+    with pytest.raises(InputError, match="restarts is 0; expected at least 1"):
         grammar_ascent(Scored(), grammar, restarts=0)
-    with pytest.raises(InputError, match="budget is 3; give at least 5"):
+    with pytest.raises(InputError, match="budget is 3; expected at least 5"):
         grammar_ascent(Scored(), grammar, restarts=5, budget=3)
     with pytest.raises(NonFiniteError, match=r"clean 'Then, .* and corrupted 'Then, .* is nan"):
         grammar_ascent(lambda x, y: np.full(len(x), np.nan), grammar)
@@ -285,7 +285,7 @@ def test_a_search_can_go_on_from_another() -> None:
 
 
 def test_bad_counts_of_a_search_are_named(mini: Model, circuit: Circuit) -> None:
-    with pytest.raises(InputError, match="budget is 7; give at least 8"):
+    with pytest.raises(InputError, match="budget is 7; expected at least 8"):
         search_worst(circuit, mini, "ioi", budget=7, restarts=2)
     with pytest.raises(InputError, match="k is 0"):
         search_worst(circuit, mini, "ioi", k=0)

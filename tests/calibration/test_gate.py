@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from assay.analyses.calibration import gate as gates
-from assay.analyses.calibration.gate import gate_stream, positive, undefined
+from assay.analyses.calibration.gate import gate_stream, undefined
 from assay.analyses.calibration.samples import sample
-from assay.core.errors import InputError, ShapeError, UnknownNameError
+from assay.core.errors import ShapeError, UnknownNameError
 
 
 def test_a_prompt_that_is_not_finite_in_one_run_is_dropped_from_all() -> None:
@@ -39,5 +39,3 @@ def test_what_the_data_do_not_determine_is_neither_pass_nor_fail() -> None:
 def test_unknown_gates_and_counts_out_of_range_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown gate"):
         gates.find_gate("C99")
-    with pytest.raises(InputError, match="n_boot is 0"):
-        positive("n_boot", 0)

@@ -227,7 +227,7 @@ def test_results_can_be_written_and_come_again() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(InputError, match="use is 'magnitude'"):
+    with pytest.raises(InputError, match="unknown use 'magnitude'"):
         convergent_validity(AGREEING, use="magnitude")
     with pytest.raises(InputError, match="n_boot is 0"):
         convergent_validity(AGREEING, n_boot=0)

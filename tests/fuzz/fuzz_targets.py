@@ -1043,16 +1043,3 @@ def _(folder: Path) -> Path:
     assert DomainCalibration.from_dict(content)
     (folder / "domains.json").write_text(json.dumps(content))
     return folder / "domains.json"
-
-
-def _read_truth(path: Path) -> object:
-    from assay.models.planted.truth import read_truth
-
-    return read_truth(path)
-
-
-@target("truth", read=_read_truth)
-def _(folder: Path) -> Path:
-    from assay.models.planted.truth import FOLDER
-
-    return Path(shutil.copy(sorted(FOLDER.glob("*.json"))[0], folder / "truth.json"))

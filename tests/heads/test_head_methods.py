@@ -201,13 +201,13 @@ def test_options_are_checked_before_anything_runs(
     with pytest.raises(UnknownNameError, match="option of head method 'mediation' 'position'.*'positions'"):
         discover_heads(model, task, "mediation", position="all")
     for key, options, message in (
-        ("mediation", {"positions": "some"}, "choose 'last' or 'all'"),
-        ("activation-patching", {"aggregate": "sum"}, "choose 'ratio_of_sums' or"),
-        ("llc", {"estimator": "hessian"}, "choose 'fisher_count' or 'sgld'"),
+        ("mediation", {"positions": "some"}, "known: all, last"),
+        ("activation-patching", {"aggregate": "sum"}, "unknown aggregate"),
+        ("llc", {"estimator": "hessian"}, "known: fisher_count, sgld"),
         ("llc", {"heads": [(0, 0)]}, "belong to estimator='sgld'"),
-        ("spectral-norm", {"matrix": "o"}, "choose 'ov' or 'qk'"),
-        ("dla", {"direction": "wrong"}, "choose 'difference' or 'correct'"),
-        ("dla", {"norm": "running"}, "choose 'frozen' or 'none'"),
+        ("spectral-norm", {"matrix": "o"}, "unknown matrix"),
+        ("dla", {"direction": "wrong"}, "known: correct, difference"),
+        ("dla", {"norm": "running"}, "known: frozen, none"),
     ):
         with pytest.raises(InputError, match=message):
             discover_heads(model, task, key, **options)

@@ -114,7 +114,7 @@ def test_a_prompt_alone_in_its_length_is_left_out_and_counted(
     found = measure(circuit, model, ragged, "scrub-kl")
     assert (found.n, found.n_excluded, found.details["without_donor"]) == (task.n - 1, 1, 1)
     assert np.flatnonzero(np.isnan(found.per_example)).tolist() == [5]
-    with pytest.raises(InputError, match="draws is 0; give at least 1"):
+    with pytest.raises(InputError, match="draws is 0; expected at least 1"):
         measure(circuit, model, task, "scrub-kl", draws=0)
 
 

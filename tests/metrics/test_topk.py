@@ -290,7 +290,7 @@ def test_impossible_list_sizes_are_refused(ks: list, message: str, unchecked: No
 
 
 def test_unknown_supports_and_thresholds_are_refused() -> None:
-    with pytest.raises(InputError, match="support is 'both'; choose"):
+    with pytest.raises(InputError, match="unknown support 'both'"):
         measure_runs(random_runs(), "topk", support="both")
     with pytest.raises(UnknownNameError, match="did you mean 'acc@5' or 'acc@1'"):
         measure_runs(random_runs(), "topk", thresholds={"acc@2": 0.5})

@@ -1,23 +1,21 @@
 """Planted language models: their answers are right, their truth is what cutting edges shows."""
 
-import json
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
+from planted_truth import FOLDER, read_truth, truth_document, truth_path
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.discovery.edges import discover
 from assay.execution import run_circuit, run_model
 from assay.models.planted import Planted, planted_model, planted_names
 from assay.models.planted.program import INPUT, LOGITS
 from assay.models.planted.programs import PROGRAMS
-from assay.models.planted.truth import FOLDER, read_truth, truth_document, truth_path, write_truth
 from assay.tasks import PairTask
 
 
@@ -235,7 +233,7 @@ def test_a_parallel_block_needs_one_layer_more_for_an_mlp_that_reads_a_head() ->
 @pytest.mark.parametrize("name", [*TEXT, *SPECIAL])
 def test_the_truth_file_is_what_the_builder_derives(name: str) -> None:
     planted = build(name)
-    assert read_truth(truth_path(name)) == truth_document(planted)
+    assert read_truth(name) == truth_document(planted)
     writers = {edge.split("->")[0] for edge in planted.edges}
     assert writers | {LOGITS} == set(planted.roles)
 
@@ -339,14 +337,3 @@ def test_weights_of_whole_numbers_are_refused() -> None:
 def test_no_examples_are_refused() -> None:
     with pytest.raises(InputError, match="n is 0; give at least 1"):
         build("induction/gpt2/bare").examples(0)
-
-
-def test_a_truth_file_round_trips_and_a_foreign_one_is_refused(tmp_path: Path) -> None:
-    path = write_truth(build("reverse/gpt2/bare"), tmp_path / "truth.json")
-    assert read_truth(path) == truth_document(build("reverse/gpt2/bare"))
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(FileFormatError, match="cannot read .* as JSON"):
-        read_truth(path)
-    path.write_text(json.dumps({"format": 7}), encoding="utf-8")
-    with pytest.raises(FileFormatError, match="expected a JSON object with format 1, got 7"):
-        read_truth(path)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from planted_truth import read_truth, truth_document
 from torch import Tensor
 
 from assay import discover, load_model
@@ -11,7 +12,6 @@ from assay.core.errors import InputError, UnknownNameError
 from assay.execution import run_circuit
 from assay.models.planted import Planted, planted_model
 from assay.models.planted.patches import GRID, PATCH
-from assay.models.planted.truth import read_truth, truth_document, truth_path
 from assay.tasks import ImageTask
 
 
@@ -144,7 +144,7 @@ def test_equal_arguments_give_equal_weights_and_the_seed_moves_only_the_extras()
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stored_truth_is_what_the_builder_derives(name: str) -> None:
     planted = planted_model(name)
-    assert read_truth(truth_path(name)) == truth_document(planted)
+    assert read_truth(name) == truth_document(planted)
     assert list(planted.edges) == sorted(planted.edges, key=planted.model.graph.edge_index)
 
 

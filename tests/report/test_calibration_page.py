@@ -33,7 +33,7 @@ from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.names import claim_name, method_name, named, sentence
 from assay.analyses.calibration.page import calibration_figure, calibration_page
 from assay.analyses.calibration.page_words import judged_of
-from assay.analyses.calibration.plots import COLOURS, draw_gates, gate_lines, relative
+from assay.analyses.calibration.plots import COLOURS, gate_lines, plot_gates, relative
 from assay.analyses.calibration.reasons import REASONS, WARNINGS, explained, warning
 from assay.analyses.calibration.strips import WIDTH, _stretches, strip_places
 from assay.core.errors import InputError, OutputError
@@ -1107,7 +1107,7 @@ def test_the_limit_is_the_middle_and_passing_is_to_the_right() -> None:
 
 def test_the_figure_of_all_gates_has_a_row_each_in_the_colour_of_the_verdict() -> None:
     gates = [gate_of(synthetic_calibration(world=UNSOUND), code) for code in ORDER]
-    figure = draw_gates(gates)
+    figure = plot_gates(gate_lines(gates)).get_figure()
     assert isinstance(figure, Figure)
     (ax,) = figure.axes
     assert [label.get_text().split()[-1] for label in ax.get_yticklabels()] == ORDER
@@ -1128,7 +1128,7 @@ def test_the_figure_of_all_gates_has_a_row_each_in_the_colour_of_the_verdict() -
 
 def test_the_figure_says_what_has_no_number() -> None:
     document = synthetic_calibration(bare=True)
-    (ax,) = draw_gates(document["gates"]).axes
+    ax = plot_gates(gate_lines(document["gates"]))
     words = [text.get_text() for text in ax.texts]
     assert words.count("not applicable") == 2 * 8  # at the row, and in the column
     assert words.count("says nothing") == 14

@@ -15,8 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from assay.analyses.worst_case import worst_case
 from assay.core.errors import AssayError, InputError, UnknownNameError
 from assay.models import Model, load_model
-from assay.pipeline import Audit, AuditOptions, audit, draw_prompts, plan_audit
-from assay.pipeline.audit_plan import STAGES
+from assay.pipeline import Audit, AuditOptions, audit, draw_prompts
+from assay.pipeline.audit_plan import N_FULL, STAGES, AuditPlan, scope_of
 from assay.pipeline.budget import read_budget
 from assay.pipeline.cost import pass_seconds
 from assay.report.save import render
@@ -61,10 +61,11 @@ def test_the_default_audit_of_a_small_gpt2_plans_at_most_6000_passes() -> None:
     )
     model = load_model(GPT2LMHeadModel(config))
     assert model.graph.n_edges == 32_491
-    stages = plan_audit(model)
+    stages = AuditPlan(model=model).stages
     assert sum(stage.passes for stage in stages) <= 6000
     assert {stage.runs for stage in stages if stage.stage == "faithfulness curve"} == {9}  # and the model
-    assert sum(stage.passes for stage in plan_audit(model, full=True)) > 70_000
+    whole = AuditPlan(model=model, n=N_FULL, scope=scope_of(full=True)).stages
+    assert sum(stage.passes for stage in whole) > 70_000
 
 
 def test_a_default_audit_reads_everything_from_few_runs(usual: Audit) -> None:

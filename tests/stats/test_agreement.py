@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats as scipy_stats
 
-from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError
 from assay.core.random import stream
 from assay.stats import (
-    cohen_kappa,
     intraclass_correlation,
     kappa_matrix,
     kendall_w,
@@ -152,9 +151,8 @@ def test_chosen_sets_and_kappa_match_golden_values(case: dict) -> None:
     assert [np.flatnonzero(each).tolist() for each in members] == case["topk_members"]
     for key, kappa in case["pairwise_kappa"].items():
         first, second = (members[int(at)] for at in key.split("_"))
-        found = cohen_kappa(first, second)
-        assert found.value == pytest.approx(number(kappa), rel=1e-9, nan_ok=True)
-        assert found.reason == (None if kappa is not None else "one_category")
+        found = kappa_matrix(np.stack([first, second]))[0, 1]
+        assert found == pytest.approx(number(kappa), rel=1e-9, nan_ok=True)
 
 
 def test_ties_go_to_the_lower_index_and_nan_ranks_last() -> None:
@@ -181,16 +179,6 @@ def test_kappa_is_symmetric_and_blind_to_which_category_counts(members: np.ndarr
     chance = a.mean() * b.mean() + (1 - a.mean()) * (1 - b.mean())
     if chance < 1:
         assert matrix[0, 1] == pytest.approx((agreement - chance) / (1 - chance), abs=1e-12)
-
-
-def test_kappa_of_nothing_or_of_other_items() -> None:
-    assert cohen_kappa(np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)).reason == "too_few"
-    assert cohen_kappa(np.array([True, False]), np.array([False, True])).value == -1.0
-
-
-def test_kappa_wants_sets_over_the_same_items(unchecked: None) -> None:
-    with pytest.raises(ShapeError, match=r"got shapes \(2,\) and \(3,\)"):
-        cohen_kappa(np.ones(2, dtype=bool), np.ones(3, dtype=bool))
 
 
 # ------------------------------------------------------------------------------------ intraclass correlation

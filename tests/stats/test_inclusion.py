@@ -106,10 +106,10 @@ def test_bad_input_is_named() -> None:
     rng = stream(0, "bad")
     for deletion in (0.0, 1.0):
         with pytest.raises(
-            InputError, match=f"deletion is {deletion}; expected a probability above 0 and below 1"
+            InputError, match=f"deletion is {deletion}; expected a number strictly between 0 and 1"
         ):
             certified_inclusion(np.ones((3, 1)), deletion=deletion, rng=rng)
-    with pytest.raises(InputError, match=r"failure is 1\.0; expected a probability"):
+    with pytest.raises(InputError, match=r"failure is 1\.0; expected a number strictly"):
         certified_inclusion(np.ones((3, 1)), deletion=0.5, failure=1.0, rng=rng)
     with pytest.raises(InputError, match="n_draws is 0; expected at least 1"):
         certified_inclusion(np.ones((3, 1)), deletion=0.5, n_draws=0, rng=rng)

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
 from assay.core.random import stream
-from assay.stats import benjamini_hochberg, mean_test, mean_tests, spearman, spearman_test
+from assay.stats import MeanTest, benjamini_hochberg, mean_tests, spearman, spearman_test
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
@@ -22,6 +23,11 @@ STABILITY = json.loads((GOLDEN / "certified_stability.json").read_text())
 NOMOLOGICAL = json.loads((GOLDEN / "nomological.json").read_text())
 RNG = np.random.default_rng  # exact tests draw nothing from it
 SHORT = arrays.arrays(np.float64, st.integers(1, 8), elements=st.integers(-3, 3).map(float))
+
+
+def mean_test(values: np.ndarray, **options: Any) -> MeanTest:
+    """The tests of one column."""
+    return mean_tests(values[:, None], **options)[0]
 
 
 @pytest.mark.parametrize("case", STABILITY, ids=lambda case: str(len(case["effects_prompt_by_head"])))

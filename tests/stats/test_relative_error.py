@@ -95,7 +95,6 @@ def test_a_p_is_at_most_alpha_where_the_bound_lies_beyond_the_limit(
     assert (found.value < high).all()
     for limit in (0.05, 0.1, 0.2, 0.4):
         np.testing.assert_array_equal(found.p_below(limit) <= tail, high < limit)
-        np.testing.assert_array_equal(found.p_above(limit) <= tail, low > limit)
 
 
 @settings(max_examples=20, deadline=None)
@@ -126,7 +125,6 @@ def test_columns_without_a_spread_or_a_mean() -> None:
     assert math.isnan(low[1])
     assert 0 < low[2] < found.value[2] < high[2]
     np.testing.assert_array_equal(found.p_below(0.2)[:2], [0.0, 1.0])
-    np.testing.assert_array_equal(found.p_above(0.2)[:2], [1.0, 1.0])
 
 
 def test_a_denominator_per_unit_is_needed() -> None:

@@ -203,7 +203,7 @@ def test_histograms_refuse_what_they_cannot_draw() -> None:
         histogram(np.array([2.0]), maximum=1.0)
     with pytest.raises(InputError, match="maximum is inf"):
         histogram(np.array([2.0]), maximum=math.inf)
-    with pytest.raises(InputError, match="n_bins is 0; expected at least 1 bin"):
+    with pytest.raises(InputError, match="n_bins is 0; expected at least 1"):
         histogram(np.array([2.0]), n_bins=0)
 
 

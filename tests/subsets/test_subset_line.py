@@ -78,7 +78,7 @@ def test_bad_input_is_named(unchecked):
         line_correlation(x, x[:3])
     with pytest.raises(ShapeError, match="one unit per model"):
         correlate(x, x, units=np.array([0, 1]))
-    with pytest.raises(InputError, match="choose 'eps'"):
+    with pytest.raises(InputError, match="unknown clip"):
         correlate(x, x, clip="none")
     with pytest.raises(InputError, match="eps is 0"):
         probit(0.5, eps=0)

@@ -280,7 +280,7 @@ def test_a_missing_file_is_named(tmp_path):
         ({"must_include": [400]}, "must_include holds 400"),
         ({"must_include": [3, 3]}, "more than once"),
         ({"allowed": np.arange(30)}, "size is 60"),
-        ({"clip": "no"}, "choose 'eps'"),
+        ({"clip": "no"}, "unknown clip 'no'; known: eps, half"),
         ({"families": ["a"]}, "families holds 1 names"),
     ],
 )

@@ -23,7 +23,7 @@ from assay.circuits.resampling import (
 )
 from assay.circuits.scores import EdgeScores
 from assay.circuits.slots import check_n_edges
-from assay.core.errors import GraphMismatchError, InputError, unknown_name
+from assay.core.errors import GraphMismatchError, InputError, check_fraction, check_name, unknown_name
 
 
 DELETION = 0.6
@@ -179,16 +179,11 @@ def _assumption(scores: EdgeScores, how: str) -> dict[str, str]:
 
 
 def _check(how: str, deletion: float | int, radius: int, correction: str, selection: str | Selection) -> None:
-    if how not in HOW:
-        raise unknown_name("way to resample", how, HOW)
-    if correction not in CORRECTIONS:
-        raise unknown_name("correction", correction, CORRECTIONS)
+    check_name("way to resample", how, HOW)
+    check_name("correction", correction, CORRECTIONS)
     if isinstance(selection, str) and selection not in SELECTIONS:
         raise unknown_name("selection", selection, SELECTIONS)
-    if not 0 < deletion < 1:
-        raise InputError(
-            f"deletion is {deletion}; expected a probability above 0 and below 1 (0.6 by default)"
-        )
+    check_fraction(deletion=deletion)
     if radius < 0:
         raise InputError(f"radius is {radius}; expected a number of edits, 0 or more")
     if how == "bootstrap" and radius > 0:

@@ -14,7 +14,7 @@ from assay.circuits.circuit import Circuit
 from assay.circuits.files import write_atomically
 from assay.circuits.graph_files import graph_of, read_content, their_edges
 from assay.circuits.scores import EdgeScores
-from assay.core.errors import GraphMismatchError, InputError, unknown_name
+from assay.core.errors import GraphMismatchError, InputError, check_name
 from assay.graph import Graph, build_graph
 
 
@@ -74,8 +74,7 @@ def read_eap_ig(
         Hanna et al. (2024), arXiv:2403.17806; Mueller et al. (2025), arXiv:2504.13151.
     """
     path = Path(path)
-    if shared not in SHARED:
-        raise unknown_name("rule for shared edges", shared, SHARED)
+    check_name("rule for shared edges", shared, SHARED)
     content = read_content(path)
     theirs, d_model = graph_of(content.config, path)
     _check_shape(theirs, graph, path)

@@ -16,7 +16,7 @@ from assay.circuits.eap_ig_files import copies_of, graph_document, read_eap_ig
 from assay.circuits.files import write_atomically
 from assay.circuits.graph_files import shorten
 from assay.circuits.scores import EdgeScores
-from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.core.errors import FileFormatError, InputError, writing
 from assay.graph import Graph, build_graph
 
 
@@ -180,10 +180,8 @@ def save_submission(
             name = f"{percentage:g}.json"
             documents[folder / name] = graph_document(None, circuit, d_model=width)
     for file, document in documents.items():  # all are made before the first is written
-        try:
+        with writing(f"make the folder {file.parent}"):
             file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot make the folder {file.parent}: {error.strerror}") from error
         write_atomically(file, json.dumps(document, allow_nan=False).encode())
     return root
 

@@ -5,7 +5,7 @@ from importlib import resources
 from typing import Any
 
 from assay.circuits.circuit import Circuit
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.graph import build_graph
 
 
@@ -31,8 +31,7 @@ def published_circuit(name: str) -> Circuit:
         >>> published_circuit("ioi_gpt2").n_edges
         963
     """
-    if name not in published_circuits():
-        raise unknown_name("published circuit", name, published_circuits())
+    check_name("published circuit", name, published_circuits())
     text = resources.files("assay.circuits").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
     stored: dict[str, Any] = json.loads(text)
     model = stored["model"]

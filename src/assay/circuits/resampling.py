@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_fraction, check_least
 from assay.core.random import stream
 from assay.graph import Graph
 
@@ -73,10 +73,8 @@ def edge_table(
 
 def check_resamples(resamples: int, level: float | int) -> None:
     """Refuse a level outside (0, 1), or too few resamples to resolve it."""
-    if not 0 < level < 1:
-        raise InputError(f"level is {level}; expected a confidence above 0 and below 1 (0.95 by default)")
-    if resamples < 1:
-        raise InputError(f"resamples is {resamples}; expected at least 1 (1000 by default)")
+    check_fraction(level=level)
+    check_least(1, resamples=resamples)
 
 
 def consistent_edges(

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from assay.core.errors import InputError, ShapeError, UnknownNameError, unknown_name
+from assay.core.errors import InputError, ShapeError, UnknownNameError, check_name
 from assay.tasks import Task
 
 
@@ -72,8 +72,7 @@ class Spans:
         Raises:
             UnknownNameError: If there is none of this name; near ones are named.
         """
-        if name not in self.names:
-            raise unknown_name("span", name, self.names)
+        check_name("span", name, self.names)
         return self.names.index(name)
 
     def describe(self) -> dict[str, Any]:

@@ -26,7 +26,9 @@ A message says what was wrong, what came, what is allowed, and what to do next.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 
 class AssayError(Exception):
@@ -126,3 +128,36 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
         shown = ", ".join(known[:40]) + (", ..." if len(known) > 40 else "")
         hint = f"known: {shown}" if known else "none are registered"
     return UnknownNameError(f"unknown {kind} {name!r}; {hint}")
+
+
+def check_name(kind: str, name: object, known: Collection[str]) -> None:
+    """Refuse a name that is not among `known`; the error is that of `unknown_name`."""
+    if name not in known:
+        raise unknown_name(kind, name, known)
+
+
+def check_least(least: int, **counts: Any) -> None:
+    """Refuse the first of some numbers, by the names of arguments, that is below `least`."""
+    for name, count in counts.items():
+        if not count >= least:
+            raise InputError(f"{name} is {count:,}; expected at least {least:,}")
+
+
+def check_fraction(**fractions: Any) -> None:
+    """Refuse the first of some numbers, by the names of arguments, that is not strictly between 0 and 1."""
+    for name, value in fractions.items():
+        if not 0 < value < 1:
+            hint = f"; write {value / 100:g} for {value:g} %" if 1 < value < 100 else ""
+            raise InputError(f"{name} is {value}; expected a number strictly between 0 and 1{hint}")
+
+
+@contextmanager
+def writing(what: str, remedy: str = "") -> Iterator[None]:
+    """Errors of the system become an `OutputError`: "cannot WHAT: the system's reason; REMEDY"."""
+    try:
+        yield
+    except AssayError:
+        raise
+    except OSError as error:
+        hint = f"; {remedy}" if remedy else ""
+        raise OutputError(f"cannot {what}: {error.strerror}{hint}") from error

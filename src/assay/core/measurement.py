@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from assay.core import display
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_fraction
 from assay.core.record import plain, record_id
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 
@@ -150,8 +150,7 @@ class Measurement(display.Shown):
         Returns:
             NaN ends with a reason where the value is undefined or rests on fewer than two examples.
         """
-        if not 0 < level < 1:
-            raise InputError(f"level is {level}; expected a coverage between 0 and 1, e.g. 0.95")
+        check_fraction(level=level)
         method = method or self.interval_method
         key = (level, method)
         if key not in self._intervals:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from assay.core.errors import AssayWarning, InputError, PluginError, unknown_name
+from assay.core.errors import AssayWarning, InputError, PluginError, check_name
 
 
 T = TypeVar("T")
@@ -53,8 +53,7 @@ class Registry(Generic[T]):
             self._load_entry_points()
         if key in self._broken:
             raise self._broken[key]
-        if key not in self._entries:
-            raise unknown_name(self.kind, key, self._entries)
+        check_name(self.kind, key, self._entries)
         return self._entries[key]
 
     def __contains__(self, key: object) -> bool:

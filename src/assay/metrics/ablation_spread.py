@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from assay.metrics.metric import (
     finite_examples,
     metric,
     record,
-    task_warnings,
-    undefined,
+    record_spread,
 )
 from assay.metrics.replaced import Complement
-from assay.stats import FunctionOfSums, ratio_of
+from assay.stats import ratio_of
 
 
 METHODS = (
@@ -92,30 +90,14 @@ def _sigma_ablation(
         "left_out": left_out,
         "without_donor": {method: int((~each).sum()) for method, each in served.items() if not each.all()},
     }
-    warnings = task_warnings(runs, used)
-    if len(defined) < 2:
-        reason = "too_few_methods" if used.any() else "no_valid_prompt"
-        measurement = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
-        return replace(measurement, n_excluded=int((~used).sum()), details=details, parts=parts)
     components = {}
     for method in defined:
         # A prompt that a method cannot serve adds nothing to either sum of that method.
         components[f"{method}/keep"] = np.where(served[method], keep[method], 0.0)
         components[f"{method}/full"] = np.where(served[method], full, 0.0)
-    spread = FunctionOfSums(
-        function="spread-of-ratios",
-        components=tuple(components),
-        parameters={"offsets": [0.0] * len(defined), "scales": [1.0] * len(defined)},
-    )
-    return record(
-        spec,
-        components,
-        spread,
-        used=used,
-        warnings=warnings,
-        undefined="zero_mean",
-        details=details,
-        parts=parts,
+    scales = dict.fromkeys(defined, (0.0, 1.0))
+    return record_spread(
+        spec, runs, components, scales, used=used, too_few="too_few_methods", details=details, parts=parts
     )
 
 

@@ -8,18 +8,18 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from scipy import special, stats
 
+from assay.core.errors import check_name
 from assay.core.measurement import Measurement
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.execution import CircuitRuns
 from assay.metrics.divergence import at_each_read, by_prompt, run_divergences, run_logits
 from assay.metrics.metric import (
     MetricSpec,
-    check_choice,
     finite_examples,
     metric,
     record,
+    record_spread,
     task_warnings,
-    undefined,
 )
 from assay.metrics.outputs import answer_is_top, answer_log_probability
 from assay.stats import FunctionOfSums, corrected_rate, mean_of, ratio_of
@@ -72,9 +72,9 @@ def _output_variants(runs: CircuitRuns, spec: MetricSpec, *, include_logprob: bo
     """
     used = finite_examples(runs, "full", "keep", "empty")
     components = _variant_components(runs)
+    scales = {each: (1.0, -1.0) if each == "kl" else (0.0, 1.0) for each in VARIANTS}
     parts = {}
-    for variant in VARIANTS:
-        offset, scale = (1.0, -1.0) if variant == "kl" else (0.0, 1.0)
+    for variant, (offset, scale) in scales.items():
         statistic = ratio_of(f"{variant}/keep", f"{variant}/full", offset=offset, scale=scale)
         pair = {name: components[name] for name in statistic.components}
         part_id = f"C21.{variant}"
@@ -82,26 +82,13 @@ def _output_variants(runs: CircuitRuns, spec: MetricSpec, *, include_logprob: bo
     entering = [each for each in VARIANTS if include_logprob or each != "log-probability"]
     defined = [each for each in entering if not math.isnan(parts[each].value)]
     details = {"entering": defined, "undefined": [each for each in entering if each not in defined]}
-    warnings = task_warnings(runs, used)
-    if len(defined) < 2:
-        reason = "too_few_outputs" if used.any() else "no_valid_prompt"
-        measurement = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
-        return replace(measurement, n_excluded=int((~used).sum()), details=details, parts=parts)
-    spread = FunctionOfSums(
-        function="spread-of-ratios",
-        components=tuple(f"{each}/{side}" for each in defined for side in ("keep", "full")),
-        parameters={
-            "offsets": [1.0 if each == "kl" else 0.0 for each in defined],
-            "scales": [-1.0 if each == "kl" else 1.0 for each in defined],
-        },
-    )
-    return record(
+    return record_spread(
         spec,
+        runs,
         components,
-        spread,
+        {each: scales[each] for each in defined},
         used=used,
-        warnings=warnings,
-        undefined="zero_mean",
+        too_few="too_few_outputs",
         details=details,
         parts=parts,
     )
@@ -141,7 +128,7 @@ def _dprime(runs: CircuitRuns, spec: MetricSpec, *, correction: str = "loglinear
     Options:
         correction: `loglinear`, (count + 1/2) / (n + 1), or the published `clip-half`.
     """
-    check_choice("correction", correction, ("loglinear", "clip-half"))
+    check_name("correction", correction, ("loglinear", "clip-half"))
     used = finite_examples(runs, "full", "drop")
     full, drop = runs.margins("full"), runs.margins("drop")
     components = {"hit": (full > 0).astype(np.float64), "false_alarm": (drop > 0).astype(np.float64)}

@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float64, Int
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.given import takes_text
 from assay.core import display
-from assay.core.errors import GraphMismatchError, InputError
+from assay.core.errors import GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.core.record import plain, record_id
 from assay.execution import Ablation, CircuitRuns
-from assay.metrics.metric import METRICS, MetricSpec, check_choice, record, task_warnings
+from assay.metrics.metric import METRICS, MetricSpec, record, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
@@ -286,7 +286,7 @@ def faithfulness_curve(
         Mueller et al. (2025), arXiv:2504.13151.
     """
     shares = _check_fractions(FRACTIONS if fractions is None else fractions)
-    check_choice("selection", selection, ("top", "greedy"))
+    check_name("selection", selection, ("top", "greedy"))
     if scores.graph.fingerprint != model.graph.fingerprint:
         raise GraphMismatchError(
             f"the scores are of {scores.graph.describe()}, but the model is {model.graph.describe()}"

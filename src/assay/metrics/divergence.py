@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Shaped
 from torch import Tensor
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_name
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.execution.runs import Which
-from assay.metrics.metric import MetricSpec, check_choice, finite_examples, metric, record
+from assay.metrics.metric import MetricSpec, finite_examples, metric, record
 from assay.metrics.outputs import DIVERGENCES, divergences, restrict
 from assay.objectives import mean_over_reads
 from assay.stats import mean_of, ratio_of
@@ -77,7 +77,7 @@ def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str =
         divergence: `kl` = KL(full || circuit), `reverse-kl`, `js` or `tv`. The thresholds are those of
             the published page, which does not name the divergence.
     """
-    check_choice("divergence", divergence, DIVERGENCES)
+    check_name("divergence", divergence, DIVERGENCES)
     used = finite_examples(runs, "full", "keep")
     values = run_divergences(runs, "keep", kinds=(divergence,))
     details = {"divergence": divergence}
@@ -147,7 +147,7 @@ def _answer_set(
     """Ids of the answer set of each example, padded with -1."""
     n, d_vocab = shape
     if isinstance(restricted_to, str):
-        check_choice("restricted_to", restricted_to, ("answers",))
+        check_name("restricted_to", restricted_to, ("answers",))
         sets = [runs.task.answers, *([] if runs.task.wrong is None else [runs.task.wrong])]
         ids = np.concatenate([at_each_read(runs, each).numpy() for each in sets], axis=1)
     else:

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from assay.core.errors import check_name
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.execution.runs import Which
 from assay.metrics.metric import (
     METRICS,
     MetricSpec,
-    check_choice,
     finite_examples,
     metric,
     record,
@@ -75,7 +75,7 @@ def _faithfulness(
     """
     if normalised or (isinstance(runs.task, ImageRows) and _is_divergence(runs.objective)):
         return _faithfulness_norm(runs, METRICS["faithfulness-norm"])
-    check_choice("aggregate", aggregate, ("ratio_of_sums", "mean_of_ratios"))
+    check_name("aggregate", aggregate, ("ratio_of_sums", "mean_of_ratios"))
     used = finite_examples(runs, "full", "keep")
     full, keep = runs.margins("full"), runs.margins("keep")
     components = {"keep": keep, "full": full}

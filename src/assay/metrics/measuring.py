@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_least, check_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.execution import Ablation, CircuitRuns
@@ -124,8 +124,7 @@ def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **
     compute = _checked(spec, options)
     if runs.circuit.spans is not None:
         _check_whole(spec, random_circuits)
-    if random_circuits < 0:
-        raise InputError(f"random_circuits is {random_circuits}; expected a count of at least 0")
+    check_least(0, random_circuits=random_circuits)
     measurement = compute(runs, spec, **options)
     if "full" in spec.runs:  # whatever is judged beside a model that fails at the task is marked
         new = [
@@ -162,8 +161,7 @@ def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:
             f"{spec.key} is measured from edge scores, not from one circuit; use faithfulness_curve"
         )
     for name in options:
-        if name not in spec.options:
-            raise unknown_name(f"option of metric {spec.key!r}", name, spec.options)
+        check_name(f"option of metric {spec.key!r}", name, spec.options)
     return spec.compute
 
 

@@ -3,20 +3,20 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import unknown_name
 from assay.core.measurement import Measurement, Statistic
 from assay.core.registry import Registry
 from assay.core.verdict import Rule
 from assay.execution.forward import finite_rows
 from assay.execution.runs import CircuitRuns, Which
 from assay.objectives import get_objective
-from assay.stats import RatioOfSums
+from assay.stats import FunctionOfSums, RatioOfSums
 
 
 MANY_EXCLUDED = 0.05  # share of examples left out above which the number carries a warning
@@ -203,6 +203,41 @@ def record(
     )
 
 
+def record_spread(
+    spec: MetricSpec,
+    runs: CircuitRuns,
+    components: Mapping[str, Float64[np.ndarray, " n"]],
+    scales: Mapping[str, tuple[float, float]],
+    *,
+    used: Bool[np.ndarray, " n"],
+    too_few: str,
+    **facts: Any,
+) -> Measurement:
+    """Coefficient of variation of several faithfulness ratios of the same examples.
+
+    Args:
+        spec: As for `record`.
+        runs: What was run, for warnings.
+        components: `NAME/keep` and `NAME/full` of each ratio.
+        scales: Name of each ratio -> a and b of a + b sum(keep) / sum(full).
+        used: Examples that may count.
+        too_few: Reason given where fewer than two ratios are compared.
+        facts: `details` and `parts`.
+    """
+    warnings = task_warnings(runs, used)
+    if len(scales) < 2:
+        reason = too_few if used.any() else "no_valid_prompt"
+        measurement = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
+        return replace(measurement, n_excluded=int((~used).sum()), **facts)
+    offsets, factors = ([float(pair[at]) for pair in scales.values()] for at in (0, 1))
+    spread = FunctionOfSums(
+        function="spread-of-ratios",
+        components=tuple(f"{name}/{side}" for name in scales for side in ("keep", "full")),
+        parameters={"offsets": offsets, "scales": factors},
+    )
+    return record(spec, components, spread, used=used, warnings=warnings, undefined="zero_mean", **facts)
+
+
 def undefined(spec: MetricSpec, *, n: int, reason: str, warnings: tuple[str, ...] = ()) -> Measurement:
     """The measurement of a quantity that this circuit does not have."""
     return Measurement(
@@ -227,10 +262,3 @@ def task_warnings(runs: CircuitRuns, used: Bool[np.ndarray, " n"]) -> tuple[str,
     margins = runs.margins("full")[used]
     unsolved = margins.sum() < 0 or (margins > 0).mean() < SOLVED
     return ("task_not_solved",) if unsolved else ()
-
-
-def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    """`value` if it is one of the allowed words of an option."""
-    if value not in allowed:
-        raise InputError(f"{name} is {value!r}; choose {' or '.join(repr(each) for each in allowed)}")
-    return str(value)

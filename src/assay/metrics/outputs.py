@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 from scipy import special
 
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name
 
 
 DIVERGENCES = ("kl", "reverse-kl", "js", "tv")
@@ -73,8 +73,7 @@ def divergences(
         ShapeError: If the tables differ in shape.
     """
     for kind in kinds:
-        if kind not in DIVERGENCES:
-            raise unknown_name("divergence", kind, DIVERGENCES)
+        check_name("divergence", kind, DIVERGENCES)
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         # Rows with NaN or infinite logits come out as NaN; who compares counts them.

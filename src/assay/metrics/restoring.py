@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.core.measurement import Measurement
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.execution import CircuitRuns
@@ -38,8 +38,7 @@ def _corrupt_restore(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     (`zero_denominator`) where ablating every head leaves the model's margin.
     """
     runs.model.check_together("corrupt-restore")
-    if runs.ablation not in INTERVENTIONS:
-        raise unknown_name("ablation of heads", runs.ablation, INTERVENTIONS)
+    check_name("ablation of heads", runs.ablation, INTERVENTIONS)
     intervention = INTERVENTIONS[runs.ablation]
     complement = Complement(runs=runs)
     heads = runs.circuit.kept_heads()

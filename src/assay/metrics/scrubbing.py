@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.core.errors import InputError
+from assay.core.errors import check_least
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings
@@ -21,8 +21,7 @@ def _scrubbed(
     runs: CircuitRuns, draws: int, same_answer: bool, *, kl: bool
 ) -> tuple[Replacements, Bool[np.ndarray, " n"]]:
     """The replacements, and the examples that may count."""
-    if draws < 1:
-        raise InputError(f"draws is {draws}; give at least 1 (5 by default)")
+    check_least(1, draws=draws)
     replaced = Complement(runs=runs).draw(METHODS[same_answer], draws=draws, kl=kl)
     used = finite_examples(runs, "full") & replaced.served & np.isfinite(replaced.margins).all(axis=0)
     return replaced, used

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.execution import CircuitRuns
 from assay.metrics.divergence import at_each_read, by_prompt, run_logits
-from assay.metrics.metric import MetricSpec, check_choice, finite_examples, metric, record
+from assay.metrics.metric import MetricSpec, finite_examples, metric, record
 from assay.metrics.outputs import answer_is_top
 from assay.stats import fagin_tau_rows, kendall_tau_rows, mean_of
 
@@ -91,7 +91,7 @@ def _order_agreement(
     support: str,
 ) -> Float64[np.ndarray, " n"]:
     """`rank_agreement` with both lists at hand."""
-    check_choice("support", support, SUPPORTS)
+    check_name("support", support, SUPPORTS)
     if support == "union":
         return fagin_tau_rows(top_full, top_circuit)
     sides = [np.take_along_axis(run, top_full, axis=1).astype(np.float64) for run in (full, circuit)]
@@ -130,8 +130,7 @@ def check_k(ks: Sequence[Any] | None, n_outputs: int) -> tuple[int, ...]:
 
 def _thresholds(given: Mapping[str, float] | None) -> dict[str, float]:
     for name in given or {}:
-        if name not in THRESHOLDS:
-            raise unknown_name("top-K threshold", name, THRESHOLDS)
+        check_name("top-K threshold", name, THRESHOLDS)
     return {**THRESHOLDS, **(given or {})}
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from assay.core.errors import FileFormatError, InputError, UnsupportedModelError, unknown_name
+from assay.core.errors import FileFormatError, InputError, UnsupportedModelError, check_name
 from assay.core.untrusted import malformed
 from assay.models.adapter import Model
 from assay.models.conformance import check_conformance, check_same
@@ -92,8 +92,7 @@ def load_model(
         >>> load_model("mini").graph.n_layers
         4
     """
-    if experts not in get_args(ExpertNodes):
-        raise unknown_name("form of experts", experts, get_args(ExpertNodes))
+    check_name("form of experts", experts, get_args(ExpertNodes))
     if experts != "together":
         _refuse_device_map(
             device_map, str(source), "experts are nodes only where all weights are on one device"

@@ -11,7 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from assay.core.errors import FileFormatError, OutputError, ShapeError, UnsafeFileError, UnsupportedModelError
+from assay.core.errors import (
+    FileFormatError,
+    ShapeError,
+    UnsafeFileError,
+    UnsupportedModelError,
+    writing,
+)
 from assay.core.untrusted import MALFORMED, refuse_pickle
 
 
@@ -60,12 +66,10 @@ def convert_attention_only(
         )
     state, config = _state(_Given(weights, names))
     place = Path(directory)
-    try:
+    with writing(f"write {place}", "choose another place"):
         place.mkdir(parents=True, exist_ok=True)
         (place / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         save_file({name: each.contiguous() for name, each in state.items()}, place / "model.safetensors")
-    except OSError as error:
-        raise OutputError(f"cannot write {place}: {error.strerror}; choose another place") from error
     return place
 
 

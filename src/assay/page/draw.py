@@ -6,14 +6,19 @@ SVG they become CSS variables, so that one picture serves light, dark and printe
 
 import html
 import io
+import os
 import re
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogFormatterSciNotation
+
+from assay.core.errors import InputError, writing
 
 
 PAPER, INK, MUTED, RULE = "#fdfcf8", "#22262b", "#666d76", "#d8d5cc"
@@ -129,6 +134,34 @@ def to_svg(ax: Axes, *, label: str, key: str) -> str:
     )
     text = re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)
     return re.sub(r"\s*\n\s*", "\n", text).strip()
+
+
+def save_picture(draw: Callable[[], Axes], path: str | os.PathLike[str], *, key: str) -> Path:
+    """Write a picture to a file; the same picture always gives the same bytes.
+
+    Args:
+        draw: Makes the picture; the whole figure of its axes is written.
+        path: Ends in `.png` or `.svg`.
+        key: Of the ids in an SVG.
+
+    Returns:
+        The path written.
+
+    Raises:
+        InputError: Another ending; nothing is drawn.
+        OutputError: The file cannot be written.
+    """
+    path = Path(path)
+    ending = path.suffix.lstrip(".").lower()
+    if ending not in ("png", "svg"):
+        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
+    metadata = {"Date": None} if ending == "svg" else {"Software": None}
+    figure = draw().get_figure()
+    assert isinstance(figure, Figure)
+    drawn = rc_context({"svg.fonttype": "none", "svg.hashsalt": key})
+    with writing(f"write {path}", "choose another place"), drawn:
+        figure.savefig(path, dpi=150, facecolor=PAPER, metadata=metadata)
+    return path
 
 
 def axes_of(ax: Axes | None, width: float, height: float) -> Axes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assay.pipeline.audit_result import Audit, load_audit
-    from assay.pipeline.auditing import AuditOptions, audit, plan_audit
+    from assay.pipeline.auditing import AuditOptions, audit
     from assay.pipeline.checks import check_options, check_writable
     from assay.pipeline.cluster import RayWorkers
     from assay.pipeline.cost import Forecast, Workload, cost_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "assay.pipeline.audit_result": "Audit load_audit",
-    "assay.pipeline.auditing": "AuditOptions audit plan_audit",
+    "assay.pipeline.auditing": "AuditOptions audit",
     "assay.pipeline.checks": "check_options check_writable",
     "assay.pipeline.cluster": "RayWorkers",
     "assay.pipeline.cost": "Forecast Workload cost_of",
@@ -98,7 +98,6 @@ __all__ = [
     "measure_stored",
     "parse_plan",
     "plan_attack",
-    "plan_audit",
     "plan_calibration",
     "plan_circuit",
     "plan_discovery",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from assay.analyses.calibration.battery import USUAL_PROMPTS
 from assay.analyses.worst_case.sampling import INPUTS
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.execution import get_ablation
 from assay.metrics import find_metric
 from assay.metrics.curve import FRACTIONS
@@ -100,8 +100,7 @@ def scope_of(*, full: bool, skip: Collection[str] = (), images: bool = False) ->
         UnknownNameError: For a stage that an audit does not have.
     """
     for name in skip:
-        if name not in STAGES:
-            raise unknown_name("stage to skip", name, STAGES)
+        check_name("stage to skip", name, STAGES)
     scope = Scope(larger=frozenset(STAGES), search=FINE) if full else Scope(causes={"minimality": DEFAULT})
     scope = scope.without(("calibrate",) if images else (), IMAGES)
     return replace(scope, causes={**scope.causes, **dict.fromkeys(skip, SKIPPED)})

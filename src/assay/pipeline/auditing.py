@@ -9,7 +9,6 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.circuits.given import IMAGES, takes_text
 from assay.core.errors import InputError
@@ -31,7 +30,7 @@ from assay.pipeline.audit_result import Audit
 from assay.pipeline.audit_run import AuditRun
 from assay.pipeline.budget import Budget, audit_cost, fitted, read_budget
 from assay.pipeline.checks import check_options, check_writable, registered, usual_replacement
-from assay.pipeline.cost import Forecast, Workload, pass_seconds
+from assay.pipeline.cost import Forecast, pass_seconds
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.prompts import Division, draw_prompts
 from assay.pipeline.runs import RunSettings
@@ -288,21 +287,3 @@ class AuditOptions:
         return draw_prompts(
             model, task, n=n, seed=self.seed, discover_on=self.discover_on, measure_on=self.measure_on
         )
-
-
-def plan_audit(
-    model: Model, *, full: bool = False, skip: Collection[str] = (), **options: Any
-) -> list[Workload]:
-    """What an audit of prompts would run, at most, and what that costs.
-
-    Args:
-        model: Only its shape matters.
-        full: As in `audit`.
-        skip: As in `audit`.
-        options: `method`, `n`, `steps`, `metrics` and `n_random` of `audit`.
-
-    Returns:
-        Stages in order.
-    """
-    options.setdefault("n", N_FULL if full else N)
-    return AuditPlan(model=model, scope=scope_of(full=full, skip=skip), **options).stages

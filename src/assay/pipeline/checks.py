@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.core.errors import OutputError
+from assay.core.errors import writing
 from assay.discovery.edges import get_method
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.execution import ABLATIONS, Ablation, get_ablation
@@ -26,7 +26,7 @@ def check_writable(directory: Path, *, make: bool = False) -> None:
     Raises:
         OutputError: With the reason the system gives.
     """
-    try:
+    with writing(f"write to {directory}", "choose a writable directory"):
         if make:
             directory.mkdir(parents=True, exist_ok=True)
         existing = next(
@@ -34,10 +34,6 @@ def check_writable(directory: Path, *, make: bool = False) -> None:
         )
         with tempfile.TemporaryFile(dir=existing):
             pass
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to {directory}: {error.strerror}; choose a writable directory"
-        ) from error
 
 
 def check_options(

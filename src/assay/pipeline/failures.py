@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.core.errors import OutputError
+from assay.core.errors import writing
 from assay.core.untrusted import parse_json
 
 
@@ -54,15 +54,13 @@ class FailureLog:
             OutputError: If it cannot be written.
         """
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **record})
-        try:
+        with writing(f"write the log of failures {self.path}"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
                 # What a kill cut off stays a line of its own; appending writes at the end wherever we read.
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
                 broken = file.read(1) not in (b"", b"\n")
                 file.write(b"\n" * broken + line.encode() + b"\n")
-        except OSError as error:
-            raise OutputError(f"cannot write the log of failures {self.path}: {error.strerror}") from error
 
     def read(self) -> list[dict[str, Any]]:
         """The lines, oldest first; those that a kill cut off are left out."""

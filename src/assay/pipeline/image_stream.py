@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.core.errors import FileFormatError, InputError, ShapeError, unknown_name
+from assay.core.errors import FileFormatError, InputError, ShapeError, check_name
 from assay.core.random import stream
 from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, find_domains, is_shapes
 from assay.tasks.image_files import SUFFIXES, read_images
@@ -68,8 +68,7 @@ class Watch:
     idle_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise unknown_name("order of files", self.order, ORDERS)
+        check_name("order of files", self.order, ORDERS)
         if self.size < 2 or self.poll <= 0 or (self.idle_timeout is not None and self.idle_timeout < 0):
             raise InputError(
                 f"batches of {self.size} images, poll {self.poll} s, idle timeout {self.idle_timeout} s; "

@@ -16,7 +16,7 @@ from assay.analyses.calibration import find_gate
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.worst_case import PROTOCOLS
 from assay.circuits.given import IMAGES
-from assay.core.errors import InputError, UnknownNameError, near_matches, unknown_name
+from assay.core.errors import InputError, UnknownNameError, check_name, near_matches, unknown_name
 from assay.core.record import plain
 from assay.core.untrusted import printable
 from assay.discovery.edges import get_method
@@ -97,8 +97,7 @@ def _each(check: Callable[[str], object]) -> AfterValidator:
 
 def _known(kind: str, names: Sequence[str]) -> Callable[[str], str]:
     def check(name: str) -> str:
-        if name not in names:
-            raise unknown_name(kind, name, names)
+        check_name(kind, name, names)
         return name
 
     return check

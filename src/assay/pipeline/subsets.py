@@ -15,7 +15,7 @@ from assay.analyses.subsets.path import SelectionPath, selection_path
 from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import PATHS, check_sizes, default_sizes, make_problem
 from assay.analyses.subsets.verdict import untested
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.record import Record, library_version, record_id
 from assay.pipeline.progress import duration
 from assay.pipeline.stage import Content, Progress, document_stage
@@ -225,8 +225,7 @@ def job_record(
     Raises:
         InputError: For whatever `select_stored` would refuse.
     """
-    if path not in PATHS:
-        raise unknown_name("kind of path", path, PATHS)
+    check_name("kind of path", path, PATHS)
     if n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations}; give 0 (no test) or at least 19")
     wanted = checked_sizes(sizes, data.n_examples)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores, ExportedCircuit, NodeRoles
-from assay.core.errors import GraphMismatchError, InputError
+from assay.core.errors import GraphMismatchError, InputError, check_least
 from assay.core.record import library_version, plain
 from assay.execution.attention_patterns import attention_pattern
 from assay.models import Model
@@ -57,8 +57,7 @@ def circuit_document(
         One forward pass per prompt where a model and a task are given. Patterns are rounded to 1/255 and take
         at most 600 kB: heads with the weaker edges are left out, and a note on the page names them.
     """
-    if prompts < 1:
-        raise InputError(f"prompts is {prompts}; give at least 1")
+    check_least(1, prompts=prompts)
     exported = ExportedCircuit(circuit=circuit, scores=scores, roles=roles or NodeRoles.of(circuit))
     if examples is None and scores is not None and scores.per_example is not None:
         examples = scores

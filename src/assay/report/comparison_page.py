@@ -18,8 +18,9 @@ from assay.page.blocks import (
 )
 from assay.page.circuit import signed
 from assay.page.form import PAGES, PageForm
-from assay.page.text import Span, Text, bold, code, number, percent, quiet, result_link
+from assay.page.text import Span, Text, bold, code, noun, number, percent, quiet, result_link
 from assay.page.viewer import circuit_view
+from assay.report.overview_metrics import minute
 
 
 SETS = {"both": "in both", "a": "only in A", "b": "only in B"}
@@ -66,16 +67,12 @@ def comparison_page(document: Document) -> Page:
 
 
 def _side(side: Document) -> Text:
-    facts = [side["kind"], *([_minute(side["created"])] if side["created"] else [])]
+    facts = [side["kind"], *([minute(side["created"])] if side["created"] else [])]
     note = ", ".join(facts)
     if side["n_edges"] is not None:
         note += f"; circuit: {number(side['n_edges'])} edges, {side['how']}"
     link = (" ", result_link(side["id"])) if side["id"] else ""
     return (bold(side["label"]), link, " ", quiet(note))
-
-
-def _minute(time: str) -> str:
-    return time[:16].replace("T", " ")
 
 
 def verdict(document: Document) -> str:
@@ -87,16 +84,16 @@ def verdict(document: Document) -> str:
         union = circuits["n_union"]
         share = f" ({percent(circuits['jaccard'])} of {union:,})" if union else ""
         parts.append(
-            f"The circuits share {counts['both']:,} {_edges(counts['both'])}{share}; {counts['a']:,} "
+            f"The circuits share {counts['both']:,} {noun('edge', counts['both'])}{share}; {counts['a']:,} "
             f"{'is' if counts['a'] == 1 else 'are'} only in A and {counts['b']:,} only in B."
         )
     rows = document["measurements"]
     if rows:
         apart = [row for row in rows if row["finding"] in ("higher", "lower")]
         told = [row for row in rows if row["finding"] != "undefined"]
-        noun = "measurement" if len(told) == 1 else "measurements"
+        verb = "differs" if len(apart) == 1 else "differ"
         parts.append(
-            f"{len(apart)} of {len(told)} shared {noun} {'differs' if len(apart) == 1 else 'differ'}: the "
+            f"{len(apart)} of {len(told)} shared {noun('measurement', len(told))} {verb}: the "
             f"{percent(document['level'])} interval of the difference excludes 0."
             if told
             else "None of the shared measurements has an interval of its difference."
@@ -122,10 +119,6 @@ def caveats(document: Document) -> list[str]:
     if len(models) > 1:
         notes.append("The two belong to different models: differences mix circuit and model.")
     return notes
-
-
-def _edges(count: int) -> str:
-    return "edge" if count == 1 else "edges"
 
 
 # ------------------------------------------------------------------------------------------------ the edges

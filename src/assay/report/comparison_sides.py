@@ -11,7 +11,7 @@ from assay.circuits import Circuit, EdgeScores, load_circuit
 from assay.circuits.hub_file import is_address
 from assay.core.errors import AssayError, InputError
 from assay.core.record import Record, same
-from assay.graph import Graph, build_graph
+from assay.page.circuit import graph_of
 from assay.report.overview import find_sweep
 from assay.store import Store, StoredResult
 
@@ -140,17 +140,6 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _graph(facts: Mapping[str, Any]) -> Graph:
-    return build_graph(
-        facts["n_layers"],
-        facts["n_heads"],
-        facts["n_kv_heads"],
-        parallel=facts.get("parallel", False),
-        mlps=facts.get("mlps", True),
-        experts=facts.get("experts", 0),
-    )
-
-
 def _side(found: StoredResult, label: str, **more: Any) -> Side:
     return Side(
         label=label,
@@ -178,7 +167,7 @@ def _audit(store: Store, found: StoredResult) -> Side:
         model=model,
         task=task,
         method=method,
-        circuit=Circuit(graph=_graph(payload["graph"]), mask=found.arrays["mask"].bool()),
+        circuit=Circuit(graph=graph_of(payload["graph"]), mask=found.arrays["mask"].bool()),
         how="the audited circuit",
         scores=found.arrays["scores"],
         measurements=_with_parts(store, {each["name"]: each for each in payload["measurements"]}),
@@ -187,7 +176,7 @@ def _audit(store: Store, found: StoredResult) -> Side:
 
 def _scores(store: Store, found: StoredResult) -> Side:
     del store
-    graph, values, names = _graph(found.payload["graph"]), found.arrays["values"], _named(found)
+    graph, values, names = graph_of(found.payload["graph"]), found.arrays["values"], _named(found)
     size = min(USUAL_EDGES, graph.n_edges)
     method = _text(found.provenance.get("method"))
     return _side(
@@ -203,7 +192,7 @@ def _scores(store: Store, found: StoredResult) -> Side:
 
 def _circuit(store: Store, found: StoredResult) -> Side:
     del store
-    circuit = Circuit(graph=_graph(found.payload["graph"]), mask=found.arrays["mask"].bool())
+    circuit = Circuit(graph=graph_of(found.payload["graph"]), mask=found.arrays["mask"].bool())
     model = _named(found)["model"]
     return _side(
         found, f"circuit {circuit.hash[:8]} in {model}", model=model, circuit=circuit, how="as stored"

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from assay.core.errors import InputError, OutputError
-from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+from assay.core.errors import InputError
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, save_picture
 
 
 if TYPE_CHECKING:
@@ -162,16 +161,9 @@ def dynamics_figure(
         InputError: Another ending, no document, or more than four.
         OutputError: The file cannot be written.
     """
-    path = Path(path)
-    ending = path.suffix.lstrip(".").lower()
-    if ending not in ("png", "svg"):
-        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
     several = {title: runs} if "schema" in runs else runs
-    figure = plot_dynamics({name: dynamics_data(document) for name, document in several.items()})
-    metadata = {"Date": None} if ending == "svg" else {"Software": None}
-    try:
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "dynamics"}):
-            figure.savefig(path, dpi=150, facecolor=PAPER, metadata=metadata)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from error
-    return path
+    return save_picture(
+        lambda: plot_dynamics({name: dynamics_data(run) for name, run in several.items()}).axes[0],
+        path,
+        key="dynamics",
+    )

@@ -5,6 +5,7 @@ measurement of each metric, for its unit and direction, and the newest calibrati
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -95,7 +96,7 @@ def _of_name(store: Store, of: str, name: str) -> Document:
         "n_measurements": n_measurements,
         "n_calibrations": store.count("calibration", where=where),
         "filter": where[0],
-        "metrics": _metrics(store, measurements),
+        "metrics": _metrics(store, [row_of(each) for each in measurements]),
         "measurements": [
             {**row_of(each), "method": _method_and_size(each, made), "found_by": each.method}
             for each in measurements
@@ -202,7 +203,7 @@ def sweep_document(
         "n_measurements": n_measurements,
         "n_calibrations": len(calibrations),
         "filter": None,
-        "metrics": _metrics_of_rows(store, measurements),
+        "metrics": _metrics(store, measurements),
         "measurements": measurements,
         "others": [row for row in rows if row["kind"] != "measurement"][:LISTED],
         "n_others": max(len(rows) - len(measurements), n_results - n_measurements),
@@ -210,7 +211,7 @@ def sweep_document(
         "jobs": {
             "n": len(jobs),
             "n_read": min(len(jobs), JOBS),
-            "statuses": _counts(job_status(each) for each in jobs),
+            "statuses": dict(sorted(Counter(job_status(each) for each in jobs).items())),
             "failed": [_job_row(each) for each in failed[:FAILED]],
             "n_failed": len(failed),
             "listed": [_job_row(each) for each in jobs[:LISTED]],
@@ -279,18 +280,7 @@ def _summaries(store: Store, ids: Sequence[str]) -> list[dict[str, Any]]:
 # ---- parts --------------------------------------------------------------------------------------
 
 
-def _counts(words: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for word in words:
-        found[word] = found.get(word, 0) + 1
-    return dict(sorted(found.items()))
-
-
-def _metrics(store: Store, found: Sequence[ResultSummary]) -> list[dict[str, Any]]:
-    return _metrics_of_rows(store, [row_of(each) for each in found])
-
-
-def _metrics_of_rows(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _metrics(store: Store, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each metric with its unit, direction and threshold, read off the first measurement of it."""
     example: dict[str, str] = {}
     for row in rows:

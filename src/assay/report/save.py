@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from assay.circuits import write_atomically
-from assay.core.errors import InputError, OutputError
+from assay.core.errors import InputError, writing
 from assay.core.measurement import Measurement
 from assay.metrics.page import is_measurement, measurements_page
 from assay.page.blocks import Page
@@ -84,12 +84,8 @@ def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
     """
     path = Path(path)
     text = render(*results)
-    try:
+    with writing(f"make {path.parent} for the report", "choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot make {path.parent} for the report: {error.strerror}; choose another place"
-        ) from error
     return write_atomically(path, text.encode())
 
 

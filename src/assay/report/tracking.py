@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.extras import needs_extra
 from assay.core.record import library_version, plain, record_id
 from assay.report.save import save_report
@@ -73,8 +73,7 @@ def log_results(
         are the config of a new run of trackio; a run that exists keeps its own, and they are in the file
         `config.json` beside the others.
     """
-    if tracker not in _TRACKERS:
-        raise unknown_name("tracker", tracker, _TRACKERS)
+    check_name("tracker", tracker, _TRACKERS)
     if not results:
         raise InputError("nothing to log; give one result or more")
     entries = _named([each for result in results for each in _entries(result)])

@@ -3,7 +3,6 @@
 from assay.stats.agreement import (
     Concordance,
     IntraclassCorrelation,
-    cohen_kappa,
     intraclass_correlation,
     kappa_matrix,
     kendall_w,
@@ -28,7 +27,7 @@ from assay.stats.association import (
 from assay.stats.bounded import bounded_mean
 from assay.stats.cells import CellTests, cell_tests
 from assay.stats.certificates import Certificate, certificate, certificate_family
-from assay.stats.detection import Detection, auroc, average_precision, d_prime, detection, precision_at
+from assay.stats.detection import auroc, average_precision, d_prime, precision_at
 from assay.stats.estimate import Estimate, SignificanceTest
 from assay.stats.inclusion import CertifiedInclusion, certified_inclusion, edit_radius
 from assay.stats.intervals import (
@@ -59,14 +58,13 @@ from assay.stats.percentile_bounds import (
     percentile_failure,
     percentile_sample_size,
 )
-from assay.stats.permutation import MeanTest, RankTest, mean_test, mean_tests, spearman_test
+from assay.stats.permutation import MeanTest, RankTest, mean_tests, spearman_test
 from assay.stats.poisson_weights import poisson_weights
 from assay.stats.relative_error import RelativeErrors, absolute_errors, relative_errors
 from assay.stats.reliability import Consistency, cronbach_alpha, resampled_alpha_bounds, spearman_brown
 from assay.stats.resampled import ResampledValue
 from assay.stats.sequences import (
     ConfidenceSequence,
-    betting_log_capital,
     confidence_sequence,
     hoeffding_radius,
 )
@@ -106,7 +104,6 @@ __all__ = [
     "Concordance",
     "ConfidenceSequence",
     "Consistency",
-    "Detection",
     "Estimate",
     "FunctionOfSums",
     "GroupDifferences",
@@ -130,7 +127,6 @@ __all__ = [
     "benjamini_yekutieli",
     "best_all_pairs_order",
     "best_order_statistic",
-    "betting_log_capital",
     "bonferroni",
     "bootstrap_interval",
     "bootstrap_spread",
@@ -142,14 +138,12 @@ __all__ = [
     "certified_inclusion",
     "clopper_pearson",
     "coefficient_of_variation",
-    "cohen_kappa",
     "compare_with_anchor",
     "confidence_sequence",
     "corrected_rate",
     "cronbach_alpha",
     "d_prime",
     "delta_interval",
-    "detection",
     "draw_counts",
     "e_benjamini_hochberg",
     "edit_radius",
@@ -170,7 +164,6 @@ __all__ = [
     "mean_difference",
     "mean_of",
     "mean_standard_error",
-    "mean_test",
     "mean_tests",
     "outermost",
     "partial_conjunction",

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Real
 from scipy import stats as scipy_stats
 
-from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.core.errors import DegenerateDataWarning, InputError, check_least
 from assay.core.record import Record
 from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
 from assay.stats._checks import EQUAL, finite
@@ -71,8 +71,7 @@ def kendall_w(
         >>> kendall_w(np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]), rng=rng).w.value
         0.1111111111111111
     """
-    if n_permutations < 1:
-        raise InputError(f"n_permutations is {n_permutations}; expected at least 1 (10,000 by default)")
+    check_least(1, n_permutations=n_permutations)
     m, n = scores.shape
     x = finite(scores, "scores") if scores.size else np.asarray(scores, dtype=np.float64)
     spearman = spearman_matrix(x) if m and n else np.full((m, m), np.nan)
@@ -149,36 +148,25 @@ def top_members(scores: Real[np.ndarray, " n"], k: int) -> Bool[np.ndarray, " n"
     return members
 
 
-def cohen_kappa(a: Bool[np.ndarray, " n"], b: Bool[np.ndarray, " n"]) -> Estimate:
-    """Agreement of two sets beyond chance: (p_o - p_e) / (1 - p_e).
+def kappa_matrix(members: Bool[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
+    """Cohen's kappa of every pair of sets, for any batch of tables at once.
 
-    p_o is the share of items on which they agree, p_e its expectation for independent sets of the same sizes.
+    Agreement beyond chance, (p_o - p_e) / (1 - p_e): p_o is the share of items on which two sets agree, p_e
+    its expectation for independent sets of the same sizes.
 
     Args:
-        a: Membership in one set.
-        b: Membership in the other.
+        members: Membership of each of n items in each of m sets.
 
     Returns:
-        In [-1, 1]; 1 for equal sets, 0 at chance. Undefined where both sets hold everything or both nothing
-        (`one_category`) and for no items (`too_few`).
+        In [-1, 1]; 1 for equal sets, 0 at chance. NaN where both sets hold everything or both nothing.
 
     References:
         Cohen (1960), doi:10.1177/001316446002000104.
 
     Example:
-        >>> cohen_kappa(np.array([True, True, False, False]), np.array([True, False, False, False])).value
+        >>> float(kappa_matrix(np.array([[True, True, False, False], [True, False, False, False]]))[0, 1])
         0.5
     """
-    if a.shape != b.shape:
-        raise ShapeError(f"kappa compares two sets over the same items; got shapes {a.shape} and {b.shape}")
-    if not len(a):
-        return undefined_estimate("too_few")
-    value = float(kappa_matrix(np.stack([a, b]))[0, 1])
-    return undefined_estimate("one_category") if math.isnan(value) else Estimate(value=value)
-
-
-def kappa_matrix(members: Bool[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
-    """Cohen's kappa of every pair of sets, for any batch of tables at once; NaN where undefined."""
     inside = np.asarray(members, dtype=np.float64)
     n = members.shape[-1]
     size = inside.sum(axis=-1)

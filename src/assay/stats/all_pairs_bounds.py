@@ -7,11 +7,10 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_least, check_name
 from assay.stats.percentile_bounds import (
     ROUNDING,
     OrderStatistic,
-    check_positive,
     closed_form,
     least_sample,
     order_of,
@@ -57,15 +56,13 @@ def all_pairs_order_failure(
         0.5
     """
     percentile = share(p, "p")
-    check_positive(n_clean, "n_clean")
-    check_positive(n_corrupted, "n_corrupted")
+    check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
     if not 1 <= order <= n_clean * n_corrupted:
         raise InputError(
             f"order is {order}; expected a rank among the {n_clean} x {n_corrupted} values, 1 to "
             f"{n_clean * n_corrupted}"
         )
-    if bound not in ("convex", "chernoff", "hoeffding"):
-        raise unknown_name("bound", bound, ("convex", "chernoff", "hoeffding"))
+    check_name("bound", bound, ("convex", "chernoff", "hoeffding"))
     m, target = min(n_clean, n_corrupted), Fraction(order, n_clean * n_corrupted)
     if target <= percentile:
         return 1.0
@@ -87,8 +84,7 @@ def all_pairs_failure(
         >>> round(all_pairs_failure(1000, 1000, 0.95, 0.01), 4)
         0.1724
     """
-    check_positive(n_clean, "n_clean")
-    check_positive(n_corrupted, "n_corrupted")
+    check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
     order = order_of(n_clean * n_corrupted, p, epsilon)
     return all_pairs_order_failure(n_clean, n_corrupted, p, order, bound)
 
@@ -114,8 +110,7 @@ def best_all_pairs_order(n_clean: int, n_corrupted: int, p: float, delta: float)
         True
     """
     percentile, allowed = share(p, "p"), float(1 - share(delta, "delta"))
-    check_positive(n_clean, "n_clean")
-    check_positive(n_corrupted, "n_corrupted")
+    check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
     m, most = min(n_clean, n_corrupted), max(n_clean, n_corrupted)
     n_needed = least_sample(percentile, allowed)
     if m < n_needed:
@@ -141,5 +136,5 @@ def maximum_exceedance(n: int, *, delta: float = 0.95) -> float:
         >>> round(maximum_exceedance(1000), 4)
         0.003
     """
-    check_positive(n, "n")
+    check_least(1, n=n)
     return -math.expm1(math.log(float(1 - share(delta, "delta"))) / n)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Real, Shaped
 from scipy import optimize, special
 
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_fraction
 from assay.core.verdict import Interval, undefined_interval
 from assay.stats._checks import EQUAL, finite
 
@@ -57,8 +57,7 @@ def bounded_mean(
         >>> round(interval.low, 3), interval.high
         (0.801, 1.0)
     """
-    if not 0 < level < 1:
-        raise InputError(f"level is {level}; expected a coverage between 0 and 1, e.g. 0.95")
+    check_fraction(level=level)
     if not len(values):
         return undefined_interval(level, "betting", "too_few")
     lowest, highest = bounds

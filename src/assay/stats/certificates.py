@@ -18,7 +18,7 @@ from jaxtyping import Float64, Int, Int64, Real
 from scipy import special
 
 from assay.core import display
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.random import stream
 from assay.core.record import Record
 from assay.stats._checks import finite
@@ -242,8 +242,7 @@ def _checked(values: Real[np.ndarray, "..."], method: str | None) -> tuple[Float
         )
     methods = (INDEPENDENT,) if checked.ndim == 1 else OF_PAIRS
     method = method or methods[0]
-    if method not in (INDEPENDENT, *OF_PAIRS):
-        raise unknown_name("certificate method", method, (INDEPENDENT, *OF_PAIRS))
+    check_name("certificate method", method, (INDEPENDENT, *OF_PAIRS))
     if method not in methods:
         what = "independent values [n]" if checked.ndim == 1 else "a matrix of pairs that share inputs"
         raise InputError(f"method {method!r} does not fit {what}; choose {' or '.join(map(repr, methods))}")

@@ -1,18 +1,13 @@
 """How well a score tells the members of a set from the rest."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Bool, Real
-from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError, ShapeError
-from assay.core.record import Record
+from assay.core.errors import ShapeError
 from assay.stats._checks import finite, varies
 from assay.stats.agreement import top_members
 from assay.stats.estimate import Estimate, undefined_estimate
-from assay.stats.statistic import corrected_rate
 
 
 NO_SPREAD = 1e-12
@@ -45,65 +40,6 @@ def d_prime(signal: Real[np.ndarray, " _"], noise: Real[np.ndarray, " _"]) -> Es
     if pooled < NO_SPREAD or not (varies(high) or varies(low)):
         return undefined_estimate("zero_variance")
     return Estimate(value=float(high.mean() - low.mean()) / pooled)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Detection(Record):
-    """Hits and false alarms of a predicted set.
-
-    Attributes:
-        hit_rate: Share of members predicted, uncorrected; undefined without members (`no_members`).
-        false_alarm_rate: Share of the rest predicted; undefined where there is no rest (`no_others`).
-        d_prime: Phi^-1(hits) - Phi^-1(false alarms) of the corrected rates.
-        criterion: -(Phi^-1(hits) + Phi^-1(false alarms)) / 2; positive for few predictions.
-    """
-
-    hit_rate: Estimate
-    false_alarm_rate: Estimate
-    d_prime: Estimate
-    criterion: Estimate
-
-
-def detection(
-    hits: int, n_signal: int, false_alarms: int, n_noise: int, *, correction: str = "loglinear"
-) -> Detection:
-    """Hit rate, false-alarm rate, d' and criterion from counts.
-
-    Args:
-        hits: Members predicted.
-        n_signal: Members.
-        false_alarms: Others predicted.
-        n_noise: Others.
-        correction: How d' keeps rates off 0 and 1, see `corrected_rate`; the two rates are not corrected.
-
-    References:
-        Hautus (1995), doi:10.3758/BF03203619.
-
-    Example:
-        >>> found = detection(18, 20, 3, 40)
-        >>> found.hit_rate.value, round(found.d_prime.value, 4)
-        (0.9, 2.5496)
-    """
-    for name, count, n in (("hits", hits, n_signal), ("false_alarms", false_alarms, n_noise)):
-        if not 0 <= count <= n:
-            raise InputError(f"{name} is {count} of {n}; expected a count between 0 and {n}")
-    missing = "no_members" if n_signal == 0 else "no_others" if n_noise == 0 else None
-    if missing:
-        distance = criterion = undefined_estimate(missing)
-    else:
-        z_hits, z_alarms = (
-            float(special.ndtri(corrected_rate(np.array([float(count)]), n, correction=correction))[0])
-            for count, n in ((hits, n_signal), (false_alarms, n_noise))
-        )
-        distance, criterion = Estimate(value=z_hits - z_alarms), Estimate(value=-(z_hits + z_alarms) / 2)
-    return Detection(
-        hit_rate=Estimate(value=hits / n_signal) if n_signal else undefined_estimate("no_members"),
-        false_alarm_rate=Estimate(value=false_alarms / n_noise)
-        if n_noise
-        else undefined_estimate("no_others"),
-        d_prime=distance,
-        criterion=criterion,
-    )
 
 
 def _sides(scores: np.ndarray, members: np.ndarray) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Real
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_fraction, check_least
 from assay.core.record import Record
 from assay.stats._checks import finite
 from assay.stats.estimate import Estimate, undefined_estimate
@@ -64,8 +64,7 @@ def edit_radius(lower: float, deletion: float) -> int | None:
         >>> [edit_radius(1.0, deletion) for deletion in (0.2, 0.5, 0.9)]
         [0, 1, 6]
     """
-    if not 0 < deletion < 1:
-        raise InputError(f"deletion is {deletion}; expected a probability above 0 and below 1")
+    check_fraction(deletion=deletion)
     if not 0 <= lower <= 1:
         raise InputError(f"lower is {lower}; expected a fraction in [0, 1]")
     return math.floor(math.log(1.5 - lower) / math.log(deletion)) if lower > 0.5 else None
@@ -104,10 +103,8 @@ def certified_inclusion(
         >>> found.share.value > 0.9, found.radius
         (True, 6)
     """
-    if not 0 < failure < 1:
-        raise InputError(f"failure is {failure}; expected a probability above 0 and below 1")
-    if n_draws < 1:
-        raise InputError(f"n_draws is {n_draws}; expected at least 1 (1000 by default)")
+    check_fraction(failure=failure)
+    check_least(1, n_draws=n_draws)
     n, k = map(int, effects.shape)
     if k == 0:
         return ()

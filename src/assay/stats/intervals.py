@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64, Int
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least, check_name
 from assay.core.verdict import Interval, undefined_interval
 
 
@@ -37,8 +37,7 @@ def draw_counts(
         rng: Source of the index matrix `integers(0, n, (n_resamples, n))`.
         draws: Given index matrix instead, `[n_resamples, n]`.
     """
-    if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; expected at least 1 resample (2000 by default)")
+    check_least(1, n_resamples=n_resamples)
     rows = max(1, _BLOCK // max(n, 1))
     counts = np.empty((n_resamples, n))
     for start in range(0, n_resamples, rows):
@@ -79,8 +78,7 @@ def bootstrap_interval(
     References:
         Efron (1987), doi:10.1080/01621459.1987.10478410.
     """
-    if method not in ("bca", "percentile"):
-        raise InputError(f"unknown bootstrap method {method!r}; choose 'bca' or 'percentile'")
+    check_name("bootstrap method", method, ("bca", "percentile"))
     n = values.shape[1]
     if n < 2:
         return undefined_interval(level, method, "too_few")
@@ -316,8 +314,7 @@ def fisher_z_interval(r: float, n: int, *, level: float = 0.95, kind: str = "pea
     References:
         Fisher (1921); Bonett and Wright (2000), doi:10.1007/BF02294183.
     """
-    if kind not in ("pearson", "spearman"):
-        raise InputError(f"unknown kind {kind!r}; choose 'pearson' or 'spearman'")
+    check_name("kind", kind, ("pearson", "spearman"))
     if abs(r) > 1:
         raise InputError(f"r is {r}; expected a correlation in [-1, 1]")
     if math.isnan(r) or n < 4:

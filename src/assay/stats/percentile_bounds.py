@@ -18,7 +18,7 @@ import numpy as np
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_fraction, check_least, check_name, unknown_name
 
 
 ROUNDING = 1e-12  # relative error of a computed tail; a failure this close to the allowed one meets it
@@ -59,9 +59,7 @@ class OrderStatistic:
 
 def share(value: float, name: str) -> Fraction:
     """A number strictly between 0 and 1 as the fraction that its decimal digits say."""
-    if not 0 < value < 1:
-        hint = f"; write {value / 100:g} for {value:g} %" if 1 < value < 100 else ""
-        raise InputError(f"{name} is {value}; expected a number strictly between 0 and 1{hint}")
+    check_fraction(**{name: value})
     return Fraction(str(value))
 
 
@@ -81,14 +79,8 @@ def _target(p: float, epsilon: float) -> tuple[Fraction, Fraction]:
 
 def order_of(n: int, p: float, epsilon: float) -> int:
     """The rank k = ceil((p + epsilon) n) among n values, 1 the smallest."""
-    check_positive(n, "n")
+    check_least(1, n=n)
     return math.ceil(_target(p, epsilon)[1] * n)
-
-
-def check_positive(n: int, name: str) -> None:
-    """Refuse a count below 1 by name."""
-    if n < 1:
-        raise InputError(f"{name} is {n}; expected at least 1")
 
 
 def _within(failure: float, allowed: float) -> bool:
@@ -195,7 +187,7 @@ def best_order_statistic(n: int, p: float, delta: float) -> OrderStatistic:
         (59, None)
     """
     percentile, allowed = share(p, "p"), float(1 - share(delta, "delta"))
-    check_positive(n, "n")
+    check_least(1, n=n)
     n_needed = least_sample(percentile, allowed)
     if n < n_needed:
         return OrderStatistic(order=None, failure=math.nan, n_needed=n_needed)
@@ -258,8 +250,7 @@ def percentile_sample_size(
     """
     percentile, target = _target(p, epsilon)
     allowed = float(1 - share(delta, "delta"))
-    if bound not in ("exact", "chernoff", "hoeffding"):
-        raise unknown_name("bound", bound, ("exact", "chernoff", "hoeffding"))
+    check_name("bound", bound, ("exact", "chernoff", "hoeffding"))
     closed = "chernoff" if bound == "exact" else bound
     n = math.ceil(-math.log(allowed) / closed_form(closed, percentile, target))
     size = SampleSize(first=n, stable=n)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Real
 from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import ShapeError, check_least, check_name
 from assay.core.record import Record
 from assay.stats._checks import finite, varies
 from assay.stats.agreement import N_PERMUTATIONS
@@ -36,19 +36,6 @@ class MeanTest(Record):
     exact: bool
 
 
-def mean_test(
-    values: Real[np.ndarray, " n"], *, rng: np.random.Generator, n_permutations: int = N_PERMUTATIONS
-) -> MeanTest:
-    """One-sided tests of mean > 0; see `mean_tests`.
-
-    Example:
-        >>> found = mean_test(np.array([1.0, 2.0, 3.0]), rng=np.random.default_rng(0))
-        >>> found.sign_flip.p_value
-        0.125
-    """
-    return mean_tests(values[:, None], rng=rng, n_permutations=n_permutations)[0]
-
-
 def mean_tests(
     values: Real[np.ndarray, "n k"], *, rng: np.random.Generator, n_permutations: int = N_PERMUTATIONS
 ) -> tuple[MeanTest, ...]:
@@ -70,8 +57,7 @@ def mean_tests(
     References:
         Fisher (1935), The design of experiments, section 21.
     """
-    if n_permutations < 1:
-        raise InputError(f"n_permutations is {n_permutations}; expected at least 1 (10,000 by default)")
+    check_least(1, n_permutations=n_permutations)
     n, k = values.shape
     if n == 0 or k == 0:
         nothing = undefined_test("too_few")
@@ -163,10 +149,8 @@ def spearman_test(
         >>> spearman_test(up, up, alternative="greater", rng=np.random.default_rng(0)).p_value
         0.041666666666666664
     """
-    if alternative not in _ALTERNATIVES:
-        raise unknown_name("alternative", alternative, _ALTERNATIVES)
-    if n_permutations < 1:
-        raise InputError(f"n_permutations is {n_permutations}; expected at least 1 (10,000 by default)")
+    check_name("alternative", alternative, _ALTERNATIVES)
+    check_least(1, n_permutations=n_permutations)
     if x.shape != y.shape:
         raise ShapeError(f"a rank test compares vectors of equal length; got shapes {x.shape} and {y.shape}")
     n = len(x)

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float32, Int, UInt64
 from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError
+from assay.core.errors import check_least
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -46,8 +46,7 @@ def poisson_weights(
         >>> poisson_weights(np.array([3, 8]), 4).tolist()
         [[0.0, 1.0], [0.0, 2.0], [1.0, 1.0], [1.0, 1.0]]
     """
-    if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; expected at least 1 resample (200 by default)")
+    check_least(1, n_resamples=n_resamples)
     root = _mixed(np.array([seed % 2**64], dtype=np.uint64) + np.uint64(_GOLDEN))
     starts = _mixed(root ^ _mixed(ids.astype(np.uint64)))
     steps = np.arange(1, n_resamples + 1, dtype=np.uint64) * np.uint64(_GOLDEN)

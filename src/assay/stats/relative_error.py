@@ -82,11 +82,25 @@ class RelativeErrors:
 
         At most alpha exactly where the upper bound at 1 - alpha lies below the limit; 1 where theta is NaN.
         """
-        return self._p(limit, above=False)
-
-    def p_above(self, limit: float) -> Float64[np.ndarray, " k"]:
-        """The p of "theta is `limit` or less", each column: small where theta is proven to be larger."""
-        return self._p(limit, above=True)
+        p = np.ones(len(self.value))
+        p[self.value == 0] = 0.0
+        known = self._known
+        if not known.any():
+            return p
+        log_limit = np.zeros(len(self.value))
+        log_limit[known] = math.log(limit) - np.log(self.value[known])
+        beyond = self.logs >= log_limit
+        further = self.studentised <= -log_limit / np.where(known, self.log_error, 1.0)
+        resampled = (1 + np.maximum(beyond.sum(axis=0), further.sum(axis=0))) / (len(self.logs) + 1)
+        # The widened bound reaches the limit at some z; its distance grows with z.
+        inside, outside = np.zeros(len(p)), np.full(len(p), min(_FARTHEST, 0.9 * self.n))
+        for _ in range(_HALVINGS):
+            middle = (inside + outside) / 2
+            short = np.abs(self._wide(middle)[1]) < np.abs(log_limit)
+            inside, outside = np.where(short, middle, inside), np.where(short, outside, middle)
+        wide = np.where(log_limit > 0, special.ndtr(-inside), 1.0)
+        p[known] = np.maximum(resampled, wide)[known]
+        return p
 
     @property
     def _known(self) -> np.ndarray:
@@ -96,30 +110,6 @@ class RelativeErrors:
         """Logarithms of the widened Bonett bounds over theta, at z standard errors."""
         spread = np.abs(bonett_logs(z, self.n, self.kurtosis))
         return np.asarray(np.array([[-1.0], [1.0]]) * np.hypot(spread, z * self.of_value))
-
-    def _p(self, limit: float, *, above: bool) -> Float64[np.ndarray, " k"]:
-        p = np.ones(len(self.value))
-        p[self.value == 0] = float(above)
-        known = self._known
-        if not known.any():
-            return p
-        log_limit = np.zeros(len(self.value))
-        log_limit[known] = math.log(limit) - np.log(self.value[known])
-        beyond = self.logs <= log_limit if above else self.logs >= log_limit
-        t = -log_limit / np.where(known, self.log_error, 1.0)
-        further = self.studentised >= t if above else self.studentised <= t
-        resampled = (1 + np.maximum(beyond.sum(axis=0), further.sum(axis=0))) / (len(self.logs) + 1)
-        # The widened bound reaches the limit at some z; its distance grows with z.
-        end = 0 if above else 1
-        inside, outside = np.zeros(len(p)), np.full(len(p), min(_FARTHEST, 0.9 * self.n))
-        for _ in range(_HALVINGS):
-            middle = (inside + outside) / 2
-            short = np.abs(self._wide(middle)[end]) < np.abs(log_limit)
-            inside, outside = np.where(short, middle, inside), np.where(short, outside, middle)
-        right = log_limit < 0 if above else log_limit > 0
-        wide = np.where(right, special.ndtr(-inside), 1.0)
-        p[known] = np.maximum(resampled, wide)[known]
-        return p
 
 
 def absolute_errors(

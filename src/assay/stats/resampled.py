@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_fraction
 from assay.core.verdict import Interval, undefined_interval
 
 
@@ -79,8 +79,7 @@ class ResampledValue:
             >>> round(found.low, 2), round(found.high, 2)
             (-0.1, 4.1)
         """
-        if not 0 < level < 1:
-            raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
+        check_fraction(level=level)
         if self.n < 2:
             return undefined_interval(level, "resampled", "too_few")
         error = self.error

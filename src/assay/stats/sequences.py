@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64, Real
 
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_fraction, check_name
 from assay.core.record import Record
 from assay.core.verdict import Interval, undefined_interval
 from assay.stats._checks import finite
@@ -61,15 +61,8 @@ class ConfidenceSequence(Record):
 
     def n_certify(self, level: float) -> int | None:
         """Observations after which the mean is certified above `level`; None where they do not suffice."""
-        return _first(self.low > level)
-
-    def n_exclude(self, value: float) -> int | None:
-        """Observations after which the mean is known not to be `value`; None where they do not suffice."""
-        return _first((self.low > value) | (self.high < value))
-
-
-def _first(held: np.ndarray) -> int | None:
-    return int(held.argmax()) + 1 if held.any() else None
+        held = self.low > level
+        return int(held.argmax()) + 1 if held.any() else None
 
 
 def hoeffding_radius(
@@ -92,7 +85,7 @@ def hoeffding_radius(
         >>> hoeffding_radius(np.array([10, 1000])).round(3)
         array([0.663, 0.095])
     """
-    _check_failure(failure)
+    check_fraction(failure=failure)
     count = np.asarray(n, dtype=np.float64)
     if (count < 1).any():
         raise InputError(f"n is {count.min():g}; expected at least 1 observation")
@@ -147,9 +140,8 @@ def confidence_sequence(
         >>> sequence.n_certify(0.5), sequence.n_certify(0.9)
         (15, None)
     """
-    _check_failure(failure)
-    if method not in _METHODS:
-        raise unknown_name("method of confidence sequences", method, _METHODS)
+    check_fraction(failure=failure)
+    check_name("method of confidence sequences", method, _METHODS)
     least, most = bounds
     if not (math.isfinite(least) and math.isfinite(most) and least < most):
         raise InputError(f"bounds are {bounds}; expected two finite numbers in ascending order")
@@ -195,11 +187,6 @@ def confidence_sequence(
     )
 
 
-def _check_failure(failure: float) -> None:
-    if not 0 < failure < 1:
-        raise InputError(f"failure is {failure}; expected a probability above 0 and below 1")
-
-
 def _checked_weights(weights: Real[np.ndarray, " _"], n: int, largest: float) -> Float64[np.ndarray, " n"]:
     if not (largest > 0 and math.isfinite(largest)):
         raise InputError(f"largest_weight is {largest}; expected a finite number above 0")
@@ -215,35 +202,6 @@ def _checked_weights(weights: Real[np.ndarray, " _"], n: int, largest: float) ->
 
 
 # --------------------------------------------------------------------------------------------------- betting
-
-
-def betting_log_capital(
-    values: Real[np.ndarray, " n"], means: Real[np.ndarray, " m"]
-) -> Float64[np.ndarray, "n m"]:
-    """Log of the capital won by betting against each candidate mean, after each observation.
-
-    Where the candidate is the mean, the capital is an e-value at whatever time one stops: its expectation is
-    at most 1, and it ever reaches 1 / a with probability at most a.
-
-    Args:
-        values: In [0, 1], in the order in which they were drawn.
-        means: Candidates in [0, 1].
-
-    Returns:
-        In nats; 0 after the first observation, on which nothing is bet.
-
-    References:
-        Waudby-Smith and Ramdas (2024), arXiv:2010.09686; Ville (1939).
-    """
-    z, candidates = np.asarray(values, dtype=np.float64), np.asarray(means, dtype=np.float64)
-    for name, given in (("values", z), ("means", candidates)):
-        if not ((given >= 0) & (given <= 1)).all():
-            raise InputError(f"{name} run from {given.min():g} to {given.max():g}; expected values in [0, 1]")
-    full = np.full(len(candidates), len(z), dtype=np.int64)
-    found = np.empty((len(z), len(candidates)))
-    for time, capital in enumerate(_log_capital(z, candidates, full)):
-        found[time] = capital
-    return found
 
 
 def _log_capital(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
-from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError, check_least
 from assay.core.record import Record
 from assay.stats._checks import coded, finite
 from assay.stats.association import spearman
@@ -233,8 +233,7 @@ def histogram(
         raise InputError(
             f"the smallest value is {lowest:g}; the histogram starts at 0, so values must not be negative"
         )
-    if n_bins < 1:
-        raise InputError(f"n_bins is {n_bins}; expected at least 1 bin")
+    check_least(1, n_bins=n_bins)
     end = highest if maximum is None else maximum
     if not highest <= end < math.inf:
         raise InputError(
@@ -268,8 +267,7 @@ def top_indices(values: Real[np.ndarray, "..."], k: int) -> Int64[np.ndarray, " 
         array([1, 3, 2])
     """
     flat = finite(values).ravel()
-    if k < 1:
-        raise InputError(f"k is {k}; expected at least 1")
+    check_least(1, k=k)
     if k > flat.size:
         warnings.warn(
             f"{k} largest values were requested, but there are only {flat.size}; all are returned",

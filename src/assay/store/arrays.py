@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.circuits import write_atomically
-from assay.core.errors import FileFormatError, InputError, OutputError, unknown_name
+from assay.core.errors import FileFormatError, InputError, check_name, writing
 
 
 class StoredArrays:
@@ -32,8 +32,7 @@ class StoredArrays:
             UnknownNameError: The result has no array of this name.
             FileFormatError: The file is missing or its content changed.
         """
-        if name not in self._contents:
-            raise unknown_name("array", name, self._contents)
+        check_name("array", name, self._contents)
         return safetensors.torch.load(read_array(self._directory, self._contents[name]))["value"]
 
     def keys(self) -> KeysView[str]:
@@ -81,17 +80,11 @@ def write_array(directory: Path, name: str, value: Tensor | np.ndarray) -> str:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if path.read_bytes() == data:
             return content
-    try:
+    with writing(f"make {path.parent} for an array"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make {path.parent} for an array: {error.strerror}") from error
-    try:
+    with writing(f"write {path}", "nothing was stored"):
         write_atomically(path, data)
         _make_durable(path.parent)
-    except OutputError:
-        raise
-    except OSError as error:  # of removing the temporary file, on a disk that became read-only
-        raise OutputError(f"cannot write {path}: {error.strerror}; nothing was stored") from error
     return content
 
 
@@ -123,8 +116,7 @@ def _make_durable(folder: Path) -> None:
     except OSError:
         return  # a system that opens no folders keeps names itself
     try:
-        os.fsync(handle)
-    except OSError as error:
-        raise OutputError(f"cannot write {folder} to disk: {error.strerror}") from error
+        with writing(f"write {folder} to disk"):
+            os.fsync(handle)
     finally:
         os.close(handle)

@@ -8,7 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from assay.circuits import write_atomically
-from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.core.errors import FileFormatError, InputError, writing
 from assay.core.record import record_id
 from assay.store.arrays import array_path, read_array
 from assay.store.leftovers import lock_arrays
@@ -73,10 +73,8 @@ def remove_files(connection: sa.Connection, directory: Path, contents: Iterable[
     named = set(connection.scalars(sa.select(ARRAYS.c.content)))
     for content in sorted(set(contents) - named):
         path = array_path(directory, content)
-        try:
+        with writing(f"remove {path}"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def copy_array(source: Path, target: Path, content: str) -> str:
@@ -90,10 +88,8 @@ def copy_array(source: Path, target: Path, content: str) -> str:
         read_array(target, content)
     except FileFormatError:
         path = array_path(target, content)
-        try:
+        with writing(f"make {path.parent} for an array"):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot make {path.parent} for an array: {error.strerror}") from error
         write_atomically(path, read_array(source, content))
     return content
 

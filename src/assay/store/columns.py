@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.store.about import COLUMNS, NUMBERS
 from assay.store.tables import RESULTS, SUMMARIES
 from assay.store.where import ALIASES, MANY, Condition, Scalar, lowered
@@ -120,8 +120,7 @@ def parse_order(order: str) -> list[sa.UnaryExpression[Any]]:
     """SQL of an order: a column, or `-column` for the largest first; absent values come last."""
     name = order.strip().removeprefix("-")
     name = ALIASES.get(name, name)
-    if name not in COLUMNS:
-        raise unknown_name("column to order by", name, COLUMNS)
+    check_name("column to order by", name, COLUMNS)
     descending = order.strip().startswith("-")
     column: sa.ColumnElement[Any] = SUMMARIES.c[name]
     if name == "method":

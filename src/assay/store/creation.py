@@ -5,7 +5,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.core.errors import FileFormatError, InputError, writing
 from assay.store.database import Database
 from assay.store.location import DATABASE_NAME, DEFAULT_DIRECTORY, POSTGRES_DRIVER
 from assay.store.tables import METADATA, SCHEMA, SCHEMA_VERSION, SETTINGS
@@ -86,10 +86,8 @@ def _refuse_emptied(database: Database) -> None:
 
 
 def _make_directory(directory: Path) -> None:
-    try:
+    with writing(f"make a results store at {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make a results store at {directory}: {error.strerror}") from error
 
 
 def _make_tables(database: Database) -> None:
@@ -130,10 +128,8 @@ def _record_directory(connection: sa.Connection, database: Database) -> None:
     # A mark with no arrays beside it may be of an attempt at this that was cut off: it is taken over as it
     # is, so that another store, if it has one, keeps its directory too.
     mark = found or secrets.token_hex(16)
-    try:
+    with writing(f"write {file}", "name another directory"):
         file.write_text(mark, encoding="ascii")
-    except OSError as error:
-        raise OutputError(f"cannot write {file}: {error.strerror}; name another directory") from error
     connection.execute(
         sa.insert(SETTINGS), [{"name": ARRAYS, "value": str(directory)}, {"name": MARK, "value": mark}]
     )

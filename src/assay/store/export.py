@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from assay.circuits import write_atomically
-from assay.core.errors import InputError, OutputError
+from assay.core.errors import InputError, writing
 from assay.store.about import COLUMNS, COUNTS, NUMBERS, ResultSummary
 from assay.store.reading import CHUNK
 from assay.store.results import Store
@@ -42,10 +42,8 @@ def export_results(
     if not groups:
         raise InputError("nothing to export, because no result matches")
     folder = path.parent if single else path
-    try:
+    with writing(f"make {folder}", "choose another place"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make {folder}: {error.strerror}; choose another place") from error
     return {
         write_atomically(path if single else path / f"{name}.parquet", _parquet(store, found)): len(found)
         for name, found in groups.items()

@@ -10,7 +10,7 @@ from typing import Literal
 import sqlalchemy as sa
 
 from assay.circuits.files import TEMPORARY
-from assay.core.errors import OutputError
+from assay.core.errors import writing
 from assay.store.tables import ARRAYS
 
 
@@ -81,8 +81,6 @@ def remove_leftovers(connection: sa.Connection, directory: Path, *, settled: flo
     lock_arrays(connection)
     found = find_leftovers(connection, directory, settled=settled)
     for each in found:
-        try:
+        with writing(f"remove {each.path}"):
             each.path.unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot remove {each.path}: {error.strerror}") from error
     return found

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from assay.core.errors import InputError, TokenizationError, unknown_name
+from assay.core.errors import InputError, TokenizationError, check_name
 from assay.tasks.grammar import (
     TASKS,
     Grammar,
@@ -60,8 +60,7 @@ class Arithmetic(Grammar):
     ) -> None:
         super().__init__(tokens, corruption=corruption)
         for operation in operations or ("",):
-            if operation not in _OPERATIONS:
-                raise unknown_name(f"operation of {self.key}", operation, _OPERATIONS)
+            check_name(f"operation of {self.key}", operation, _OPERATIONS)
         published = dict(zip(_OPERATIONS, task_data("other_tasks")[self.key]["templates"], strict=True))
         own = [published[each] for each in operations] if templates is None else templates
         if len(own) != len(operations):
@@ -143,9 +142,7 @@ class Arithmetic(Grammar):
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         return ("a", "b")
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot not in ("a", "b"):
-            yield from super().variants(values, slot, corrupted=corrupted)
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
         kept = "b" if slot == "a" else "a"
         for a, b in self.sums[values["op"]]:
             other = {**values, "a": a, "b": b}

@@ -112,9 +112,7 @@ class CapitalCountry(Grammar):
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         return ("country",)
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot != "country":
-            yield from super().variants(values, slot, corrupted=corrupted)
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
         yield from ({**values, "country": country} for country in self._others(values))
 
     @property

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name, unknown_name
 from assay.core.random import stream
 from assay.tasks.image_set import ImageSet
 from assay.tasks.image_transform import EvalTransform
@@ -158,8 +158,7 @@ def digits_task(
         >>> task.images.shape, task.objective, task.ablation
         (torch.Size([6, 3, 28, 28]), 'logit_diff', 'resample')
     """
-    if answer not in ("label", "colour"):
-        raise unknown_name("answer of coloured digits", answer, ("label", "colour"))
+    check_name("answer of coloured digits", answer, ("label", "colour"))
     if swap not in DIGIT_SWAPS:
         raise unknown_name("swap of coloured digits", str(swap), DIGIT_SWAPS)
     if getattr(model, "vision", None) is None:
@@ -250,8 +249,7 @@ def _check(
     size: int,
     start: int,
 ) -> None:
-    if split not in DIGIT_SPLITS:
-        raise unknown_name("split of coloured digits", split, DIGIT_SPLITS)
+    check_name("split of coloured digits", split, DIGIT_SPLITS)
     if swap is not None and swap not in DIGIT_SWAPS:
         raise unknown_name("swap of coloured digits", swap, DIGIT_SWAPS)
     for name, share in (("agreement", agreement), ("label_noise", label_noise)):

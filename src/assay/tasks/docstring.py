@@ -6,7 +6,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.tasks.grammar import (
     TASKS,
     Grammar,
@@ -66,8 +66,7 @@ class Docstring(Grammar):
     ) -> None:
         super().__init__(tokens, corruption=corruption)
         data = task_data(self.key)
-        if style not in ("rest", "goog"):
-            raise unknown_name("docstring style", style, ("rest", "goog"))
+        check_name("docstring style", style, ("rest", "goog"))
         self.template: str = data[f"layout_{style}"]
         self.arg_names = one_token_words(
             tokens,
@@ -120,21 +119,19 @@ class Docstring(Grammar):
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         return (*_shown_names(values), *_shown_words(values))
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
         names, words = _shown_names(values), _shown_words(values)
         if slot in names:
             shown = set(names.values())
             for name in self.arg_names:
                 if name not in shown:
                     yield _exchanged(values, names[slot], name)
-        elif slot in words:
+        else:
             place = words[slot]
             taken = set(values[place.kind] if place.argument is None else values[place.kind][place.argument])
             if self.corruption.startswith("vary_length"):  # words have moved; any two may be of one pair
                 taken.update(*values["doc_words"])
             yield from (_reworded(values, place, word) for word in self.words if word not in taken)
-        else:
-            yield from super().variants(values, slot, corrupted=corrupted)
 
     def render(self, values: Values) -> Prompt:
         p1, p2, a, b, c, s = values["def"]

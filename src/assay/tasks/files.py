@@ -16,7 +16,7 @@ from assay.core.errors import (
     FileFormatError,
     InputError,
     TokenizationError,
-    unknown_name,
+    check_name,
 )
 from assay.core.random import stream
 from assay.tasks.alignment import Part
@@ -142,8 +142,7 @@ def _check_options(options: Mapping[str, Any], known: tuple[str, ...], what: str
     if options and not known:
         raise InputError(f"{what} takes no options; got {', '.join(sorted(options))}")
     for option in options:
-        if option not in known:
-            raise unknown_name(f"option of {what}", option, known)
+        check_name(f"option of {what}", option, known)
 
 
 # ------------------------------------------------------------------------------------------------- pairs

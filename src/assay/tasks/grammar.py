@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from assay.core.errors import AssayWarning, InputError, TokenizationError, unknown_name
+from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name, unknown_name
 from assay.core.registry import Registry
 from assay.tasks.tokens import Tokens
 
@@ -154,7 +154,12 @@ class Grammar(ABC):
         Raises:
             UnknownNameError: If the prompt has no such slot.
         """
-        raise unknown_name(f"slot of {self.key}", slot, self.slots(values, corrupted=corrupted))
+        check_name(f"slot of {self.key}", slot, self.slots(values, corrupted=corrupted))
+        return self._varied(values, slot, corrupted=corrupted)
+
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
+        """The variants of one of the slots that `slots` declares."""
+        return iter(())
 
     @property
     def aligned(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.core.errors import FileFormatError, InputError, unknown_name
+from assay.core.errors import FileFormatError, InputError, check_name
 from assay.tasks.image_decoding import Files
 from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
 from assay.tasks.image_set import ImageSet
@@ -79,8 +79,7 @@ def list_domains(
     root = checked_folder(root)
     present = _subfolders(root)
     for name in domains or ():
-        if name not in present:
-            raise unknown_name(f"domain of {root}", name, present)
+        check_name(f"domain of {root}", name, present)
     if not present:
         raise InputError(f"{root} has no folders; expected {root.name}/DOMAIN/CLASS/IMAGE")
     if classes is None:
@@ -113,8 +112,7 @@ def list_imagenet_c(
     root = checked_folder(root)
     present = _subfolders(root)
     for name in corruptions or ():
-        if name not in present:
-            raise unknown_name(f"corruption of {root}", name, present)
+        check_name(f"corruption of {root}", name, present)
     folders = {
         f"{name}/{severity}": checked_folder(root / name / str(severity))
         for name in corruptions or present

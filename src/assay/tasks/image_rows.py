@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from assay.core.display import Carded
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.random import stream
 from assay.tasks.image_batch import ImageBatch, OfClasses
 
@@ -274,8 +274,7 @@ class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
 
 def check_batch_size(batch_size: int) -> None:
     """Refuse batches of no image."""
-    if batch_size < 1:
-        raise InputError(f"batch_size is {batch_size}; give at least 1")
+    check_least(1, batch_size=batch_size)
 
 
 def _check_foils(task: ImageRows) -> None:

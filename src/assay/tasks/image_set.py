@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int64, UInt8
 
 from assay.core.display import Carded
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.tasks.image_decoding import Arrays
 from assay.tasks.image_rows import DrawnRows, check_per_image, checked_rows, fill
 from assay.tasks.image_stream import ImageStream
@@ -97,8 +97,7 @@ class ImageSet(DrawnRows, Carded):
         Raises:
             UnknownNameError: If the images have no such field.
         """
-        if name not in self.fields:
-            raise unknown_name("field", name, self.fields)
+        check_name("field", name, self.fields)
         values = np.array([str(value) for value in self.fields[name]])
         return {
             str(value): replace(self.subset(np.flatnonzero(values == value)), domain=str(value))

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from assay.core.errors import InputError
+from assay.core.errors import check_least
 from assay.core.random import stream
 from assay.tasks.image_batch import ImageBatch
 from assay.tasks.image_decoding import PIECE, Arrays, Decoding, Pictures, groups_of, unequal
@@ -175,8 +175,7 @@ class ImageStream(ImageRows):
 
     def first(self, n: int) -> "ImageStream":
         """The first `n` images, or all if there are fewer."""
-        if n < 1:
-            raise InputError(f"n is {n}; give at least 1")
+        check_least(1, n=n)
         return self.subset(range(min(n, self.n)))
 
     def shuffled(self, seed: int = 0) -> "ImageStream":

@@ -10,6 +10,7 @@ import numpy as np
 from assay.core.errors import (
     FileFormatError,
     InputError,
+    check_name,
     unknown_name,
 )
 from assay.tasks.image_decoding import Files
@@ -225,8 +226,7 @@ def open_table(root: str | Path, layout: TableLayout | str) -> ImageTable:
     """
     root = checked_folder(root)
     if isinstance(layout, str):
-        if layout not in WILDS_LAYOUTS:
-            raise unknown_name("layout", layout, WILDS_LAYOUTS)
+        check_name("layout", layout, WILDS_LAYOUTS)
         layout = WILDS_LAYOUTS[layout]
     path = root / layout.table
     listed = [{**row, "row": str(number)} for number, row in enumerate(_table(path))]

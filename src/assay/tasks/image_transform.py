@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from assay.core.errors import AssayWarning, InputError, ShapeError, unknown_name
+from assay.core.errors import AssayWarning, InputError, ShapeError, check_name
 from assay.core.record import Record
 
 
@@ -89,8 +89,7 @@ class EvalTransform(Record):
     centre: Literal["floor", "round"] = "floor"
 
     def __post_init__(self) -> None:
-        if self.resample not in RESAMPLE:
-            raise unknown_name("resampling filter", self.resample, RESAMPLE)
+        check_name("resampling filter", self.resample, RESAMPLE)
         for name in ("resize", "crop"):
             sides = getattr(self, name)
             if sides is not None and np.min(sides) < 1:

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.tasks.grammar import (
     TASKS,
     Grammar,
@@ -84,8 +84,7 @@ class IndirectObject(Grammar):
             allows=("place", "object"),
         )
         for order in orders or ("",):
-            if order not in _ORDERS:
-                raise unknown_name("IOI order", order, _ORDERS)
+            check_name("IOI order", order, _ORDERS)
         self.orders = tuple(orders)
         self.avoid_clean_names = avoid_clean_names
         self.names = self._words("names", names, at_least=5 if avoid_clean_names else 3)
@@ -162,10 +161,8 @@ class IndirectObject(Grammar):
         orders = ("order",) if roles and len(self.orders) > 1 else ()
         return (*(("IO", "S") if roles else _NAME_SLOTS), *scene, *orders)
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot not in self.slots(values, corrupted=corrupted):
-            yield from super().variants(values, slot, corrupted=corrupted)
-        elif slot in ("place", "object"):
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
+        if slot in ("place", "object"):
             words = self.places if slot == "place" else self.objects
             yield from ({**values, slot: word} for word in words if word != values[slot])
         elif slot == "order":

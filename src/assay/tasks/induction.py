@@ -79,10 +79,7 @@ class Induction(Grammar):
         first = tuple(f"s_{i + 1}" for i in range(self.length))
         return first + tuple(f"t_{i + 1}" for i in range(len(values["second"]) - 1) if corrupted)
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot not in self.slots(values, corrupted=corrupted):
-            yield from super().variants(values, slot, corrupted=corrupted)
-            return
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
         first, second, k = list(values["first"]), list(values["second"]), len(values["second"]) - 1
         copy, place = slot.split("_")
         at = int(place) - 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from assay.core.errors import AssayWarning, InputError, TokenizationError, unknown_name
+from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name, unknown_name
 from assay.core.random import stream
 from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
@@ -267,8 +267,7 @@ def _grammar(name: str, tokenizer: Any, rules: Mapping[str, Any], options: Mappi
     task = TASKS[key]
     allowed = [parameter for parameter in inspect.signature(task).parameters if parameter != "tokens"]
     for option in options:
-        if option not in allowed:
-            raise unknown_name(f"option of task {key!r}", option, allowed)
+        check_name(f"option of task {key!r}", option, allowed)
     return task(Tokens(tokenizer, **rules), **options)
 
 

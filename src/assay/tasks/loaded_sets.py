@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from PIL import Image
 from torch import Tensor
 
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name, unknown_name
 from assay.tasks.image_decoding import LabelledPicture, PerProcess, Pictures
 from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
 from assay.tasks.image_set import ImageSet
@@ -368,8 +368,7 @@ class _Columns(Pictures):
 
 
 def _column(dataset: Columnar, name: str) -> str:
-    if name not in dataset.column_names:
-        raise unknown_name("column of the data set", name, dataset.column_names)
+    check_name("column of the data set", name, dataset.column_names)
     return name
 
 

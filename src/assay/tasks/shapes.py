@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, UInt8
 from numpy.typing import NDArray
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.random import stream
 from assay.tasks.image_set import ImageSet
 
@@ -47,8 +47,7 @@ def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: in
         >>> images.pixels.shape, [images.classes[label] for label in images.labels[:3]]
         ((12, 32, 32, 3), ['circle', 'cross', 'moon'])
     """
-    if domain not in _STYLES:
-        raise unknown_name("style of shapes", domain, _STYLES)
+    check_name("style of shapes", domain, _STYLES)
     if n < 1 or size < 16 or start < 0:
         raise InputError(
             f"n={n}, size={size}, start={start}; expected at least 1 image of 16 pixels, numbered from 0"

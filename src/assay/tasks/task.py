@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.core.display import Carded
-from assay.core.errors import InputError, TokenizationError
+from assay.core.errors import InputError, TokenizationError, check_least
 from assay.core.random import stream
 from assay.tasks.alignment import one_by_one
 from assay.tasks.checks import PER_ROW, check_rows, check_shapes, check_values, integers
@@ -364,8 +364,7 @@ class PairTask(Carded):
 
     def batches(self, batch_size: int) -> Iterator[PairBatch]:
         """The pairs in order, `batch_size` at a time (the last batch may be smaller)."""
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; give at least 1")
+        check_least(1, batch_size=batch_size)
         for rows in torch.arange(self.n).split(batch_size):
             yield PairBatch(
                 clean=self.clean[rows],

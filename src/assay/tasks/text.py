@@ -126,10 +126,8 @@ class GreaterThan(Grammar):
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         return ("noun", "century") if corrupted else ("noun", "century", "yy")
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot not in self.slots(values, corrupted=corrupted):
-            yield from super().variants(values, slot, corrupted=corrupted)
-        elif slot == "noun":
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
+        if slot == "noun":
             yield from ({**values, "noun": noun} for noun in self.nouns if noun != values["noun"])
         elif corrupted:
             centuries = dict.fromkeys(century for century, _ in self.years)
@@ -247,10 +245,8 @@ class SubjectVerbAgreement(Grammar):
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         return ("subject", "number", "other", "prep", *(("number2",) if self.attractor is None else ()))
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot not in self.slots(values, corrupted=corrupted):
-            yield from super().variants(values, slot, corrupted=corrupted)
-        elif slot in ("number", "number2"):
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
+        if slot in ("number", "number2"):
             # Where the task fixes whether the two agree, both change.
             flipped = (slot,) if self.attractor is None else ("number", "number2")
             yield {**values, **{each: 1 - values[each] for each in flipped}}
@@ -351,9 +347,7 @@ class GenderedPronoun(Grammar):
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         return ("name",)
 
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot != "name":
-            yield from super().variants(values, slot, corrupted=corrupted)
+    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
         for gender, names in self.names.items():
             for name in names:
                 if (gender, name) != (values["gender"], values["name"]):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assay.core.errors import TokenizationError, unknown_name
+from assay.core.errors import TokenizationError, check_name
 from assay.tasks.alignment import Part
 
 
@@ -33,8 +33,7 @@ class TokenizedPrompt(NamedTuple):
 
 def check_lengths(lengths: str) -> None:
     """Refuse an unknown rule of lengths."""
-    if lengths not in LENGTHS:
-        raise unknown_name("lengths", lengths, LENGTHS)
+    check_name("lengths", lengths, LENGTHS)
 
 
 class Tokens:
@@ -69,8 +68,7 @@ class Tokens:
         self.answer_tokens = answer_tokens
         self.lengths = lengths
         check_lengths(lengths)
-        if answer_tokens not in ANSWER_TOKENS:
-            raise unknown_name("answer_tokens", answer_tokens, ANSWER_TOKENS)
+        check_name("answer_tokens", answer_tokens, ANSWER_TOKENS)
         if chat and getattr(tokenizer, "chat_template", None) is None:
             raise TokenizationError(
                 "chat=True needs a tokenizer with a chat template, but this one has none; set chat to False, "

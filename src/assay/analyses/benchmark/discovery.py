@@ -15,7 +15,7 @@ from assay.analyses.benchmark.detection import detect
 from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.given import takes_text
-from assay.core.errors import AssayError, GraphMismatchError, InputError
+from assay.core.errors import AssayError, GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.core.record import library_version, plain
@@ -23,7 +23,6 @@ from assay.discovery.edges import discover
 from assay.execution import Ablation, CircuitRuns
 from assay.execution.batches import choose_batch_size
 from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, faithfulness_curve
-from assay.metrics.metric import check_choice
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import PairTask, Task, draw_task
@@ -168,9 +167,9 @@ def _check(
     selection: str | None,
     held_out: Task | None,
 ) -> None:
-    check_choice("evaluate", evaluate, EVALUATIONS)
+    check_name("evaluate", evaluate, EVALUATIONS)
     if selection is not None:
-        check_choice("selection", selection, SELECTIONS)
+        check_name("selection", selection, SELECTIONS)
     if evaluate == "same" and held_out is not None:
         raise InputError(
             "held_out= is given, but evaluate='same' judges on the discovery examples; remove one"

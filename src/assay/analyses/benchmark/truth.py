@@ -14,7 +14,7 @@ from assay.analyses.benchmark.detection import Detected, detect
 from assay.analyses.benchmark.files import read_record, write_record
 from assay.analyses.benchmark.targets import ABLATION, planted_task
 from assay.core import display
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least
 from assay.core.record import Record, library_version, plain
 from assay.discovery.edges.method import METHODS
 from assay.models.planted import Planted, planted_model, planted_names
@@ -335,8 +335,7 @@ def measure_truth(
     for objective in objectives:
         get_objective(objective)
     entries = choose_entries(methods, options)
-    if n < 1:
-        raise InputError(f"n is {n}; give at least 1 example per model")
+    check_least(1, n=n)
     total = len(names) * len(entries) * len(objectives)
     cells: list[TruthCell] = []
     for name in names:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Shaped
 from assay.analyses.calibration._correlations import FEWEST_PROMPTS, Matrix, over_heads, over_prompts
 from assay.analyses.calibration._tables import Profiles, profiles, scored_heads
 from assay.analyses.calibration.samples import judged
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import ShapeError
 from assay.core.verdict import Interval, Rule, Verdict
 
 
@@ -79,11 +79,6 @@ def all_oriented(
     names: Sequence[str], scores: Float64[np.ndarray, "m n"], orient: Orient
 ) -> Float64[np.ndarray, "m n"]:
     return np.stack([orient(name, row) for name, row in zip(names, scores, strict=True)])
-
-
-def check_choice(name: str, value: str, *known: str) -> None:
-    if value not in known:
-        raise InputError(f"{name} is {value!r}; choose {' or '.join(map(repr, known))}")
 
 
 def checked_profiles(

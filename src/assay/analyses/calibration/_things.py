@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64
 
 from assay.analyses.calibration.multiplicity import PooledResult
 from assay.circuits import Circuit, HeadCircuit
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.measurement import Measurement
 from assay.core.verdict import Verdict
 from assay.discovery.heads import Composition, HeadOutputs, HeadScores, WeightPrediction
@@ -372,7 +372,6 @@ def labels(name: str, given: Any, task: PairTask | None) -> Any:
         raise InputError(
             f"{name}={given!r} names a field, but the task is missing; give task= too, or an array"
         )
-    if given not in task.fields:
-        raise unknown_name(f"field of task {task.name!r}", given, task.fields)
+    check_name(f"field of task {task.name!r}", given, task.fields)
     values = task.fields[given]
     return np.asarray(values) if name == "lengths" else np.array([str(each) for each in values])

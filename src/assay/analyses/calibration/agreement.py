@@ -14,7 +14,6 @@ from assay.analyses.calibration._raters import (
     Orient,
     Scores,
     all_oriented,
-    check_choice,
     checked_profiles,
     correlation_bounds,
     in_common,
@@ -22,10 +21,10 @@ from assay.analyses.calibration._raters import (
     pair_names,
 )
 from assay.analyses.calibration._tables import Profiles, circuit_size, percentile_bounds
-from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive, undefined
+from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, undefined
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least, check_name
 from assay.core.verdict import Rule, Verdict
 from assay.stats import (
     Concordance,
@@ -127,10 +126,9 @@ def convergent_validity(
         its reflection at the estimate. A pass needs the bound of the uncorrected mean, a fail that of the
         mean corrected for the methods' reliabilities.
     """
-    check_choice("use", use, "signed", "abs")
-    check_choice("llc_direction", llc_direction, "raw", "specialised")
-    positive("n_boot", n_boot)
-    positive("n_perm", n_perm)
+    check_name("use", use, ("signed", "abs"))
+    check_name("llc_direction", llc_direction, ("raw", "specialised"))
+    check_least(1, n_boot=n_boot, n_perm=n_perm)
     rule = Rule(pass_at=0.5)
     draft = Draft(thresholds={"pass": 0.5, "icc_good": 0.7})
     if len(scores) < 2:
@@ -302,8 +300,7 @@ def inter_rater(
         20 (`too_few`) and where a rater's reliability is below 0.5 (`unreliable_scores`). Without a circuit
         of 1 to H - 1 heads kappa is undefined, and with it the published rule.
     """
-    positive("n_boot", n_boot)
-    positive("n_perm", n_perm)
+    check_least(1, n_boot=n_boot, n_perm=n_perm)
     draft = Draft(thresholds={"w": 0.5, "kappa": 0.4})
     unknown = set(signed) - set(scores)
     if unknown:

@@ -16,7 +16,7 @@ from assay.analyses.calibration.readings import Battery
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
 from assay.core import display
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
 from assay.core.record import Record, record_id, same
 from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
@@ -264,10 +264,8 @@ def prepare(
     if isinstance(gates, str):
         gates = [gates]
     asked = set(GATES) if gates is None else {find_gate(name).key for name in gates}
-    if random_sets < 0:
-        raise InputError(f"random_sets is {random_sets}; give a count of at least 0")
-    if profile not in PROFILES:
-        raise unknown_name("profile", profile, PROFILES)
+    check_least(0, random_sets=random_sets)
+    check_name("profile", profile, PROFILES)
     for name, value in (("groups", groups), ("unit_id", unit_id)):
         if value is not None and not isinstance(value, str) and np.shape(value) != (task.n,):
             raise ShapeError(

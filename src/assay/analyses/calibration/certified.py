@@ -13,11 +13,11 @@ from jaxtyping import Bool, Float64, Int, Real, Shaped
 from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
-from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import limits
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
@@ -181,7 +181,7 @@ def certified_stability(
 
 def _checked(n_draws: int, fraction: float, sequence: str | None, smallest: float | None) -> float:
     """The smallest effect that counts, once all options are known to be possible."""
-    positive("n_draws", n_draws)
+    check_least(1, n_draws=n_draws)
     if not 0 < fraction <= 1:
         raise InputError(f"fraction is {fraction}; expected a share of the prompts above 0 and at most 1")
     if sequence not in (None, "sign", "clipped"):

@@ -6,9 +6,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Real, Shaped
 
 from assay.analyses.calibration._tables import finite_heads
-from assay.analyses.calibration.gate import SEED, gate_stream, positive, undefined
+from assay.analyses.calibration.gate import SEED, gate_stream, undefined
 from assay.analyses.calibration.samples import judged, limits, sample
-from assay.core.errors import ShapeError
+from assay.core.errors import ShapeError, check_least
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.stats import (
     Estimate,
@@ -60,7 +60,7 @@ def split_half(
     References:
         Spearman (1910); Brown (1910); Shrout and Fleiss (1979), doi:10.1037/0033-2909.86.2.420.
     """
-    positive("n_halves", n_halves)
+    check_least(1, n_halves=n_halves)
     table = np.asarray(effects, dtype=np.float64)
     if heads is not None and heads.shape != table.shape[1:]:
         raise ShapeError(

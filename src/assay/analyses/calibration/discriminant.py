@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float64, Shaped
 from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import scored_heads
-from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, Draft, gate, gate_stream, positive
+from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, Draft, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import FEWEST, FEWEST_AT_A_THIRD, cautious_alpha, sample
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_least, unknown_name
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle, undefined_interval
 from assay.stats import draw_counts, outermost, resampled_ratios, studentized_interval
 
@@ -116,7 +116,7 @@ def discriminant_validity(
         InputError: If `own` is missing, or the tasks of `effects` and `circuits` differ.
         UnknownNameError: If `own` is not one of the tasks.
     """
-    positive("n_boot", n_boot)
+    check_least(1, n_boot=n_boot)
     empty = _without_circuit(effects, circuits, own, gaps, unit_id)
     tasks, heads = _tasks(
         {name: table for name, table in effects.items() if name not in empty}, circuits, gaps, unit_id

@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float64, Shaped
 from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import halves, percentile_bounds, scored_heads
-from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream, positive
+from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, judged, sample
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads import EffectiveRank, effective_rank
 from assay.stats import auroc, draw_counts, outermost, resampled_ratios, studentized_interval
@@ -123,8 +123,7 @@ def distributional_characterization(
         Resampling adds noise to the small means of the other heads, which raises their magnitude: each bound
         is the more cautious one of the percentile and of its reflection, on the scale of logarithms.
     """
-    positive("n_boot", n_boot)
-    positive("n_perm", n_perm)
+    check_least(1, n_boot=n_boot, n_perm=n_perm)
     table = _checked(attributions, members, outputs, n_heads)
     heads = scored_heads(table) if len(table) else np.ones(len(members), dtype=np.bool_)
     kept = sample(unit_id, table=table[:, heads])

@@ -235,9 +235,3 @@ def gate_stream(code: str, task: str = "", *, seed: int = SEED) -> np.random.Gen
     """
     words = [seed, zlib.crc32(code.encode()), zlib.crc32(task.encode())]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
-
-
-def positive(name: str, value: float | int) -> None:
-    """Refuse a count or threshold that is not above 0, by the name of the argument."""
-    if not value > 0:
-        raise InputError(f"{name} is {value}; a positive number is needed")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
-from assay.analyses.calibration.gate import SEED, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.gate import SEED, gate, gate_stream, left_open
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, circuit_flags, inner_metric, judged, sample, summed
-from assay.core.errors import unknown_name
+from assay.core.errors import check_least, check_name
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import GroupDifferences, RatioOfSums, group_differences
 from assay.stats._checks import varies
@@ -145,9 +145,8 @@ def measurement_invariance(
     References:
         Welch (1951); Steiger (2004), doi:10.1037/1082-989X.9.2.164; Brown and Forsythe (1974).
     """
-    positive("n_boot", n_boot)
-    if dependent not in _DEPENDENT:
-        raise unknown_name("dependent variable", dependent, _DEPENDENT)
+    check_least(1, n_boot=n_boot)
+    check_name("dependent variable", dependent, _DEPENDENT)
     statistic = inner_metric(inner)
     data = sample(None, y_circuit=y_circuit, y_full=y_full)
     odd = circuit_flags(circuit_size, n_heads)

@@ -9,7 +9,7 @@ from assay.analyses.calibration._rows import estimate
 from assay.analyses.calibration._things import Things, array, flags, is_heads, labels, task_name
 from assay.analyses.calibration.gate import find_gate
 from assay.circuits import Circuit, HeadCircuit
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.verdict import Verdict
 from assay.discovery.heads import HeadScores
@@ -98,8 +98,7 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     adapter = ADAPTERS.get(found.key) or Adapter(takes=f"({', '.join(found.needs)})", read=as_they_came)
     known = found.options | {"task"} | adapter.options
     for name in options:
-        if name not in known:
-            raise unknown_name(f"option of gate {found.key!r}", name, known)
+        check_name(f"option of gate {found.key!r}", name, known)
     task = options.pop("task", None)
     if task is not None and not isinstance(task, PairTask | str):
         raise InputError(f"task is of type {type(task).__name__}; give a task, or its name")

@@ -10,7 +10,7 @@ from scipy import special
 
 from assay.analyses.calibration.gate import ALPHA, Draft, gate, left_open
 from assay.analyses.calibration.quantity import Quantity
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
@@ -62,8 +62,7 @@ class PooledResult:
 
     def __post_init__(self) -> None:
         if self.p is not None:
-            if self.p_kind not in P_KINDS:
-                raise unknown_name("p_kind", self.p_kind, P_KINDS)
+            check_name("p_kind", self.p_kind, P_KINDS)
             if not 0 <= self.p <= 1:
                 raise InputError(f"{self.name}: p is {self.p}; expected a p-value in [0, 1]")
         if self.e is not None and not self.e >= 0:

@@ -16,6 +16,7 @@ from assay.core.errors import InputError
 from assay.core.record import MACHINE, plain
 from assay.core.verdict import Judged
 from assay.page.blocks import Block, Check, Checks, Code, Details, Facts, Figure, Note, Page, Section, Table
+from assay.page.draw import save_picture
 from assay.page.form import PAGES, PageForm
 from assay.page.text import NARROW, Text, bold, code, italic, model_text, number, percent, plural, quiet
 
@@ -66,7 +67,8 @@ def calibration_figure(report: CalibrationReport | Document, path: str | os.Path
         InputError: Another ending, or something that is not a calibration.
         OutputError: The file cannot be written.
     """
-    return plots.save_gates(ordered(calibration_document(report)), path)
+    gates = plots.gate_lines(ordered(calibration_document(report)))
+    return save_picture(lambda: plots.plot_gates(gates), path, key="calibration")
 
 
 def ordered(document: Document) -> list[Mapping[str, Any]]:

@@ -1,18 +1,13 @@
 """The picture of all gates: each on a scale of its own, around one line that is its limit."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from assay.analyses.calibration.page_words import KINDS, judged_of, published_words
-from assay.core.errors import InputError, OutputError
 from assay.core.verdict import Judged
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
 
@@ -169,26 +164,3 @@ def _explain_signs(ax: Axes) -> None:
 def plot_calibration(report: "CalibrationReport", ax: Axes | None = None) -> Axes:
     """Draw the gates of a calibration around the limit of a pass."""
     return plot_gates(gate_lines(report.to_dict()["gates"]), ax)
-
-
-def draw_gates(gates: Sequence[Mapping[str, Any]]) -> Figure:
-    """The picture of all gates as a figure of its own."""
-    figure = plot_gates(gate_lines(gates)).get_figure()
-    assert isinstance(figure, Figure)
-    return figure
-
-
-def save_gates(gates: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Write the picture of all gates; the path ends in `.png` or `.svg`."""
-    path = Path(path)
-    ending = path.suffix.lstrip(".").lower()
-    if ending not in ("png", "svg"):
-        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
-    figure = draw_gates(gates)
-    metadata = {"Date": None} if ending == "svg" else {"Software": None}
-    try:
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "calibration"}):
-            figure.savefig(path, dpi=150, facecolor=PAPER, metadata=metadata)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from error
-    return path

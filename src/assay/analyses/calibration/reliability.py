@@ -19,7 +19,7 @@ from assay.analyses.calibration.consistency import cronbach_items, split_half, s
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import Sample, circuit_flags, conjunction, inner_metric, sample
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import ShapeError, check_least
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.stats import coefficient_of_variation
 from assay.stats._checks import varies
@@ -71,8 +71,7 @@ def retest(
         out (`sample_missing`). A score within three standard errors of 0 is flagged (`score_near_zero`): no
         error relative to it is small.
     """
-    if n_samples < 2:
-        raise InputError(f"n_samples is {n_samples}; expected at least 2, 3 by default")
+    check_least(2, n_samples=n_samples)
     statistic = inner_metric(inner)
     data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
     draft = data.draft(_RETEST_ERROR, "C16.test_retest")

@@ -16,11 +16,11 @@ from assay.analyses.calibration._relative import (
     shuffled,
     unit_labels,
 )
-from assay.analyses.calibration.gate import SEED, gate, gate_stream, positive
+from assay.analyses.calibration.gate import SEED, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import circuit_flags, inner_metric, judged, sample
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.stats import (
     Estimate,
@@ -107,7 +107,7 @@ def bootstrap_stability(
     References:
         Efron (1987), doi:10.1080/01621459.1987.10478410; Bonett (2006), doi:10.1016/j.csda.2004.10.003.
     """
-    positive("n_boot", n_boot)
+    check_least(1, n_boot=n_boot)
     statistic = inner_metric(inner)
     data = sample(unit_id, y_full=y_full, y_circuit=y_circuit)
     draft = data.draft(_STABLE, f"C11.bootstrap_{inner}", *circuit_flags(circuit_size, n_heads))
@@ -233,7 +233,7 @@ def seed_variance(
         inconclusive (`too_few`) for a pool below 100. A score of the pool within three standard errors of 0
         is flagged (`score_near_zero`): no error relative to it is small.
     """
-    positive("n_prompts", n_prompts)
+    check_least(1, n_prompts=n_prompts)
     if not len(seeds):
         raise InputError("seeds is empty; give at least one seed, each draws one sample")
     statistic = inner_metric(inner)

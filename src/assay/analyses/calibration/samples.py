@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped
 
 from assay.analyses.calibration.gate import ALPHA, Draft
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.verdict import Interval, Rule, Verdict
 from assay.stats import RatioOfSums, ratio_of
 
@@ -24,8 +24,7 @@ _INNER = {
 
 def inner_metric(name: str) -> RatioOfSums:
     """Of sums (circuit, full): `faithfulness` of kept circuits, `completeness` of dropped ones."""
-    if name not in _INNER:
-        raise unknown_name("inner metric", name, _INNER)
+    check_name("inner metric", name, _INNER)
     return _INNER[name]
 
 

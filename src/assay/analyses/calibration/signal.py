@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float64, Shaped
 
 from assay.analyses.calibration._separation import N_BOOT, Sides, without_input
 from assay.analyses.calibration._tables import exactly
-from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, positive, undefined
+from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, undefined
 from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.samples import conjunction, inner_metric, judged, sample
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict, undefined_interval
 from assay.discovery.heads import edge_test, member_ratio, set_overlap
 from assay.stats import (
@@ -273,7 +273,7 @@ def derived_metrics(
         five heads on a side they are `inconclusive`; below fifteen they can fail and not pass
         (`too_few_heads`).
     """
-    positive("n_boot", n_boot)
+    check_least(1, n_boot=n_boot)
     columns = {
         "scores": scores,
         "llc": llc,

@@ -18,7 +18,7 @@ from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, limits
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least
 from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
@@ -113,8 +113,7 @@ def distributional_stability(
         doi:10.1111/j.2517-6161.1992.tb01876.x; Welch (1951), doi:10.1093/biomet/38.3-4.330; Brown and
         Forsythe (1974), doi:10.1080/01621459.1974.10482955.
     """
-    if n_subsets < 2:
-        raise InputError(f"n_subsets is {n_subsets}; expected at least 2, 5 by default")
+    check_least(2, n_subsets=n_subsets)
     data, finite = finite_heads(attributions, unit_id)
     draft = data.draft(HALF, "S3.distributional_stability")
     draft.thresholds = _LIMITS

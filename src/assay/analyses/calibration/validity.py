@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Bool, Float64, Real, Shaped
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open, positive
+from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
 from assay.analyses.calibration.samples import Sample, sample
 from assay.circuits import HeadCircuit
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import RatioOfSums, fieller_interval, skewed_mean_interval, spearman_test
 from assay.stats.skewed_mean import FEWEST_FOR_MEANS
@@ -95,7 +95,7 @@ def nomological_validity(
     Raises:
         InputError: For a role without a band.
     """
-    positive("n_perm", n_perm)
+    check_least(1, n_perm=n_perm)
     parts = {"layer_density_correlation": _layer_density(circuit)}
     draft = Draft(thresholds={"rho": 0.0, "p": ALPHA})
     if not circuit.roles:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from assay.analyses.calibration import find_gate
 from assay.analyses.claims.claim import CIRCUIT, EACH_HEAD, Claim, Prediction
 from assay.analyses.claims.outcomes import CONTRADICTED, HELD, LOST, Outcome, joint_state
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.core.record import Record
 from assay.core.verdict import Verdict
 
@@ -330,6 +330,5 @@ def at_least(tier: str, asked: str) -> bool:
     """
     order = list(TIERS)
     for name in (tier, asked):
-        if name not in order:
-            raise unknown_name("tier", name, order)
+        check_name("tier", name, order)
     return order.index(tier) >= order.index(asked)

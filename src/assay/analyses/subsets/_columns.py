@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, Shaped
 
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name
 
 
 MISSING = "missing"
@@ -43,8 +43,7 @@ def numeric_names(columns: Mapping[str, np.ndarray], numeric: Sequence[str] | No
     if numeric is None:
         return tuple(name for name, column in columns.items() if _is_numeric(column))
     for name in numeric:
-        if name not in columns:
-            raise unknown_name("attribute", name, columns)
+        check_name("attribute", name, columns)
         if columns[name].dtype.kind not in "biuf":
             raise InputError(
                 f"attribute {name!r} holds {columns[name].dtype}; a numeric attribute must hold numbers"
@@ -91,8 +90,7 @@ def _is_missing(value: Any) -> bool:
 def crossed_column(names: Sequence[str], coded: Mapping[str, Coded]) -> Coded:
     """The combinations that occur of some categorical attributes."""
     for name in names:
-        if name not in coded:
-            raise unknown_name("categorical attribute", name, coded)
+        check_name("categorical attribute", name, coded)
     if len(set(names)) < 2:
         raise InputError(f"crossed holds {tuple(names)!r}; give two or more different attributes")
     values, codes = np.unique(np.stack([coded[name].codes for name in names]), axis=1, return_inverse=True)

@@ -27,7 +27,7 @@ from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.layouts import AnswerTable
 from assay.analyses.subsets.line import EPS
 from assay.analyses.subsets.objective import Found, exact_correlation, unit_probit
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_least, check_name
 from assay.core.random import stream
 
 
@@ -111,11 +111,8 @@ def adam(
         ("search", search, ("random",)),
         ("precision", precision, ("float32", "float64")),
     ):
-        if choice not in known:
-            raise unknown_name(name, choice, known)
-    for name, number in (("trials", trials), ("epochs", epochs), ("patience", patience)):
-        if number < 1:
-            raise InputError(f"{name} is {number}; expected at least 1")
+        check_name(name, choice, known)
+    check_least(1, trials=trials, epochs=epochs, patience=patience)
     whole = Pool(
         train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include}
     )
@@ -167,8 +164,7 @@ def _start(
     random_parameters = draw_parameters(generator)
     fixed_parameters: dict[str, Any] = {}
     for name, value in (parameters or {}).items():
-        if name not in AdamParameters.__dataclass_fields__:
-            raise unknown_name("parameter of solver='adam'", name, AdamParameters.__dataclass_fields__)
+        check_name("parameter of solver='adam'", name, AdamParameters.__dataclass_fields__)
         whole = name in ("period", "anneal_epochs")
         if not int(whole) <= value < math.inf or (whole and value != int(value)):
             needed = "a whole number of at least 1" if whole else "a finite number of at least 0"

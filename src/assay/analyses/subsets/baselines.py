@@ -13,7 +13,7 @@ from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.line import Correlation, clip_of, line_correlations
 from assay.analyses.subsets.objective import marginal_scores
 from assay.analyses.subsets.problem import Problem
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record
 from assay.stats import spearman_matrix
@@ -166,8 +166,7 @@ def random_draws(
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Figure 2.
     """
-    if draws < 1:
-        raise InputError(f"draws is {draws}; expected at least 1 random subset ({DRAWS} by default)")
+    check_least(1, draws=draws)
     settings, matrix = problem.settings, getattr(problem, part)
     pool = _pool(problem, sizes)
     ends = np.unique(np.asarray(sizes, dtype=np.int64))
@@ -288,8 +287,7 @@ def distance_scores(
     Notes:
         `nearest` takes O(n n_id d) and holds 4 million similarities at a time.
     """
-    if mode not in MODES:
-        raise unknown_name("kind of distance", mode, MODES)
+    check_name("kind of distance", mode, MODES)
     if embedding.ndim != 2 or id_embedding.ndim != 2 or embedding.shape[1] != id_embedding.shape[1]:
         raise ShapeError(
             f"embedding has shape {embedding.shape}, id_embedding {id_embedding.shape}; expected rows of "

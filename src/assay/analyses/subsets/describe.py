@@ -19,7 +19,7 @@ from jaxtyping import Int64
 
 from assay.analyses.subsets.phrase_scores import PhraseScore, Ranker, score_phrases
 from assay.analyses.subsets.proposals import LONGEST_PHRASE, Captioner, Proposer, caption_prompt
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_fraction, check_least
 from assay.core.random import stream
 from assay.core.record import Record
 
@@ -283,12 +283,8 @@ def _check(
         raise InputError("phrases are missing: give captioner and proposer, or your own phrases")
     if isinstance(phrases, str):
         raise InputError(f"phrases is the text {phrases!r}; give a list of phrases, [{phrases!r}]")
-    for name, count in counts.items():
-        if count < 1:
-            raise InputError(f"{name} is {count}; expected at least 1")
-    for name, share in shares.items():
-        if not 0 < share < 1:
-            raise InputError(f"{name} is {share}; expected a fraction between 0 and 1")
+    check_least(1, **counts)
+    check_fraction(**shares)
 
 
 def _sample(

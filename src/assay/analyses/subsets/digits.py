@@ -25,7 +25,7 @@ from jaxtyping import Float64, Int64
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.permutation import run_permutations
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least
 from assay.core.random import stream
 
 
@@ -212,8 +212,7 @@ def digits_data(
     References:
         Alpaydin and Kaynak (1998), UCI Optical Recognition of Handwritten Digits, as in scikit-learn.
     """
-    if workers < 1:
-        raise InputError(f"workers is {workers}; expected at least 1")
+    check_least(1, workers=workers)
     recipes = digits_recipes(n_models, seed=seed)
     drawn = _draw(seed)
     answers = _trained(recipes, drawn, workers, progress)

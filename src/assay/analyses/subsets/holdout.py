@@ -14,7 +14,7 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import Correlation
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.problem import Problem
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_least, check_name
 from assay.core.random import stream
 from assay.core.record import Record
 from assay.stats import auroc
@@ -98,8 +98,7 @@ def example_holdout(
         unselected examples a random 20 000 of them train the regression. Quotas of the selection are kept
         within the folds; examples that must be included are not forced.
     """
-    if folds < 2:
-        raise InputError(f"folds is {folds}; expected at least 2")
+    check_least(2, folds=folds)
     data, settings, size = selection.require_data("example hold-out"), selection.settings, selection.size
     if size < folds:
         raise InputError(f"a subset of {size} examples cannot fill {folds} folds; use at most {size} folds")
@@ -236,8 +235,7 @@ def example_features(
     else:
         names = [features] if isinstance(features, str) else list(features)
         for each in names:
-            if each not in columns:
-                raise unknown_name("column of the examples", each, columns)
+            check_name("column of the examples", each, columns)
         name = ", ".join(names)
     if not names:
         raise InputError(

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64, Real
 from scipy import special
 
 from assay.analyses.subsets._arrays import Accuracies, Units
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_least, check_name
 from assay.core.random import stream
 from assay.core.record import Record
 from assay.stats import fisher_z_interval, spearman
@@ -111,8 +111,7 @@ def clip_of(clip: str, size: int | None, eps: float | int = EPS) -> float:
     Raises:
         InputError: For another `clip`, or `half` without a size.
     """
-    if clip not in ("eps", "half"):
-        raise InputError(f"clip is {clip!r}; choose 'eps' (a fixed clip) or 'half' (half an example)")
+    check_name("clip", clip, ("eps", "half"))
     if clip == "eps":
         return float(eps)
     if size is None or size < 2:
@@ -264,8 +263,7 @@ def correlate(
     ):
         if value not in choices:
             raise InputError(f"{name} is {value!r}; choose {choices[0]!r} or {choices[1]!r}")
-    if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; expected at least 1 ({N_RESAMPLES} by default)")
+    check_least(1, n_resamples=n_resamples)
     x, y = checked_shares(id_accuracy, "id_accuracy"), checked_shares(accuracy, "accuracy")
     units = np.arange(len(x)) if units is None else np.asarray(units, dtype=np.int64)
     if units.shape != x.shape:

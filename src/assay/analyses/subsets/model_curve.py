@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.line import EPS, checked_shares, probit
 from assay.analyses.subsets.splits import unit_codes
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_least, unknown_name
 from assay.core.random import stream
 from assay.core.record import Record
 
@@ -182,8 +182,7 @@ def models_needed(
 def _orders(orders: Any, n_units: int, seed: int) -> Int64[np.ndarray, "orders n_units"]:
     """Permutations of the units, one row each."""
     if isinstance(orders, int | np.integer):
-        if orders < 1:
-            raise InputError(f"orders is {orders}; expected at least 1 order ({ORDERS} by default)")
+        check_least(1, orders=orders)
         rng = stream(seed, "models-needed")
         return np.stack([rng.permutation(n_units) for _ in range(orders)]).astype(np.int64)
     arrays = [np.asarray(each) for each in orders]

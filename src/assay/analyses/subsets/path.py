@@ -20,7 +20,7 @@ from assay.analyses.subsets.settings import SelectionOptions
 from assay.analyses.subsets.splits import ModelSplit
 from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict
 from assay.core import display
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.record import HIDDEN, Record, record_id, same
 
 
@@ -176,8 +176,7 @@ class SelectionPath(display.Shown, Record):
         References:
             Salaudeen et al. (2025), arXiv:2510.24884, Table 1.
         """
-        if rule not in RULES:
-            raise unknown_name("rule for the largest subset", rule, RULES)
+        check_name("rule for the largest subset", rule, RULES)
         best, seen = self._largest(rule), self.sizes
         if best is None:
             return LargestSubset(rule=rule, size=None, sizes=seen)
@@ -290,8 +289,7 @@ def selection_path(
     Raises:
         InputError: As `oodselect`, and for a size given twice.
     """
-    if path not in PATHS:
-        raise unknown_name("kind of path", path, PATHS)
+    check_name("kind of path", path, PATHS)
     problem = make_problem(correct, id_accuracy, **options)
     if path != "independent" and problem.settings.solver != "swap":
         raise InputError(

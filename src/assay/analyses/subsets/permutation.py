@@ -15,7 +15,7 @@ from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.problem import Progress
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import unit_codes
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.machine import usable_cores
 from assay.core.random import stream
 
@@ -86,8 +86,7 @@ def permute_accuracy(
 
 
 def _check_kind(kind: str, *, known: bool) -> None:
-    if kind not in KINDS:
-        raise unknown_name("kind of permutation", kind, KINDS)
+    check_name("kind of permutation", kind, KINDS)
     if kind == "group" and not known:
         raise InputError(
             "kind='group' permutes units, but they are unknown; give groups= or families=, or use 'free'"

@@ -15,7 +15,7 @@ from assay.analyses.subsets.layouts import (
     require_memory,
     whole_weights,
 )
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_name
 
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ def as_matrix(
     Raises:
         InputError: If the layout is unknown or does not fit the memory.
     """
-    if layout not in LAYOUTS:
-        raise InputError(f"layout is {layout!r}; choose one of {', '.join(LAYOUTS)}")
+    check_name("layout", layout, LAYOUTS)
     n_models, n_examples = shape_of(correct)
     rows = None if models is None else checked_places(np.asarray(models, dtype=np.int64), n_models, "models")
     n_entries = (n_models if rows is None else len(rows)) * n_examples

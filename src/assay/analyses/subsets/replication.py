@@ -15,7 +15,7 @@ from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.permutation import Exchange, Kind, n_workers, run_permutations
 from assay.analyses.subsets.problem import Problem, Progress
 from assay.analyses.subsets.splits import halves
-from assay.core.errors import InputError
+from assay.core.errors import check_fraction, check_least
 from assay.core.record import Record
 from assay.stats import benjamini_hochberg
 
@@ -91,8 +91,7 @@ def replicate_examples(selection: SelectedExamples, *, level: float = LEVEL) -> 
         In simulations the share discovered was .7 to .9 in strong planted sets, and 0 where no example had a
         negative slope. n_eff is at most the number of models: resampling can only say that they are fewer.
     """
-    if not 0 < level < 1:
-        raise InputError(f"level is {level}; expected a fraction above 0 and below 1")
+    check_fraction(level=level)
     data = selection.require_data("replication of examples")
     models = selection.split.test
     r = example_correlations(selection.problem.test, data.id_accuracy[models], eps=selection.settings.eps)
@@ -229,10 +228,7 @@ def replicate_halves(
         Overlap over sizes of one path is not evidence; overlap over models is, and this is the variant that
         tells them apart. Two selections per permutation.
     """
-    if n_permutations < 1:
-        raise InputError(
-            f"n_permutations is {n_permutations}; expected at least 1 ({N_HALVES_NULL} by default)"
-        )
+    check_least(1, n_permutations=n_permutations)
     data, settings = selection.require_data("replication on halves"), selection.settings
     seed = settings.seed if seed is None else seed
     parts = halves(selection.split.train, data.units, seed=seed)

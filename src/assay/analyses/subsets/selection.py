@@ -24,7 +24,7 @@ from assay.analyses.subsets.splits import PARTS
 from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict, judge_sizes
 from assay.circuits import write_atomically
 from assay.core import display
-from assay.core.errors import FileFormatError, InputError, OutputError
+from assay.core.errors import FileFormatError, InputError, writing
 from assay.core.record import Record, library_version, same
 from assay.core.untrusted import MALFORMED, parse_json
 
@@ -214,10 +214,8 @@ class Subset(display.Shown, SelectedExamples, Record):
             OutputError: If the file cannot be written; an old one is then left as it was.
         """
         path = Path(path)
-        try:
+        with writing(f"make {path.parent}", "choose another place"):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot make {path.parent}: {error.strerror}; choose another place") from error
         return write_atomically(path, json.dumps(self.to_dict(), allow_nan=False).encode())
 
 

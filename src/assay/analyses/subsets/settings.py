@@ -16,7 +16,7 @@ from assay.analyses.subsets.objective import OBJECTIVES, Found
 from assay.analyses.subsets.placement import check_device
 from assay.analyses.subsets.splits import ModelSplit, unit_codes
 from assay.analyses.subsets.swap import swap
-from assay.core.errors import InputError, ShapeError, unknown_name
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.record import plain
 
 
@@ -161,14 +161,11 @@ def make_settings(
             f"solver is {settings.solver!r}, which is now only a test reference; use 'swap' (the default) "
             "or 'adam' (as published)"
         )
-    if settings.solver not in SOLVERS:
-        raise unknown_name("solver", settings.solver, SOLVERS)
-    if settings.objective not in OBJECTIVES:
-        raise unknown_name("objective of a selection", settings.objective, OBJECTIVES)
+    check_name("solver", settings.solver, SOLVERS)
+    check_name("objective of a selection", settings.objective, OBJECTIVES)
     own_options = OPTIONS[settings.solver]
     for name in options:
-        if name not in own_options:
-            raise unknown_name(f"option of the solver {settings.solver!r}", name, own_options)
+        check_name(f"option of the solver {settings.solver!r}", name, own_options)
     check_device(settings.device, settings.layout)
     return settings
 
@@ -179,8 +176,7 @@ def _strata(data: CorrectnessData, strata: Any) -> tuple[Int64[np.ndarray, " n"]
     name, column = "given", np.asarray(strata)
     if isinstance(strata, str):
         columns = {**data.meta, **({} if data.labels is None else {"label": data.labels})}
-        if strata not in columns:
-            raise unknown_name("column to stratify by", strata, columns)
+        check_name("column to stratify by", strata, columns)
         name, column = strata, columns[strata]
     if column.shape != (data.n_examples,):
         raise ShapeError(

@@ -11,7 +11,7 @@ from jaxtyping import Int64
 
 from assay.analyses.subsets._arrays import Places, Units
 from assay.analyses.subsets.line import MIN_MODELS
-from assay.core.errors import AssayWarning, InputError, ShapeError, unknown_name
+from assay.core.errors import AssayWarning, InputError, ShapeError, check_name
 from assay.core.random import stream
 from assay.core.record import Record
 
@@ -46,8 +46,7 @@ class ModelSplit(Record):
 
     def part(self, name: str) -> Int64[np.ndarray, " n"]:
         """Places of the models of `train`, `validation` or `test`."""
-        if name not in PARTS:
-            raise unknown_name("part of the models", name, PARTS)
+        check_name("part of the models", name, PARTS)
         places: Int64[np.ndarray, " n"] = getattr(self, name)
         return places
 
@@ -113,8 +112,7 @@ def split_models(
         return _given(split, n_models)
     if split is None:
         split = "random" if compat else "family" if families is not None and groups is None else "group"
-    if split not in KINDS:
-        raise unknown_name("split of the models", split, KINDS)
+    check_name("split of the models", split, KINDS)
     if compat and split != "random":
         raise InputError(f"compat=True follows the authors' random split; got split={split!r}")
     if split == "random":

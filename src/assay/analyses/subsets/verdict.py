@@ -31,7 +31,7 @@ from assay.analyses.subsets.permutation import (
     run_permutations,
 )
 from assay.analyses.subsets.problem import Progress, check_sizes
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least
 from assay.core.record import Record
 
 
@@ -218,10 +218,7 @@ def _check(selections: Sequence[SelectedExamples], n_permutations: int) -> None:
     """Raises `InputError` unless there are selections, all with the same settings, and permutations."""
     if not selections:
         raise InputError("selections are missing; give at least one")
-    if n_permutations < 1:
-        raise InputError(
-            f"n_permutations is {n_permutations}; expected at least 1 ({N_PERMUTATIONS} by default)"
-        )
+    check_least(1, n_permutations=n_permutations)
     for other in selections[1:]:
         if other.settings.record() != selections[0].settings.record():
             raise InputError(

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Float64
 
-from assay.analyses.worst_case.inputs import check_least
-from assay.core.errors import InputError, NonFiniteError, ShapeError, unknown_name
+from assay.core.errors import InputError, NonFiniteError, ShapeError, check_least, check_name
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
 from assay.tasks import Grammar, Prompt
@@ -108,8 +107,7 @@ def grammar_ascent(
         A pair met again costs nothing. Of equal fillers the first is kept, and only a larger divergence leads
         on, so climbs end.
     """
-    if second not in SECONDS:
-        raise unknown_name("second prompt of a pair", second, SECONDS)
+    check_name("second prompt of a pair", second, SECONDS)
     check_least(1, restarts=restarts, large=large, tried=tried)
     check_least(restarts, budget=restarts if budget is None else budget)
     evaluated = _Evaluated(evaluate_prompts)

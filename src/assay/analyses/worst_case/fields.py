@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.rows import pair_ids
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.core.random import stream
 from assay.core.record import Record, plain
 from assay.stats import benjamini_hochberg, cell_table, cell_tests, spearman_test, weighted_quantiles
@@ -377,8 +377,7 @@ def _tested(sample: PairSample) -> Iterator[tuple[_Labels, list[str]]]:
 
 def _labels(sample: PairSample, name: str) -> _Labels:
     known = known_fields(sample)
-    if name not in known:
-        raise unknown_name("field", name, known)
+    check_name("field", name, known)
     side, axis = (sample.corrupted, 1) if name.startswith(CORRUPTED) else (sample.clean, 0)
     column = side.fields[name.removeprefix(CORRUPTED)]
     keys = [_key(value) for value in column]

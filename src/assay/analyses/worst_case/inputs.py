@@ -19,7 +19,6 @@ from assay.analyses.worst_case.image_inputs import (
     image_names,
     numbered,
 )
-from assay.core.errors import InputError
 from assay.core.record import laid_out, plain, same
 from assay.tasks import (
     ImageStream,
@@ -407,13 +406,6 @@ def task_of(clean: PromptSet, corrupted: PromptSet) -> Task:
 def no_answers(positions: Int[Tensor, "n *reads"]) -> Int[Tensor, "n *reads 1"]:
     """Answers for a task of prompts that have none, whose runs do not read them."""
     return torch.where(positions >= 0, 0, NO_TOKEN)[..., None]
-
-
-def check_least(least: int, **counts: int) -> None:
-    """Refuse counts below the least one."""
-    for name, value in counts.items():
-        if value < least:
-            raise InputError(f"{name} is {value}; give at least {least}")
 
 
 def shown(side: PromptSet, row: int, tokenizer: Any) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 from scipy.sparse import csr_array
 
-from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.core.errors import InputError, NonFiniteError, ShapeError, check_least
 from assay.core.random import stream
 
 
@@ -81,8 +81,7 @@ class MatrixSearch:
         Raises:
             InputError: If `k` is below 1.
         """
-        if k < 1:
-            raise InputError(f"k is {k}; give at least 1 pair")
+        check_least(1, k=k)
         chosen = self._order[:k]
         return tuple(
             FoundPair(int(i), int(j), float(value))
@@ -357,9 +356,7 @@ def _check_budget(budget: int, shape: tuple[int, int], least: int) -> None:
 
 
 def _check_counts(shape: tuple[int, int], rank: int, prior: np.ndarray | None) -> None:
-    for name, count in zip(("n_clean", "n_corrupted"), shape, strict=True):
-        if count < 1:
-            raise InputError(f"{name} is {count}; a search needs at least 1 input on each side")
+    check_least(1, n_clean=shape[0], n_corrupted=shape[1])
     if rank < 0:
         raise InputError(f"rank is {rank}; give 0 (effects only) or more (default 3)")
     if prior is None:

@@ -18,7 +18,7 @@ from assay.analyses.worst_case.rows import WorstPair, pieces_of
 from assay.analyses.worst_case.sampling import INPUTS, check_lengths, sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
-from assay.core.errors import FileFormatError, InputError, unknown_name
+from assay.core.errors import FileFormatError, InputError, check_name
 from assay.core.record import Record, same
 from assay.models import Model
 from assay.stats import summarize
@@ -157,8 +157,7 @@ def outside_grammar(
         >>> [(row.filler, row.side) for row in tried.fillers if row.side == "clean"]
         [('book', 'clean'), ('letter', 'clean')]
     """
-    if corrupted not in CORRUPTED:
-        raise unknown_name("source of corrupted inputs", corrupted, CORRUPTED)
+    check_name("source of corrupted inputs", corrupted, CORRUPTED)
     if not options:
         raise InputError('the task is unchanged; give your own words, e.g. objects=["hammer"]')
     usual = _ordinary_task(model, task)

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from assay.analyses.worst_case.page_words import Percentile, counted, noun, percentiles, unit_of
-from assay.core.errors import InputError, OutputError
-from assay.page.draw import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+from assay.core.errors import InputError
+from assay.page.draw import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, save_picture
 
 
 if TYPE_CHECKING:
@@ -39,24 +38,12 @@ def save_histogram(path: str | os.PathLike[str], worst: "WorstCase | Document") 
         InputError: Another ending, or something that is not a worst case.
         OutputError: The file cannot be written.
     """
-    path = Path(path)
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in ("png", "svg"):
-        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
     document = worst if isinstance(worst, Mapping) else worst.to_dict()
     if document.get("kind") != "worst_case":
         raise InputError(
             f"expected a worst case, as `assay.worst_case` returns it; got kind {document.get('kind')!r}"
         )
-    figure = plot_tail(document).get_figure()
-    assert isinstance(figure, Figure)
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    try:
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tail"}):
-            figure.savefig(path, dpi=150, facecolor=PAPER, metadata=metadata)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from error
-    return path
+    return save_picture(lambda: plot_tail(document), path, key="tail")
 
 
 def plot_worst_case(worst: "WorstCase", ax: Axes | None = None) -> Axes:

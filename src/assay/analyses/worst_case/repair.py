@@ -14,7 +14,7 @@ from jaxtyping import Float64
 
 from assay.analyses.worst_case.bounds import CERTIFIED
 from assay.analyses.worst_case.explain import pair_loss
-from assay.analyses.worst_case.inputs import PairSample, check_least
+from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.repair_search import (
     ALPHA,
     BATCH_SIZE,
@@ -28,7 +28,7 @@ from assay.analyses.worst_case.sampling import sample_pairs
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.given import takes_text
 from assay.circuits.slots import check_n_edges
-from assay.core.errors import GraphMismatchError, InputError, unknown_name
+from assay.core.errors import GraphMismatchError, InputError, check_fraction, check_least, check_name
 from assay.core.random import stream
 from assay.core.record import Record, library_version, same
 from assay.discovery.edges.masks import LearnedMask, MaskSettings, MaskStep, PairLoss
@@ -270,14 +270,11 @@ def _check(
     method: str, closed: Mapping[str, float], shares: Mapping[str, float], batch_size: int, rounds: int
 ) -> None:
     """Refuse arguments out of range; those in `closed` may be 0 and 1."""
-    if method not in METHODS:
-        raise unknown_name("repair method", method, METHODS)
+    check_name("repair method", method, METHODS)
     for name, share in closed.items():
         if not 0 <= share <= 1:
             raise InputError(f"{name} is {share}; expected a fraction in [0, 1]")
-    for name, share in shares.items():
-        if not 0 < share < 1:
-            raise InputError(f"{name} is {share}; expected a fraction between 0 and 1")
+    check_fraction(**shares)
     check_least(1, batch_size=batch_size, rounds=rounds)
 
 
@@ -326,8 +323,7 @@ def disjoint_samples(
     """Pairs for each purpose, out of streams or rows that the others never use."""
     if protocol is None:
         protocol = "file" if task.grammar is None else "iid"
-    if protocol not in PROTOCOLS:
-        raise unknown_name("protocol of repair", protocol, PROTOCOLS)
+    check_name("protocol of repair", protocol, PROTOCOLS)
     if protocol != "file":
         if task.grammar is None:
             raise InputError(

@@ -18,7 +18,7 @@ from assay.analyses.worst_case.rows import WorstPair, describe_pairs, rank_pairs
 from assay.analyses.worst_case.statistics import PairStatistics
 from assay.circuits import Circuit
 from assay.core import display
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.record import Record, laid_out, plain, record_id, same
 from assay.core.untrusted import malformed
 from assay.models import Model
@@ -185,8 +185,7 @@ class WorstCase(display.Shown, PairStatistics, Record):
                 for half precision).
             InputError: If the result was loaded without its model.
         """
-        if logits not in ("raw", "centered"):
-            raise unknown_name("kind of logits", logits, ("raw", "centered"))
+        check_name("kind of logits", logits, ("raw", "centered"))
         if self.rerun is None:
             raise InputError(
                 "worst pairs are run again, but this result was loaded without its model; use "

@@ -26,7 +26,7 @@ from assay.analyses.worst_case.inputs import (
 )
 from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
 from assay.analyses.worst_case.support import distinct_matched, distinct_product
-from assay.core.errors import InputError, TokenizationError, unknown_name
+from assay.core.errors import InputError, TokenizationError, check_name
 from assay.core.random import stream
 from assay.tasks import Grammar, ImageTask, PairTask, Prompt, Task, check_read_once
 from assay.tasks.checks import NO_POSITION
@@ -86,8 +86,7 @@ def sample_pairs(
     References:
         uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166, section 3.
     """
-    if protocol not in PROTOCOLS:
-        raise unknown_name("protocol", protocol, PROTOCOLS)
+    check_name("protocol", protocol, PROTOCOLS)
     for name, count in (("n_clean", n_clean), ("n_corrupted", n_corrupted), ("max_pairs", max_pairs)):
         _check_count(name, count)
     if reuse_clean and (protocol != "all" or enumerate):

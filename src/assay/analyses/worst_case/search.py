@@ -17,7 +17,7 @@ from assay.analyses.worst_case.ascent import Ascent, Climbs, grammar_ascent, n_t
 from assay.analyses.worst_case.attack import PREFIX, run_sample
 from assay.analyses.worst_case.evaluation import PairEvaluator
 from assay.analyses.worst_case.first_order import FirstOrder
-from assay.analyses.worst_case.inputs import PairSample, PromptSet, check_least, names_of, prompt_set
+from assay.analyses.worst_case.inputs import PairSample, PromptSet, names_of, prompt_set
 from assay.analyses.worst_case.matrix import MatrixSearch, matrix_search
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.row_by_row import (
@@ -32,7 +32,7 @@ from assay.analyses.worst_case.rows import WorstPair
 from assay.analyses.worst_case.sampling import INPUTS, grammar_of, sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.given import named_task, takes_text
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
 from assay.execution import PairRunner

@@ -20,7 +20,7 @@ from assay.analyses.worst_case.fields import (
 )
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.rows import WorstInputs, count_pairs, rank_inputs
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least
 from assay.core.record import Record
 from assay.stats import Certificate, Histogram, Summary, histogram, maximum_exceedance
 
@@ -190,8 +190,7 @@ class PairStatistics:
 
     def worst_inputs(self, k: int = SHOWN_INPUTS) -> WorstInputs:
         """The k distinct inputs of each side with the largest mean divergence over their pairs."""
-        if k < 1:
-            raise InputError(f"k is {k}; expected at least 1")
+        check_least(1, k=k)
         return WorstInputs(
             clean=rank_inputs(self.divergence, self.sample, "clean", k),
             corrupted=rank_inputs(self.divergence, self.sample, "corrupted", k),

@@ -180,15 +180,14 @@ def _check(settings: AttackSettings) -> str:
     from assay.analyses.worst_case.pair_divergence import get_divergence
     from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
     from assay.analyses.worst_case.sampling import INPUTS, PROTOCOLS, check_ablation
-    from assay.core.errors import unknown_name
+    from assay.core.errors import check_name
 
     named = None if settings.of_images else settings.task
     pipeline.check_options(method=settings.method, task=named, objective=settings.objective)
     get_divergence(settings.divergence)
     usual = "all" if settings.of_grammar or settings.ablation == DONOR else "file"
     protocol = settings.protocol or (usual if edge_ablation(settings.ablation).paired else INPUTS)
-    if protocol not in PROTOCOLS:
-        raise unknown_name("protocol", protocol, PROTOCOLS)
+    check_name("protocol", protocol, PROTOCOLS)
     check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
     if protocol == INPUTS and not settings.of_grammar and settings.n_clean is not None:
         raise InputError(

@@ -9,7 +9,7 @@ from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, print_json, print_pages, print_table
 from assay.app.option_groups import one_of
 from assay.app.running import Storing, Talking
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.untrusted import printable
 
 
@@ -45,8 +45,7 @@ def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: Talking) -> Non
 
     if kind == "results":
         raise InputError("results are listed by another command: use `assay store ls`")
-    if kind not in LISTED:
-        raise unknown_name("kind", kind, LISTED)
+    check_name("kind", kind, LISTED)
     entries = list_entries(kind)
     if settings.json:
         print_json([entry.to_dict() for entry in entries])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 
 
 Event = Mapping[str, Any]
@@ -99,8 +99,7 @@ def body_of(form: str, key: str) -> Callable[[Event], Body]:
         UnknownNameError: For another format.
         InputError: If PagerDuty lacks its key.
     """
-    if form not in FORMATS:
-        raise unknown_name("webhook format", form, FORMATS)
+    check_name("webhook format", form, FORMATS)
     if form == "pagerduty" and not key:
         raise InputError(
             f"a PagerDuty webhook needs the key of its integration: give https://HOST/v2/enqueue?{KEY}=KEY"

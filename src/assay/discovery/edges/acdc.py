@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import InputError, NonFiniteError, unknown_name
+from assay.core.errors import InputError, NonFiniteError, check_name
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod
 from assay.discovery.edges.sums import Sweep
 from assay.execution import SuffixRunner
@@ -67,8 +67,7 @@ class Acdc(EdgeMethod):
                 f"threshold is {self.threshold}; give the rise of the objective that keeps an edge, a "
                 "number of at least 0"
             )
-        if self.order not in ORDERS:
-            raise unknown_name("order", self.order, ORDERS)
+        check_name("order", self.order, ORDERS)
 
     def select(self, scores: EdgeScores, k: int) -> Circuit:
         """The circuit that the search kept, whatever its size."""

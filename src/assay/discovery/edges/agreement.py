@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay.circuits import EdgeScores
 from assay.circuits.slots import check_n_edges
-from assay.core.errors import GraphMismatchError, InputError, unknown_name
+from assay.core.errors import GraphMismatchError, InputError, check_name
 
 
 RULES = ("mean-rank", "mean-score", "vote")
@@ -109,8 +109,7 @@ def _check(
     given: tuple[EdgeScores, ...], rule: str, k: int | None, weights: Sequence[float | int] | None
 ) -> Float64[Tensor, " M"]:
     """The weights, scaled to a sum of 1."""
-    if rule not in RULES:
-        raise unknown_name("consensus rule", rule, RULES)
+    check_name("consensus rule", rule, RULES)
     if len(given) < 2:
         raise InputError(f"a consensus needs the scores of at least 2 methods; got {len(given)}")
     for index, each in enumerate(given):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
 from assay.discovery.edges.method import (
     METHODS,
@@ -248,8 +248,7 @@ class EapIgInputs(_PathGradient):
 
     def check(self, settings: Choices) -> None:
         super().check(settings)
-        if self.estimator not in ESTIMATORS:
-            raise unknown_name("estimator", self.estimator, ESTIMATORS)
+        check_name("estimator", self.estimator, ESTIMATORS)
         if self.estimator == "spsa":
             check_spsa(settings, self.draws, self.epsilon)
             if settings.apart:

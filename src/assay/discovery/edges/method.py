@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import InputError, NonFiniteError, UnknownNameError, unknown_name
+from assay.core.errors import InputError, NonFiniteError, UnknownNameError, check_name
 from assay.core.record import library_version
 from assay.core.registry import Registry
 from assay.discovery.edges.quadrature import quadrature_nodes
@@ -124,8 +124,7 @@ class EdgeMethod(abc.ABC):
                 raise UnknownNameError(
                     f"method {self.key!r} has no options, but {name!r} was given; remove it"
                 )
-            if name not in names:
-                raise unknown_name(f"{self.key} option", name, names)
+            check_name(f"{self.key} option", name, names)
         return replace(self, **options)
 
     def select(self, scores: EdgeScores, k: int) -> Circuit:

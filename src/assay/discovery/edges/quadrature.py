@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 
 
 Rule = Literal["midpoint", "left", "right", "gauss-legendre"]
@@ -42,7 +42,6 @@ def quadrature_nodes(steps: int, rule: str = "midpoint") -> tuple[Node, ...]:
             Node(alpha=float(point + 1) / 2, weight=float(weight) / 2)
             for point, weight in zip(points, weights, strict=True)
         )
-    if rule not in get_args(Rule):
-        raise unknown_name("quadrature", rule, get_args(Rule))
+    check_name("quadrature", rule, get_args(Rule))
     shift = {"midpoint": 0.5, "left": 0.0, "right": 1.0}[rule]
     return tuple(Node(alpha=(k + shift) / steps, weight=1 / steps) for k in range(steps))

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from assay.core.errors import InputError, UnsupportedModelError, unknown_name
+from assay.core.errors import InputError, UnsupportedModelError, check_name
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
 from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, check_differentiable
 from assay.execution import Prepared
@@ -164,8 +164,7 @@ def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[
 
 
 def _check_attention(attention: str) -> None:
-    if attention not in get_args(Attention):
-        raise unknown_name("attention of relp", attention, get_args(Attention))
+    check_name("attention of relp", attention, get_args(Attention))
 
 
 # ------------------------------------------------------------------------------------------------ the rules

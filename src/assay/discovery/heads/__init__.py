@@ -23,7 +23,7 @@ from assay.discovery.heads.effects import (
 )
 from assay.discovery.heads.fisher import fisher_count
 from assay.discovery.heads.head_pairs import Composition, EdgeTest, composition, edge_test
-from assay.discovery.heads.information import causation_entropy, parent_flags, stability_selection
+from assay.discovery.heads.information import causation_entropy, stability_selection
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.llc import (
     Langevin,
@@ -89,7 +89,6 @@ __all__ = [
     "mediation_scores",
     "member_ratio",
     "ov_norm",
-    "parent_flags",
     "patching_scores",
     "predict_from_weights",
     "product_singular_values",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.record import Record
 from assay.discovery.heads.scores import HeadScores, defined_examples, mean_over_examples, member_flags
 
@@ -62,7 +62,7 @@ def patching_scores(
     References:
         Wang et al. (2022), arXiv:2211.00593; Heimersheim and Nanda (2024), arXiv:2404.15255.
     """
-    check_choice("aggregate", aggregate, AGGREGATES)
+    check_name("aggregate", aggregate, AGGREGATES)
     _check_columns(y_patched, y_full=y_full, y_corrupted=y_corrupted)
     gap = np.where(np.abs(y_full - y_corrupted) >= SMALLEST, y_full - y_corrupted, np.nan)
     effect = _excluding(y_patched - y_corrupted[:, None], gap)
@@ -182,12 +182,6 @@ def drop_scores(
         reason=None if defined_examples(effect).any() else "no_valid_prompt",
         **facts,
     )
-
-
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse an option by its name."""
-    if value not in allowed:
-        raise InputError(f"{name} is {value!r}; choose {' or '.join(map(repr, allowed))}")
 
 
 def _check_columns(table: Float64[np.ndarray, "P H"], **columns: Float64[np.ndarray, " P"]) -> None:

@@ -8,11 +8,11 @@ import warnings
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
-from assay.discovery.heads.scores import HeadScores, member_flags
+from assay.discovery.heads.scores import HeadScores
 
 
 _HIGHEST = 0.998  # of a squared correlation, so that a copy of the target has finite information (3.1 nats)
@@ -91,13 +91,6 @@ def causation_entropy(
     }
     settings = {"max_parents": max_parents, "permutations": permutations, "seed": seed}
     return _result(features, "causation-entropy", values, facts, settings=settings)
-
-
-def parent_flags(scores: HeadScores) -> Bool[np.ndarray, " H"]:
-    """The heads that `causation_entropy` or `stability_selection` chose, one flag per head."""
-    if "parents" not in scores.details:
-        raise InputError(f"{scores.name!r} did not select heads ({scores.reason or 'it is not a selection'})")
-    return member_flags(tuple(scores.details["parents"]), scores.n_layers, scores.n_heads)
 
 
 def stability_selection(

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from assay.core.errors import DegenerateDataWarning, InputError
+from assay.core.errors import DegenerateDataWarning, InputError, check_least
 from assay.core.random import torch_stream
 from assay.discovery.heads.replacing import heads_of_model
 from assay.discovery.heads.scores import HeadScores, provenance_of
@@ -353,8 +353,7 @@ def value_columns(block: Block) -> tuple[int, Tensor]:
 
 def some_examples(model: Model, task: Task, n: int, seed: int) -> Task:
     """The first n inputs of a task drawn from its grammar, a random sample of any other."""
-    if n < 1:
-        raise InputError(f"n is {n}; give at least 1 example, 20 by default")
+    check_least(1, n=n)
     drawn = getattr(task, "grammar", None) is not None  # one prompt after the other, so in no order
     rows = np.arange(min(n, task.n)) if drawn else draw_rows(task.n, n, seed=seed, what="examples")
     return model.bind(task).subset(rows.tolist())

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 
 from assay.circuits.given import takes_text
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name, unknown_name
 from assay.core.registry import Registry
 from assay.discovery.heads.attribution import attribution_patching
 from assay.discovery.heads.direct import (
@@ -20,7 +20,7 @@ from assay.discovery.heads.direct import (
     head_outputs,
     margin_directions,
 )
-from assay.discovery.heads.effects import Heads, check_choice
+from assay.discovery.heads.effects import Heads
 from assay.discovery.heads.fisher import fisher_count
 from assay.discovery.heads.information import causation_entropy
 from assay.discovery.heads.llc import Langevin, learning_coefficients
@@ -148,8 +148,7 @@ def discover_heads(
     """
     spec = find_head_method(method)
     for name in options:
-        if name not in spec.options:
-            raise unknown_name(f"option of head method {spec.key!r}", name, spec.options)
+        check_name(f"option of head method {spec.key!r}", name, spec.options)
     if "pairs" in spec.requires:
         check_equal_lengths(task, f"{spec.key}, which exchanges activations by position,")
     found = spec.compute(model.uncut, model.bind(task), **options)
@@ -222,8 +221,8 @@ def _direct(
     norm: str = "frozen",
     batch_size: int | None = None,
 ) -> HeadScores:
-    check_choice("direction", direction, ("difference", "correct"))
-    check_choice("norm", norm, ("frozen", "none"))
+    check_name("direction", direction, ("difference", "correct"))
+    check_name("norm", norm, ("frozen", "none"))
     directions = margin_directions(model, task, "correct" if direction == "correct" else "difference")
     outputs = head_outputs(model, task, batch_size=batch_size)
     return direct_attribution(model, outputs, directions, norm="none" if norm == "none" else "frozen")
@@ -343,7 +342,7 @@ def _learning_coefficient(
         return learning_coefficients(
             model, task, heads, n=n, sampler=sampler, objective=objective, batch_size=batch_size
         )
-    check_choice("estimator", estimator, ("fisher_count", "sgld"))
+    check_name("estimator", estimator, ("fisher_count", "sgld"))
     if heads is not None or sampler is not None:
         raise InputError("heads= and sampler= belong to estimator='sgld'; give it too")
     return fisher_count(model, task, n=n, objective=objective, batch_size=batch_size)
@@ -369,7 +368,7 @@ def _spectrum(quantity: str) -> Score:
     """A score of the singular values of one of a head's two matrices."""
 
     def compute(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
-        check_choice("matrix", matrix, MATRICES)
+        check_name("matrix", matrix, MATRICES)
         return weight_scores(model)[f"{matrix}-{quantity}"]
 
     return compute

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 
 from assay.circuits.files import read_arrays, real_numbers, write_arrays, write_atomically
-from assay.core.errors import FileFormatError, InputError, OutputError, UnsafeFileError
+from assay.core.errors import FileFormatError, InputError, UnsafeFileError, writing
 from assay.core.untrusted import parse_json
 
 
@@ -36,12 +36,8 @@ class Shelf:
     def __init__(self, folder: Path, identity: str, record: Mapping[str, Any]) -> None:
         self.folder, self.identity = folder, identity
         path = folder / RECORD
-        try:
+        with writing(f"make the folder {folder}", "choose a writable one"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"cannot make the folder {folder}: {error.strerror}; choose a writable one"
-            ) from error
         if path.exists():
             self._check(path, record)
         else:

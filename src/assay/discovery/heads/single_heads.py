@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from assay.core.errors import InputError
+from assay.core.errors import check_least, check_name
 from assay.discovery.heads.effects import (
     AGGREGATES,
     Heads,
-    check_choice,
     drop_scores,
     mediation_scores,
     patching_scores,
@@ -62,7 +61,7 @@ def activation_patching(
         Cost per prompt: two passes, and one from the head's block upwards per head, on average half a pass.
         Published results score the circuit's heads only.
     """
-    check_choice("aggregate", aggregate, AGGREGATES)
+    check_name("aggregate", aggregate, AGGREGATES)
     chosen = get_objective(objective or task.objective)
     found = _measured(
         model,
@@ -114,7 +113,7 @@ def mediation(
         Cost per prompt: two passes, and per head one token (`last`), or a pass from the head's block upwards
         (`all`). With `last`, what a head does at earlier positions is not seen.
     """
-    check_choice("positions", positions, POSITIONS)
+    check_name("positions", positions, POSITIONS)
 
     def crossed(clean: Trace, corrupted: Trace, one: OneByOne) -> Tensor:
         run = one.at_read if positions == "last" else one.everywhere
@@ -174,8 +173,7 @@ def drop_effect(
     chosen = INTERVENTIONS[ablation] if isinstance(ablation, str) else ablation
     loss = get_objective(objective or task.objective)
     draws = chosen.draws if draws is None else draws
-    if draws < 1:
-        raise InputError(f"draws is {draws}; give at least 1")
+    check_least(1, draws=draws)
     size = choose_batch_size(model, task, asked=batch_size)
     setting = Setting(model=model, task=task, reference=reference or task, batch_size=size, seed=seed)
     tables = []
