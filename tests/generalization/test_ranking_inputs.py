@@ -8,7 +8,9 @@ from PIL import Image
 from small_vits import untrained_vit
 
 import assay
+from assay.analyses.generalization import ranking
 from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.predictors import DEFAULT_METRICS
 from assay.analyses.generalization.ranking import rank_models
 from assay.models import Model
 from assay.tasks import ImageStream, draw_shapes, load_images
@@ -59,3 +61,25 @@ def test_a_folder_is_streamed_and_decoded_once_per_pass_for_all_models(
     )
     for key in METRICS:
         np.testing.assert_allclose(found.column(key).values, literal.column(key).values, rtol=1e-5)
+
+
+def test_logits_are_kept_for_transport_that_is_small_or_asked_for_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.analyses.generalization.predictors.COT_LIMIT", 100)  # of 18 * 6 unknowns
+    models = {"a": model(0, STORED), "b": model(1, STORED)}
+    asked_parts: list[set[str]] = []
+    inspect = ranking.inspect_models
+
+    def noted(models, tasks, parts, **options):
+        asked_parts.append(set(parts))
+        return inspect(models, tasks, parts, **options)
+
+    monkeypatch.setattr(ranking, "inspect_models", noted)
+    usual = rank_models(models, folder, id_data=folder, metrics=DEFAULT_METRICS, settings=FEW)
+    assert "108 unknowns; name the metric" in usual.absent["cot"]
+    assert asked_parts == [{"features", "output-scores"}, set()]
+    named = rank_models(models, folder, id_data=folder, metrics=["cot"], settings=FEW)
+    assert np.isfinite(named.column("cot").values).all()
+    assert asked_parts[2:] == [{"logits"}, set()]
+    assert all(each.logits is None and each.spectra is None for each in named.inspections)

@@ -16,7 +16,7 @@ from assay.analyses.generalization.model_pool import ModelPool
 from assay.analyses.generalization.picking import METRIC_FACTS
 from assay.analyses.generalization.predictor import PREDICTORS, Predictor
 from assay.analyses.generalization.ranking import Progress, rank_models
-from assay.analyses.generalization.ranking_inputs import Images, Models, named_loaders, task_for
+from assay.analyses.generalization.ranking_inputs import Images, Models, named_loaders, shared, task_for
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core import display
 from assay.core.errors import InputError
@@ -220,6 +220,7 @@ def pick_until_stable(
     loaders = named_loaders(models)
     pool, names = ModelPool(dict(loaders)), tuple(name for name, _ in loaders)
     first_model = pool.model(names[0])
+    target, id_data = shared(target), None if id_data is None else shared(id_data)
     whole = task_for(target, first_model, labels=labels)
     n_own = task_for(id_data, first_model).n if id_data is not None and "known" in chosen.needs else 0
     order = stream(settings.seed, "rank/order").permutation(whole.n)
