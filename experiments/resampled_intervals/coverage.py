@@ -169,7 +169,7 @@ def of_outputs(n: int, sets: int) -> list[dict[str, object]]:
     head = 0.5 * centres.T
     tallies: dict[str, Tally] = {}
     for place in range(sets):
-        target, known = (seen(rng, n, centres, head, blur) for blur in (2.0, 1.0))
+        target, known = (seen(rng, n, centres, head, blur) for blur in (4.0, 2.5))
         counts = poisson_weights(np.arange(2 * n) + 2 * n * place, RESAMPLES).astype(np.float64)
         shown = MetricEvidence(
             target=target, known=known, counts=counts[:, :n], known_counts=counts[:, n:], rule=DepthRule()

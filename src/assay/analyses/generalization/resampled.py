@@ -87,7 +87,7 @@ def resampled_depth_bias(
         >>> generator = torch.Generator().manual_seed(0)
         >>> each = torch.ones(50, 5, 9) + 0.1 * torch.randn(50, 5, 9, generator=generator)
         >>> found = resampled_depth_bias(EdgeScores(build_graph(2, 1), each.mean(0), per_example=each))
-        >>> 0 in found.interval()
+        >>> 0.0 in found.interval()
         True
     """
     if targets not in TARGETS:
