@@ -58,7 +58,7 @@ class CellTests(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Axis:
+class _DrawnInputs:
     """One axis of the values: which input each draw is, and the cell label of each input.
 
     `unit` `[draws]` numbers the distinct inputs, `multiplicity` `[units]` counts their draws, `label`
@@ -247,7 +247,7 @@ def _side(
     labels: Int64[np.ndarray, " draws"],
     n_labels: int,
     weights: Float64[np.ndarray, " draws"] | None,
-) -> _Axis:
+) -> _DrawnInputs:
     multiplicity = np.bincount(unit)
     label = np.empty(len(multiplicity), dtype=np.int64)
     label[unit] = labels
@@ -260,7 +260,7 @@ def _side(
             "label must be a property of the input"
         )
     mass = multiplicity if weights is None else np.bincount(unit, weights=weights)
-    return _Axis(unit=unit, multiplicity=multiplicity, label=label, n_labels=n_labels, mass=mass)
+    return _DrawnInputs(unit=unit, multiplicity=multiplicity, label=label, n_labels=n_labels, mass=mass)
 
 
 def _number(permutations: int | None, n_cells: int, per_permutation: int) -> int:
@@ -281,7 +281,7 @@ def _shares(
 
 
 def _test_one_side(
-    exceeds: Bool[np.ndarray, "..."], side: _Axis, axis: int, permutations: int | None, seed: int
+    exceeds: Bool[np.ndarray, "..."], side: _DrawnInputs, axis: int, permutations: int | None, seed: int
 ) -> _Found:
     """Labels of one axis: an input matters only through how many of its values exceed.
 
@@ -316,7 +316,7 @@ def _test_one_side(
 
 def _test_weighted_side(
     exceeds: Bool[np.ndarray, "..."],
-    side: _Axis,
+    side: _DrawnInputs,
     axis: int,
     weights: Sequence[Float64[np.ndarray, " _"] | None],
     permutations: int | None,
@@ -346,8 +346,8 @@ def _test_weighted_side(
 
 def _test_two_sides(
     exceeds: Bool[np.ndarray, "n_first n_second"],
-    first: _Axis,
-    second: _Axis,
+    first: _DrawnInputs,
+    second: _DrawnInputs,
     weights: Sequence[Float64[np.ndarray, " _"] | None],
     permutations: int | None,
     seed: int,

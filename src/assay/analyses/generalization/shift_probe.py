@@ -100,7 +100,7 @@ class ShiftProbe:
         return MeasuredShift(scores=scores, shift=shift, excess=excess)
 
     def interval(self, scores: EdgeScores) -> Interval:
-        """Of the shift of a circuit with scores per example."""
+        """The interval of a shift, from a circuit with scores per example."""
         found = resampled_shift(self.reference, scores, distance=self.distance, view=self.view)
         return found.interval(level=self.level)
 

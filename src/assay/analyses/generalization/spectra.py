@@ -37,7 +37,7 @@ class SpectrumSums:
     """Features of disjoint groups of images, fed batch by batch, as one triangular factor per group.
 
     With T = [1 F] the features of a group behind a column of ones, R of T = QR has the products T'T = R'R, so
-    factors below each other stand for images below each other. The column of ones takes the mean off: all but
+    factors below each other replace images below each other. The column of ones takes the mean off: all but
     the first row and column of R are a factor of the centred features. A factor keeps small singular values,
     which products of features would lose to rounding.
 
