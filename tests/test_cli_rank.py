@@ -238,10 +238,13 @@ def test_unreadable_images_are_named_or_skipped_and_counted(
         "--store",
         tmp_path / "store",
     )
-    failed = run(*given, "--draws", "5")
+    few = run(*given, "--draws", "19")
+    assert few.exit_code != 0
+    assert "20" in few.stderr
+    failed = run(*given, "--draws", "20")
     assert failed.exit_code == 1
     assert "moon/1.png" in failed.stderr
-    skipped = run(*given, "--draws", "5", "--skip-bad")
+    skipped = run(*given, "--draws", "20", "--skip-bad")
     assert skipped.exit_code == 0, skipped.output
     assert "1 files of broken were skipped" in skipped.stderr
     assert "17 images" in skipped.stdout

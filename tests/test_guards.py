@@ -53,5 +53,7 @@ def test_what_cannot_be_written_says_why_and_what_to_do(tmp_path: Path) -> None:
         (tmp_path / "file" / "folder").mkdir()
     with pytest.raises(OutputError, match="^inner$"), writing("write y"):
         raise OutputError("inner")
+    with pytest.raises(OutputError, match="^cannot write y: out of colours$"), writing("write y"):
+        raise OSError("out of colours")
     with pytest.raises(KeyError), writing("write y"):
         raise KeyError("ours")

@@ -27,7 +27,7 @@ from assay.models import Model
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
 
 
-FEW = InspectionSettings(draws=12, steps=2, sharpness_batch=8)
+FEW = InspectionSettings(draws=20, steps=2, sharpness_batch=8)
 STORED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
 EVERYTHING = ["edge-scores", "features", "logits"]
 IMAGES = draw_shapes("sketch", 18, seed=3)
@@ -206,7 +206,7 @@ def test_the_batch_size_changes_nothing(tmp_path: Path) -> None:
             model,
             task_of(model),
             ["edge-scores", "features"],
-            settings=InspectionSettings(draws=5, steps=2, batch_size=size),
+            settings=InspectionSettings(draws=20, steps=2, batch_size=size),
         )
         for size in (5, 18)
     ]

@@ -3,12 +3,13 @@
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from small_vits import untrained_vit
 
@@ -37,11 +38,13 @@ from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model, load_model
 from assay.page.terminal import print_page
-from assay.tasks import EvalTransform, corrupt, draw_shapes
+from assay.tasks import EvalTransform, ImageSet, ImageStream, corrupt, draw_shapes
+from assay.tasks.image_decoding import Arrays
 
 
 KEYS = ("gaussian-noise-5", "solarize", "fog-1")
 TRANSFORM = EvalTransform()
+AS_IS = EvalTransform(resize=None, crop=None)
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +181,31 @@ def test_a_pool_is_split_by_id_and_small_ones_are_not() -> None:
     with pytest.raises(InputError, match="5 of the 50 images to corrupt are among the 55"):
         check_apart(corrupted, overlapping)
     check_apart(corrupted, draw_shapes("neon", 100, start=7))  # of the same ids, but other images
+
+
+class Together(Arrays):
+    """Gives one mark for all rows it is asked for, as a column of a table of images does."""
+
+    def marks(self, rows: Sequence[int]) -> Iterator[str]:
+        yield "\n".join(super().marks(rows))
+
+
+def test_images_in_both_parts_are_counted_one_by_one() -> None:
+    pool = draw_shapes("flat", 20)
+    # Ids 0, 0, 1, 2, 3 beside 0, 0, 1, 9, 3: the second of id 0 and those of 1 and 3 are in both.
+    first = replace(pool.subset([0, 1, 2, 3, 4]), ids=np.array([0, 0, 1, 2, 3]))
+    second = replace(pool.subset([5, 1, 2, 3, 4]), ids=np.array([0, 0, 1, 9, 3]))
+
+    def stream_of(images: ImageSet) -> ImageStream:
+        pictures = Together("shapes", images.pixels)
+        return ImageStream(pictures=pictures, transform=AS_IS, ids=torch.from_numpy(images.ids))
+
+    for one in (first, stream_of(first)):
+        for other in (second, stream_of(second)):
+            with pytest.raises(InputError, match="3 of the 5 images to corrupt are among the 5"):
+                check_apart(one, other)
+            check_apart(one.subset([0, 3]), other)
+            check_apart(one.subset([3]), other.subset([3]))
 
 
 def test_domains_that_share_their_images_give_no_estimate(calibration: DomainCalibration) -> None:

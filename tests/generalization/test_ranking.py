@@ -272,7 +272,8 @@ def test_one_model_is_no_ranking() -> None:
         rank_inspections(zoo(), {"a": planted(0.1)}, settings=SETTINGS)
 
 
-@pytest.mark.parametrize("field", ["steps", "draws", "sharpness_batch"])
-def test_settings_below_one_are_refused(field: str) -> None:
-    with pytest.raises(InputError, match=f"{field}=0"):
-        InspectionSettings(**{field: 0})
+@pytest.mark.parametrize(("field", "least"), [("steps", 1), ("draws", 20), ("sharpness_batch", 1)])
+def test_settings_below_their_least_are_refused(field: str, least: int) -> None:
+    assert InspectionSettings(**{field: least})
+    with pytest.raises(InputError, match=f"{field} is {least - 1}; expected at least {least}"):
+        InspectionSettings(**{field: least - 1})

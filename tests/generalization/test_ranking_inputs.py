@@ -19,7 +19,7 @@ from assay.tasks.image_decoding import Decoding
 
 STORED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
 OTHER = {**STORED, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
-FEW = InspectionSettings(draws=12, steps=2)
+FEW = InspectionSettings(draws=20, steps=2)
 METRICS = ["ddb-output", "average-confidence", "rankme", "cot"]
 
 

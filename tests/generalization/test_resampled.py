@@ -1,5 +1,6 @@
 """Depth bias, shift, matrix and motif from resamples, against literal loops and exact variances."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,41 @@ def test_a_paired_difference_is_surer_than_its_parts() -> None:
         one - resampled_depth_bias(sample(61, 1), targets="global")
 
 
+def keyed(ids: list[int], *, seed: int = 0, each: torch.Tensor | None = None) -> EdgeScores:
+    """Scores as an engine keeps them, in two batches."""
+    each = torch.ones(len(ids), GRAPH.n_edges, dtype=torch.float64) if each is None else each
+    half = len(ids) // 2
+    parts = [
+        WeightedSums.of(each[s], torch.tensor(ids)[s], B, seed) for s in (slice(half), slice(half, None))
+    ]
+    sums = parts[0] + parts[1]
+    values = torch.zeros(GRAPH.valid.shape, dtype=torch.float64)
+    values[GRAPH.valid] = each.mean(0)
+    details = {"n": len(ids), "resamples_key": sums.key}
+    return EdgeScores(GRAPH, values, resampled=sums.means(each.sum(0), len(ids)), details=details)
+
+
+def test_draws_of_other_images_or_seeds_do_not_pair_up() -> None:
+    one = resampled_depth_bias(keyed([*range(10)]))
+    assert (one - resampled_depth_bias(keyed([*range(9, -1, -1)]))).value == 0  # in any order
+    rows = EdgeScores(GRAPH, torch.ones(GRAPH.valid.shape), per_example=torch.ones(10, *GRAPH.valid.shape))
+    others = (keyed([*range(1, 11)]), keyed([*range(10)], seed=1))
+    for other in others:
+        with pytest.raises(InputError, match="same resamples=, seed and data"):
+            one - resampled_depth_bias(other)
+    with pytest.raises(InputError, match="score all on the same images"):
+        resampled_motif(
+            [resampled_dependency(each) for each in (keyed([*range(10)]), *others)], [0.1, 0.2, 0.3]
+        )
+
+    def of(data: str) -> ResampledValue:
+        return resampled_shift(keyed([*range(10)]), replace(rows, provenance={"task": {"data_hash": data}}))
+
+    assert (of("a") - of("a")).key == "rows a"
+    with pytest.raises(InputError, match="rows a"):
+        of("a") - of("b")
+
+
 def test_intervals_by_hand() -> None:
     noise = np.random.default_rng(0).standard_normal(400)
     found = ResampledValue(value=1.0, draws=7 + 2 * noise, n=9, bounds=(0.5, 100.0))
@@ -193,6 +229,10 @@ def test_intervals_by_hand() -> None:
     assert interval.high == pytest.approx(1 + scipy_stats.t.ppf(0.95, 8) * found.error)
     assert interval.low == 0.5
     assert ResampledValue(value=2.0, draws=np.full(400, 2.0), n=9).interval().reason == "degenerate"
+    small = ResampledValue(value=1e-12, draws=1e-12 + 3e-13 * noise, n=9).interval()
+    assert small.reason is None
+    assert small.high - 1e-12 == pytest.approx(scipy_stats.t.ppf(0.975, 8) * 3e-13 * noise.std(ddof=1))
+    assert ResampledValue(value=0.0, draws=np.zeros(400), n=9).interval().reason == "degenerate"
     assert ResampledValue(value=1.0, draws=noise[:9], n=9).interval().reason == "undefined"
     holes = ResampledValue(value=1.0, draws=np.where(np.arange(400) < 100, np.nan, noise), n=9)
     assert holes.error == pytest.approx(noise[100:].std(ddof=1))

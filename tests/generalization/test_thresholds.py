@@ -106,8 +106,9 @@ def test_under_the_threshold_rule_the_threshold_is_what_must_be_exceeded() -> No
     half, most = detectable_drops(domains(), batches, threshold=threshold_of(0.3, needed=True), alpha=0.1)
     assert (half.drop, most.drop) == (pytest.approx(0.2), pytest.approx(0.26))
     assert (half.rule, half.limit, half.rate) == ("threshold", 0.3, 0.0)
-    assert "by the threshold rule at 0 false alarms per batch" in half.statement
+    assert "by the threshold rule (0 of 11 known batches lie above it)" in half.statement
     low, _ = detectable_drops(domains(), batches, threshold=threshold_of(0.17, needed=True))
+    assert "(2 of 11 known batches lie above it)" in low.statement
     assert (low.drop, low.rate) == (pytest.approx(0.07), pytest.approx(2 / 11))
     conformal, _ = detectable_drops(domains(), batches, alpha=0.1)
     assert (conformal.rule, conformal.limit, conformal.drop) == ("conformal", 0.2, pytest.approx(0.1))

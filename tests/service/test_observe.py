@@ -223,6 +223,20 @@ def test_the_queue_has_an_end_and_a_closed_one_takes_nothing(tmp_path: Path) -> 
         spool.add([image])
 
 
+def test_what_is_passed_over_is_listed_up_to_the_newest(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, window=2, most_waiting=3)
+    spool.open()
+    watch = Watch(transform=EvalTransform(resize=(32, 32)), size=2, poll=0.01)
+    stream = spool.batches(watch, wait=lambda seconds: True, tell=print, keep=set)
+    names: list[str] = []
+    for _ in range(3):
+        names += spool.add([PostedImage(content=each) for each in drawn(2)])
+        spool.pass_over(next(stream))
+    spool.add([PostedImage(content=each) for each in drawn(2)])
+    assert next(stream).undefined == tuple(names[-3:])
+    assert {each.name for each in (tmp_path / "posted" / "observed").iterdir()} == set(names[-3:])
+
+
 def test_a_file_that_is_broken_on_the_disk_is_passed_over_by_name(tmp_path: Path) -> None:
     spool = Spool(tmp_path, window=2)
     spool.open()

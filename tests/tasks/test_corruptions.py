@@ -21,6 +21,7 @@ from assay.tasks import (
     list_files,
 )
 from assay.tasks.corruptions import plasma
+from assay.tasks.image_decoding import Arrays
 
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "generalization"
@@ -188,6 +189,16 @@ def test_frost_takes_photographs_and_says_so(tmp_path: Path, golden: dict[str, n
     # 0.8 of the image and 0.6 of a texture of one colour, clipped.
     expected = np.clip(0.8 * golden["image"] + 0.6 * np.array([100, 200, 250]), 0, 255)
     assert np.abs(made.pixels[1] - expected).max() <= 1.0 + 1e-9
+
+
+def test_a_stream_is_another_with_other_photographs(tmp_path: Path, golden: dict[str, np.ndarray]) -> None:
+    images = repeated(golden["image"], 2)
+    listed = ImageStream(pictures=Arrays("x", images.pixels), transform=EvalTransform())
+    hashes = []
+    for colour in (100, 101, 100):
+        Image.new("RGB", (20, 30), (colour, 200, 250)).save(tmp_path / "ice.png")
+        hashes.append(corrupt(listed, "frost-2", frost_textures=tmp_path).data_hash)
+    assert hashes[0] == hashes[2] != hashes[1]
 
 
 def test_bad_textures_are_named(tmp_path: Path, golden: dict[str, np.ndarray]) -> None:

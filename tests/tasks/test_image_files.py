@@ -264,6 +264,20 @@ def test_fmow_as_wilds_has_it(tmp_path: Path) -> None:
     assert images.fields["region"] == ["Europe", "Africa", "Africa", "Other", "Africa"]
 
 
+def test_fmow_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    table = tmp_path / "rgb_metadata.csv"
+    table.write_text("split,category,country_code,timestamp\ntrain,zoo,FRA,n/a\n")
+    (tmp_path / "country_code_mapping.csv").write_text("alpha-3,region\nFRA,Europe\n")
+    with pytest.raises(FileFormatError, match=r"metadata\.csv is not a table of this layout \(ValueError"):
+        read_table(tmp_path, "fmow")
+    table.write_text("split,category,country_code,timestamp\ntrain,zoo,FRA\n")
+    with pytest.raises(FileFormatError, match="row 0 and the header differ"):
+        read_table(tmp_path, "fmow")
+    table.write_text("split,category,country_code\ntrain,zoo,FRA\n")
+    with pytest.raises(UnknownNameError, match="timestamp"):
+        read_table(tmp_path, "fmow")
+
+
 def test_tables_that_do_not_fit_are_named(camelyon: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'camelyon17'"):
         read_table(camelyon, "camelyon")

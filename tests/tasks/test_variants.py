@@ -195,3 +195,13 @@ def test_an_unknown_slot_is_named(key: str, tokenizer_of: Callable[[str], Any]) 
     values = grammar.choose(stream(0, "clean"))
     with pytest.raises(UnknownNameError, match=f"unknown slot of {key} 'colour'"):
         list(grammar.variants(values, "colour"))
+
+
+def test_slots_without_variants_are_the_mistake_of_a_grammar(tokenizer_of: Callable[[str], Any]) -> None:
+    class Slotted(TASKS["ioi"]):
+        _varied = Grammar._varied
+
+    grammar = Slotted(Tokens(tokenizer_of("ioi")))
+    values = grammar.choose(stream(0, "clean"))
+    with pytest.raises(NotImplementedError, match="Slotted declares slots, so it must implement _varied"):
+        grammar.variants(values, grammar.slots(values)[0])

@@ -160,4 +160,4 @@ def writing(what: str, remedy: str = "") -> Iterator[None]:
         raise
     except OSError as error:
         hint = f"; {remedy}" if remedy else ""
-        raise OutputError(f"cannot {what}: {error.strerror}{hint}") from error
+        raise OutputError(f"cannot {what}: {error.strerror or error}{hint}") from error

@@ -25,24 +25,27 @@ class ResampledValue:
         draws: In each resample, `[B]`; NaN where a resample has none. Their spread counts, not their mean.
         n: Examples.
         bounds: Smallest and largest value there is.
+        key: Of the resamples: what gave each example its weights. Draws pair up only where it is equal.
     """
 
     value: float
     draws: Float64[np.ndarray, " n_resamples"]
     n: int
     bounds: tuple[float, float] = UNBOUNDED
+    key: str = ""
 
     def __sub__(self, other: "ResampledValue") -> "ResampledValue":
         """The difference of two numbers on the same examples, resample by resample.
 
         Raises:
-            InputError: If resamples or examples differ in number.
+            InputError: If resamples or examples differ, in number or by their key.
         """
-        mine, theirs = ((len(each.draws), each.n) for each in (self, other))
+        mine, theirs = ((len(each.draws), each.n, each.key) for each in (self, other))
         if mine != theirs:
             raise InputError(
                 "a paired difference needs the same resamples of the same examples, but one number has "
-                f"(resamples, examples) {mine}, the other {theirs}"
+                f"(resamples, examples, key) {mine}, the other {theirs}; score both with the same "
+                "resamples=, seed and data"
             )
         return replace(self, value=self.value - other.value, draws=self.draws - other.draws, bounds=UNBOUNDED)
 
@@ -85,7 +88,7 @@ class ResampledValue:
         error = self.error
         if not (math.isfinite(self.value) and math.isfinite(error)):
             return undefined_interval(level, "resampled", "undefined")
-        if error <= _EQUAL * max(1.0, abs(self.value)):
+        if error <= _EQUAL * abs(self.value):
             return Interval(
                 low=self.value, high=self.value, level=level, method="resampled", reason="degenerate"
             )

@@ -6,6 +6,7 @@ random draw of an image comes from the stream `corruption/KEY/ID` of the seed, s
 other images nor on their order.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,6 +133,10 @@ class _CorruptedPictures(Pictures):
         self._pictures, self._transform = images.pictures, images.transform
         self._ids = dict(zip(images.rows.tolist(), images.ids.tolist(), strict=True))
         self._key, self._seed, self._textures = key, seed, textures
+        frost = hashlib.sha256()
+        for each in textures:
+            frost.update(repr(each.shape).encode() + each.tobytes())
+        self._frost = frost.hexdigest()
         self.most_workers = images.pictures.most_workers
 
     def __len__(self) -> int:
@@ -148,7 +153,7 @@ class _CorruptedPictures(Pictures):
         return _corrupted(pixels, CORRUPTIONS[self._key], self._seed, self._ids[row], self._textures)
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
-        made = json.dumps([self._key, self._seed, len(self._textures), self._transform.to_dict()])
+        made = json.dumps([self._key, self._seed, self._frost, self._transform.to_dict()])
         for mark in self._pictures.marks(rows):
             yield f"{mark} {made}"
 

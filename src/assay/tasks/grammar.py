@@ -159,7 +159,7 @@ class Grammar(ABC):
 
     def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
         """The variants of one of the slots that `slots` declares."""
-        return iter(())
+        raise NotImplementedError(f"{type(self).__name__} declares slots, so it must implement _varied")
 
     @property
     def aligned(self) -> bool:

@@ -13,6 +13,7 @@ from assay.core.errors import (
     check_name,
     unknown_name,
 )
+from assay.core.untrusted import malformed
 from assay.tasks.image_decoding import Files
 from assay.tasks.image_files import checked_folder
 from assay.tasks.image_listing import DEFAULTS, ImageListing, ReadOptions
@@ -231,14 +232,15 @@ def open_table(root: str | Path, layout: TableLayout | str) -> ImageTable:
     path = root / layout.table
     listed = [{**row, "row": str(number)} for number, row in enumerate(_table(path))]
     rows: list[Row | None] = [*listed]
-    try:
-        if layout.derive is not None:
-            rows = layout.derive(listed, root)
-        kept = {number: row for number, row in enumerate(rows) if row is not None}
-        names = {row[layout.label] for row in kept.values()}
-    except KeyError as error:
-        columns = {name for row in listed for name in row}
-        raise unknown_name(f"column of {path}", error.args[0], columns) from error
+    with malformed(path, "a table of this layout"):
+        try:
+            if layout.derive is not None:
+                rows = layout.derive(listed, root)
+            kept = {number: row for number, row in enumerate(rows) if row is not None}
+            names = {row[layout.label] for row in kept.values()}
+        except KeyError as error:
+            columns = {name for row in listed for name in row}
+            raise unknown_name(f"column of {path}", error.args[0], columns) from error
     return ImageTable(
         root=root, layout=layout, rows=kept, classes=layout.classes or tuple(sorted(names, key=_by_size))
     )

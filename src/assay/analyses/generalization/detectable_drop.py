@@ -38,6 +38,7 @@ class DetectableDrop(Record):
         limit: What the statistic must exceed.
         rate: False alarms per batch at this limit: under the conformal rule a bound, under the threshold rule
             the share of known batches above it.
+        batches: Known batches.
         measure: `accuracy` or `macro-f1`.
     """
 
@@ -48,13 +49,17 @@ class DetectableDrop(Record):
     rule: str
     limit: float
     rate: float
+    batches: int
     measure: str
 
     @property
     def statement(self) -> str:
         """The same as a sentence."""
         rate = f"{100 * self.power:.0f} %"
-        at = f"by the {self.rule} rule at {self.rate:.2g} false alarms per batch"
+        at = f"by the conformal rule at {self.rate:.2g} false alarms per batch"
+        if self.rule == "threshold":
+            above = round(self.rate * self.batches)
+            at = f"by the threshold rule ({above} of {self.batches} known batches lie above it)"
         if math.isnan(self.drop):
             return (
                 f"No corrupted domain shifts far enough for a batch of {self.n} images to raise the alarm "
@@ -154,6 +159,7 @@ def detectable_drops(
             rule="conformal" if threshold is None else "threshold",
             limit=limit,
             rate=alpha if threshold is None else float((batches > limit).mean()),
+            batches=len(batches),
             measure=domains.measure,
         )
         for power, drop, column in zip(POWERS, found, zip(*resampled, strict=True), strict=True)

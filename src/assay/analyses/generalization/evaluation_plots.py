@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from assay.analyses.generalization.batches import BASELINES
 from assay.analyses.generalization.domain_measurement import BEYOND
 from assay.analyses.generalization.monitor_plots import plot_curves, plot_domains
 from assay.analyses.generalization.rank_plots import layer_matrix
@@ -19,15 +20,7 @@ from assay.page.matrix import Matrix, plot_matrix
 Document = Mapping[str, Any]
 CURVES = ("ac", "atc", "cot", "doc")  # baselines drawn beside the shift, where they were measured
 NAMES = {
-    "ac": "average confidence",
-    "ane": "negative entropy",
-    "atc": "thresholded confidence",
-    "doc": "difference of confidences",
-    "cot": "transport to known label shares",
-    "mano": "norm of normalised outputs",
-    "closeness": "closeness of features",
-    "cbpe": "calibrated confidence",
-    "m-cbpe": "confidence calibrated for the batch",
+    **BASELINES,
     "ks": "test of confidences (KS)",
     "mmd": "test of features (MMD)",
     "c2st": "test of features (classifier)",

@@ -18,11 +18,12 @@ from scipy.special import log_softmax, logsumexp
 from assay.analyses.generalization.baselines import negative_entropies
 from assay.analyses.generalization.spectra import Spectra
 from assay.circuits.files import read_arrays, write_arrays
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
 from assay.graph import Graph, build_graph
 from assay.stats import poisson_weights
+from assay.stats.resampled import FEWEST
 
 
 STREAM = "rank/images"
@@ -39,7 +40,7 @@ class InspectionSettings(Record):
         steps: Quadrature nodes.
         quadrature: Rule of the nodes.
         sharpness_batch: Images of one sharpness batch; published with 256.
-        draws: Bootstrap resamples of the images.
+        draws: Bootstrap resamples of the images, at least 20.
         seed: Root seed of the resamples.
         batch_size: Images per pass; None: by free memory. Results do not depend on it.
     """
@@ -54,10 +55,8 @@ class InspectionSettings(Record):
     batch_size: int | None = field(default=None, metadata=HIDDEN)
 
     def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in ("steps", "sharpness_batch", "draws")}
-        small = [f"{name}={value}" for name, value in counts.items() if value < 1]
-        if small:
-            raise InputError(f"{', '.join(small)}: expected at least 1")
+        check_least(1, steps=self.steps, sharpness_batch=self.sharpness_batch)
+        check_least(FEWEST, draws=self.draws)
 
     @property
     def of_discovery(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from assay.analyses.generalization import monitor_plots as plots
 from assay.analyses.generalization.accuracy_estimate import WORTH
+from assay.analyses.generalization.batches import BASELINES
 from assay.analyses.generalization.monitor_series import batch_details, series_block
 from assay.analyses.generalization.monitor_words import (
     DRAWN,
@@ -57,17 +58,6 @@ from assay.page.text import (
 
 LISTED = 500  # readings of the table; the file beside the page has all
 MOVED = 6  # pairs of layers listed
-NAMES = {
-    "ac": "average confidence",
-    "ane": "negative entropy",
-    "atc": "thresholded confidence",
-    "doc": "difference of confidences",
-    "cot": "transport to known label shares",
-    "cbpe": "calibrated confidence",
-    "m-cbpe": "confidence calibrated for the batch",
-    "mano": "norm of normalised outputs",
-    "closeness": "closeness of features",
-}
 DRIFT = {
     "ks": "confidences, Kolmogorov-Smirnov",
     "mmd": "features, maximum mean discrepancy",
@@ -208,11 +198,11 @@ def _readings(document: Document) -> Table:
 
 
 def _baselines(records: Sequence[Document]) -> list[str]:
-    return [name for name in NAMES if any(name in each["baselines"] for each in records)]
+    return [name for name in BASELINES if any(name in each["baselines"] for each in records)]
 
 
 def _baseline_columns(names: Sequence[str]) -> list[Column]:
-    return [Column(name=name.upper(), title=NAMES[name], numeric=True, sort=True) for name in names]
+    return [Column(name=name.upper(), title=BASELINES[name], numeric=True, sort=True) for name in names]
 
 
 def _drift(readings: Sequence[Document]) -> list[str]:
@@ -385,7 +375,9 @@ def _domains(document: Document) -> list[Block]:
 
 def _curves(curves: Mapping[str, Document], distance: str) -> dict[str, Document]:
     """The curves under their names, that of the shift first, then what needs no circuit."""
-    return {NAMES.get(key, f"shift ({key})"): curves[key] for key in (distance, *NAMES) if key in curves}
+    return {
+        BASELINES.get(key, f"shift ({key})"): curves[key] for key in (distance, *BASELINES) if key in curves
+    }
 
 
 def _curves_table(curves: Mapping[str, Document]) -> Table:

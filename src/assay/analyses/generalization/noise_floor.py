@@ -111,8 +111,7 @@ class NoiseFloor:
         Returns:
             In the unit of the distance. The error of the interval is the spread of the same number over the
             batches of the reference, times how much larger the jackknife over blocks is for this batch than
-            for those, with Student's t. NaN, with an undefined interval, where the halves of the batch have
-            nothing in common.
+            for those, with Student's t.
 
         Raises:
             ShapeError: If the batch has another number of images or edges.

@@ -32,18 +32,20 @@ RESAMPLES = 200  # drawn from scores of each example
 
 
 class MeanScores(NamedTuple):
-    """Mean scores of edges, the same in each resample, and the number of examples."""
+    """Mean scores of edges, the same in each resample, the number of examples, key of the resamples."""
 
     mean: Numbers
     drawn: Rows
     n: int
+    key: str
 
 
 def _mean_scores(scores: EdgeScores | OutputScores) -> MeanScores:
     of_edges = scores.graph.valid if isinstance(scores, EdgeScores) else slice(None)
     mean = scores.values.detach().cpu().double()[of_edges].numpy()
     if scores.resampled is not None:
-        return MeanScores(mean, scores.resampled.double().numpy(), int(scores.details["n"]))
+        key = str(scores.details.get("resamples_key", ""))
+        return MeanScores(mean, scores.resampled.double().numpy(), int(scores.details["n"]), key)
     if scores.per_example is None:
         raise InputError(
             "the scores have no resamples; discover with resamples=200, or with per_example=True where the "
@@ -51,7 +53,10 @@ def _mean_scores(scores: EdgeScores | OutputScores) -> MeanScores:
         )
     each = scores.per_example.detach().cpu()[:, of_edges].double()
     sums = WeightedSums.of(each, torch.arange(len(each)), RESAMPLES, seed=0)
-    return MeanScores(mean, sums.means(each.sum(0), len(each)).double().numpy(), len(each))
+    drawn = sums.means(each.sum(0), len(each)).double().numpy()
+    # Weights are by row here, so the rows must be those of one data set in one order.
+    data = scores.provenance.get("task", {}).get("data_hash", "")
+    return MeanScores(mean, drawn, len(each), f"rows {data}")
 
 
 def resampled_depth_bias(
@@ -98,11 +103,11 @@ def resampled_depth_bias(
             "use discover(..., resamples=200)"
         )
     layers = layer_sets(scores.graph.n_layers, ratio, include_input=include_input, sets=sets)
-    mean, drawn, n = _mean_scores(scores)
+    mean, drawn, n, key = _mean_scores(scores)
     value, draws = (
         depth_biases(matrices(scores.graph, each), targets, layers) for each in (mean[None], drawn)
     )
-    return ResampledValue(value=float(value[0]), draws=draws, n=n)
+    return ResampledValue(value=float(value[0]), draws=draws, n=n, key=key)
 
 
 def resampled_shift(
@@ -144,6 +149,7 @@ def resampled_shift(
         draws=shift(settled + (scores.drawn - scores.mean)),
         n=scores.n,
         bounds=DISTANCES[distance].bounds,
+        key=scores.key,
     )
 
 
@@ -193,17 +199,19 @@ class ResampledMatrix:
         draws: `[B, L + 1, L + 1]`.
         n: Images.
         bounds: Of every entry.
+        key: Of the resamples.
     """
 
     value: Float64[np.ndarray, "layers layers"]
     draws: Float64[np.ndarray, "n_resamples layers layers"]
     n: int
     bounds: tuple[float, float]
+    key: str = ""
 
     def entry(self, source: int, target: int) -> ResampledValue:
         """One entry: how strongly one layer writes to another."""
         value, draws = float(self.value[source, target]), self.draws[:, source, target]
-        return ResampledValue(value=value, draws=draws, n=self.n, bounds=self.bounds)
+        return ResampledValue(value=value, draws=draws, n=self.n, bounds=self.bounds, key=self.key)
 
 
 def resampled_dependency(scores: EdgeScores) -> ResampledMatrix:
@@ -215,9 +223,9 @@ def resampled_dependency(scores: EdgeScores) -> ResampledMatrix:
     Raises:
         InputError: Without either.
     """
-    mean, drawn, n = _mean_scores(scores)
+    mean, drawn, n, key = _mean_scores(scores)
     value, draws = (matrices(scores.graph, each) for each in (mean[None], drawn))
-    return ResampledMatrix(value=value[0], draws=draws, n=n, bounds=(0.0, math.inf))
+    return ResampledMatrix(value=value[0], draws=draws, n=n, bounds=(0.0, math.inf), key=key)
 
 
 def matrices(graph: Graph, means: Float64[np.ndarray, "k n_edges"]) -> Float64[np.ndarray, "k layers layers"]:
@@ -233,7 +241,7 @@ def matrices(graph: Graph, means: Float64[np.ndarray, "k n_edges"]) -> Float64[n
     if means.shape[1] == graph.n_sources:
         rows, columns = rows[columns == graph.n_targets - 1], columns[columns == graph.n_targets - 1]
     cells = source[rows] * n_layers + target[columns]
-    order = torch.argsort(cells, stable=True)  # edges of one cell side by side: a sum is a difference of ends
+    order = torch.argsort(cells, stable=True)  # edges of one cell side by side
     present, sizes = torch.unique_consecutive(cells[order], return_counts=True)
     starts = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)[:-1]]).numpy()
     found = np.zeros((len(means), n_layers * n_layers))
@@ -258,16 +266,18 @@ def resampled_motif(
     Raises:
         InputError: As `motif`, and for models with different resamples.
     """
-    counts = {(len(each.draws), each.n) for each in models}
+    counts = {(len(each.draws), each.n, each.key) for each in models}
     if len(counts) > 1:
         raise InputError(
-            f"the models have different (resamples, images): {sorted(counts)}; score all on the same images"
+            f"the models have different (resamples, images, key): {sorted(counts)}; score all on the same "
+            "images with one seed"
         )
     draws = np.stack([each.draws for each in models], axis=1)
     return ResampledMatrix(
         value=_motif(np.stack([each.value for each in models]), performance, kind),
         draws=np.stack([_motif(each, performance, kind) for each in draws]),
         n=models[0].n,
+        key=models[0].key,
         bounds=(-1.0, 1.0) if kind == "loadings" else UNBOUNDED,
     )
 

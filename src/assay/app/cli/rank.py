@@ -47,7 +47,7 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadr
         include_input: Count the input as a shallow layer.
         sets: Layers compared: symmetric, or reference (those of the authors' code, 12 blocks).
         steps: Quadrature nodes of the attribution.
-        draws: Bootstrap resamples of the images.
+        draws: Bootstrap resamples of the images, at least 20.
         sharpness_batch: Images per sharpness batch.
         until: stable: compare on 64, 128, 256, ... images, drop models that cannot win, stop at one.
             By the metric of --metrics; default: DDB output.
@@ -68,7 +68,7 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadr
     include_input: Annotated[bool, RANKING] = False
     sets: Annotated[str, RANKING, one_of("symmetric", "reference")] = "symmetric"
     steps: Annotated[Count, RANKING] = 5
-    draws: Annotated[Count, RANKING] = 200
+    draws: Annotated[int, RANKING, at_least(20)] = 200
     sharpness_batch: Annotated[Count, RANKING] = 256
     until: Annotated[str | None, STOPPING, one_of("stable")] = None
     error: Annotated[float, STOPPING] = 0.05

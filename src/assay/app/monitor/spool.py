@@ -129,11 +129,11 @@ class Spool:
                 (self._waiting / name).replace(self._observed / name)
         except OSError as error:
             raise _unusable(self._out, error) from error
+        passed = sorted(observed - done)  # what no reading names was passed over
+        undefined = [name for name in passed if _is_image(self._observed / name)]
         with self._lock:
-            self._names = sorted(waiting - done)
-            passed = sorted(observed - done)  # what no reading names was passed over
-            self._undefined = [name for name in passed if _is_image(self._observed / name)]
-            self._skipped = [name for name in passed if name not in self._undefined]
+            self._names, self._undefined = sorted(waiting - done), undefined
+            self._skipped = [name for name in passed if name not in undefined]
             self._next = 1 + max((_number(name) for name in waiting | observed | done), default=0)
             self._open = True
 
@@ -241,8 +241,9 @@ class Spool:
         """These wait no longer, or they would fill the queue; the next reading names them and the others."""
         others += names
         self._take_off(names)
-        for name in others[: -self._most]:  # nor may they fill the disk
+        for name in others[: -self._most]:  # nor may they fill the disk, or memory
             (self._observed / name).unlink(missing_ok=True)
+        del others[: -self._most]
 
     def _take_off(self, names: Sequence[str]) -> None:
         """These wait no longer."""

@@ -111,7 +111,7 @@ def scores_of(
     resampled = None
     if sweep.resampled is not None:
         resampled = sweep.resampled.means(sweep.total[model.graph.valid], n)
-        facts["n"] = n
+        facts |= {"n": n, "resamples_key": sweep.resampled.key}
     return EdgeScores(
         model.graph,
         values,

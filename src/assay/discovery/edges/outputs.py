@@ -182,13 +182,15 @@ class OutputSums:
         reference = self.settings.ablation.key != "zero"
         forward = float(output_passes(len(self._nodes), reference=reference))
         facts = {**(details or {}), "passes": {"forward": forward, "backward": 0.0}}
+        if self._drawn is not None:
+            facts |= {"n": self.n, "resamples_key": self._drawn.key}
         return OutputScores(
             graph=self.model.graph,
             values=(self._total / self.n).to(self.model.result_dtype),
             per_example=torch.cat(self._kept) if self._kept else None,
             resampled=None if self._drawn is None else self._drawn.means(self._total, self.n),
             provenance=provenance or {},
-            details=facts if self._drawn is None else facts | {"n": self.n},
+            details=facts,
         )
 
 

@@ -1,5 +1,6 @@
 """Running sums of scores: what batches give, added up without keeping an example."""
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,12 @@ class WeightedSums:
             weights=weights.double().sum(1),
             squares=weights.double().square().sum(1),
         )
+
+    @property
+    def key(self) -> str:
+        """What tells resamples apart, 16 hex digits: equal for the same ids, seed and number."""
+        drawn = torch.cat([self.weights, self.squares])
+        return hashlib.sha256(drawn.cpu().numpy().tobytes()).hexdigest()[:16]
 
     def __add__(self, other: "WeightedSums") -> "WeightedSums":
         return WeightedSums(
