@@ -16,6 +16,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from assay.circuits import load_scores
 from assay.discovery.edges import discover
+from assay.models import load_model
 from assay.pipeline import monitoring
 from assay.pipeline.monitor_plan import MonitorPlan
 from assay.tasks import SHAPE_CLASSES, draw_shapes
@@ -262,10 +263,45 @@ def test_the_smallest_drop_is_stated_before_the_first_batch(
     assert "beyond the floor" in page
 
 
-def test_a_reference_too_small_for_a_floor_is_said(run: Run) -> None:
+def test_a_reference_without_a_floor_is_said_with_the_reason(run: Run, tmp_path: Path) -> None:
     loud = tuple(each for each in FEW if each != "--quiet")
     found = run(*loud, "--images", "shapes:flat", "--n", "8")
-    assert "shifts are not corrected for noise: the reference holds 1 batches of 8 images" in found.stderr
+    reason = "the reference holds 1 batches of 8 inputs"
+    assert f"shifts are not corrected for noise: {reason}" in found.stderr
+    page = (tmp_path / "assay-monitor/monitor.html").read_text()
+    assert f"none: {reason}" in page
+    assert (
+        run(*loud, "--images", "shapes:flat", "--n", "8", "--weights", "signed", "--out", "signed").exit_code
+        == 0
+    )
+    page = (tmp_path / "signed/monitor.html").read_text()
+    assert "none: only the usual comparison of circuits has a noise floor" in page
+
+
+@pytest.mark.parametrize("n", [8, 16])
+def test_a_stored_reference_is_discovered_once(directory: str, tmp_path: Path, n: int) -> None:
+    fill(tmp_path / "id", "flat", 24, by_class=True)
+    model = load_model(directory)
+    plan = MonitorPlan(
+        reference=str(tmp_path / "id"), window=8, reference_n=n, steps=1, known_batches=1, rule="sequential"
+    )
+    stages: list[str] = []
+    for _ in range(2):
+        monitoring.start_monitor(
+            model, plan, out=tmp_path / "out", progress=lambda stage, _, __: stages.append(stage)
+        )
+    assert stages.count("reference") == 2  # its start and its end
+
+
+def test_too_few_images_to_corrupt_are_counted(run: Run, tmp_path: Path) -> None:
+    fill(tmp_path / "known", "flat", 6, start=500, by_class=True)
+    found = run(
+        "--reference", "shapes:flat", "--window", "8", "--reference-n", "32", "--steps", "1", "--quiet",
+        "--known", str(tmp_path / "known"), "--target", "0.3", "--images", "shapes:flat",
+    )  # fmt: skip
+    assert found.exit_code == 2, found.output
+    assert "would hold 6 images (window 8, 6 known images)" in found.stderr
+    assert "the noise floor of the reference is that of 8; give a window of 8" in found.stderr
 
 
 def test_folders_serve_as_reference_and_known_images(run: Run, tmp_path: Path) -> None:
@@ -347,6 +383,12 @@ def test_the_cost_is_shown_without_running(run: Run, tmp_path: Path) -> None:
     stages = ["reference", "known batches", "labelled images", "each batch"]
     assert [each["stage"] for each in plan["stages"]] == stages
     assert plan["stages"][1]["passes"] == 4 * plan["stages"][0]["passes"]
+    found = run(*FEW, "--images", "shapes:flat", "--target", "0.3", "--dry-run", "--json")
+    (corrupted,) = (
+        each for each in json.loads(found.stdout)["stages"] if each["stage"] == "corrupted domains"
+    )
+    # Of 32 known images 8 are to learn from, and each domain holds the others.
+    assert corrupted["passes"] == 40 * (plan["stages"][0]["passes"] + 24)
     assert not (tmp_path / "assay-monitor").exists()
 
 

@@ -152,7 +152,7 @@ def test_a_reference_whose_batches_share_nothing_has_no_floor() -> None:
     assert math.isnan(floor.of_blocks(known[0]).value)
     reference = Reference(scores=scores_of(WIDER, known.mean((0, 1))), blocks=known.astype("f4"), batch=8)
     assert reference.floor("cosine") is None
-    assert "of 8 images of the reference have no cosine similarity" in reference.without_floor("cosine")
+    assert "of 8 inputs of the reference have no cosine similarity" in reference.without_floor("cosine")
     assert reference.floor("l2") is not None
     assert reference.without_floor("l2") == ""
 
@@ -214,10 +214,10 @@ def test_block_means_weigh_to_the_mean() -> None:
 def test_too_little_for_halves_is_said_by_name() -> None:
     blocks = np.ones((4, BLOCKS, GRAPH.n_edges))
     with pytest.raises(
-        InputError, match="holds 3 batches of 8 images; a noise floor needs 4 or more, which are 32"
+        InputError, match="holds 3 batches of 8 inputs; a noise floor needs 4 or more, which are 32"
     ):
         NoiseFloor(graph=GRAPH, blocks=blocks[:3], n=8)
-    with pytest.raises(InputError, match="a batch of 7 images is too small for halves"):
+    with pytest.raises(InputError, match="a batch of 7 inputs is too small for halves"):
         NoiseFloor(graph=GRAPH, blocks=blocks, n=7)
     with pytest.raises(UnknownNameError, match="distance with a noise floor"):
         NoiseFloor(graph=GRAPH, blocks=blocks, n=8, distance="euclid")

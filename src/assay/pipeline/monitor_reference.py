@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from assay.analyses.generalization.batches import batch_task
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError
@@ -17,24 +18,23 @@ from assay.tasks.prompt_set import ArrivingPrompts
 
 
 def known_inputs(
-    plan: MonitorPlan, source: str, model: Model, transform: EvalTransform | None, *, n: int | None = None
+    plan: MonitorPlan, source: str, model: Model, transform: EvalTransform | None
 ) -> ImageStream | ArrivingPrompts:
-    """The images or prompts of a source in distribution, as the model reads; `n` of a drawn one.
+    """The images or prompts of a source in distribution, as the model reads.
 
     Raises:
         InputError: If the source holds the other kind.
         FileFormatError: If it cannot be read.
     """
-    n = plan.n_drawn if n is None else n
     if is_prompts(source) == bool(model.vision):
         reads, others = ("images", "prompts") if model.vision else ("prompts", "images")
         raise InputError(f"{source} holds {others}, but {model.id} reads {reads}; give {reads}")
     if transform is None:
-        return known_prompts(source, model, n=n, seed=plan.seed, skip_bad=plan.skip_bad)
+        return known_prompts(source, model, n=plan.n_drawn, seed=plan.seed, skip_bad=plan.skip_bad)
     return known_images(
         source,
         transform,
-        n=n,
+        n=plan.n_drawn,
         classes=model.classes,
         options=ReadOptions(seed=plan.seed, skip_bad=plan.skip_bad),
     )
@@ -59,7 +59,8 @@ def reference_of(
     if pool is None and images.n > size:
         pool = images.subset(order[size:].tolist())
     known = images.subset(order[:size].tolist())
-    task = known.task(model) if isinstance(known, ArrivingPrompts) else known
+    # The record of several windows names the files of a stream, that of a single one its pixels.
+    task = known if isinstance(known, ImageStream) and size > plan.window else batch_task(model, known)
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
     quadrature = plan.quadrature or QUADRATURE

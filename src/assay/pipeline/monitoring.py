@@ -96,6 +96,7 @@ class StartedMonitor:
             "readings": list(self._shown),
             "passed": list(self.passed),
             "undefined": list(self.undefined),
+            "without_floor": self.without_floor,
             "pictures": self._pictures.to_dict(),
         }
 
@@ -184,6 +185,13 @@ def start_monitor(
                 "folder with more images than the window"
             )
         parts = split_known(pool, plan.window, seed=plan.seed)
+        n = min(plan.window, parts.corrupt.n)
+        if reference.blocks is not None and plan.view == USUAL_VIEW and n != reference.batch:
+            raise InputError(
+                f"corrupted domains would hold {n} images (window {plan.window}, {pool.n} known images), but "
+                f"the noise floor of the reference is that of {reference.batch}; give a window of "
+                f"{reference.batch} and as many labelled images or more (--known)"
+            )
         learn = parts.learn or learn
         domains = _domains(model, plan, reference, parts, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)

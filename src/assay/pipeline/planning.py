@@ -14,6 +14,7 @@ from assay.analyses.benchmark.discovery import WARM_UP
 from assay.analyses.claims.claim import Claim
 from assay.analyses.claims.sets import head_sets, shape_of
 from assay.analyses.generalization.batches import BatchTask, batch_task
+from assay.analyses.generalization.known_parts import learning_size
 from assay.analyses.worst_case.explain import STEPS as STEPS_OF_EXPLAIN
 from assay.analyses.worst_case.repair_search import (
     ALPHA,
@@ -258,7 +259,7 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
     each = plan_discovery(model, method=plan.method or METHOD, n=plan.window, steps=steps)
 
     def stage(name: str, runs: int, extra: int = 0) -> Workload:
-        return Workload(stage=name, runs=runs, passes=runs * (each.passes + extra * plan.window))
+        return Workload(stage=name, runs=runs, passes=runs * (each.passes + extra))
 
     rated = 2 if plan.target is not None else 1  # what labels teach is learned for the domains and to watch
     stages = [
@@ -266,14 +267,16 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
         stage("known batches", plan.most_batches),
         Workload(stage="labelled images", runs=rated, passes=rated * plan.most_labelled),
     ]
-    if plan.target is not None:
-        stages.append(stage("corrupted domains", 40, 1))
     task = None
     if plan.known_source is not None:
         transform = EvalTransform.for_model(model) if model.vision else None
-        known = known_inputs(plan, plan.known_source, model, transform, n=FEW)
+        known = known_inputs(plan, plan.known_source, model, transform)
         task = batch_task(model, known.subset(range(min(known.n, FEW))), transform)
-    return cost_of(model, plan.window, [*stages, stage("each batch", 1, 1)], task, batch_size=plan.batch_size)
+        if plan.target is not None:
+            n = known.n - (plan.reference_size(known.n) if plan.known is None else 0)
+            stages.append(stage("corrupted domains", 40, n - learning_size(n, plan.window)))
+    stages.append(stage("each batch", 1, plan.window))
+    return cost_of(model, plan.window, stages, task, batch_size=plan.batch_size)
 
 
 def evaluation_cost(model: Model, plan: EvaluationPlan) -> tuple[Forecast, list[str]]:

@@ -87,15 +87,15 @@ class Lineup:
 
     def inspect(self, key: str, *, cache: Path) -> None:
         """Run one model and keep in `cache` what it shows."""
-        needs = frozenset[str]().union(*(PREDICTORS[metric].needs for metric in self.metrics))
-        inspect_for_ranking(
+        pairs = inspect_for_ranking(
             [self.load(key)],
             self.target.read,
             self.known_images,
-            needs,
+            self.metrics,
             settings=self.settings,
             cache=cache,
         )
+        list(pairs)  # each is run when it is asked for
 
     def pick(self, metric: str, **options: Any) -> StablePick:
         """The pick with as many images as it needs; further options are those of `pick_until_stable`."""

@@ -44,13 +44,18 @@ def split_known(images: Known, n: int, *, seed: int = 0) -> KnownParts:
         Which images are where depends on their ids alone, not on their order; images of one id stay together.
     """
     ids = np.unique(np.asarray(images.ids))
-    if len(ids) < 2 * n:
+    size = learning_size(len(ids), n)
+    if not size:
         return KnownParts(learn=None, corrupt=images)
-    size = min(len(ids) // 2, max(len(ids) - WINDOWS * n, n), MOST_LABELLED)
     learns = np.isin(np.asarray(images.ids), stream(seed, "domains/known").permutation(ids)[:size])
     return KnownParts(
         learn=images.subset(np.flatnonzero(learns)), corrupt=images.subset(np.flatnonzero(~learns))
     )
+
+
+def learning_size(n_images: int, n: int) -> int:
+    """Images that `split_known` gives to learn from; 0 where they are too few to split."""
+    return 0 if n_images < 2 * n else min(n_images // 2, max(n_images - WINDOWS * n, n), MOST_LABELLED)
 
 
 def check_apart(images: Known, labelled: Known) -> None:

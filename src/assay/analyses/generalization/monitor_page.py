@@ -435,9 +435,9 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
     yield (
         "noise floor",
         (
-            f"from {batches} batches of {batch} images"
+            f"from {batches} batches of {batch} {inputs_of(document)}"
             if in_excess(document)
-            else quiet("none: the reference needs 4 batches of the window's size, of 8 images or more")
+            else quiet(": ".join(filter(None, ("none", document.get("without_floor")))))
         ),
     )
     if threshold := document.get("threshold"):

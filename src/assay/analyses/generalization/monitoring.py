@@ -218,6 +218,12 @@ class Monitor(display.Shown, Record):
         """Identity of what is watched and how, 16 hex digits."""
         return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
 
+    @property
+    def window(self) -> int | None:
+        """Inputs of a batch: of the known ones, or of those of the noise floor; None: any number."""
+        known = self.calibration or self._probe.floor
+        return None if known is None else known.n
+
     def task(self, inputs: Inputs) -> BatchTask:
         """Images or prompts as the model reads them, as `observe` takes them."""
         return batch_task(self.model, inputs, self._transform)

@@ -266,11 +266,11 @@ class _KnownSpread(NamedTuple):
 def without_floor(n: int, batches: int) -> str:
     """Why a reference of so many batches of n images gives no noise floor; empty where it does."""
     if n < BLOCKS:
-        return f"a batch of {n} images is too small for halves; a noise floor needs {BLOCKS} images or more"
+        return f"a batch of {n} inputs is too small for halves; a noise floor needs {BLOCKS} inputs or more"
     if batches < LEAST_BATCHES:
         return (
-            f"the reference holds {batches} batches of {n} images; a noise floor needs {LEAST_BATCHES} or "
-            f"more, which are {LEAST_BATCHES * n} images"
+            f"the reference holds {batches} batches of {n} inputs; a noise floor needs {LEAST_BATCHES} or "
+            f"more, which are {LEAST_BATCHES * n} inputs"
         )
     return ""
 

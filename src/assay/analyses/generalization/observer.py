@@ -31,7 +31,8 @@ class Observer:
     Args:
         monitor: Observes the windows. Nobody else may use it meanwhile.
         callback: Called with each reading, in the observer's thread.
-        window: Inputs observed together, 2 or more. Default: the size of the known batches.
+        window: Inputs observed together, 2 or more. Default: the size of the known batches or of
+            those of the noise floor, which no other may differ from.
         most_waiting: Inputs that wait at most, a window or more. While as many wait, new ones are dropped and
             counted: a monitor that is slower than the service watches a part of what is served.
 
@@ -40,7 +41,7 @@ class Observer:
         passed_over: Inputs of windows whose shift is undefined (all inputs alike); no reading names them.
 
     Raises:
-        InputError: If no window is given and the monitor was not calibrated, or the sizes do not fit.
+        InputError: If no window is given and the monitor has no known batches, or the sizes do not fit.
 
     Notes:
         What waits is held in memory: inputs that are not observed yet are gone with the process.
@@ -67,13 +68,12 @@ class Observer:
         window: int | None = None,
         most_waiting: int = MOST_WAITING,
     ) -> None:
+        window = monitor.window if window is None else window
         if window is None:
-            if monitor.calibration is None:
-                raise InputError("the monitor has no known batches that give the window; pass window=")
-            window = monitor.calibration.n
-        if monitor.calibration is not None and window != monitor.calibration.n:
+            raise InputError("the monitor has no known batches that give the window; pass window=")
+        if window != (monitor.window or window):
             raise InputError(
-                f"window is {window}, but the known batches have {monitor.calibration.n} inputs; leave it out"
+                f"window is {window}, but the known batches have {monitor.window} inputs; leave it out"
             )
         if window < 2 or most_waiting < window:
             raise InputError(

@@ -1,7 +1,7 @@
 """Which of several models to deploy: one table of models by metrics, with what picking by each is worth."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,7 @@ def rank_models(
             list(group.values()),
             target,
             id_data,
-            judged.needs,
-            asked=judged.asked,
+            judged.chosen,
             labels=labels,
             settings=settings,
             cache=cache,
@@ -135,28 +134,29 @@ def inspect_for_ranking(
     models: Sequence[Model],
     target: Images,
     id_data: Images | None,
-    needs: Collection[str],
+    metrics: Sequence[str],
     *,
-    asked: Collection[str] = (),
     labels: bool | None = None,
     settings: InspectionSettings,
     cache: str | Path | None = None,
 ) -> Iterator[tuple[Inspection, Inspection | None]]:
     """What models show on the target and, where metrics learn from it, on their own domain.
 
+    Nothing runs before the first pair is asked for.
+
     Args:
         models: The models, in memory together.
         target: As in `rank_models`, as are the other arguments.
         id_data: Labelled images of the model's own domain.
-        needs: What the metrics read, see `Predictor.needs`.
-        asked: Metrics that are computed however long they take.
+        metrics: Keys of metrics.
         labels: Whether labels of the target may be used.
         settings: How scores are measured.
         cache: Folder of earlier inspections.
     """
     tasks = [task_for(target, model, labels=labels) for model in models]
-    parts = {"logits", "features", "output-scores", "edge-scores"} & set(needs)
-    if "cot" not in asked:
+    needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
+    parts = {"logits", "features", "output-scores", "edge-scores"} & needs
+    if "cot" not in _asked(metrics):
         sizes = zip(tasks, models, strict=True)
         if not all(affordable_transport(task.n, model.n_classes) for task, model in sizes):
             parts -= {"logits"}
@@ -237,9 +237,7 @@ class _Builder:
         if measure not in MEASURES:
             raise unknown_name("measure", measure, MEASURES)
         rule.check()
-        self.needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in self.chosen))
-        by_name = self.chosen not in (AFFORDABLE, DEFAULT_METRICS)
-        self.asked = frozenset(self.chosen if by_name else ())
+        self.asked = _asked(self.chosen)
         self.measure, self.rule, self.level = measure, rule, level
         self.settings, self.elsewhere = settings, elsewhere
         self.names: list[str] = []
@@ -367,6 +365,11 @@ def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
     for key in asked:
         PREDICTORS[key]
     return asked
+
+
+def _asked(chosen: Sequence[str]) -> frozenset[str]:
+    """Metrics that are computed however long they take: those chosen by name."""
+    return frozenset(() if tuple(chosen) in (AFFORDABLE, DEFAULT_METRICS) else chosen)
 
 
 def _light(inspection: Inspection) -> Inspection:

@@ -63,7 +63,7 @@ class Reference:
             return without_floor(self.batch, int(self.scores.provenance.get("batches", 1)))
         if self.floor(distance) is None:
             return (
-                f"the batches of {self.batch} images of the reference have no {distance} similarity with "
+                f"the batches of {self.batch} inputs of the reference have no {distance} similarity with "
                 "each other; use larger batches, or another distance"
             )
         return ""
