@@ -55,7 +55,7 @@ def _mean_scores(scores: EdgeScores | OutputScores) -> MeanScores:
     sums = WeightedSums.of(each, torch.arange(len(each)), RESAMPLES, seed=0)
     drawn = sums.means(each.sum(0), len(each)).double().numpy()
     # Weights are by row here, so the rows must be those of one data set in one order.
-    data = scores.provenance.get("task", {}).get("data_hash", "")
+    data = (scores.provenance.get("task") or {}).get("data_hash", "")
     return MeanScores(mean, drawn, len(each), f"rows {data}")
 
 
