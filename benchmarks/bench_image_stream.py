@@ -125,11 +125,15 @@ def main() -> None:
     parser.add_argument("--small", type=int, nargs="*", default=[2000, 20000])
     parser.add_argument("--whole", type=int, nargs="*", default=[500, 2000])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--folder", type=Path, help="keep the images here for further runs")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="keep images and finished runs here, so that an interrupted benchmark goes on",
+    )
     parser.add_argument("--one", nargs=2, metavar=("KIND", "N"), help=argparse.SUPPRESS)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -158,8 +162,13 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, object]:
             names = ("workers", "threads", "batch", "steps", "device")
             for name in names:
                 own += [f"--{name}", str(getattr(options, name))]
-            answer = subprocess.run([sys.executable, __file__, *own], check=True, capture_output=True)
-            runs.append(json.loads(answer.stdout.splitlines()[-1]))
+            done = folder / (
+                "-".join([kind, str(n), *(str(getattr(options, name)) for name in names)]) + ".json"
+            )
+            if not done.exists():  # an interrupted benchmark goes on
+                answer = subprocess.run([sys.executable, __file__, *own], check=True, capture_output=True)
+                done.write_bytes(answer.stdout.splitlines()[-1])
+            runs.append(json.loads(done.read_text()))
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     growth = {}
     for kind in RUNS:
