@@ -61,7 +61,7 @@ def logits_of(
     module: nn.Module, images: Images, transform: EvalTransform, *, device: str | None = None
 ) -> Float[Tensor, "n n_classes"]:
     """Logits of every image, float32 on the CPU, from a native module in evaluation mode."""
-    dtype = next(module.parameters()).dtype
+    dtype = next((each.dtype for each in module.parameters()), torch.float32)
     with torch.inference_mode():
         batches = [
             module_logits(module, batch.to(device or "cpu", dtype)).float().cpu()

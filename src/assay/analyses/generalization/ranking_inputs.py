@@ -11,7 +11,15 @@ from torch import nn
 from assay.analyses.generalization.inspectors import ARITHMETIC, geometry_of
 from assay.core.errors import InputError
 from assay.models import Model, load_model
-from assay.tasks import EvalTransform, ImageInputs, ImageSet, ImageStream, stream_images
+from assay.tasks import (
+    EvalTransform,
+    ImageInputs,
+    ImageSet,
+    ImageStream,
+    digits_source,
+    load_images,
+    stream_images,
+)
 from assay.zoo import Zoo
 
 
@@ -98,6 +106,8 @@ def shared(images: Images) -> Images:
     """Images that many models can ask for: sets and what `stream_images` takes are listed once."""
     if isinstance(images, ImageSet):
         return SharedStreams(lambda model: images.stream(EvalTransform.for_model(model)))
+    if digits_source(images) is not None:  # drawn with their counterparts for each model
+        return lambda model: load_images(images, model)
     if isinstance(images, str | Path):
         return SharedStreams(lambda model: stream_images(images, model))
     return images
