@@ -110,8 +110,9 @@ class Visit:
             assert len([each for each in self.asked if not each.startswith("data:")]) == 1, self.asked
 
     def sideways(self) -> float:
-        """By how many CSS pixels the page is wider than the window."""
-        script = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        """By how many CSS pixels the page is wider than the window, once charts have followed its size."""
+        script = """() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() =>
+            done(document.documentElement.scrollWidth - document.documentElement.clientWidth))))"""
         return float(self.page.evaluate(script))
 
 
