@@ -114,16 +114,16 @@ def test_the_answers_on_left_out_domains_follow_from_the_models() -> None:
     models, found = content["models"], content["summary"]
     assert {model["left_out"] for model in models} == {"art_painting", "cartoon", "photo", "sketch"}
     new = [(model, each) for model in models for each in model["domains"] if each["kind"] == "new"]
-    wrong = [abs(model["id_accuracy"] - each["accuracy"]) for model, each in new]
+    wrong = [abs(model["id_accuracy"] - each["batch_accuracy"]) for model, each in new]
     errors = found["error on left-out domains"]
     assert errors["id"]["value"] == pytest.approx(np.mean(wrong), abs=TOLERANCE)
     spoken = [(model, each) for model, each in new if each["estimate"]["value"] is not None]
     stack = found["stack"]["new"]
     assert stack["silent"]["value"] == pytest.approx(1 - len(spoken) / len(new), abs=TOLERANCE)
-    off = [abs(each["estimate"]["value"] - each["accuracy"]) for _, each in spoken]
+    off = [abs(each["estimate"]["value"] - each["batch_accuracy"]) for _, each in spoken]
     assert stack["error"]["value"] == pytest.approx(np.mean(off), abs=TOLERANCE)
     inside = [
-        each["estimate"]["interval"][0] <= each["accuracy"] <= each["estimate"]["interval"][1]
+        each["estimate"]["interval"][0] <= each["batch_accuracy"] <= each["estimate"]["interval"][1]
         for _, each in spoken
     ]
     assert stack["coverage"]["value"] == pytest.approx(np.mean(inside), abs=TOLERANCE)

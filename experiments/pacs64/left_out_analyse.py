@@ -86,18 +86,20 @@ def rank_correlation(name: str, domains: Sequence[Mapping[str, Any]]) -> float:
 def domain_row(
     name: str, arrays: Mapping[str, np.ndarray], known: Mapping[str, np.ndarray], floor: NoiseFloor
 ) -> dict[str, Any]:
-    """Accuracy on all images of a domain, and what can be read from it without labels."""
+    """Accuracy on all images of a domain and on those read, and what can be read without labels."""
     kind, _, rest = name.partition("/")
     found = floor.excess(arrays["edges"][0].astype(np.float64))
     rows = stream(SEED, f"pacs64/outputs/{name}").permutation(len(arrays["logits"]))[:OUTPUT_IMAGES]
     logits, features = arrays["logits"][rows], arrays["features"][rows]
+    hits = arrays["logits"].argmax(1) == arrays["labels"]
     of_known = known["logits"], known["labels"]
     return {
         "name": rest,
         "kind": kind,
         "family": rest.rstrip("12345").rstrip("-") if kind == "corrupted" else rest,
         "n": len(arrays["labels"]),
-        "accuracy": float((arrays["logits"].argmax(1) == arrays["labels"]).mean()),
+        "accuracy": float(hits.mean()),
+        "batch_accuracy": float(hits[rows].mean()),
         "floor": found.floor,
         "excess": found.value,
         "excess_interval": [found.interval.low, found.interval.high],
@@ -121,7 +123,7 @@ def fitted(domains: Sequence[Mapping[str, Any]], id_accuracy: float) -> Accuracy
     return AccuracyEstimator(
         names=READINGS,
         readings=tuple(tuple(float(each[name]) for name in READINGS) for each in used),
-        performance=tuple(each["accuracy"] for each in used),
+        performance=tuple(each["batch_accuracy"] for each in used),
         families=tuple(each["family"] for each in used),
         id_performance=id_accuracy,
         n=OUTPUT_IMAGES,
@@ -202,7 +204,7 @@ def error(name: str) -> Statistic:
         return float(
             np.mean(
                 [
-                    abs((model["id_accuracy"] if name == "id" else each[name]) - each["accuracy"])
+                    abs((model["id_accuracy"] if name == "id" else each[name]) - each["batch_accuracy"])
                     for model in models
                     for each in of_kinds(model, ["new"])
                 ]
@@ -232,7 +234,7 @@ def error_spoken(kind: str, what: str) -> Statistic:
 
     def statistic(models: Models) -> float:
         found = [
-            abs((model["id_accuracy"] if what == "id" else each["estimate"]["value"]) - each["accuracy"])
+            abs((model["id_accuracy"] if what == "id" else each["estimate"]["value"]) - each["batch_accuracy"])
             for model, each in spoken(models, kind)
         ]
         return float(np.mean(found)) if found else math.nan
@@ -244,7 +246,7 @@ def covered(kind: str) -> Statistic:
     """Share of intervals that hold the accuracy, where the stack speaks; NaN where it never does."""
 
     def statistic(models: Models) -> float:
-        pairs = [(each["estimate"]["interval"], each["accuracy"]) for _, each in spoken(models, kind)]
+        pairs = [(each["estimate"]["interval"], each["batch_accuracy"]) for _, each in spoken(models, kind)]
         return float(np.mean([low <= truth <= high for (low, high), truth in pairs])) if pairs else math.nan
 
     return statistic

@@ -36,15 +36,18 @@ def corruptions() -> list[str]:
 
 
 def domains(images: dict[str, ImageSet], left_out: str, seed: int) -> Iterator[tuple[str, ImageSet]]:
-    """ID validation images; those of each source; parts of the left-out domain; corrupted ID images."""
+    """ID validation images; those of each source; parts of the left-out domain; corrupted ID images.
+
+    The ID images that are corrupted are no others' reference: readings learn nothing from their labels.
+    """
     validation = sources(images, left_out, seed)[1]
-    yield "id", validation
+    some = validation.sample(CORRUPTED_IMAGES, seed=SEED)
+    yield "id", validation.subset(np.flatnonzero(~np.isin(np.asarray(validation.ids), np.asarray(some.ids))))
     for number, part in enumerate(images[left_out].parts(PARTS, seed=SEED), start=1):
         yield f"new/{left_out}-{number}", part
     for other in DOMAINS:
         if other != left_out:
             yield f"source/{other}", split(images[other], seed)[1]
-    some = validation.sample(CORRUPTED_IMAGES, seed=SEED)
     for key in corruptions():
         yield f"corrupted/{key}", corrupt(some, key, seed=SEED)
 
