@@ -31,7 +31,7 @@ from assay.tasks import EvalTransform, ImageBatch, ImageStream, ReadOptions, lis
 
 
 GOAL_BYTES, GOAL_GROWTH, GOAL_SHARE = 2.5e9, 0.05, 0.85
-RUNS = {"small": (2, "eap"), "whole": (12, "eap-ig-inputs")}  # blocks and method
+RUNS = {"small": (2, "eap", 8), "whole": (12, "eap-ig-inputs", 6)}  # blocks, method and images of a batch
 
 
 def draw(folder: Path, first: int, last: int) -> None:
@@ -75,7 +75,7 @@ READ = ImageStream.batches
 
 def one(kind: str, n: int, folder: Path, options: argparse.Namespace) -> dict[str, object]:
     """One run in this process."""
-    blocks, method = RUNS[kind]
+    blocks, method, batch = RUNS[kind]
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     config = transformers.ViTConfig(
@@ -92,7 +92,7 @@ def one(kind: str, n: int, folder: Path, options: argparse.Namespace) -> dict[st
     with mock.patch.object(ImageStream, "batches", lambda stream, size: waited.batches(stream, size)):
         started = time.perf_counter()
         scores = discover(
-            model, stream, method, objective="pseudo_margin", steps=options.steps, batch_size=options.batch
+            model, stream, method, objective="pseudo_margin", steps=options.steps, batch_size=batch
         )
         seconds = time.perf_counter() - started
     share = 1 - waited.seconds / seconds
@@ -126,7 +126,6 @@ def main() -> None:
     parser.add_argument("--whole", type=int, nargs="*", default=[500, 2000])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
@@ -159,16 +158,15 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     for kind in RUNS:
         for n in getattr(options, kind):
             own = ["--one", kind, str(n), "--folder", str(folder)]
-            names = ("workers", "threads", "batch", "steps", "device")
-            for name in names:
-                own += [f"--{name}", str(getattr(options, name))]
-            done = folder / (
-                "-".join([kind, str(n), *(str(getattr(options, name)) for name in names)]) + ".json"
-            )
+            given = {name: str(getattr(options, name)) for name in ("workers", "threads", "steps", "device")}
+            for name, value in given.items():
+                own += [f"--{name}", value]
+            batch = RUNS[kind][2]
+            done = folder / ("-".join([kind, str(n), f"batch-{batch}", *given.values()]) + ".json")
             if not done.exists():  # an interrupted benchmark goes on
                 answer = subprocess.run([sys.executable, __file__, *own], check=True, capture_output=True)
                 done.write_bytes(answer.stdout.splitlines()[-1])
-            runs.append(json.loads(done.read_text()))
+            runs.append(json.loads(done.read_text()) | {"batch": batch})
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     growth = {}
     for kind in RUNS:
@@ -186,7 +184,7 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, object]:
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "images": {"pixels": [224, 224], "format": "JPEG", "batch": options.batch, "steps": options.steps},
+        "images": {"pixels": [224, 224], "format": "JPEG", "steps": options.steps},
         "goal": {
             "peak resident bytes": GOAL_BYTES,
             "growth of the peak": GOAL_GROWTH,
