@@ -75,7 +75,7 @@ def accuracy_words(document: Document) -> str:
     return (
         f"Estimated accuracy on the images of the last batch: {number(estimate['value'])} "
         f"{interval(ends['low'], ends['high'])} ({round(100 * ends['level'])} % interval, from "
-        f"{estimate['source']})."
+        f"{estimate['source']}). The level holds for domains like the calibration's, for no others."
     )
 
 
