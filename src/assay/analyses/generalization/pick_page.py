@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from assay.analyses.generalization import rank_plots as plots
+from assay.analyses.generalization.rank_words import missing_note
 from assay.page.blocks import Cell, Code, Details, Figure, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
 from assay.page.text import (
@@ -85,11 +86,13 @@ def stable_pick_page(document: Document) -> Page:
 
 
 def _caveats(document: Document) -> list[str]:
+    notes = missing_note(document, len(document["names"]))
     if document["decided"]:
-        return []
+        return notes
     return [
+        *notes,
         "The models that remain are not shown to be equal: more images may still decide between them."
-        + (" Raise --budget to go on." if document["stopped"] == "budget" else "")
+        + (" Raise --budget to go on." if document["stopped"] == "budget" else ""),
     ]
 
 
