@@ -159,9 +159,7 @@ def test_models_whose_training_is_not_done_are_named(zoo: Path, pictures: Path, 
     given = ("--zoo", plan, "--images", pictures / "neon", "--metrics", "average-confidence", *FEW[:-1])
     kept = ("--store", tmp_path / "store", "--report", tmp_path / "page.html")
     left(("pending", ""))
-    said = (
-        "1 of 3 planned models are missing: model-0 (pending); run the same `assay zoo train` command"
-    )
+    said = "1 of 3 planned models are missing: model-0 (pending); run the same `assay zoo train` command"
     for more in ((), ("--until", "stable")):
         found = run(*given, *kept, *more)
         assert found.exit_code == 0, found.output
