@@ -101,6 +101,13 @@ def missing_note(document: Document, n_models: int) -> list[str]:
     return [f"{text}."] if text else []
 
 
+def data_text(data: Document) -> words.Text:
+    """Images as the foot of a page names them: name and domain, once where they are the same, and hash."""
+    name = " ".join(dict.fromkeys(each for each in (data["name"], data["domain"]) if each))
+    shown = words.code((data.get("data_hash") or "")[:16])
+    return (f"{name} ", words.quiet("hash of the data"), " ", shown)
+
+
 def arrow(metric: Document) -> str:
     """Which way a metric is read: up, down, towards a value, or not at all."""
     if metric["best_at"] is not None:
