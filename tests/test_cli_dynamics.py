@@ -10,13 +10,12 @@ import pytest
 import torch
 from command_line import invoke
 from PIL import Image
-from transformers import ViTConfig, ViTForImageClassification
+from tiny_classifier import tiny_classifier
 
 from assay.analyses.generalization.circuit_loss import CircuitSettings
 from assay.analyses.generalization.dynamics import training_dynamics
 from assay.core.record import record_id
-from assay.tasks import SHAPE_CLASSES, EvalTransform, draw_shapes
-from assay.zoo import save_model
+from assay.tasks import EvalTransform, draw_shapes
 
 
 Run = Callable[..., Any]
@@ -27,22 +26,9 @@ SHAPES = ("--shapes", "sketch", "--shapes", "flat", "--n", "18")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints at steps 0, 2 and 4."""
     root = tmp_path_factory.mktemp("run")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = ViTConfig(
-            hidden_size=16,
-            num_hidden_layers=4,
-            num_attention_heads=2,
-            intermediate_size=24,
-            image_size=32,
-            patch_size=16,
-            num_labels=6,
-            initializer_range=0.2,
-        )
-        module = ViTForImageClassification(config).eval()
-    save_model(module, root / "start", transform=EvalTransform(resize=(32, 32)), classes=SHAPE_CLASSES)
+    start = tiny_classifier(root / "start", layers=4)
     made = invoke(
-        *("finetune", "--model", root / "start", "--shapes", "flat", "--n", "36", "--out", root / "tuned"),
+        *("finetune", "--model", start, "--shapes", "flat", "--n", "36", "--out", root / "tuned"),
         *("--train-steps", "4", "--validate-every", "2", "--train-batch", "8", "--quiet"),
     )
     assert made.exit_code == 0, made.output

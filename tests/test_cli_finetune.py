@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from command_line import invoke
 from PIL import Image
+from tiny_classifier import tiny_classifier
 
 import assay
 from assay.tasks import SHAPE_CLASSES, EvalTransform, draw_shapes, read_source
@@ -23,23 +23,7 @@ FEW = ("--train-steps", "4", "--validate-every", "2", "--train-batch", "8", "--n
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a tiny untrained classifier of shapes."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = ViTConfig(
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=24,
-            image_size=32,
-            patch_size=16,
-            num_labels=6,
-            initializer_range=0.2,
-        )
-        module = ViTForImageClassification(config).eval()
-    folder = tmp_path_factory.mktemp("start") / "model"
-    return save_model(module, folder, transform=EvalTransform(resize=(32, 32)), classes=SHAPE_CLASSES)
+    return tiny_classifier(tmp_path_factory.mktemp("start") / "model", layers=2)
 
 
 @pytest.fixture

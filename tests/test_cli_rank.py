@@ -1,7 +1,10 @@
 """`assay rank` on small zoos written by the test: folders in, table, JSON and page out."""
 
+import dataclasses
+import html
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ from command_line import Outcome, invoke
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
+from assay.analyses.generalization import rank_models
 from assay.models import load_model
 from assay.pipeline.targets import targets
 from assay.tasks import SHAPE_CLASSES, draw_shapes
+from assay.zoo import Zoo
 
 
 PROCESSOR = {
@@ -139,6 +144,40 @@ def test_a_pick_stops_when_it_is_stable(zoo: Path, pictures: Path, tmp_path: Pat
         (["--until", "stable", "--metrics", "ddb-output,rankme"], "picks by one metric"),
     ):
         assert message in run(*given, *wrong).stderr
+
+
+def test_models_whose_training_is_not_done_are_named(zoo: Path, pictures: Path, tmp_path: Path) -> None:
+    plan = shutil.copytree(zoo, tmp_path / "plan")
+    whole = Zoo.open(plan)
+
+    def left(*states: tuple[str, str]) -> None:
+        entries = [*whole.entries]
+        for place, (status, reason) in enumerate(states):
+            entries[place] = dataclasses.replace(entries[place], status=status, reason=reason)
+        dataclasses.replace(whole, entries=tuple(entries)).save()
+
+    given = ("--zoo", plan, "--images", pictures / "neon", "--metrics", "average-confidence", *FEW[:-1])
+    kept = ("--store", tmp_path / "store", "--report", tmp_path / "page.html")
+    left(("pending", ""))
+    said = "1 of 3 planned models are missing: model-0 (pending); run the same `assay zoo train` command"
+    for more in ((), ("--until", "stable")):
+        found = run(*given, *kept, *more)
+        assert found.exit_code == 0, found.output
+        assert f"note: {plan}: {said}" in found.stderr
+        assert said in html.unescape((tmp_path / "page.html").read_text()).replace("\n", " ")
+        assert document(*given, *kept, *more)["missing"] == {"model-0": "pending"}
+    ranking = rank_models(plan, draw_shapes("neon", 18), metrics=["rankme"])
+    assert ranking.missing == {"model-0": "pending"}
+    both = run(*given, "--shapes", "sketch", *kept, "--out", tmp_path / "both").stdout
+    assert f"sketch: {said}" in both
+    left(("pending", ""), ("failed", "the loss is NaN"))
+    few = run(*given, *kept)
+    assert few.exit_code == 2
+    assert "note:" not in few.stderr
+    assert "has 1 trained model, but this needs at least 2; 2 of 3 planned models are missing" in few.stderr
+    assert "model-1 (failed: the loss is NaN)" in few.stderr
+    left(*[("pending", "")] * 3)
+    assert "has no trained model, but this needs at least 2; 3 of 3 planned" in run(*given, *kept).stderr
 
 
 def test_labels_left_out_make_one_domain_without_regret(zoo: Path, pictures: Path, tmp_path: Path) -> None:

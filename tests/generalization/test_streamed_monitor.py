@@ -1,21 +1,38 @@
 """A monitor whose images are streamed from files says what it says of the same images in memory."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 from small_vits import untrained_vit
 
 from assay.analyses.generalization import (
+    DomainCalibration,
     calibrate_on_corruptions,
     discover_reference,
+    domain_shifts,
     measure_domains,
 )
+from assay.analyses.generalization.batches import outputs_of, sampled_outputs
 from assay.analyses.generalization.monitoring import Monitor
 from assay.models import Model, load_model
-from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, draw_shapes, list_image_folder
+from assay.tasks import (
+    EvalTransform,
+    ImageSet,
+    ImageStream,
+    ImageTask,
+    ReadOptions,
+    draw_shapes,
+    list_image_folder,
+)
+from assay.tasks.image_decoding import Pictures
 
 
 N = 8
@@ -94,6 +111,63 @@ def test_corrupted_domains_have_equal_numbers(model: Model, sources: tuple[Image
     assert streamed.known == held.known
     assert streamed.clean_domain == held.clean_domain
     assert streamed.known[0].n < streamed.known[0].n_labelled
+
+
+class Counted(Pictures):
+    """Pictures that count how often each is read."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self.pictures, self.reads = pictures, Counter[int]()
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def name(self, row: int) -> str:
+        return self.pictures.name(row)
+
+    def content(self, row: int) -> Any:
+        self.reads[row] += 1
+        return self.pictures.content(row)
+
+    def marks(self, rows: Sequence[int]) -> Iterator[str]:
+        return self.pictures.marks(rows)
+
+
+def test_images_are_decoded_once_for_all_corruptions(
+    model: Model, sources: tuple[ImageSet, ImageStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = discover_reference(model, sources[1].subset(range(N)), batch=N, steps=1).scores
+    counted = Counted(sources[1].pictures)
+    images = replace(sources[1], pictures=counted).subset([*range(59, 39, -1)])
+
+    def shifts() -> DomainCalibration:
+        counted.reads.clear()
+        return calibrate_on_corruptions(model, reference, images, n=N, corruptions=KEYS, transform=TRANSFORM)
+
+    held = shifts()
+    assert counted.reads == dict.fromkeys(range(40, 60), 1)
+    monkeypatch.setattr(domain_shifts, "HELD", 0)  # too large to be held: once for each domain
+    assert shifts() == held
+    assert all(counted.reads[row] == 1 + len(KEYS) for row in range(41, 60))  # and 40, which tells the size
+
+
+def test_outputs_and_pixels_of_a_sample_are_those_of_reading_it_alone(
+    model: Model, sources: tuple[ImageSet, ImageStream]
+) -> None:
+    rows = np.array([1, 2, 5, 7])
+    for task in (sources[0].task(TRANSFORM).subset([8, 3, 9, 0, 7, 1, 2, 6]), sources[1].subset([*range(8)])):
+        shuffled = task if isinstance(task, ImageTask) else task.subset([5, 3, 0, 1, 7, 2, 6, 4])
+        found = sampled_outputs(model, shuffled, rows, batch_size=3)
+        whole, alone = (outputs_of(model, each, batch_size=3) for each in (shuffled, shuffled.subset(rows)))
+        assert found.predictions.tolist() == whole.logits.argmax(1).tolist()
+        np.testing.assert_array_equal(found.outputs.logits, whole.of(rows).logits)
+        np.testing.assert_array_equal(found.outputs.features, whole.of(rows).features)
+        np.testing.assert_allclose(found.outputs.logits, alone.logits, atol=1e-4)  # other batches
+        assert found.sample.ids.tolist() == shuffled.ids[rows].tolist()
+        pixels = [
+            torch.cat([b.images for b in each.batches(4)]) for each in (found.sample, shuffled.subset(rows))
+        ]
+        assert torch.equal(*pixels)
 
 
 def test_a_stream_is_a_labelled_domain(model: Model, sources: tuple[ImageSet, ImageStream]) -> None:

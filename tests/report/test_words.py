@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from assay.page.text import interval, number, percent, precision
+from assay.page.text import estimate, interval, number, percent, precision
 from assay.report.audit_words import caveats, solved, strongest_heads, verdict
 
 
@@ -50,6 +50,25 @@ def test_undefined_shares_and_intervals_are_named_or_empty() -> None:
     assert percent(None) == percent(math.nan) == "n/a"
     assert interval(None, 1.0) == interval(math.nan, 1.0) == ""
     assert interval(0.1, 0.2) == "[0.10, 0.20]"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "shown"),
+    [
+        (-0.3, -0.69, 0.01, ("−0.30", "[−0.69, 0.01]")),
+        (0.0004, -0.001, 0.002, ("0.000", "[−0.001, 0.002]")),
+        (0.005, 0.0012, 0.01, ("0.005", "[0.001, 0.010]")),
+        (1200.4, 998.2, 1500.0, ("1,200", "[998, 1,500]")),
+        (0.0, -0.0, 3e-4, ("0.0000", "[0.0000, 0.0003]")),
+        (2e-7, 1e-7, 3e-7, ("2.0e−07", "[1.0e−07, 3.0e−07]")),
+        (0.123, None, None, ("0.12", "")),
+        (None, 0.1, 0.2, ("n/a", "[0.10, 0.20]")),
+    ],
+)
+def test_a_number_and_its_interval_have_equal_decimals(
+    value: float | None, low: float | None, high: float | None, shown: tuple[str, str]
+) -> None:
+    assert estimate(value, low, high) == shown
 
 
 @pytest.mark.parametrize(

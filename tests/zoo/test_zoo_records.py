@@ -191,7 +191,7 @@ def test_models_and_images_that_do_not_fit_are_named(zoo: Zoo) -> None:
         zoo.correctness(renamed)
     with pytest.raises(InputError, match="have no labels, but correctness needs them"):
         zoo.correctness(dataclasses.replace(IMAGES, labels=None))
-    with pytest.raises(InputError, match="does not have a trained model yet"):
+    with pytest.raises(InputError, match="has no trained model, but this needs at least 1; train"):
         dataclasses.replace(zoo, entries=()).correctness(IMAGES)
     broken = module(3)
     with torch.no_grad():

@@ -119,14 +119,12 @@ def near_matches(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not among `known`: near matches first, else everything."""
+    """The error for a name that is not among `known`: near matches first, then the first 40 of all."""
     known = sorted(known)
-    near = near_matches(str(name), known)
-    if near:
-        hint = f"did you mean {' or '.join(repr(match) for match in near)}?"
-    else:
-        shown = ", ".join(known[:40]) + (", ..." if len(known) > 40 else "")
-        hint = f"known: {shown}" if known else "none are registered"
+    shown = ", ".join(known[:40]) + (", ..." if len(known) > 40 else "")
+    hint = f"known: {shown}" if known else "none are registered"
+    if near := near_matches(str(name), known):
+        hint = f"did you mean {' or '.join(map(repr, near))}? Known: {shown}"
     return UnknownNameError(f"unknown {kind} {name!r}; {hint}")
 
 

@@ -191,21 +191,21 @@ def _with_parts(record: Document) -> Iterator[tuple[str, Document]]:
 def _measurement_row(name: str, measurement: Document) -> Row:
     interval = measurement.get("interval") or {}
     low, high = interval.get("low"), interval.get("high")
-    digits = words.precision(low, high)
     random = ((measurement.get("baseline") or {}).get("random") or {}).get("value")
     status = measurement.get("status") or "none"
     unit, value, n = measurement.get("unit") or "", measurement.get("value"), measurement.get("n")
     excluded = measurement.get("n_excluded", 0)
     picture = strip(measurement)
+    shown, between = words.estimate(value, low, high)
     return Row(
         cells=[
             Cell(
                 text=(Span(name.replace("-", " "), "name"), " ", Span(str(measurement["id"]), "key")),
                 below=Span(_meaning_and_warnings(measurement), "meaning"),
             ),
-            Cell(text=words.number(value, digits), value="" if value is None else value),
+            Cell(text=shown, value="" if value is None else value),
             Cell(
-                text=words.interval(low, high, digits) or str(interval.get("reason") or "").replace("_", " "),
+                text=between or str(interval.get("reason") or "").replace("_", " "),
                 style="quiet",
                 title=str(interval.get("method") or ""),
             ),

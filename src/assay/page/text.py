@@ -147,10 +147,30 @@ def percent(fraction: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None, digits: int = 2) -> str:
-    """`[low, high]`, or nothing where there is none."""
+    """`[low, high]` with as many decimals at both ends, or nothing where there is none."""
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return ""
-    return f"[{number(low, digits)}, {number(high, digits)}]"
+    return f"[{', '.join(_alike((low, high), digits))}]"
+
+
+def estimate(value: float | int | None, low: float | None, high: float | None) -> tuple[str, str]:
+    """A number, `n/a` where undefined, and its interval as of `interval`; all with as many decimals."""
+    digits = precision(low, high)
+    between = interval(low, high, digits)
+    if value is None or low is None or high is None or not (between and math.isfinite(value)):
+        return number(value, digits), between
+    shown, *ends = _alike((value, low, high), digits)
+    return shown, f"[{', '.join(ends)}]"
+
+
+def _alike(values: Sequence[float | int], digits: int) -> list[str]:
+    """Numbers with the decimals that the largest needs; powers of ten where all are tiny."""
+    largest = max(map(abs, values))
+    if 0 < largest < 1e-5:
+        return [f"{value:.1e}".replace("-", MINUS) for value in values]
+    if 0 < largest < 10**-digits:
+        digits = 1 - math.floor(math.log10(largest))
+    return [rounded(value, 0 if largest >= 1000 else digits) for value in values]
 
 
 def precision(low: float | None, high: float | None) -> int:

@@ -16,6 +16,7 @@ from assay.analyses.generalization.domain_evaluation import (
     EvaluationSettings,
     LeftOutDomain,
 )
+from assay.analyses.generalization.domain_shifts import decoded_once
 from assay.analyses.generalization.known_parts import MOST_LABELLED, split_known
 from assay.circuits import load_scores, write_atomically
 from assay.core.errors import FileFormatError, InputError
@@ -258,7 +259,7 @@ def evaluate_domains(
     known: list[EvaluatedDomain] = []
     if corrupted is not None:
         progress("in distribution", 0, 1)
-        sample = corrupted.sample(plan.changed, seed=plan.settings.seed)
+        sample = decoded_once(corrupted.sample(plan.changed, seed=plan.settings.seed))
         own = keep.measure(sample)
         for done, key in enumerate(plan.corruptions):
             progress("corrupted domains", done, len(plan.corruptions))

@@ -1,8 +1,10 @@
 """The reference of a monitor: known images or prompts, and the circuit on some of them, kept in a file."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from assay.analyses.generalization.batches import batch_task
+from assay.analyses.generalization.batches import BatchTask, batch_task
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError
@@ -75,11 +77,8 @@ def reference_of(
         reference = load_reference(stored, model)
         record = reference.scores.provenance
         same = {name: record.get(name) for name in settings} == settings
-        same &= record.get("steps") in (steps, None) and not record.get("options")
-        same &= record.get("quadrature") in (quadrature, None)
-        same &= (record.get("task") or {}).get("data_hash") == task.data_hash
-        same &= record.get("batch", size) == (plan.window if size > plan.window else size)
-        if same and (record.get("model") or {}).get("weight_hash") == model.weight_hash:
+        same &= record.get("steps") in (steps, None) and record.get("quadrature") in (quadrature, None)
+        if same and _of_these(record, model, task, plan.window if size > plan.window else size):
             return reference, pool
     progress("reference", 0, 1)
     reference = discover_reference(
@@ -99,6 +98,16 @@ def reference_of(
         reference.save(stored)
     progress("reference", 1, 1)
     return reference, pool
+
+
+def _of_these(record: Mapping[str, Any], model: Model, task: BatchTask | ImageStream, batch: int) -> bool:
+    """Whether a kept reference is that of a model and of these images, in batches of that size."""
+    found = (
+        (record.get("model") or {}).get("weight_hash"),
+        (record.get("task") or {}).get("data_hash"),
+        record.get("batch", task.n),
+    )
+    return not record.get("options") and found == (model.weight_hash, task.data_hash, batch)
 
 
 def _check_settings(plan: MonitorPlan, scores: EdgeScores) -> None:

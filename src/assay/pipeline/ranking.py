@@ -78,6 +78,14 @@ class Lineup:
         """A model where it runs."""
         return self.pool.model(self.prefix + key)
 
+    def __post_init__(self) -> None:
+        self.zoo.check_done(2)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Models of the zoo whose training is not done -> their state."""
+        return {self.prefix + key: why for key, why in self.zoo.missing.items()}
+
     @property
     def families(self) -> dict[str, str] | None:
         """Model to its initialisation; None where the zoo keeps no recipes."""
@@ -103,6 +111,7 @@ class Lineup:
             self.pool.loaders(),
             self.target.read,
             metric=metric,
+            missing=self.missing,
             **{"id_data": self.known_images, "settings": self.settings, **options},
         )
 
@@ -112,6 +121,7 @@ class Lineup:
             self.pool.loaders(),
             (target or self.target).read,
             id_data=self.known_images,
+            missing=self.missing,
             **{"metrics": self.metrics, "settings": self.settings, "families": self.families, **options},
         )
 

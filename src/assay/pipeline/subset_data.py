@@ -170,8 +170,7 @@ def _from_zoo(
     if images is None:
         raise InputError("--id-images rates the models of a zoo; give --images too, those to select from")
     zoo = Zoo.open(source)
-    if not zoo.keys:
-        raise InputError(f"the zoo {zoo.name!r} does not have a trained model yet; run `assay zoo train`")
+    zoo.check_done()
     first = zoo.load(zoo.keys[0])
     transform = EvalTransform.for_model(first)
 

@@ -255,8 +255,8 @@ def _measurements(document: Document) -> Block:
 
 def _measurement(row: Document) -> list[Cell | Text]:
     mark, finding = FINDINGS[row["finding"]]
-    digits = words.precision(row["low"], row["high"])
     difference = row["difference"]
+    shown, between = words.estimate(difference, row["low"], row["high"])
     sign = "+" if difference is not None and difference > 0 else ""
     how = row["how"] + (f", n = {number(row['n_pairs'])}" if row["n_pairs"] else "")
     name = row["name"].replace("-", " ")
@@ -264,8 +264,8 @@ def _measurement(row: Document) -> list[Cell | Text]:
     return [
         (name, " ", Span(str(row["id"]), "key")) if row["id"] else name,
         *(_value(row[side]) for side in ("a", "b")),
-        Cell(text=bold(sign + number(difference, digits)), value="" if difference is None else difference),
-        Cell(text=words.interval(row["low"], row["high"], digits), style="quiet nowrap"),
+        Cell(text=bold(sign + shown), value="" if difference is None else difference),
+        Cell(text=between, style="quiet nowrap"),
         Cell(
             text=(
                 Span((mark, " ", finding), f"status is-{row['finding']}"),
@@ -279,11 +279,11 @@ def _measurement(row: Document) -> list[Cell | Text]:
 
 
 def _value(side: Document) -> Cell:
-    digits = words.precision(side["low"], side["high"])
     value = side["value"]
+    shown, between = words.estimate(value, side["low"], side["high"])
     return Cell(
-        text=number(value, digits),
-        below=words.interval(side["low"], side["high"], digits),
+        text=shown,
+        below=between,
         value="" if value is None else value,
         style="nowrap",
     )

@@ -68,12 +68,11 @@ def _newest(measurements: Sequence[Document]) -> Cell:
 
 
 def _value(row: Document) -> str:
-    value = row["value"]
-    return number(None if value is None else float(value), words.precision(row["low"], row["high"]))
+    return words.estimate(row["value"], row["low"], row["high"])[0]
 
 
 def _interval(row: Document) -> str:
-    return words.interval(row["low"], row["high"], words.precision(row["low"], row["high"]))
+    return words.estimate(row["value"], row["low"], row["high"])[1]
 
 
 def metric_tables(document: Document, axes: Sequence[str]) -> Iterator[Block]:

@@ -206,7 +206,14 @@ class ImageStream(ImageRows):
             FileFormatError, WorkerError: As `batches`.
         """
         ordered, places = self.ascending()
-        pixels = torch.cat([each.pixels for each in ordered.decoded(PIECE)])[places]
+        return self.with_pixels(torch.cat([each.pixels for each in ordered.decoded(PIECE)])[places])
+
+    def with_pixels(self, pixels: UInt8[Tensor, "n h w 3"]) -> "ImageStream":
+        """The same images, which are decoded already.
+
+        Args:
+            pixels: After resize and crop, in the order of the images.
+        """
         return replace(
             self,
             pictures=Arrays(self.name, pixels.numpy()),

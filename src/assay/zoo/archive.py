@@ -24,6 +24,7 @@ from assay.zoo.training import Progress
 SCHEMA = "assay-zoo/1"
 STATES = ("pending", "done", "failed")
 _KEY = re.compile(r"[A-Za-z0-9][\w.+=,@ -]{0,199}", re.ASCII)
+SHOWN = 5  # models that are named in a sentence
 EMBEDDED = Path(__file__).parent / "embedded"
 
 
@@ -179,6 +180,23 @@ class Zoo(Carded):
         """Names of the models that are done."""
         return tuple(entry.key for entry in self.entries if entry.status == "done")
 
+    @property
+    def missing(self) -> dict[str, str]:
+        """Models that are planned and not done -> their state, with the reason of a failure."""
+        return {
+            entry.key: f"{entry.status}: {entry.reason}" if entry.reason else entry.status
+            for entry in self.entries
+            if entry.status != "done"
+        }
+
+    def check_done(self, fewest: int = 1) -> None:
+        """Raises `InputError` unless that many models are done; it names those that are missing."""
+        if len(self.keys) >= fewest:
+            return
+        found = "no trained model" if not self.keys else f"{len(self.keys)} trained model"
+        rest = missing_text(self.missing, len(self.keys)) or "train or add more"
+        raise InputError(f"the zoo {self.path} has {found}, but this needs at least {fewest}; {rest}")
+
     def entry(self, key: str) -> ZooEntry:
         """The entry of a name.
 
@@ -259,8 +277,7 @@ class Zoo(Carded):
             InputError: If labels are missing, the zoo has no model that is done, or classes differ.
             AssayError: As `predict`, with the name of the model in front.
         """
-        if not self.keys:
-            raise InputError(f"the zoo {self.name!r} does not have a trained model yet; train one first")
+        self.check_done()
         for given in (images, id_images):
             if given is not None and given.labels is None:
                 raise InputError(f"the images of {given.domain!r} have no labels, but correctness needs them")
@@ -316,6 +333,23 @@ class Zoo(Carded):
         else:
             entries = (*self.entries, entry)
         return replace(self, entries=entries)
+
+
+def missing_text(missing: Mapping[str, str], done: int) -> str:
+    """Which models of a zoo's plan are not there, and how to get them; empty where none is missing.
+
+    Args:
+        missing: As of `Zoo.missing`.
+        done: Models that are there.
+    """
+    if not missing:
+        return ""
+    shown = [f"{key} ({why})" for key, why in missing.items()][:SHOWN]
+    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+    text = f"{len(missing)} of {len(missing) + done} planned models are missing: {', '.join(shown)}{more}"
+    if all(why.startswith("failed") for why in missing.values()):
+        return f"{text}; change the recipes that failed"
+    return f"{text}; run the same `assay zoo train` command again, which goes on where it stopped"
 
 
 def _entry(document: object) -> ZooEntry:

@@ -7,7 +7,7 @@ from typing import Any
 from assay.core.record import plain
 from assay.page.blocks import Block, Cell, Code, Details, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
-from assay.page.text import NARROW, Text, bold, code, listed, number, p_value, quiet, rounded
+from assay.page.text import NARROW, Text, bold, code, interval, listed, number, p_value, quiet, rounded
 
 
 # State of a kind of evidence -> mark.
@@ -134,7 +134,7 @@ def _interval(test: Document) -> str:
     low, high = test["interval"]["low"], test["interval"]["high"]
     if low is None or high is None:
         return test["reason"] or ""
-    return f"[{rounded(low)}, {rounded(high)}]"
+    return interval(low, high)
 
 
 def _facts(document: Document) -> Iterator[tuple[str, Text]]:

@@ -1,6 +1,6 @@
 """Batches as a monitor treats them: circuits found like the reference's, baselines beside them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from assay.tasks import (
     ImageTask,
     PairTask,
 )
+from assay.tasks.image_stream import DecodedBatch
 from assay.tasks.prompt_set import UNANSWERED, ArrivingPrompts
 
 
@@ -217,12 +218,16 @@ def outputs_of(model: Model, task: BatchTask | ImageStream, *, batch_size: int |
         task, places = task.ascending()
     bound = model.bind(task)
     size = choose_batch_size(model, bound, asked=batch_size)
-    parts = [batch_outputs(model, bound, batch) for batch in bound.batches(size)]
-    outputs = Outputs(
-        logits=torch.cat([each.logits for each in parts]),
-        features=np.concatenate([each.features for each in parts]),
-    )
+    outputs = _joined([batch_outputs(model, bound, batch) for batch in bound.batches(size)])
     return outputs if places is None else outputs.of(places.numpy())
+
+
+def normalised(task: ImageInputs, some: DecodedBatch | ImageBatch) -> ImageBatch:
+    """A batch as a task reads it, from what a stream of the same rows and geometry decoded."""
+    if isinstance(some, DecodedBatch):
+        assert isinstance(task, ImageStream)  # only streams decode
+        return task.normalised(some)
+    return some
 
 
 def batch_outputs(model: Model, task: ImageInputs, batch: ImageBatch) -> Outputs:
@@ -244,6 +249,70 @@ def batch_outputs(model: Model, task: ImageInputs, batch: ImageBatch) -> Outputs
             f"{task.domain or task.name!r}; check its weights"
         )
     return Outputs(logits=logits, features=features.numpy())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampledOutputs:
+    """What the model gives for the images of a domain, and more of a sample of them.
+
+    Attributes:
+        predictions: Class of each image, `[n]`.
+        outputs: Of the sample.
+        sample: Its images, those of a stream decoded already and held in 8 bits.
+    """
+
+    predictions: Int64[np.ndarray, " n"]
+    outputs: Outputs
+    sample: ImageTask | ImageStream
+
+
+def sampled_outputs(
+    model: Model,
+    task: ImageTask | ImageStream,
+    rows: Int64[np.ndarray, " rows"],
+    *,
+    batch_size: int | None = None,
+) -> SampledOutputs:
+    """Run the model on images and keep predictions of all, outputs and pixels of some: each is read once.
+
+    Args:
+        model: An image classifier.
+        task: The images.
+        rows: Those to keep more of, in ascending order.
+        batch_size: Images per pass.
+
+    Raises:
+        NonFiniteError: As `outputs_of`.
+    """
+    ordered, places = task.ascending() if isinstance(task, ImageStream) else (task, torch.arange(task.n))
+    bound = model.bind(ordered)
+    size = choose_batch_size(model, bound, asked=batch_size)
+    chosen = torch.zeros(task.n, dtype=torch.bool)
+    chosen[places[rows]] = True
+    predictions, outputs, pixels = [], [], []
+    for read in bound.decoded(size) if isinstance(bound, ImageStream) else bound.batches(size):
+        found = batch_outputs(model, bound, normalised(bound, read))
+        kept = chosen[read.indices].nonzero().flatten()
+        predictions.append(found.logits.numpy().argmax(1))
+        outputs.append(found.of(kept.numpy()))
+        if isinstance(read, DecodedBatch):
+            pixels.append(read.pixels[kept])
+    back = places[rows].argsort().argsort()  # from the order of reading to that of the rows
+    sample = task.subset(rows.tolist())
+    if isinstance(sample, ImageStream):
+        sample = sample.with_pixels(torch.cat(pixels)[back])
+    return SampledOutputs(
+        predictions=np.concatenate(predictions)[places.numpy()],
+        outputs=_joined(outputs).of(back.numpy()),
+        sample=sample,
+    )
+
+
+def _joined(parts: Sequence[Outputs]) -> Outputs:
+    return Outputs(
+        logits=torch.cat([each.logits for each in parts]),
+        features=np.concatenate([each.features for each in parts]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

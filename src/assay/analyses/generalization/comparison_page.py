@@ -35,6 +35,11 @@ def ranking_comparison_page(document: Document) -> Page:
         kind="comparison of rankings",
         title=f"Metrics over {len(document['rankings'])} targets",
         verdict=verdict,
+        caveats=[
+            f"{each['target']['domain']}: {note}"
+            for each in document["rankings"]
+            for note in words.missing_note(each, len(each["models"]))
+        ],
         sections=[
             Section(title="Correlation of metrics with performance", blocks=blocks),
             *(section for section in more if section.blocks),

@@ -188,7 +188,7 @@ class DomainProbe:
             drift = drift_tests(self.labelled.outputs.of(first), seen.outputs, seed=how.seed)
         moved = rank_shift_map(probe.known_scores, seen.scores, granularity=how.granularity)
         rates = {
-            name: baselines.id_accuracy(seen.all_logits, seen.labels, measure=name)
+            name: baselines.performance_of(seen.predictions, seen.labels, measure=name)
             for name in baselines.MEASURES
         }
         shift = {each.name: getattr(seen.shift, each.name) for each in fields(seen.shift)}

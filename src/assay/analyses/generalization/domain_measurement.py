@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.batches import (
@@ -18,12 +17,13 @@ from assay.analyses.generalization.batches import (
     image_task,
     label_free,
     labels_of,
-    outputs_of,
+    sampled_outputs,
 )
 from assay.analyses.generalization.noise_floor import NoiseFloor, rows_of
 from assay.analyses.generalization.reference import Reference
 from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView, circuit_shifts
 from assay.analyses.generalization.signatures import SIGNATURES
+from assay.analyses.generalization.tables import label_array
 from assay.circuits import EdgeScores
 from assay.core.errors import unknown_name
 from assay.core.random import stream
@@ -92,14 +92,14 @@ class MeasuredDomain(NamedTuple):
         shift: Its numbers.
         scores: The circuit of the batch.
         outputs: Of the batch.
-        all_logits: Of all images.
+        predictions: Of all images.
         labels: Of all images.
     """
 
     shift: DomainShift
     scores: EdgeScores
     outputs: Outputs
-    all_logits: Float64[Tensor, "n c"]
+    predictions: Int64[np.ndarray, " n"]
     labels: Int64[np.ndarray, " n"]
 
 
@@ -157,30 +157,29 @@ class BatchProbe:
             ShapeError: If the reference has a noise floor, and its batches another size.
         """
         task = image_task(self.model, images, self.transform)
-        truth = labels_of(task)
-        seen = outputs_of(self.model, task, batch_size=self.batch_size)
+        truth = label_array(labels_of(task), self.model.n_classes)
         batch = self.reference.batch if isinstance(self.reference, Reference) else None
         size = min(self.n or batch or task.n, task.n)
         rows = np.arange(task.n)
         if size < task.n:
             rows = np.sort(stream(self.seed, f"domains/{name}").permutation(task.n)[:size])
+        seen = sampled_outputs(self.model, task, rows, batch_size=self.batch_size)
         scores = circuit_like(
             self.model,
-            task if size == task.n else task.subset(rows.tolist()),
+            seen.sample,
             self.known_scores,
             per_example=bool(self._floors),
             batch_size=self.batch_size,
         )
-        outputs = seen.of(rows)
-        rate = baselines.id_accuracy
+        rate = baselines.performance_of
         shift = DomainShift(
             domain=name,
             n=size,
-            performance=rate(seen.logits, truth, measure=self.measure),
-            batch_performance=rate(outputs.logits, truth[rows], measure=self.measure),
+            performance=rate(seen.predictions, truth, measure=self.measure),
+            batch_performance=rate(seen.predictions[rows], truth[rows], measure=self.measure),
             shifts=circuit_shifts(self.known_scores, scores, **vars(self.view)),
-            baselines=label_free(outputs, self.labelled),
+            baselines=label_free(seen.outputs, self.labelled),
             excess={key: floor.excess(rows_of(scores)).value for key, floor in self._floors.items()},
             n_labelled=task.n,
         )
-        return MeasuredDomain(shift, scores, outputs, seen.logits, truth)
+        return MeasuredDomain(shift, scores, seen.outputs, seen.predictions, truth)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
 from assay.analyses.generalization import baselines
 from assay.analyses.generalization.accuracy_estimate import AccuracyEstimator
@@ -41,6 +40,7 @@ CLEAN = "clean"
 STACKED = ("spearman", "cosine", "l2")  # distances that accuracy is estimated from, beside all baselines
 DRAWS = 100  # resamples of the images
 UNDIRECTED = ("mde", "alpha-req")  # their sources do not say which way they go with performance
+HELD = 1 << 28  # bytes of pixels, at most, that are held for all corruptions
 LabelledImages = ImageSet | ImageTask | ImageStream
 Progress = Callable[[str, int, int], None]
 
@@ -281,23 +281,30 @@ def measure_domains(
         if progress is not None:
             progress(name, len(shifts), 0)
         found = probe.look(name, images)
-        draws = _resampled(found.all_logits, found.labels, measure, seed)
+        draws = _resampled(found.predictions, found.labels, measure, seed)
         shifts[name] = replace(found.shift, performance_draws=draws)
     if not shifts:
         raise InputError("domains are missing; a threshold needs domains with known performance")
     return tuple(shifts.values())
 
 
+def decoded_once(images: ImageSet | ImageStream) -> ImageSet | ImageStream:
+    """Images that many domains are made of: those of a stream are decoded now, up to 256 MiB of pixels."""
+    if not isinstance(images, ImageStream) or 3 * images.n * math.prod(images.image_size) > HELD:
+        return images
+    return replace(images.held(), workers=images.workers)  # which corrupt them
+
+
 def _resampled(
-    logits: Float[Tensor, "n c"], labels: Int64[np.ndarray, " n"], measure: str, seed: int
+    predictions: Int64[np.ndarray, " n"], labels: Int64[np.ndarray, " n"], measure: str, seed: int
 ) -> tuple[float, ...]:
     """Performance on resamples of the images; equally many images are drawn alike."""
     draws = stream(seed, "domains/resamples").integers(len(labels), size=(DRAWS, len(labels)))
     if measure == "accuracy":
-        correct = (logits.argmax(1).numpy() == labels).astype(np.float64)
+        correct = (predictions == labels).astype(np.float64)
         return tuple(correct[draws].mean(1).round(6).tolist())
     return tuple(
-        round(baselines.id_accuracy(logits[rows], labels[rows], measure=measure), 6) for rows in draws
+        round(baselines.performance_of(predictions[rows], labels[rows], measure=measure), 6) for rows in draws
     )
 
 
@@ -324,8 +331,8 @@ def calibrate_on_corruptions(
         reference: Its circuit on known images, with or without a noise floor.
         images: Labelled images in distribution at the size the model reads, not those of the reference, whose
             shift would be too small: the part `corrupt` of `split_known`. Performance on a domain is that on
-            all of them; an estimate of accuracy needs four batches of them or more. A stream is decoded and
-            corrupted anew for each domain; at most `n` of its images are held.
+            all of them; an estimate of accuracy needs four batches of them or more. A stream of up to 256 MiB
+            of pixels is decoded once and held in 8 bits; a larger one is decoded anew for each domain.
         n: Images of each domain that the shift is measured on. Default: those of a batch of the reference.
         corruptions: Keys. Default: all that are registered.
         labelled: For `atc` and what else learns from known images: the part `learn`. Default: without those
@@ -362,11 +369,12 @@ def calibrate_on_corruptions(
     if n is None:
         task = scores.provenance.get("task") or {}
         n = min(int(scores.provenance.get("batch") or task.get("n") or images.n), images.n)
-    corrupted = ((key, corrupt(images, key, seed=seed, frost_textures=frost_textures)) for key in keys)
+    held = decoded_once(images)
+    corrupted = ((key, corrupt(held, key, seed=seed, frost_textures=frost_textures)) for key in keys)
     clean_domain, *shifts = measure_domains(
         model,
         reference,
-        chain([(CLEAN, images)], corrupted),
+        chain([(CLEAN, held)], corrupted),
         labelled=labelled,
         n=n,
         measure=measure,

@@ -22,6 +22,8 @@ from assay.zoo.scoring import images_hash, score_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from assay.discovery.edges import OutputScores
+
 SCHEMA = "assay-dynamics/1"
 TOLERANCE = 0.1  # of a logarithm: a change of about 10 % either way counts as none
 
@@ -138,18 +140,9 @@ def training_dynamics(
     from assay.discovery.edges import output_scores
 
     checkpoints = dict(run) if isinstance(run, Mapping) else checkpoints_of(run)
-    if not checkpoints:
-        raise InputError("checkpoints are missing; give at least one step")
     settings = settings or CircuitSettings()
     watch, known = dict(watch or {}), dict(known or {})
-    if images.n < 2:
-        raise InputError(
-            f"{images.n} image is too few for circuits, which are compared with the mean of the images; "
-            "give 2 or more"
-        )
-    for name, each in watch.items():
-        if each.labels is None:
-            raise InputError(f"the watched set {name!r} has no labels, but its score needs them")
+    _check_given(checkpoints, images, watch)
     readings, weights = [], {}
     for step, place in sorted(checkpoints.items()):
         model = place if isinstance(place, Model) else load_model(place, device=device, dtype=dtype)
@@ -163,26 +156,12 @@ def training_dynamics(
             per_example=False,
             resamples=RESAMPLES,
         )
-        term = depth_loss(model.graph, scores.values.double(), settings.sets(model.n_layers))
-        interval = None
-        if settings.shallow is None and term.defined:
-            interval = resampled_depth_bias(scores, ratio=float(settings.ratio)).interval()
         before = dict(known.get(step, {}))
         found = {
             name: before[name] if name in before else score_of(model.module, each, rule, device=device)[0]
             for name, each in watch.items()
         }
-        readings.append(
-            DepthReading(
-                step=step,
-                deep=float(term.deep),
-                shallow=float(term.shallow),
-                depth_bias=-float(term.value) if term.defined else math.nan,
-                low=None if interval is None else _finite(interval.low),
-                high=None if interval is None else _finite(interval.high),
-                scores=before | found,
-            )
-        )
+        readings.append(_reading(step, scores, settings, before | found))
     sets = settings.sets(model.n_layers)
     facts = {
         "checkpoints": weights,
@@ -194,6 +173,39 @@ def training_dynamics(
         "estimator": dict(scores.provenance),
     }
     return Dynamics(readings=tuple(readings), facts=facts)
+
+
+def _check_given(checkpoints: Mapping[int, object], images: ImageSet, watch: Mapping[str, ImageSet]) -> None:
+    """Refuse a run without checkpoints, a single image, and watched sets without labels."""
+    if not checkpoints:
+        raise InputError("checkpoints are missing; give at least one step")
+    if images.n < 2:
+        raise InputError(
+            f"{images.n} image is too few for circuits, which are compared with the mean of the images; "
+            "give 2 or more"
+        )
+    for name, each in watch.items():
+        if each.labels is None:
+            raise InputError(f"the watched set {name!r} has no labels, but its score needs them")
+
+
+def _reading(
+    step: int, scores: "OutputScores", settings: CircuitSettings, watched: Mapping[str, float]
+) -> DepthReading:
+    """Both sides of the depth bias of a checkpoint, with an interval where a ratio names the blocks."""
+    term = depth_loss(scores.graph, scores.values.double(), settings.sets(scores.graph.n_layers))
+    interval = None
+    if settings.shallow is None and term.defined:
+        interval = resampled_depth_bias(scores, ratio=float(settings.ratio)).interval()
+    return DepthReading(
+        step=step,
+        deep=float(term.deep),
+        shallow=float(term.shallow),
+        depth_bias=-float(term.value) if term.defined else math.nan,
+        low=None if interval is None else _finite(interval.low),
+        high=None if interval is None else _finite(interval.high),
+        scores=watched,
+    )
 
 
 def _finite(bound: float) -> float | None:

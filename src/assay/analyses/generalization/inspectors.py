@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from assay.analyses.generalization.batches import batch_outputs
+from assay.analyses.generalization.batches import batch_outputs, normalised
 from assay.analyses.generalization.depth_bias import dependency_matrix
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, answers_of
 from assay.analyses.generalization.resampled import matrices
@@ -25,7 +25,6 @@ from assay.execution import Mean, MeanSums, Prepared
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageBatch, ImageInputs, ImageStream
-from assay.tasks.image_stream import DecodedBatch
 
 
 ARITHMETIC = ("mean", "std", "rescale")  # of a transform: applied to decoded pixels
@@ -196,14 +195,7 @@ def shared_batches(tasks: Sequence[ImageInputs], size: int) -> Iterator[list[Ima
     ]
     for pieces in zip(*reads, strict=True):
         read = dict(zip(first, pieces, strict=True))
-        yield [_normalised(task, read[key]) for key, task in zip(keys, tasks, strict=True)]
-
-
-def _normalised(task: ImageInputs, some: DecodedBatch | ImageBatch) -> ImageBatch:
-    if isinstance(some, DecodedBatch):
-        assert isinstance(task, ImageStream)  # only streams decode
-        return task.normalised(some)
-    return some
+        yield [normalised(task, read[key]) for key, task in zip(keys, tasks, strict=True)]
 
 
 def _reading(task: ImageInputs, place: int) -> str:

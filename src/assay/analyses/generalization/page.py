@@ -29,10 +29,9 @@ from assay.page.text import (
     Text,
     bold,
     code,
-    interval,
+    estimate,
     number,
     percent,
-    precision,
     quiet,
     record_text,
 )
@@ -67,17 +66,12 @@ def ranking_page(document: Document) -> Page:
         sections=[section for section in sections if section.blocks],
         facts=[
             ("result", code(document["id"])),
-            ("target", _data(target)),
-            *([("own domain", _data(document["known"]))] if document.get("known") else []),
+            ("target", words.data_text(target)),
+            *([("own domain", words.data_text(document["known"]))] if document.get("known") else []),
         ],
         records=[provenance(document)],
         style="rank",
     )
-
-
-def _data(data: Document) -> Text:
-    name = f"{data['name']} {data['domain']} "
-    return (name, quiet("hash of the data"), " ", code((data.get("data_hash") or "")[:16]))
 
 
 def provenance(document: Document) -> Details:
@@ -140,12 +134,11 @@ def _cell(row: Document) -> Cell:
     reason = "" if None not in (row["value"], low) else str(row["reason"] or "").replace("_", " ")
     if row["value"] is None:
         return Cell(text=quiet("undefined"), title=reason)
-    digits = precision(low, high)
-    value: Text = number(row["value"], digits)
-    value = bold(value) if rank == 1 else value
+    shown, between = estimate(row["value"], low, high)
+    value: Text = bold(shown) if rank == 1 else shown
     return Cell(
         text=value if rank is None else (value, " ", Span(f"#{rank:g}", "place")),
-        below=interval(low, high, digits) or "no interval",
+        below=between or "no interval",
         title=reason,
     )
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from assay.analyses.generalization import rank_plots as plots
+from assay.analyses.generalization.rank_words import data_text, missing_note
 from assay.page.blocks import Cell, Code, Details, Figure, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
 from assay.page.text import (
@@ -12,11 +13,10 @@ from assay.page.text import (
     Text,
     bold,
     code,
-    interval,
+    estimate,
     number,
     percent,
     plural,
-    precision,
     quiet,
     record_text,
 )
@@ -74,8 +74,7 @@ def stable_pick_page(document: Document) -> Page:
         facts=[
             ("result", code(document["id"])),
             ("passes", f"{number(document['passes'])}" + (f" of {number(budget)}" if budget else "")),
-            ("target", (f"{target['name']} {target['domain']} ", quiet("hash of the data"), " ",
-                        code((target.get("data_hash") or "")[:16]))),
+            ("target", data_text(target)),
         ],
         records=[
             Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))]),
@@ -85,11 +84,13 @@ def stable_pick_page(document: Document) -> Page:
 
 
 def _caveats(document: Document) -> list[str]:
+    notes = missing_note(document, len(document["names"]))
     if document["decided"]:
-        return []
+        return notes
     return [
+        *notes,
         "The models that remain are not shown to be equal: more images may still decide between them."
-        + (" Raise --budget to go on." if document["stopped"] == "budget" else "")
+        + (" Raise --budget to go on." if document["stopped"] == "budget" else ""),
     ]
 
 
@@ -112,10 +113,10 @@ def _models(document: Document) -> Table:
     rows: list[list[Cell | Text]] = []
     for name in order:
         n, row, by = last[name]
-        digits = precision(row["low"], row["high"])
+        shown, between = estimate(row["value"], row["low"], row["high"])
         value = Cell(
-            text=number(row["value"], digits) if row["value"] is not None else quiet("undefined"),
-            below=interval(row["low"], row["high"], digits) or "no interval",
+            text=shown if row["value"] is not None else quiet("undefined"),
+            below=between or "no interval",
         )
         state = "dropped" if by else "may still be the best"
         if name == document["pick"]:

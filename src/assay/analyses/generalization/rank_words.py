@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.page import text as words
+from assay.zoo.archive import missing_text
 
 
 FEW_MODELS = 12  # below that, correlations over models are anecdotes
@@ -70,7 +71,7 @@ def verdict(document: Document) -> str:
 
 def caveats(document: Document) -> list[str]:
     """What to mind before the table is believed."""
-    notes = []
+    notes = missing_note(document, len(document["models"]))
     if document["performance"] is None:
         told = any(metric.get("elsewhere") is not None for metric in document["metrics"])
         notes.append(
@@ -92,6 +93,19 @@ def caveats(document: Document) -> list[str]:
     if n < FEW_IMAGES:
         notes.append(f"With {n} images, differences between models may be due to the choice of images.")
     return notes
+
+
+def missing_note(document: Document, n_models: int) -> list[str]:
+    """That models of the zoo are not among those ranked; nothing where all are."""
+    text = missing_text(document.get("missing") or {}, n_models)
+    return [f"{text}."] if text else []
+
+
+def data_text(data: Document) -> words.Text:
+    """Images as the foot of a page names them: name and domain, once where they are the same, and hash."""
+    name = " ".join(dict.fromkeys(each for each in (data["name"], data["domain"]) if each))
+    shown = words.code((data.get("data_hash") or "")[:16])
+    return (f"{name} ", words.quiet("hash of the data"), " ", shown)
 
 
 def arrow(metric: Document) -> str:

@@ -23,7 +23,14 @@ from assay.analyses.generalization.model_pool import model_groups
 from assay.analyses.generalization.picking import RankedMetric, column_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
 from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS, affordable_transport
-from assay.analyses.generalization.ranking_inputs import Images, Models, named_loaders, shared, task_for
+from assay.analyses.generalization.ranking_inputs import (
+    Images,
+    Models,
+    missing_models,
+    named_loaders,
+    shared,
+    task_for,
+)
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError, unknown_name
 from assay.models import Model
@@ -47,6 +54,7 @@ def rank_models(
     level: float = 0.95,
     elsewhere: Sequence[Ranking] = (),
     families: Mapping[str, str] | None = None,
+    missing: Mapping[str, str] | None = None,
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
@@ -76,6 +84,8 @@ def rank_models(
         elsewhere: Rankings of the same models on other, labelled domains: they tell what picking by a metric
             cost there, which is all that can be said about regret where the target has no labels.
         families: Name of a model -> what it started from, e.g. its initialisation; for tables by that.
+        missing: Name of a model that should be among them -> why it is not. Default: the models of the zoo
+            whose training is not done.
         cache: Folder in which what each model showed is kept under the hash of weights, images and settings;
             an interrupted call goes on from there.
         progress: Called with a stage, models done and models in all.
@@ -126,7 +136,7 @@ def rank_models(
         done += len(group)
     if progress is not None:
         progress("inspect models", len(loaders), len(loaders))
-    ranking = judged.ranking()
+    ranking = replace(judged.ranking(), missing=missing_models(models) if missing is None else missing)
     return replace(ranking, families=tuple(families[name] for name in ranking.names)) if families else ranking
 
 

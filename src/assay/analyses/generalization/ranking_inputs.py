@@ -32,7 +32,7 @@ def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
     """Names and functions that give the models; a list of models is named by their ids, numbered where equal.
 
     Raises:
-        InputError: For fewer than 2 models.
+        InputError: For fewer than 2 models; of a zoo it names those that are missing.
     """
     if isinstance(models, str | Path):
         models = Zoo.open(models)
@@ -40,6 +40,7 @@ def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
     if isinstance(models, Mapping):
         loaders = [(name, _loader(each)) for name, each in models.items()]
     elif isinstance(models, Zoo):
+        models.check_done(2)
         loaders = [(key, functools.partial(models.load, key)) for key in models.keys]
     elif isinstance(models, Sequence):
         ids = [each.id if isinstance(each, Model) else str(each) for each in models]
@@ -56,6 +57,13 @@ def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
     if len(loaders) < 2:
         raise InputError(f"got {len(loaders)} model(s); give at least 2 to rank")
     return loaders
+
+
+def missing_models(models: Models) -> dict[str, str]:
+    """Models of a zoo that are planned and not trained -> their state; of other models none."""
+    if isinstance(models, str | Path):
+        models = Zoo.open(models)
+    return models.missing if isinstance(models, Zoo) else {}
 
 
 def _loader(model: object) -> Callable[[], Model]:

@@ -56,6 +56,7 @@ class Ranking(display.Shown, Record):
         settings: How scores were measured and images drawn.
         level: Coverage of the intervals.
         families: What each model started from, e.g. its initialisation; empty if not told.
+        missing: Model that should be here -> why it is not, e.g. because its training is not done.
     """
 
     drawn_by = "assay.analyses.generalization.rank_plots:plot_ranking"
@@ -64,6 +65,7 @@ class Ranking(display.Shown, Record):
     record_layout = {
         **same("id", "target", "known", "measure", "ratio", "level", "resampled"),
         "models": "_models_entry",
+        "missing": "missing",
         "performance": "performance.rows",
         "metrics": "columns.values",
         "absent": "_absent_entry",
@@ -87,6 +89,7 @@ class Ranking(display.Shown, Record):
     level: float = 0.95
     costs: Mapping[str, Any] = field(default_factory=dict)
     families: tuple[str, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (

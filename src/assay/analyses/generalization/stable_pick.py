@@ -16,7 +16,14 @@ from assay.analyses.generalization.model_pool import ModelPool
 from assay.analyses.generalization.picking import METRIC_FACTS
 from assay.analyses.generalization.predictor import PREDICTORS, Predictor
 from assay.analyses.generalization.ranking import Progress, rank_models
-from assay.analyses.generalization.ranking_inputs import Images, Models, named_loaders, shared, task_for
+from assay.analyses.generalization.ranking_inputs import (
+    Images,
+    Models,
+    missing_models,
+    named_loaders,
+    shared,
+    task_for,
+)
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core import display
 from assay.core.errors import InputError
@@ -75,6 +82,7 @@ class StablePick(display.Shown, Record):
         settings: How scores were measured and images drawn.
         rule: Layers that the depth bias compares.
         models_made: What each model is, by name.
+        missing: Model that should be among them -> why it is not, as in `Ranking`.
     """
 
     drawn_by = "assay.analyses.generalization.rank_plots:plot_pick"
@@ -83,7 +91,7 @@ class StablePick(display.Shown, Record):
     record_layout = {
         "id": "id",
         "metric": "_metric_entry",
-        **same("names", "looks", "pick", "chance", "remaining", "decided", "stopped"),
+        **same("names", "missing", "looks", "pick", "chance", "remaining", "decided", "stopped"),
         **same("n", "images", "passes", "budget", "error", "target", "provenance"),
     }
 
@@ -103,6 +111,7 @@ class StablePick(display.Shown, Record):
     settings: InspectionSettings
     rule: DepthRule
     models_made: Mapping[str, Any]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
@@ -176,6 +185,7 @@ def pick_until_stable(
     error: float = ERROR,
     first: int = FIRST_LOOK,
     budget: int | None = None,
+    missing: Mapping[str, str] | None = None,
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> StablePick:
@@ -202,6 +212,7 @@ def pick_until_stable(
         budget: Passes of one image through one model that may be spent; a look that would take more is not
             begun. A backward pass counts as one, too. So do passes on the own domain, at every look; at the
             first alone with `cache`. What the cache holds from earlier calls counts as if it had to be run.
+        missing: As in `rank_models`.
         cache: Folder of inspections.
         progress: Called with a stage, models done and models in all.
 
@@ -236,7 +247,8 @@ def pick_until_stable(
         further={"id_data": id_data, "cache": cache},
         progress=progress,
     )
-    return race.run(whole, first, error)
+    lacking = missing_models(models) if missing is None else missing
+    return replace(race.run(whole, first, error), missing=lacking)
 
 
 @dataclass(frozen=True, kw_only=True)

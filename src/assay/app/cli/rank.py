@@ -128,6 +128,7 @@ def _lineups(settings: RankSettings) -> "list[Lineup]":
     from assay.pipeline.ranking import Lineup
     from assay.pipeline.targets import known_target, targets
     from assay.zoo import Zoo
+    from assay.zoo.archive import missing_text
 
     if len(settings.id_images) not in (0, max(1, len(settings.zoo))):
         raise InputError(
@@ -158,6 +159,8 @@ def _lineups(settings: RankSettings) -> "list[Lineup]":
                 prefix=f"{zoo.name}/" if len(zoos) > 1 else "",
             )
         )
+        if zoo.missing:
+            remark(f"{zoo.path}: {missing_text(zoo.missing, len(zoo.keys))}")
     return found
 
 

@@ -325,12 +325,12 @@ def _show_outcome(
 def _row(name: str, result: "ResultSummary") -> list[str]:
     from assay.page import text as words
 
-    digits = words.precision(result.low, result.high)
+    shown, between = words.estimate(result.value, result.low, result.high)
     return [
         name,
         result.metric or result.name or result.kind,
-        "" if result.value is None else words.number(result.value, digits),
-        words.interval(result.low, result.high, digits),
+        "" if result.value is None else shown,
+        between,
         "" if result.n is None else f"{result.n:,}",
         result.status or "",
         result.id,

@@ -233,9 +233,8 @@ def _domains(zoo: "Zoo", settings: IndexSettings) -> "tuple[list[ImageSet], Imag
 
     if zoo.path == EMBEDDED and settings.out is None:
         raise InputError("the embedded zoo is read-only. Pass --out to write to another directory")
-    first = zoo.load(zoo.keys[0]) if zoo.keys else None
-    if first is None:
-        raise InputError(f"the zoo {zoo.name!r} does not have a trained model yet; run `assay zoo train`")
+    zoo.check_done()
+    first = zoo.load(zoo.keys[0])
     side = settings.size
     transform = EvalTransform.for_model(first) if side is None else EvalTransform(resize=(side, side))
     read: dict[str, Any] = {"transform": transform, "classes": zoo.classes or first.classes}

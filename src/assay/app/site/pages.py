@@ -88,15 +88,15 @@ def _ordered(name: str, order: str, address: Any) -> Column:
 def _row(summary: ResultSummary) -> list[Cell | Text]:
     """A result as a line of a list."""
     row = bounded(row_of(summary), limit=200)
-    digits = words.precision(row["low"], row["high"])
+    shown, between = words.estimate(row["value"], row["low"], row["high"])
     status = row["status"] or ""
-    value = "" if row["value"] is None else number(float(row["value"]), digits)
+    value = "" if row["value"] is None else shown
     return [
         result_link(row["id"]),
         *(row[name] or "" for name in COLUMNS[: COLUMNS.index("n")]),
         "" if row["n"] is None else number(row["n"]),
         "" if row["seed"] is None else str(row["seed"]),
-        (value, " ", quiet(words.interval(row["low"], row["high"], digits))),
+        (value, " ", quiet(between)),
         Cell(status="" if status == "none" else status),
         Cell(text=row["created"][:16].replace("T", " "), style="quiet"),
     ]
