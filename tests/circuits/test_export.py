@@ -210,13 +210,13 @@ def test_a_roles_file_that_does_not_fit_is_refused(graph: Graph, tmp_path: Path)
         NodeRoles(graph=graph, labels={"a9.h0": "x"})
     wrong = tmp_path / "wrong.json"
     for text, message in (
-        ("{", "is not JSON"),
-        ("[]", "is not a roles file"),
+        ("{", "is not a JSON file of roles"),
+        ("[]", "is not a JSON file of roles.*: it holds a list"),
         ('{"schema": "assay-roles/1"}', "is not a roles file"),
         (json.dumps({"schema": "other"}), "its schema is not"),
     ):
         wrong.write_text(text)
         with pytest.raises(FileFormatError, match=message):
             load_roles(wrong, graph)
-    with pytest.raises(FileFormatError, match="does not exist"):
+    with pytest.raises(FileFormatError, match="cannot read .*none.json: No such file"):
         load_roles(tmp_path / "none.json", graph)

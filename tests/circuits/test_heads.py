@@ -227,7 +227,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         load_head_circuit(tmp_path / "absent.json")
     path = tmp_path / "list.json"
     path.write_text("[]")
-    with pytest.raises(FileFormatError, match="holds a JSON list"):
+    with pytest.raises(FileFormatError, match="is not a JSON file of schema .*: it holds a list"):
         load_head_circuit(path)
 
 

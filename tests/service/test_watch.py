@@ -118,8 +118,8 @@ def test_a_file_of_options_may_spell_them_either_way(tmp_path: Path) -> None:
         ("[moniter]\nwindow = 8", UnknownNameError, "unknown option of a monitor"),
         ("window = 'eight'", InputError, "window in .*: .*integer"),
         ("monitor = 3", InputError, "must be a table"),
-        ("window = ", FileFormatError, "cannot read"),
-        ("\x00", FileFormatError, "cannot read"),
+        ("window = ", FileFormatError, "is not a TOML file of options"),
+        ("\x00", FileFormatError, "is not a TOML file of options"),
     ],
 )
 def test_a_wrong_file_of_options_is_refused(

@@ -256,13 +256,13 @@ def test_hub_ids_and_folders_pass(folder: Path) -> None:
 
 
 def test_a_file_that_is_no_toml_is_refused_with_the_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"my-plan.toml is not a TOML file: .*line 2"):
+    with pytest.raises(InputError, match=r"my-plan.toml is not a TOML file of a plan: .*line 2"):
         read_plan(write(tmp_path, "n = 3\nmodels = mini\n"))
     path = write(tmp_path, "")
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="not a TOML file"):
         read_plan(path)
-    with pytest.raises(InputError, match="cannot read the plan .*: No such file"):
+    with pytest.raises(InputError, match="cannot read .*: No such file"):
         read_plan(tmp_path / "absent.toml")
 
 

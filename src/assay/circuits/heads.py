@@ -21,7 +21,7 @@ from jaxtyping import Bool
 
 from assay.core.errors import AssayWarning, FileFormatError, InputError, unknown_name
 from assay.core.record import Record, same
-from assay.core.untrusted import malformed, parse_json
+from assay.core.untrusted import malformed, read_object
 
 
 Head = tuple[int, int]
@@ -293,12 +293,7 @@ def load_head_circuit(source: str | Path) -> HeadCircuit:
         if "/" not in source and not source.endswith(".json") and not Path(source).exists():
             raise unknown_name("head circuit", source, names)
     path = Path(source)
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path} as a head-circuit JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise FileFormatError(f"{path} holds a JSON {type(content).__name__}, not a {SCHEMA} object")
+    content = read_object(path, f"a JSON file of schema {SCHEMA}")
     with malformed(path, f"a {SCHEMA} file"):
         return HeadCircuit.from_dict(content, origin=path.name)
 

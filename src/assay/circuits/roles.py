@@ -9,7 +9,7 @@ from typing import Any
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import write_atomically
 from assay.core.errors import FileFormatError, GraphMismatchError, UnknownNameError, near_matches
-from assay.core.untrusted import malformed, parse_json
+from assay.core.untrusted import malformed, read_object
 from assay.graph import Graph
 
 
@@ -80,13 +80,8 @@ def load_roles(path: str | Path, graph: Graph) -> NodeRoles:
         UnknownNameError: If it names a node that the graph does not have.
     """
     place = Path(path)
-    if not place.is_file():
-        raise FileFormatError(f"{place} does not exist; expected a roles file, saved by the circuit viewer")
-    try:
-        content = parse_json(place.read_bytes())
-    except ValueError as error:
-        raise FileFormatError(f"{place} is not JSON ({error}); expected a roles file") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+    content = read_object(place, "a JSON file of roles, saved by the circuit viewer")
+    if content.get("schema") != SCHEMA:
         raise FileFormatError(
             f"{place} is not a roles file: its schema is not {SCHEMA!r}; save one in the circuit viewer or "
             "with NodeRoles.save"

@@ -90,6 +90,41 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
+def is_json(text: str | bytes) -> bool:
+    """Whether a text is a JSON document."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_object(
+    path: Path,
+    what: str = "a JSON file",
+    *,
+    parse: Callable[[str], Any] = parse_json,
+    error: type[AssayError] = FileFormatError,
+) -> dict[str, Any]:
+    """The object that a file of JSON, or of another format, holds.
+
+    Args:
+        path: The file.
+        what: What it should be, with its article.
+        parse: From its text, UTF-8, to what it holds; a ValueError says why it is not of the format.
+        error: Raised for a file that cannot be read, is not of the format, or holds something else.
+    """
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise error(f"cannot read {path}: {failure.strerror or failure}; give {what}") from failure
+    except ValueError as failure:  # not of the format, or not UTF-8
+        raise error(f"{path} is not {what}: {failure}") from failure
+    if not isinstance(content, dict):
+        raise error(f"{path} is not {what}: it holds a {type(content).__name__}")
+    return content
+
+
 @contextmanager
 def malformed(path: object, what: str) -> Iterator[None]:
     """Failures of ordinary code over the content of a file become one error that names the file.

@@ -229,7 +229,13 @@ def compile_plan(
     clean, ablated = source_types(graph, mask, coupling=coupling, frozen=frozen)
     kept = mask & ~ablated[:, None] if resample else mask.clone()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
-    kept = kept & somewhere[:, None]
+    live = _Live(
+        graph=graph,
+        kept=kept & somewhere[:, None],
+        everywhere=everywhere,
+        somewhere=somewhere,
+        computed=somewhere & ~clean,
+    )
     upstream_clean = (~graph.valid | (mask & clean[:, None])).all(0)
     plan = CompiledMask(
         graph=graph,
@@ -239,12 +245,11 @@ def compile_plan(
         somewhere=somewhere,
         attention=[],
         mlp=[],
-        logits=_inlet(graph, kept, somewhere, graph.n_targets - 1, everywhere=pools),
+        logits=live.inlet(graph.n_targets - 1, everywhere=pools),
     )
-    computed = somewhere & ~clean
     for layer in range(graph.n_layers):
-        plan.attention.append(_attention_step(graph, layer, kept, everywhere, somewhere, computed, coupling))
-        plan.mlp.append(_mlp_steps(graph, layer, kept, everywhere, somewhere, computed))
+        plan.attention.append(_attention_step(live, layer, coupling))
+        plan.mlp.append(_mlp_steps(live, layer))
     return plan
 
 
@@ -279,65 +284,54 @@ def _liveness(
     return everywhere, somewhere
 
 
-def _inlet(
-    graph: Graph,
-    kept: Bool[Tensor, "n_sources n_targets"],
-    live: Bool[Tensor, " n_sources"],
-    column: int,
-    *,
-    everywhere: bool,
-) -> Inlet:
-    """Kept sources of a target, or the cut ones where that list is shorter."""
-    plus = kept[:, column]
-    minus = graph.valid[:, column] & live & ~plus
-    if int(plus.sum()) <= int(minus.sum()) + 1:
-        return Inlet(everywhere=everywhere, from_total=False, terms=tuple(plus.nonzero().squeeze(1).tolist()))
-    return Inlet(everywhere=everywhere, from_total=True, terms=tuple(minus.nonzero().squeeze(1).tolist()))
+@dataclass(frozen=True, kw_only=True)
+class _Live:
+    """What is needed of a mask: edges, and sources at all positions, at all, and beyond a plain pass."""
+
+    graph: Graph
+    kept: Bool[Tensor, "n_sources n_targets"]
+    everywhere: Bool[Tensor, " n_sources"]
+    somewhere: Bool[Tensor, " n_sources"]
+    computed: Bool[Tensor, " n_sources"]
+
+    def inlet(self, column: int, *, everywhere: bool) -> Inlet:
+        """Kept sources of a target, or the cut ones where that list is shorter."""
+        plus = self.kept[:, column]
+        written = self.everywhere if everywhere else self.somewhere
+        minus = self.graph.valid[:, column] & written & ~plus
+        from_total = int(plus.sum()) > int(minus.sum()) + 1
+        terms = (minus if from_total else plus).nonzero().squeeze(1).tolist()
+        return Inlet(everywhere=everywhere, from_total=from_total, terms=tuple(terms))
 
 
-def _mlp_steps(
-    graph: Graph,
-    layer: int,
-    kept: Bool[Tensor, "n_sources n_targets"],
-    everywhere: Bool[Tensor, " n_sources"],
-    somewhere: Bool[Tensor, " n_sources"],
-    computed: Bool[Tensor, " n_sources"],
-) -> dict[int, MlpStep]:
-    steps = {}
+def _mlp_steps(live: _Live, layer: int) -> dict[int, MlpStep]:
+    steps, graph = {}, live.graph
     for expert in range(graph.n_mlps):
         row, column = graph.mlp_source(layer, expert), graph.mlp_target(layer, expert)
-        if computed[row]:
-            needed = bool(everywhere[row])
-            inlet = _inlet(graph, kept, everywhere if needed else somewhere, column, everywhere=needed)
+        if live.computed[row]:
+            inlet = live.inlet(column, everywhere=bool(live.everywhere[row]))
             steps[row] = MlpStep(layer=layer, inlet=inlet, expert=expert)
     return steps
 
 
-def _attention_step(
-    graph: Graph,
-    layer: int,
-    kept: Bool[Tensor, "n_sources n_targets"],
-    everywhere: Bool[Tensor, " n_sources"],
-    somewhere: Bool[Tensor, " n_sources"],
-    computed: Bool[Tensor, " n_sources"],
-    coupling: Coupling,
-) -> AttentionStep | None:
+def _attention_step(live: _Live, layer: int, coupling: Coupling) -> AttentionStep | None:
+    graph = live.graph
     first = graph.head_source(layer)
-    live = [head for head in range(graph.n_heads) if computed[first + head]]
-    if not live:
+    heads = [head for head in range(graph.n_heads) if live.computed[first + head]]
+    if not heads:
         return None
-    full = [head for head in live if everywhere[first + head]]
+    full = [head for head in heads if live.everywhere[first + head]]
     if coupling == "heads":
-        live = list(range(graph.n_heads))
-        full = live if full else []
-    last = [head for head in live if head not in full]
+        heads = list(range(graph.n_heads))
+        full = heads if full else []
+    last = [head for head in heads if head not in full]
     step = AttentionStep(layer=layer, heads=(*full, *last), n_everywhere=len(full))
     places: dict[Inlet, int] = {}
     reads: dict[str, dict[int, int]] = defaultdict(dict)
 
     def note(channel: str, head: int, needed: bool) -> None:
         column = graph.channel_target(layer, channel, head)
-        inlet = _inlet(graph, kept, everywhere if needed else somewhere, column, everywhere=needed)
+        inlet = live.inlet(column, everywhere=needed)
         index = places.setdefault(inlet, len(places))
         if index == len(step.inlets):
             step.inlets.append(inlet)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from assay.core.errors import AssayError, FileFormatError, UnsafeFileError
-from assay.core.untrusted import MALFORMED, printable
+from assay.core.untrusted import MALFORMED, printable, read_object
 from assay.models.placing import Device, DeviceMap, NumberType, choose_device, choose_dtype, place_parts
 from assay.models.recognition import family_of_type, refuse_config
 from assay.models.streaming import streamed
@@ -21,7 +21,6 @@ from assay.models.weight_files import (
     WEIGHTS,
     check_shapes,
     check_sizes,
-    read_json,
     stored_dtype,
     weight_files,
 )
@@ -48,13 +47,13 @@ def without_progress_bars() -> Iterator[None]:
 def image_processor(directory: Path) -> dict[str, Any] | None:
     """The stored `preprocessor_config.json`; None if there is none."""
     path = directory / "preprocessor_config.json"
-    return read_json(path) if path.is_file() else None
+    return read_object(path) if path.is_file() else None
 
 
 def check_description(directory: Path, name: str | None = None) -> None:
     """Refuse a `config.json` that names its own weights, or of a model (`name`) that is not served."""
     path = directory / "config.json"
-    config = read_json(path)
+    config = read_object(path)
     if (named := config.get("transformers_weights")) is not None:
         raise UnsafeFileError(
             f"{path} names its own weight files ({printable(repr(named))[:200]}), but weights are read "
@@ -184,7 +183,7 @@ def _refuse_missing(location: str, info: dict[str, Any], n_weights: int) -> None
 def _tokenizer_class(directory: Path) -> str | None:
     """The class that the tokenizer of a directory names; None where that is left to the model type."""
     described = directory / "tokenizer_config.json"
-    return read_json(described).get("tokenizer_class") if described.is_file() else None
+    return read_object(described).get("tokenizer_class") if described.is_file() else None
 
 
 def stored_tokenizer(directory: Path) -> Any:

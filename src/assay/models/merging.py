@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from assay.core.errors import FileFormatError, MissingExtraError, UnsafeFileError, UnsupportedModelError
 from assay.core.extras import install_command
-from assay.core.untrusted import MALFORMED, printable, refuse_pickle
-from assay.models.weight_files import read_json
+from assay.core.untrusted import MALFORMED, printable, read_object, refuse_pickle
 
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -177,7 +176,7 @@ def base_of(directory: Path, name: str) -> Base:
     Raises:
         FileFormatError: If the adapter names none.
     """
-    config = read_json(directory / CONFIG)
+    config = read_object(directory / CONFIG)
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if (directory / "config.json").is_file():
         raise FileFormatError(
@@ -212,7 +211,7 @@ def attach(module: nn.Module, directory: Path) -> nn.Module:
             f"{directory} is an adapter of PEFT, which cannot be imported ({error}); install it with "
             f"{install_command('adapters')}"
         ) from error
-    config, file = read_json(directory / CONFIG), directory / WEIGHTS
+    config, file = read_object(directory / CONFIG), directory / WEIGHTS
     served = _READ | _WITHOUT_EFFECT
     kind, more = config.get("peft_type"), sorted(name for name in config.keys() - served if config[name])
     if config.get("init_lora_weights") not in _STARTS:

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from assay.core.errors import AssayError, FileFormatError, UnsafeFileError, UnsupportedModelError
-from assay.core.untrusted import refuse_pickle
+from assay.core.untrusted import read_object, refuse_pickle
 from assay.models.adapter import FAMILIES
 from assay.models.family import pair
 from assay.models.timm_import import timm_create_model
 from assay.models.timm_reading import is_timm
-from assay.models.weight_files import check_shapes, check_sizes, read_json, weight_files
+from assay.models.weight_files import check_shapes, check_sizes, weight_files
 
 
 def short_name(source: str) -> str:
@@ -26,7 +26,7 @@ def short_name(source: str) -> str:
 
 def is_timm_directory(path: Path) -> bool:
     """Whether `config.json` is timm's: it names an architecture and no model type."""
-    config = read_json(path / "config.json")
+    config = read_object(path / "config.json")
     return "architecture" in config and "model_type" not in config
 
 

@@ -15,7 +15,7 @@ from assay.core.errors import (
     FileFormatError,
     UnsafeFileError,
 )
-from assay.core.untrusted import MALFORMED, parse_json, printable, refuse_pickle
+from assay.core.untrusted import MALFORMED, printable, read_object, refuse_pickle
 from assay.models import families  # noqa: F401 - its modules register themselves
 
 
@@ -27,17 +27,6 @@ _NO_DIMENSION = re.compile(
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object of a file."""
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path} as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise FileFormatError(f"{path} holds {type(content).__name__}; expected a JSON object")
-    return content
 
 
 def weight_files(directory: Path, *, timm: bool, allow_pickle: bool) -> list[Path]:
@@ -65,7 +54,7 @@ def weight_files(directory: Path, *, timm: bool, allow_pickle: bool) -> list[Pat
 
 def shard_names(index: Path) -> list[str]:
     """Names of the files of an index, each once."""
-    named = read_json(index).get("weight_map")
+    named = read_object(index).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(each, str) for each in named.values()):
         raise FileFormatError(f"{index} lacks the table 'weight_map' from weights to file names")
     return sorted(set(named.values()))
@@ -144,7 +133,7 @@ def check_sizes(config: Path, files: Sequence[Path], *, timm: bool = False) -> l
     size = sum(each.stat().st_size for each in files)
     tensors = size if pickled else len(shapes)
     elements = size if pickled else sum(map(math.prod, shapes))
-    content = read_json(config)
+    content = read_object(config)
     arguments = content.get("model_args")
     for name, least in _least_sizes(content | (arguments if isinstance(arguments, dict) else {})):
         if least > (tensors if name == "layers" else elements):

@@ -7,7 +7,6 @@ Ray is asked for places to run and nothing else.
 import contextlib
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from assay.core.errors import AssayError
 from assay.core.extras import needs_extra
 from assay.core.machine import usable_cores
+from assay.core.signals import handled
 from assay.pipeline.failures import Fault
 from assay.pipeline.limits import Limits
 from assay.pipeline.schedule import Executor
@@ -187,7 +187,9 @@ class RayWorkers(Executor):
                 limits.memory is not None
             ):  # as for local processes: the budget of each, not a share of what is there
                 options["_memory"] = workers * limits.memory
-        with _environment(_ENVIRONMENT | (_ALONE if alone else {})), _same_sigterm():
+        # Ray puts a handler of its own in place, which ends the process at once.
+        same_sigterm = handled(None, signal.SIGTERM)
+        with _environment(_ENVIRONMENT | (_ALONE if alone else {})), same_sigterm:
             try:
                 self._ray.init(address=self._address, **options)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -249,16 +251,3 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
     finally:
         for name in new:
             del os.environ[name]
-
-
-@contextlib.contextmanager
-def _same_sigterm() -> Iterator[None]:
-    """Keep the caller's handling of SIGTERM: Ray puts its own in place, which ends the process at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from assay.core.errors import InputError, UnknownNameError, near_matches
-from assay.core.untrusted import parse_toml, printable
+from assay.core.untrusted import parse_toml, printable, read_object
 from assay.pipeline.limits import Limits
 from assay.pipeline.plan import (
     DEFAULT_TARGET,
@@ -38,14 +38,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
             not.
     """
     path = Path(path)
-    try:
-        content = parse_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"cannot read the plan {path}: {error.strerror or error}; give a TOML file"
-        ) from error
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise InputError(f"{path} is not a TOML file: {error}") from error
+    content = read_object(path, "a TOML file of a plan", parse=parse_toml, error=InputError)
     content.setdefault("name", path.stem)
     return parse_plan(content, origin=path.name, folder=path.parent)
 

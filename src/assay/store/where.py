@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.core.errors import InputError, UnknownNameError, unknown_name
+from assay.core.untrusted import is_json
 from assay.store.about import COLUMNS, COUNTS, NUMBERS
 
 
@@ -156,19 +157,11 @@ def _check_single(written: str, text: str, *, close: bool) -> None:
             f"{text!r} has none of the operators {' '.join(OPERATORS)}; write one of them, and a value that "
             f"begins with {written[0]} in double quotes"
         )
-    if not (written.startswith('"') and _is_json(written)) and _JOINED.search(written):
+    if not (written.startswith('"') and is_json(written)) and _JOINED.search(written):
         raise InputError(
             f"{text!r} looks like several conditions; give each separately (--where CONDITION --where "
             "CONDITION; all must hold), or put the value in double quotes if it is one text"
         )
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _unknown_column(name: str) -> UnknownNameError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,13 +106,18 @@ def find_domains(
     if is_shapes(source):
         wanted = str(source).partition(":")[2]
         return [
-            DomainSource(name=name, labelled=True, find=_drawn(name, start, drawn))
+            DomainSource(
+                name=name, labelled=True, find=_drawn(partial(draw_shapes, name, start=start), drawn)
+            )
             for name in ([wanted] if wanted else sorted(SHAPE_DOMAINS))
         ]
     if (digits := digits_source(source)) is not None:
+        draw = partial(draw_digits, split="test", start=start)
         return [
             DomainSource(
-                name=f"agreement-{agreement:g}", labelled=True, find=_drawn_digits(agreement, start, drawn)
+                name=f"agreement-{agreement:g}",
+                labelled=True,
+                find=_drawn(partial(draw, agreement=agreement), drawn),
             )
             for agreement in sorted(digits.domains)
         ]
@@ -170,20 +176,13 @@ def read_source(
     return {each.name: each.read(options, classes) for each in domains}
 
 
-def _drawn(name: str, start: int, drawn: int) -> Find:
+def _drawn(draw: Callable[..., ImageSet], drawn: int) -> Find:
+    """What `draw` makes of a number of images, a seed and a size."""
+
     def read(options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
         n = drawn if options.n is None else options.n
         side = _square(options.transform or EvalTransform(resize=None))
-        return draw_shapes(name, n, seed=options.seed, size=side, start=start)
-
-    return read
-
-
-def _drawn_digits(agreement: float, start: int, drawn: int) -> Find:
-    def read(options: ReadOptions, classes: Sequence[str] | None) -> ImageSet:
-        n = drawn if options.n is None else options.n
-        side = _square(options.transform or EvalTransform(resize=None))
-        return draw_digits(n, agreement=agreement, seed=options.seed, split="test", size=side, start=start)
+        return draw(n, seed=options.seed, size=side)
 
     return read
 

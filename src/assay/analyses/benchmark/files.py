@@ -7,7 +7,7 @@ from typing import TypeVar
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError
 from assay.core.record import Record
-from assay.core.untrusted import parse_json
+from assay.core.untrusted import read_object
 
 
 R = TypeVar("R", bound=Record)
@@ -29,11 +29,8 @@ def read_record(path: str | Path, kind: type[R], what: str) -> R:
     Raises:
         FileFormatError: If the file cannot be read or holds something else.
     """
+    content = read_object(Path(path), what)
     try:
-        return kind.from_dict(parse_json(Path(path).read_text(encoding="utf-8")))
-    except OSError as error:
-        raise FileFormatError(
-            f"cannot read {path}: {error.strerror}; give the path of a JSON file"
-        ) from error
+        return kind.from_dict(content)
     except ValueError as error:
         raise FileFormatError(f"{path} is not {what}: {error}") from error

@@ -26,7 +26,7 @@ from assay.analyses.claims.claim import (
 )
 from assay.circuits.heads import Head, load_head_circuit
 from assay.core.errors import FileFormatError, InputError, UnknownNameError, unknown_name
-from assay.core.untrusted import parse_toml
+from assay.core.untrusted import parse_toml, read_object
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.tasks import TASKS, is_task_file
 
@@ -48,12 +48,7 @@ def load_claim(path: str | Path) -> Claim:
         InputError: For content that makes no claim; the message names the key.
     """
     path = Path(path)
-    try:
-        content = parse_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileFormatError(f"cannot read {path}: {error.strerror or error}; give a claim file") from error
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise FileFormatError(f"{path} is not a TOML file: {error}") from error
+    content = read_object(path, "a TOML file of a claim", parse=parse_toml)
     return parse_claim(content, origin=path.name, folder=path.parent)
 
 

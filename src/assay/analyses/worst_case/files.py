@@ -16,7 +16,7 @@ from assay.analyses.worst_case.inputs import PairSample, PromptSet
 from assay.circuits import Circuit, write_atomically
 from assay.core.errors import FileFormatError, GraphMismatchError, InputError
 from assay.core.record import canonical_json
-from assay.core.untrusted import MALFORMED, malformed, parse_json
+from assay.core.untrusted import MALFORMED, malformed, read_object
 from assay.models import Model
 
 
@@ -110,13 +110,8 @@ def read_result(path: Path) -> tuple[dict[str, Any], PairSample, dict[str, Tenso
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-        given = record.pop("record_sha256")
-    except OSError as error:
-        raise FileFormatError(f"cannot read {path}, the document of a result: {error.strerror}") from error
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise FileFormatError(f"{path} is not the document of a worst-case result: {error!r}") from error
+    record = read_object(path, "the document of a worst-case result")
+    given = record.pop("record_sha256", None)
     if hashlib.sha256(canonical_json(record).encode()).hexdigest() != given:
         raise FileFormatError(f"{path} was changed after it was written (hash mismatch); restore it")
     if not isinstance(number := record.get("format"), int) or number > FORMAT:

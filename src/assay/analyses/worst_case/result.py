@@ -252,12 +252,19 @@ class WorstCase(display.Shown, PairStatistics, Record):
         return {"edges": own.edges, "counts": own.counts, "anchor_counts": anchor.counts}
 
     def _usual_certificates(self) -> list[dict[str, Any]]:
-        """The default ones; for crossed inputs the published bound beside the sound one."""
-        if not_certified(self.sample):
-            return []
+        return [] if not_certified(self.sample) else self.listed_certificates()
+
+    def listed_certificates(
+        self, percentiles: Sequence[float] = CERTIFIED, *, delta: float = 0.95, epsilon: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Records of `certificate`; for crossed inputs the published bound beside the sound one."""
         crossed = self.sample.pairs is None and not self.sample.enumerated
         methods = (None, "published") if crossed else (None,)
-        return [self.certificate(share, method=method).to_dict() for share in CERTIFIED for method in methods]
+        return [
+            self.certificate(share, delta=delta, epsilon=epsilon, method=method).to_dict()
+            for share in percentiles
+            for method in methods
+        ]
 
     @cached_property
     def _shown_pairs(self) -> list[Any]:

@@ -298,28 +298,12 @@ def _words(given: str) -> dict[str, Any]:
     return {slot: [word.strip() for word in value.split(",") if word.strip()]}
 
 
-def _certificates(
-    result: "WorstCase", percentiles: Sequence[float] | None, delta: float, epsilon: float | None
-) -> list[dict[str, Any]]:
-    """The certificates asked for; for crossed inputs the published bound beside the sound one."""
-    from assay.analyses.worst_case.bounds import CERTIFIED
-
-    crossed = result.sample.pairs is None and not result.sample.enumerated
-    methods = (None, "published") if crossed else (None,)
-    return [
-        result.certificate(share, delta=delta, epsilon=epsilon, method=method).to_dict()
-        for share in percentiles or CERTIFIED
-        for method in methods
-    ]
-
-
 def _hand_over(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> None:
     """The result to files and to stdout."""
     document = result.to_dict()
     if settings.certifies:
-        document["certificates"] = _certificates(
-            result, settings.percentile, settings.delta, settings.epsilon
-        )
+        chosen = {"percentiles": settings.percentile} if settings.percentile else {}
+        document["certificates"] = call(settings, result.listed_certificates, **chosen)
     if not settings.json:
         for warning in document["warnings"]:
             remark(warning["message"])

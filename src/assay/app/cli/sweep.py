@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,6 +26,7 @@ from assay.app.console import (
 from assay.app.option_groups import DEFAULT_STORE, RUNNING, Count
 from assay.app.options import Mapped, Typed
 from assay.app.running import Computing, check_outputs
+from assay.core.signals import handled, interrupt
 
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ def _run(settings: SweepSettings, read: "Plan", jobs: "Sequence[Job]", executor:
     from assay.pipeline.schedule import run_jobs
 
     store = settings.open_store()
-    with _progress() as progress, _interrupted_by_sigterm():
+    # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first, claims given back.
+    with _progress() as progress, handled(interrupt, signal.SIGTERM):
         outcome = run_jobs(
             jobs,
             settings.store or DEFAULT_STORE,
@@ -260,23 +261,6 @@ class _PlainLines:
         if line != self._last and (over or now - self._told >= LINE_SECONDS):
             say(line)
             self._told, self._last = now, line
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first, claims given back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---- afterwards ---------------------------------------------------------------------------------

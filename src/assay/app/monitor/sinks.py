@@ -21,6 +21,7 @@ from filelock import lock_descriptor
 from assay.app.monitor.webhook_bodies import KEY, body_of
 from assay.core.errors import AssayError, InputError, OutputError
 from assay.core.record import library_version, plain
+from assay.core.untrusted import is_json
 
 
 TIMEOUT = 5.0  # seconds that a webhook has for its whole answer
@@ -93,7 +94,7 @@ class AlarmFile(Sink):
         if key.encode() in tail[: tail.rfind(b"\n") + 1]:
             return
         torn = tail[tail.rfind(b"\n") + 1 :]
-        if torn and (_is_json(torn) or not _begun(torn)):
+        if torn and (is_json(torn) or not _begun(torn)):
             line = b"\n" + line  # a last line that only lacks its break, or is not of ours
         elif torn:
             size -= len(torn)
@@ -111,14 +112,6 @@ def _begun(text: bytes) -> bool:
     """Whether it may be the beginning of an event that was cut off."""
     start = b'{"schema": "assay-alarm'
     return text.startswith(start) or start.startswith(text)
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Webhook(Sink):

@@ -18,6 +18,7 @@ from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
 from assay.app.monitor.spool import POSTED, Spool
 from assay.app.running import call
 from assay.core.errors import InputError, NonFiniteError
+from assay.core.signals import handled
 from assay.models import Model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
@@ -312,9 +313,6 @@ def stopped_by_signals() -> Iterator[Stop]:
     A second Ctrl-C interrupts the batch. Signals go to the main thread; entered in another, it hears none.
     """
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
@@ -324,9 +322,5 @@ def stopped_by_signals() -> Iterator[Stop]:
             raise SystemExit(0)
         stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handled(handle, signal.SIGTERM, signal.SIGINT):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -20,7 +20,7 @@ from assay.app.monitor.spool import POSTED, Spool
 from assay.app.monitor.watch import MonitorRun, Stop, Tell
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.machine import decoding_with
-from assay.core.untrusted import parse_json, parse_toml, printable
+from assay.core.untrusted import parse_json, parse_toml, printable, read_object
 from assay.pipeline.monitor_directory import DOCUMENT, READINGS, is_held
 from assay.pipeline.prompt_stream import is_drawn
 
@@ -42,10 +42,7 @@ def read_options(path: Path) -> MonitorOptions:
         UnknownNameError: For a key that is not an option; near ones are named.
         InputError: For a value of the wrong kind.
     """
-    try:
-        content = parse_toml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path}: {error}") from error
+    content = read_object(path, "a TOML file of options", parse=parse_toml)
     table = content.pop("monitor", {})
     if not isinstance(table, dict):
         raise InputError(f"monitor in {path} is {table!r}; it must be a table, [monitor]")

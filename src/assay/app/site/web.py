@@ -7,9 +7,7 @@ file system is ever built from a request.
 import ipaddress
 import signal
 import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import uvicorn
@@ -27,6 +25,7 @@ from assay.app.site.notices import HANDLERS
 from assay.app.site.observe import PATH as OBSERVE
 from assay.app.site.observe import Observing
 from assay.core.errors import InputError, OutputError
+from assay.core.signals import handled, interrupt
 from assay.store import Store
 
 
@@ -150,7 +149,8 @@ def serve(
         if ready is not None:
             ready(address)
         try:
-            with _sigterm_as_interrupt():
+            # SIGTERM as Ctrl-C: uvicorn sends it on when it is done, while monitors still run.
+            with handled(interrupt, signal.SIGTERM):
                 uvicorn.Server(config).run(sockets=[listening])
         except KeyboardInterrupt:
             return  # the usual end; uvicorn has closed its connections by now
@@ -158,23 +158,6 @@ def serve(
         for monitor in started:
             monitor.stop()
         listening.close()
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the site as Ctrl-C does: uvicorn sends it on when it is done, while monitors still run."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _listen(host: str, port: int) -> socket.socket:

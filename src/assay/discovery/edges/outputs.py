@@ -22,12 +22,12 @@ from assay.discovery.edges.gradients import norm_backward
 from assay.discovery.edges.method import Choices, provenance_of
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.sums import DistinctIds, WeightedSums
-from assay.execution import Ablation, Baseline, Prepared, get_ablation
+from assay.execution import Ablation, Baseline, Prepared
 from assay.execution.batches import choose_batch_size
 from assay.execution.forward import check_finite
 from assay.graph import Graph
 from assay.models import Model, Trace
-from assay.objectives import Loss, Objective, get_objective
+from assay.objectives import Loss, Objective
 from assay.tasks import Batch, Task
 
 
@@ -99,9 +99,10 @@ def output_scores(
     if isinstance(steps, bool):
         raise InputError(f"steps is {steps!r}; give a positive integer")
     method = EapIgInputs()
-    settings = Choices(
-        objective=get_objective(objective or task.objective),
-        ablation=get_ablation(ablation or task.ablation),
+    settings = method.choices(
+        task,
+        objective=objective,
+        ablation=ablation,
         steps=steps,
         quadrature=quadrature,
         per_example=per_example,

@@ -24,10 +24,10 @@ from assay.discovery.edges.eap_ig import Passes, _PathGradient
 from assay.discovery.edges.feeding import completeness_gap
 from assay.discovery.edges.gradients import CHUNK_BYTES, ActivationDifferences, GradientSums
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, get_method, provenance_of
-from assay.execution import Ablation, Prepared, get_ablation
+from assay.execution import Ablation, Prepared
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
-from assay.objectives import Loss, Objective, get_objective
+from assay.objectives import Loss, Objective
 from assay.tasks import Batch, Task
 
 
@@ -84,13 +84,8 @@ def discover_positions(
     """
     model.check_together("discover_positions")
     chosen = _path_gradient(get_method(method), steps)
-    settings = Choices(
-        objective=get_objective(objective or task.objective),
-        ablation=get_ablation(ablation or task.ablation),
-        steps=steps,
-        quadrature=quadrature,
-        per_example=False,
-        seed=seed,
+    settings = chosen.choices(
+        task, objective=objective, ablation=ablation, steps=steps, quadrature=quadrature, seed=seed
     )
     chosen.check(settings)
     task = model.bind(task)

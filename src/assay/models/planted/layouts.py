@@ -91,27 +91,13 @@ def _neox(weights: Weights, length: int) -> nn.Module:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     turning = 2 * TURNING
-    rope: Any = {
+    rope = {
         "rope_type": "default",
         "rope_theta": DECAY**-TURNING,
         # A little more than turning / d_head, which could round down to one entry less.
         "partial_rotary_factor": (turning + 0.5) / weights.d_head,
     }
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            vocab_size=len(weights.embed),
-            max_position_embeddings=length,
-            hidden_size=weights.d_model,
-            num_hidden_layers=len(weights.attention),
-            num_attention_heads=weights.n_heads,
-            intermediate_size=weights.mlps[0].into.shape[1],
-            use_parallel_residual=True,
-            rope_parameters=rope,
-            tie_word_embeddings=False,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
+    return GPTNeoXForCausalLM(GPTNeoXConfig(use_parallel_residual=True, **_rotary(weights, length, rope)))
 
 
 def _write_neox(module: Any, weights: Weights) -> None:
@@ -142,21 +128,12 @@ def _write_neox(module: Any, weights: Weights) -> None:
 def _llama(weights: Weights, length: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    rope: Any = {"rope_type": "default", "rope_theta": DECAY ** -(weights.d_head / 2)}
+    rope = {"rope_type": "default", "rope_theta": DECAY ** -(weights.d_head / 2)}
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(weights.embed),
-            max_position_embeddings=length,
-            hidden_size=weights.d_model,
-            num_hidden_layers=len(weights.attention),
-            num_attention_heads=weights.n_heads,
             num_key_value_heads=weights.n_kv_heads,
             head_dim=weights.d_head,
-            intermediate_size=weights.mlps[0].into.shape[1],
-            rope_parameters=rope,
-            tie_word_embeddings=False,
-            bos_token_id=0,
-            eos_token_id=0,
+            **_rotary(weights, length, rope),
         )
     )
 
@@ -175,6 +152,22 @@ def _write_llama(module: Any, weights: Weights) -> None:
         _set_norms(weights, block.input_layernorm, block.post_attention_layernorm)
     _set_norms(weights, backbone.norm)
     module.lm_head.weight.copy_(weights.unembed)
+
+
+def _rotary(weights: Weights, length: int, rope: dict[str, Any]) -> dict[str, Any]:
+    """What the configurations of both rotary layouts say in the same words."""
+    return {
+        "vocab_size": len(weights.embed),
+        "max_position_embeddings": length,
+        "hidden_size": weights.d_model,
+        "num_hidden_layers": len(weights.attention),
+        "num_attention_heads": weights.n_heads,
+        "intermediate_size": weights.mlps[0].into.shape[1],
+        "rope_parameters": rope,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
 
 
 def _columns(heads: Float[Tensor, "n_heads d_model d_head"]) -> Float[Tensor, "d_model columns"]:
