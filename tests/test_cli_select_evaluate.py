@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 from command_line import Outcome, invoke
+from test_cli_json import PAGE, row_of
 from test_cli_select import QUICK, planted
 from type_checks import no_type_checks
 
@@ -67,7 +68,7 @@ def test_a_gate_passes_and_fails_through_the_command_line(folder: Path) -> None:
         codes[name] = done.returncode, done.stderr
     assert codes["better"][0] == 0, codes
     assert codes["worse"][0] == 3, codes
-    assert "gate: accuracy >= 0.6: new-0 has 0.0" in codes["worse"][1]
+    assert "gate: new-0 fails accuracy >= 0.6: 0.0" in codes["worse"][1]
     document = json.loads((folder / "of-worse" / "evaluation.json").read_text())
     assert document["status"] == "fail"
     assert document["models"][0]["accuracy"]["value"] < 0.1
@@ -97,6 +98,7 @@ def test_examples_that_do_not_match_are_an_error_with_both_numbers(folder: Path)
 def test_all_sizes_of_a_stored_selection_are_evaluated(folder: Path) -> None:
     found = evaluate(folder, _id_of(folder), folder / "better.csv", "--json")
     document = json.loads(found.stdout)
+    assert row_of("select evaluate", document) in PAGE.read_text(encoding="utf-8")
     held = json.loads((folder / "finding" / "selection.json").read_text())
     assert document["sizes"][0]["size"] == held["size"]
     assert sorted(each["size"] for each in document["sizes"]) == [20, 40]

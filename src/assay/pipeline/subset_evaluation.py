@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.evaluation import ENDS, KIND, LEVEL, READINGS, evaluation_document
-from assay.analyses.subsets.selection import SCHEMA, Subset, read_subset
+from assay.analyses.subsets.selection import Subset, read_subset
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, record_id
 from assay.core.untrusted import parse_json
@@ -96,15 +96,12 @@ def read_selection(given: str, store: Callable[[], Store]) -> Mapping[str, Any]:
         FileFormatError: If it is something else; a file of `--subset` does not hold what a card says.
     """
     held = read_document(given, store)
-    schema = held.get("schema") if isinstance(held, dict) else type(held).__name__
-    if schema not in DOCUMENTS:
-        hint = "that is the file of --subset; " if schema == SCHEMA else ""
+    if not isinstance(held, dict) or held.get("schema") not in DOCUMENTS:
         raise FileFormatError(
-            f"{given} is not the document of a selection, its schema is {schema!r}: {hint}give the file of "
-            "--save, selection.json"
+            f"{given} is not the document of a selection; give the file of --save, selection.json, not that "
+            "of --subset"
         )
-    selection: Mapping[str, Any] = held
-    return selection
+    return held
 
 
 def evaluate_models(

@@ -78,12 +78,11 @@ def evaluation_document(
 
 
 def _readings(subset: Subset, data: CorrectnessData, places: Places) -> dict[str, list[Any]]:
-    lines, found = dict(subset.lines or {}), {}
-    if data.n_examples != subset.facts["n_examples"]:
-        lines["all"] = None
+    lines, found = subset.lines or {}, {}
+    whole = lines.get("all") if data.n_examples == subset.facts["n_examples"] else None
     for suffix, accuracy, n, line in (
         ("", data.accuracy_on(places), len(places), lines.get("selected")),
-        ("_all", data.accuracy(), data.n_examples, lines.get("all")),
+        ("_all", data.accuracy(), data.n_examples, whole),
     ):
         exact = [clopper_pearson(round(each * n), n, level=LEVEL) for each in accuracy]
         ends = [(each.low, each.high) for each in exact]

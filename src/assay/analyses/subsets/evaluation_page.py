@@ -9,30 +9,30 @@ from assay.analyses.subsets.evaluation import KIND, SCHEMA
 from assay.analyses.subsets.page_tables import correlation_cell
 from assay.analyses.subsets.page_words import ends, signed
 from assay.analyses.subsets.probit_plots import plot_evaluation
-from assay.page.blocks import Block, Cell, Code, Column, Details, Figure, Note, Page, Section, Table, columns
+from assay.page.blocks import Block, Cell, Code, Column, Details, Figure, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
 from assay.page.text import Text, code, first, interval, number, percent, plural, record_text
 
 
 Document = Mapping[str, Any]
 FEW = 4  # models below which no correlation over them is shown
-TALL = 12  # models of a table that is not scrolled
-WORDS = {"pass": "Passed", "fail": "Failed", "inconclusive": "Undecided", "": ""}
+TALL = 12  # models of a table that is not scrolled; sentences on gates
 
 
 def evaluation_page(document: Document) -> Page:
     """What is shown of other models on a subset."""
     subset, n_models = document["subset"], document["data"]["n_models"]
     test, status = subset["test"], (subset["verdict"] or {}).get("status", "not known")
+    reasons = gate_sentences(document, "fail") + gate_sentences(document, "inconclusive")
     sections = [Section(title="The models", blocks=[_figure(document), _model_table(document)])]
     if n_models >= FEW:
         sections.append(Section(title="Over the models", blocks=_over_models(document)))
     return Page(
         kind="subset evaluation",
         title=f"{plural(n_models, 'model')} on a subset of {plural(subset['size'], 'example')}",
-        verdict=" ".join([f"{WORDS[document['status']]}.".lstrip("."), *_means(document)]).strip(),
+        verdict=_verdict(document),
         status=document["status"],
-        reasons=[each for status in ("fail", "inconclusive") for each in gate_sentences(document, status)],
+        reasons=[*reasons[:TALL], *([f"{number(len(reasons) - TALL)} more"] if len(reasons) > TALL else [])],
         caveats=document["caveats"],
         lede=f"The subset has {number(subset['size'])} of {number(subset['n_examples'])} examples, selected "
         f"with {plural(subset['n_models'], 'model')}; its verdict is {status}, R over its test models "
@@ -45,23 +45,27 @@ def evaluation_page(document: Document) -> Page:
 
 
 def gate_sentences(document: Document, status: str) -> list[str]:
-    """Models that a gate judges so, each with the reading behind it."""
+    """Models that fail a gate, or do not settle it, each with the reading behind it."""
     return [
-        f"{gate}: {each['model']} has {words}"
+        f"{each['model']} {'fails' if status == 'fail' else 'does not settle'} {gate}: {_reading(each, gate)}"
         for each in document["models"]
         for gate, judged in each["gates"].items()
         if judged == status
-        for words in [_reading(each[re.findall("[a-z_]+", gate)[0]])]
     ]
 
 
-def _means(document: Document) -> list[str]:
-    of = [
-        sum(each[name]["value"] for each in document["models"]) / len(document["models"])
-        for name in ("accuracy", "accuracy_all")
-    ]
-    mean = "Mean accuracy" if len(document["models"]) > 1 else "Accuracy"
-    return [f"{mean} is {percent(of[0])} on the subset and {percent(of[1])} on all examples."]
+def _reading(model: Document, gate: str) -> str:
+    reading = model[re.findall("[a-z_]+", gate)[0]] or dict.fromkeys(("value", "low", "high"))
+    return f"{number(reading['value'], 3)} {interval(reading['low'], reading['high'], 3)}".strip()
+
+
+def _verdict(document: Document) -> str:
+    """Whether the gates passed, and mean accuracies."""
+    n, models = len(document["models"]), document["models"]
+    subset, all_ = (sum(each[of]["value"] for each in models) / n for of in ("accuracy", "accuracy_all"))
+    found = f"{'Mean accuracy' if n > 1 else 'Accuracy'} is {percent(subset)} on the subset"
+    judged = {"pass": "Passed. ", "fail": "Failed. ", "inconclusive": "Undecided. "}
+    return f"{judged.get(document['status'], '')}{found} and {percent(all_)} on all examples."
 
 
 def _figure(document: Document) -> Figure:
@@ -104,15 +108,10 @@ def _model_table(document: Document) -> Table:
 
 
 def _cell(reading: Document | None) -> Cell:
-    value = None if reading is None else reading["value"]
-    if reading is None or value is None:
+    if reading is None or reading["value"] is None:
         return Cell()
-    return Cell(text=number(value, 3), below=interval(reading["low"], reading["high"], 3), value=value)
-
-
-def _reading(reading: Document | None) -> str:
-    found = _cell(reading)
-    return f"{found.text} {found.below}".strip() or "no such number"
+    below = interval(reading["low"], reading["high"])
+    return Cell(text=number(reading["value"], 3), below=below, value=reading["value"])
 
 
 def _over_models(document: Document) -> list[Block]:
@@ -129,7 +128,7 @@ def _over_models(document: Document) -> list[Block]:
     )
     if len(known) > 1:
         text += f" The weakest R of {len(known)} sizes is {signed(min(known))}."
-    return [Table(columns=columns(*heads, numeric=True), rows=rows, named=False), Note(text=text)]
+    return [Table(columns=columns(*heads, numeric=True), rows=rows, caption=text, named=False)]
 
 
 PAGES.add(

@@ -166,13 +166,6 @@ class SelectedExamples:
         """Accuracy of each model of the data on the subset."""
         return self.require_data("the accuracies of the models").accuracy_on(self.indices, models)
 
-    def line(self, part: str = "test") -> Line:
-        """Least-squares line of a part of the models on the subset, in probit axes."""
-        self.require_data("a line")
-        models, eps = self.split.part(part), self.settings.eps
-        clip = clip_of(self.settings.clip, self.size, eps)
-        return fit_line(self.problem.data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)
-
     def evaluate(
         self,
         correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",

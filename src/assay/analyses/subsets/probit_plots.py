@@ -70,25 +70,27 @@ def plot_evaluation(document: Document, ax: Axes | None = None) -> Axes:
     """Draw other models on a subset and on all examples, over the lines and where those expect them."""
     ax = axes_of(ax, 5.6, 4.5)
     models, level, lines = document["models"][:DRAWN_MODELS], document["level"], document["subset"]["lines"]
-    x = np.array([each["id_accuracy"] for each in models])
-    shown, handles, labels = [x], [], []
+    x = reached = np.array([each["id_accuracy"] for each in models])
+    shown, handles, labels = [], [], []
     for name, key in (("all", "accuracy_all"), ("selected", "accuracy")):
         colour, marker, called, _ = SETS[name]
         shown.append(np.array([list(each[key].values()) for each in models]))
         y = probit_places(shown[-1]).T
-        ax.errorbar(
-            probit_places(x), y[0], (y[0] - y[1], y[2] - y[0]), fmt=marker, color=colour, ms=4.5, lw=1
-        )
+        reach = (y[0] - y[1], y[2] - y[0])
+        ax.errorbar(probit_places(x), y[0], reach, fmt=marker, color=colour, ms=4.5, lw=1)
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=5))
         labels.append(f"{called} examples")
         if lines and lines[name]["slope"] is not None:
-            line, ends = FittedLine.from_dict(lines[name]), probit_places(x)
-            reach = np.linspace(min(*ends, line.centre) - 0.2, max(*ends, line.centre) + 0.2, 60)
-            band = line.predict(ndtr(reach), level=level)
-            ax.plot(reach, band[0], color=colour, lw=1.4, zorder=1)
-            ax.fill_between(reach, band[1], band[2], color=colour, alpha=0.12, lw=0, zorder=0)
+            line = FittedLine.from_dict(lines[name])
+            known = line.centre + np.array([-2, 2]) * np.sqrt(line.variance)
+            reached = ndtr(np.append(probit_places(x), known))
+            places = probit_places(reached)
+            places = np.linspace(places.min(), places.max(), 60)
+            band = line.predict(ndtr(places), level=level)
+            ax.plot(places, band[0], color=colour, lw=1.4, zorder=1)
+            ax.fill_between(places, band[1], band[2], color=colour, alpha=0.12, lw=0, zorder=0)
     legend_above(ax, handles, labels, columns=2)
-    _axes_for(ax, x, np.concatenate(shown[1:], axis=None))
+    _axes_for(ax, reached, np.concatenate(shown, axis=None))
     ax.set_xlabel("accuracy in distribution")
     ax.set_ylabel("accuracy")
     return ax
