@@ -161,7 +161,7 @@ def test_accuracies_of_the_three_sides_add_up() -> None:
 
 def test_lines_are_those_of_the_test_models() -> None:
     document, split = of_selection(), selection().split
-    assert document["lines"]["selected"]["slope"] == selection().line("test").slope
+    assert document["lines"]["selected"]["slope"] == selection().lines["selected"].slope
     assert [document["models"]["part"][place] for place in split.test] == ["test"] * len(split.test)
     assert document["models"]["part"].count("train") == len(split.train)
 

@@ -11,7 +11,7 @@ from goldens import FOLDER, arrays, values
 from planted_subsets import planted_matrix
 
 import assay
-from assay.analyses.subsets.line import line_correlation
+from assay.analyses.subsets.line import fit_line, line_correlation
 from assay.core.errors import FileFormatError, InputError, ShapeError, UnknownNameError
 
 
@@ -49,7 +49,7 @@ def test_every_reported_number_is_that_of_its_definition(planted, selected):
         everything = line_correlation(planted.id_accuracy[models], planted.correct[models].mean(axis=1))
         assert selected.full[part].r == pytest.approx(everything, abs=1e-12)
         assert selected.correlation[part].n == len(models)
-    assert selected.line("test").slope < 0
+    assert selected.lines["selected"].slope < 0
     assert (np.diff(selected.scores) >= 0).all()
     assert len(set(selected.indices.tolist())) == selected.size == 60
     assert selected.example_ids[0] == f"row_{selected.indices[0]}"
@@ -108,7 +108,7 @@ def test_the_models_it_was_selected_with_evaluate_to_the_same_numbers(planted, s
     test = selected.correlation["test"]
     assert (found.r, found.low, found.high) == pytest.approx((test.r, test.low, test.high))
     assert found.full.r == pytest.approx(selected.full["test"].r)
-    assert found.line.slope == pytest.approx(selected.line("test").slope)
+    assert found.line.slope == pytest.approx(selected.lines["selected"].slope)
     assert len(found.accuracy) == found.n == len(models)
     assert json.dumps(found.to_dict(), allow_nan=False)
 
@@ -177,7 +177,7 @@ def test_what_the_caller_changes_later_changes_nothing(planted):
 
 def test_half_an_example_clips_the_line_as_it_clips_the_correlation(planted):
     sub = assay.oodselect(planted.correct, planted.id_accuracy, 6, families=planted.families, clip="half")
-    assert sub.line("test").r == pytest.approx(sub.correlation["test"].r)
+    assert sub.lines["selected"].r == pytest.approx(sub.correlation["test"].r)
     models = sub.split.test
     found = sub.evaluate(planted.correct[models], planted.id_accuracy[models], order="data")
     assert found.line.r == pytest.approx(found.r)
@@ -196,12 +196,14 @@ def test_a_subset_survives_its_file(planted, selected, tmp_path):
     models = selected.split.test
     found = again.evaluate(planted.correct[models], planted.id_accuracy[models], order="data")
     assert found.r == pytest.approx(selected.correlation["test"].r)
-    with pytest.raises(InputError, match="needs the data"):
-        again.line()
+    assert again.lines == selected.lines
     with pytest.raises(InputError, match="a verdict needs the data"):
         assert again.verdict
     data = assay.CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
-    assert assay.load_subset(path, data).line().slope == selected.line().slope
+    line = selected.lines["selected"]
+    direct = fit_line(data.id_accuracy[models], data.accuracy_on(selected.indices, models))
+    assert (line.slope, line.intercept) == (direct.slope, direct.intercept)
+    assert len(assay.load_subset(path, data).accuracies(models)) == line.n
     with pytest.raises(InputError, match="selected on other data"):
         assay.load_subset(path, data.take_examples(np.arange(399)))
 

@@ -125,6 +125,7 @@ KINDS = (
     "scores",
     "scores-part",
     "stable-pick",
+    "subset-evaluation",
     "subset-path",
     "sweep",
     "truth",

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from assay.core.extras import DISTRIBUTION
@@ -38,11 +38,11 @@ def circuit_card(circuit: "Circuit", file: "HubFile", measurements: Sequence[Map
         f"# {_title(circuit, model, task)}",
         "A circuit is the set of edges of a transformer's computation that do a task. It was made with "
         f"assay (`pip install {DISTRIBUTION}`), version {library_version()}.",
-        _facts(circuit, record, model, task),
+        fact_table(_fact_rows(circuit, record, model, task)),
         *([_measured(measurements)] if measurements else []),
         _loading(file, model, task),
         _citing(circuit, file),
-        f"## Provenance\n\n```json\n{record_text(record).replace('```', '')}\n```",
+        provenance_section(record),
     ]
     text = "\n\n".join(parts) + "\n"
     return f"{text}\n<!-- written by assay {hashlib.sha256(text.encode()).hexdigest()} -->\n"
@@ -67,21 +67,25 @@ def _metadata(model: Mapping[str, Any]) -> str:
 
 
 def _title(circuit: "Circuit", model: Mapping[str, Any], task: Mapping[str, Any]) -> str:
-    of = f" of {_plain(model['id'])}" if "id" in model else ""
-    on = f" for {_plain(task['name'])}" if "name" in task else ""
+    of = f" of {one_line(model['id'])}" if "id" in model else ""
+    on = f" for {one_line(task['name'])}" if "name" in task else ""
     return f"Circuit{of}{on}: {circuit.n_edges:,} of {circuit.graph.n_edges:,} edges"
 
 
-def _plain(value: object) -> str:
+def provenance_section(record: Mapping[str, Any]) -> str:
+    """How a result came to be, the end of every card."""
+    return f"## Provenance\n\n```json\n{record_text(record).replace('```', '')}\n```"
+
+
+def fact_table(rows: Iterable[tuple[str, object]]) -> str:
+    """Facts with their names as a table."""
+    lines = [[name, one_line(value)] for name, value in rows]
+    return markdown_table(Table(columns=columns("fact", "value"), rows=lines))
+
+
+def one_line(value: object) -> str:
     """Text on one line that is not read as markup."""
     return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(cut_text(str(value), 200).split()))
-
-
-def _facts(
-    circuit: "Circuit", record: Mapping[str, Any], model: Mapping[str, Any], task: Mapping[str, Any]
-) -> str:
-    rows = [[name, _plain(value)] for name, value in _fact_rows(circuit, record, model, task)]
-    return markdown_table(Table(columns=columns("fact", "value"), rows=rows))
 
 
 def _fact_rows(
@@ -121,7 +125,7 @@ def _measured(measurements: Sequence[Mapping[str, Any]]) -> str:
         task = _mapping(record.get("task")).get("name")
         facts = (each.get("name"), task, each.get("unit"), record.get("ablation"), record.get("objective"))
         numbers = (number(each.get("value"), 3), interval(ends.get("low"), ends.get("high"), 3))
-        rows.append([*(_plain(fact or "") for fact in facts), *numbers, str(each.get("n", ""))])
+        rows.append([*(one_line(fact or "") for fact in facts), *numbers, str(each.get("n", ""))])
     heads = [
         *columns("metric", "task", "unit", "ablation", "objective"),
         *columns("value", "95 % interval", "n", numeric=True),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.digits import digits_data
+from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.parquet import is_archive, pyarrow_modules
 from assay.core.errors import FileFormatError, InputError, MissingExtraError
 from assay.core.record import canonical_json, library_version
@@ -58,6 +59,7 @@ def read_data(
     seed: int = 0,
     folder: Path | None = None,
     progress: Progress | None = None,
+    at_least: int = MIN_MODELS,
 ) -> GivenData:
     """The data that a path stands for.
 
@@ -77,6 +79,7 @@ def read_data(
         seed: Root seed of the digits.
         folder: A store; trained digits are kept in its folder `select`.
         progress: Told of models trained or run.
+        at_least: Of a table: models that are needed; 1 for models that select nothing.
 
     Raises:
         InputError: For an option that the source has no use for, or lacks.
@@ -109,7 +112,7 @@ def read_data(
         _refuse("an archive", of_table)
         return GivenData(data=_with_units(CorrectnessData.load(source), groups, families))
     if source.suffix in (".csv", ".parquet"):
-        return GivenData(data=_from_table(source, groups, families, facts, examples))
+        return GivenData(data=_from_table(source, groups, families, facts, examples, at_least))
     raise FileFormatError(
         f"{source} ends in {source.suffix!r}; give an .npz or .parquet archive, a .csv or .parquet table, "
         "or a folder"
@@ -203,10 +206,12 @@ def _from_table(
     families: str | None,
     facts: Sequence[str],
     examples: Path | None,
+    at_least: int,
 ) -> CorrectnessData:
     """A table with a row per model and example, or with a row per model and a column per example."""
     frame = _table(source, "model", EXAMPLE, groups, families)
     arguments: dict[str, Any] = {name: name for name in ("id_accuracy", "n_id") if name in frame.columns}
+    arguments["at_least"] = at_least
     units = {"group": groups, "family": families}
     for name, unit in units.items():
         if unit is not None and unit != EACH_MODEL and unit in frame.columns:

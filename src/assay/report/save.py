@@ -48,6 +48,7 @@ _MODULES = (
     "assay.analyses.generalization.comparison_page",
     "assay.analyses.generalization.page",
     "assay.analyses.generalization.pick_page",
+    "assay.analyses.subsets.evaluation_page",
     "assay.analyses.subsets.page",
     "assay.analyses.worst_case.page",
     "assay.report.audit",

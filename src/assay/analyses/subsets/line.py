@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float64, Int64, Real
 from scipy import special
+from scipy import stats as scipy_stats
 
 from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.core.errors import InputError, ShapeError, check_least, check_name
@@ -103,6 +104,54 @@ class Line(Record):
     r: float
     residual_sd: float
     max_residual: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedLine(Line):
+    """A line with what a prediction from it needs.
+
+    Attributes:
+        n: Models it was fitted to.
+        n_units: Training runs or families among them; models, where neither is known.
+        centre: Mean probit in-distribution accuracy of the models.
+        variance: Population variance of the same.
+        eps: Clip of the out-of-distribution accuracies.
+        id_eps: Clip of the in-distribution accuracies.
+    """
+
+    n: int
+    n_units: int
+    centre: float
+    variance: float
+    eps: float
+    id_eps: float
+
+    def predict(self, id_accuracy: Accuracies, *, level: float = 0.95) -> Float64[np.ndarray, "3 k"]:
+        """Where the accuracy of one more model is expected, by its in-distribution accuracy.
+
+        intercept + slope x, and around it t s sqrt(1 + (1 + (x - centre)^2 / variance) / U): the prediction
+        interval of least squares with U units in the place of models, s^2 = residual_sd^2 U / (U - 2), t the
+        quantile of Student's t with U - 2 degrees of freedom. With a unit per model it is the usual one;
+        models of one unit count as one, which is exact where they have one residual and wide where not.
+
+        Args:
+            id_accuracy: In-distribution accuracy of each model, in [0, 1].
+            level: Two-sided coverage.
+
+        Returns:
+            The value and the ends of the interval, in probits; the ends are NaN below three units, all is
+            NaN where the line is undefined.
+
+        References:
+            Draper and Smith (1998), Applied Regression Analysis, section 3.1.
+        """
+        x, units = probit(id_accuracy, eps=self.id_eps), self.n_units
+        value, half = self.intercept + self.slope * x, np.full_like(x, math.nan)
+        if units > 2 and self.variance > 0:
+            leverage = (1 + (x - self.centre) ** 2 / self.variance) / units
+            spread = self.residual_sd * math.sqrt(units / (units - 2))
+            half = scipy_stats.t.ppf((1 + level) / 2, units - 2) * spread * np.sqrt(1 + leverage)
+        return np.stack([value, value - half, value + half])
 
 
 def clip_of(clip: str, size: int | None, eps: float | int = EPS) -> float:
@@ -371,6 +420,22 @@ def fit_line(
         r=line_correlation(np.asarray(id_accuracy), np.asarray(accuracy), eps=eps, id_eps=id_eps),
         residual_sd=float(np.sqrt(np.mean(residual**2))),
         max_residual=float(np.abs(residual).max()),
+    )
+
+
+def fitted_line(
+    id_accuracy: Accuracies, accuracy: Accuracies, units: Units, *, eps: float | int, id_eps: float | int
+) -> FittedLine:
+    """`fit_line` with what a prediction needs; `units` has the training run or family of each model."""
+    x = probit(id_accuracy, eps=id_eps)
+    return FittedLine(
+        **vars(fit_line(id_accuracy, accuracy, eps=eps, id_eps=id_eps)),
+        n=len(x),
+        n_units=len(np.unique(units)),
+        centre=float(x.mean()),
+        variance=float(x.var()),
+        eps=float(eps),
+        id_eps=float(id_eps),
     )
 
 

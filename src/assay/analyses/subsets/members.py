@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.line import Correlation, Line, clip_of, correlate, fit_line
+from assay.analyses.subsets.line import Correlation, FittedLine, Line, clip_of, correlate, fit_line
 from assay.analyses.subsets.problem import Problem
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import ModelSplit
@@ -56,9 +56,13 @@ class Evaluation(Correlation):
         full: The same models on all examples of their matrix.
         line: Least squares through them in probit axes.
         accuracy: Of each model on the subset.
+        with_full: Accuracy on the subset against accuracy on all examples, over the models: the paper's check
+            of models that have no in-distribution data, such as zero-shot ones. Both sides are out of
+            distribution, so a high correlation does not show that a model is robust.
     """
 
     full: Correlation
+    with_full: Correlation
     line: Line
     accuracy: tuple[float, ...]
 
@@ -78,6 +82,8 @@ class SelectedExamples:
         settings: How it was selected.
         trace: What the solver passed through.
         made: Data, split, sizes and settings behind it.
+        lines: Lines of the test models on the `selected` and on `all` examples; None in files that were
+            written before they were kept.
         data: The data; None after loading without them.
     """
 
@@ -89,6 +95,7 @@ class SelectedExamples:
     settings: Settings
     trace: tuple[Mapping[str, Any], ...]
     made: SubsetProvenance
+    lines: Mapping[str, FittedLine] | None = None
     data: CorrectnessData | None = None
 
     @property
@@ -159,13 +166,6 @@ class SelectedExamples:
         """Accuracy of each model of the data on the subset."""
         return self.require_data("the accuracies of the models").accuracy_on(self.indices, models)
 
-    def line(self, part: str = "test") -> Line:
-        """Least-squares line of a part of the models on the subset, in probit axes."""
-        self.require_data("a line")
-        models, eps = self.split.part(part), self.settings.eps
-        clip = clip_of(self.settings.clip, self.size, eps)
-        return fit_line(self.problem.data.id_accuracy[models], self.accuracies(models), eps=clip, id_eps=eps)
-
     def evaluate(
         self,
         correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
@@ -197,20 +197,37 @@ class SelectedExamples:
         """
         data = _others(correct, id_accuracy, example_ids, groups, families)
         named = example_ids is not None or _is_frame(correct) or (data.has_ids and self.has_ids)
-        accuracy = data.accuracy_on(self._columns_in(data, order, named=named))
+        return self.evaluate_on(data, self.columns_in(data, order=order, named=named))
+
+    def evaluate_on(self, data: CorrectnessData, columns: Places) -> Evaluation:
+        """Other models on the columns of their data that are the subset; see `columns_in`."""
+        accuracy, full = data.accuracy_on(columns), data.accuracy()
         settings, y = self.settings, data.id_accuracy
         units = data.unit_codes(data.kind_of_units(by_family=self.split.kind == "family"))
         common: dict[str, Any] = {"units": units, "eps": settings.eps, "seed": settings.seed}
         clip = clip_of(settings.clip, self.size, settings.eps)
         return Evaluation(
             **vars(correlate(y, accuracy, size=self.size, clip=settings.clip, **common)),
-            full=correlate(y, data.accuracy(), **common),
+            full=correlate(y, full, **common),
+            with_full=correlate(full, accuracy, size=self.size, clip=settings.clip, **common),
             line=fit_line(y, accuracy, eps=clip, id_eps=settings.eps),
             accuracy=tuple(accuracy.tolist()),
         )
 
-    def _columns_in(self, data: CorrectnessData, order: str | None, *, named: bool) -> Places:
-        """The columns of `data` that are the examples of the subset."""
+    def columns_in(
+        self, data: CorrectnessData, *, order: str | None = None, named: bool = True, least: float | int = 1
+    ) -> Places:
+        """The columns of some data that are the examples of the subset.
+
+        Args:
+            data: Of other models.
+            order: As for `evaluate`.
+            named: Whether the columns have names.
+            least: Share of the subset that must be among them.
+
+        Raises:
+            InputError: If fewer match, with the numbers of both sides and a name of each.
+        """
         if order not in (None, "data"):
             raise unknown_name("order of columns", order, ("data",))
         if order == "data":
@@ -228,12 +245,14 @@ class SelectedExamples:
             )
         place = {name: column for column, name in enumerate(data.example_ids.tolist())}
         missing = [name for name in self.example_ids if name not in place]
-        if missing:
+        n_found = self.size - len(missing)
+        if missing and n_found < max(1, least * self.size):
             raise InputError(
                 f"{len(missing)} of the {self.size} examples of the subset are missing from the "
-                f"{data.n_examples} given examples, the first is {missing[0]!r}; give the same example ids"
+                f"{data.n_examples} given examples: {n_found} match. The first missing is {missing[0]!r}, "
+                f"the first given {data.example_ids[0]!s:.80}; give the same example ids"
             )
-        return np.array([place[name] for name in self.example_ids], dtype=np.int64)
+        return np.array([place[name] for name in self.example_ids if name in place], dtype=np.int64)
 
 
 def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":

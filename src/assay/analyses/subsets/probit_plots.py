@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
+from assay.analyses.subsets.line import FittedLine
 from assay.analyses.subsets.page_words import signed
 from assay.analyses.subsets.plots import legend_above
 from assay.page.draw import INK, MUTED, OPPOSES, SUPPORTS, axes_of
@@ -63,6 +64,36 @@ def plot_three(document: Document) -> Axes:
     figure.supxlabel("accuracy in distribution", fontsize=9, color=INK)
     first: Axes = panels[0]
     return first
+
+
+def plot_evaluation(document: Document, ax: Axes | None = None) -> Axes:
+    """Draw other models on a subset and on all examples, over the lines and where those expect them."""
+    ax = axes_of(ax, 5.6, 4.5)
+    models, level, lines = document["models"][:DRAWN_MODELS], document["level"], document["subset"]["lines"]
+    x = reached = np.array([each["id_accuracy"] for each in models])
+    shown, handles, labels = [], [], []
+    for name, key in (("all", "accuracy_all"), ("selected", "accuracy")):
+        colour, marker, called, _ = SETS[name]
+        shown.append(np.array([list(each[key].values()) for each in models]))
+        y = probit_places(shown[-1]).T
+        reach = (y[0] - y[1], y[2] - y[0])
+        ax.errorbar(probit_places(x), y[0], reach, fmt=marker, color=colour, ms=4.5, lw=1)
+        handles.append(Line2D([], [], color=colour, marker=marker, markersize=5))
+        labels.append(f"{called} examples")
+        if lines and lines[name]["slope"] is not None:
+            line = FittedLine.from_dict(lines[name])
+            known = line.centre + np.array([-2, 2]) * np.sqrt(line.variance)
+            reached = ndtr(np.append(probit_places(x), known))
+            places = probit_places(reached)
+            places = np.linspace(places.min(), places.max(), 60)
+            band = line.predict(ndtr(places), level=level)
+            ax.plot(places, band[0], color=colour, lw=1.4, zorder=1)
+            ax.fill_between(places, band[1], band[2], color=colour, alpha=0.12, lw=0, zorder=0)
+    legend_above(ax, handles, labels, columns=2)
+    _axes_for(ax, reached, np.concatenate(shown, axis=None))
+    ax.set_xlabel("accuracy in distribution")
+    ax.set_ylabel("accuracy")
+    return ax
 
 
 def plot_accuracies(document: Document) -> Axes:
@@ -155,9 +186,13 @@ def _cloud(ax: Axes, document: Document, name: str, places: Sequence[int]) -> No
 
 
 def _probit_axes(ax: Axes, document: Document, sets: Sequence[str], places: Sequence[int]) -> None:
-    """Ticks at accuracies; the far ends mean exactly 0 and 1."""
-    x = _accuracies(document, "id_accuracy", places)
+    """Axes that hold the points of some sets of examples."""
     y = np.concatenate([_accuracies(document, name, places) for name in sets] or [np.array([])])
+    _axes_for(ax, _accuracies(document, "id_accuracy", places), y)
+
+
+def _axes_for(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
+    """Ticks at accuracies; the far ends mean exactly 0 and 1."""
     for axis, values, limits in ((ax.xaxis, x, ax.set_xlim), (ax.yaxis, y, ax.set_ylim)):
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.5, 0.5)

@@ -15,7 +15,7 @@ from assay.analyses.subsets.composition import ClassComposition, class_compositi
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.line import Correlation
+from assay.analyses.subsets.line import Correlation, FittedLine, clip_of, fitted_line
 from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.problem import Problem, check_size, make_problem
@@ -25,7 +25,7 @@ from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict, judge_si
 from assay.circuits import write_atomically
 from assay.core import display
 from assay.core.errors import FileFormatError, InputError, writing
-from assay.core.record import Record, library_version, same
+from assay.core.record import BRIEF, Record, library_version, same
 from assay.core.untrusted import MALFORMED, parse_json
 
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA, DOCUMENT_SCHEMA = "assay-selection/1", "assay-subset/1"
-_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace")
+_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace", "lines")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +52,7 @@ class SubsetFile(Record):
         arrays: Strata, and places of allowed and included examples.
         verdict: None where it was not asked for.
         provenance: How the subset came to be.
+        lines: Of the test models on the subset and on all examples; None in older files.
     """
 
     record_kind = KIND
@@ -68,6 +69,7 @@ class SubsetFile(Record):
     arrays: Mapping[str, Int64[np.ndarray, " _"]]
     verdict: SubsetVerdict | None
     provenance: SubsetProvenance
+    lines: Mapping[str, FittedLine] | None = field(default=None, metadata=BRIEF)
 
     def check(self) -> None:
         """Raises `FileFormatError` unless indices and ids name one set of the examples."""
@@ -93,6 +95,7 @@ class Subset(display.Shown, SelectedExamples, Record):
         "arrays": "settings.arrays",
         "verdict": "known_verdict",
         "provenance": "made",
+        "lines": "**_known_lines",
     }
 
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -141,6 +144,10 @@ class Subset(display.Shown, SelectedExamples, Record):
     def judged(self) -> bool:
         """Whether the verdict is known already."""
         return "verdict" in self._kept
+
+    def _known_lines(self) -> dict[str, Any]:
+        """The lines as an entry of the file; none where an older file lacked them."""
+        return {} if self.lines is None else {"lines": self.lines}
 
     def judge(self, **options: Unpack[JudgeOptions]) -> SubsetVerdict:
         """Cross-fit the selection and compare with permuted accuracies; see `judge_sizes`.
@@ -292,6 +299,12 @@ def make_selection(
         path: How they led to one another.
     """
     data, size = problem.data, len(found.indices)
+    models, eps = problem.split.test, problem.settings.eps
+    units = data.unit_codes(problem.interval_units)[models]
+    tested = {
+        "selected": (data.accuracy_on(found.indices, models), clip_of(problem.settings.clip, size, eps)),
+        "all": (data.accuracy(models), eps),
+    }
     facts = {
         "hash": data.hash,
         "n_models": data.n_models,
@@ -307,6 +320,10 @@ def make_selection(
         full={part: problem.correlate(None, part) for part in PARTS},
         settings=problem.settings,
         trace=tuple(found.trace),
+        lines={
+            name: fitted_line(data.id_accuracy[models], accuracy, units, eps=clip, id_eps=eps)
+            for name, (accuracy, clip) in tested.items()
+        },
         made=SubsetProvenance(
             library=library_version(),
             data=facts,
@@ -348,9 +365,17 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
         raise InputError(f"{path} does not exist; give a file that `Subset.save` wrote") from None
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{path} is not a subset: {error}") from error
+    return read_subset(document, path, data)
+
+
+def read_subset(document: object, path: object, data: CorrectnessData | None = None) -> Subset:
+    """A subset from what `Subset.to_dict` gave, as `load_subset`; `path` is what errors call it."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         got = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise FileFormatError(f"{path} is not a subset: its schema is {got!r}, this version reads {SCHEMA!r}")
+        hint = " (the file of --subset)" if str(got).startswith("assay-subset") else ""
+        raise FileFormatError(
+            f"{path} is not a subset: its schema is {got!r}, this version reads {SCHEMA!r}{hint}"
+        )
     try:
         saved = SubsetFile.from_dict(document)
         saved.check()

@@ -1,8 +1,7 @@
 """`assay select`: the examples on which better models do worse, and whether that is more than chance."""
 
-import csv
-import io
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,18 +13,17 @@ from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.pipeline import Progress
     from assay.pipeline.subset_data import GivenData
     from assay.pipeline.subsets import SelectionPlan, StoredSelection
 
 GATE_FIRED = 3
-IDS_COLUMNS = ("rank", "example_id", "index", "score")
+IDS = (".csv", ".parquet", ".txt")
 SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectSettings(Computing, Reporting, Seeded, Placed):
-    """What subsets are selected from, how, and how they are tested.
+class Predicting(Placed):
+    """What models answer, and what is known of models and examples.
 
     Attributes:
         groups: Training run of each model: a column of the table, a CSV file of model and run, or model if
@@ -38,6 +36,24 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
         examples: CSV file of facts about the examples of a table, id first.
         images: Labelled images to select from, for a zoo: a folder or shapes:STYLE.
         id_images: Labelled in-distribution images, not used in training, that rate the models of a zoo.
+    """
+
+    groups: Annotated[str | None, INPUTS] = None
+    families: Annotated[str | None, INPUTS] = None
+    id_envs: Annotated[str | None, INPUTS] = None
+    ood_env: Annotated[str | None, INPUTS] = None
+    checkpoints: Annotated[str, INPUTS] = "last"
+    facts: Annotated[str | None, INPUTS] = None
+    examples: Annotated[Path | None, INPUTS] = None
+    images: Annotated[str | None, INPUTS] = None
+    id_images: Annotated[str | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectSettings(Computing, Reporting, Seeded, Predicting):
+    """How subsets are selected, and how they are tested.
+
+    Attributes:
         digits_models: Number of digit classifiers to train if no predictions are given.
         sizes: Subset sizes, separated by commas. Default: 10, 20, 50, 100, 250, ... and all.
         size: One subset size, instead of --sizes.
@@ -53,19 +69,10 @@ class SelectSettings(Computing, Reporting, Seeded, Placed):
         workers: Threads that run the permutations. Default: one per CPU.
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
         gate: Exit with code 3 if such a subset is supported: a failure that the average hides.
-        ids: File for the examples of the chosen subset: .csv, or .txt of ids.
+        ids: File for the examples of the chosen subset: .csv, .parquet, or .txt of ids.
         subset: JSON file for the chosen subset, for assay.load_subset.
     """
 
-    groups: Annotated[str | None, INPUTS] = None
-    families: Annotated[str | None, INPUTS] = None
-    id_envs: Annotated[str | None, INPUTS] = None
-    ood_env: Annotated[str | None, INPUTS] = None
-    checkpoints: Annotated[str, INPUTS] = "last"
-    facts: Annotated[str | None, INPUTS] = None
-    examples: Annotated[Path | None, INPUTS] = None
-    images: Annotated[str | None, INPUTS] = None
-    id_images: Annotated[str | None, INPUTS] = None
     digits_models: Annotated[int | None, INPUTS, at_least(32)] = None
     sizes: Annotated[str | None, SELECTION] = None
     size: Annotated[Count | None, SELECTION] = None
@@ -107,7 +114,8 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
 
     sizes = _check(settings)
     with progress_on_stderr() as progress:
-        read = _read(predictions, settings, progress)
+        folder = None if settings.dry_run else settings.store_folder()
+        read = read_predictions(predictions, settings, folder=folder, progress=progress)
         solving = settings.solving
         if settings.dry_run:
             _show_plan(plan_selection(read.data, sizes or read.sizes, **solving), as_json=settings.json)
@@ -131,37 +139,30 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
 def _check(settings: SelectSettings) -> tuple[int, ...] | None:
     """Refuse settings that do not go together; returns the sizes asked for."""
     sizes = _sizes(settings.sizes, settings.size)
-    if settings.ids is not None and settings.ids.suffix not in (".csv", ".txt"):
-        raise InputError(f"--ids is {settings.ids}; give NAME.csv, or NAME.txt for the ids alone")
+    if settings.ids is not None and settings.ids.suffix not in IDS:
+        raise InputError(
+            f"--ids is {settings.ids}; give NAME.csv or NAME.parquet, or NAME.txt for the ids alone"
+        )
     if not settings.dry_run:
         check_outputs(settings, settings.ids, settings.subset)
     return sizes
 
 
-def _read(predictions: Path | None, settings: SelectSettings, progress: "Progress") -> "GivenData":
+def read_predictions(predictions: Path | None, settings: Predicting, **more: Any) -> "GivenData":
+    """What the options of a command name, read once for all commands."""
     from assay.pipeline.subset_data import read_data
 
     facts = [each.strip() for each in settings.facts.split(",")] if settings.facts else ()
-    return call(
-        settings,
-        read_data,
-        predictions,
-        facts=facts,
-        device=settings.place(),
-        folder=None if settings.dry_run else settings.store_folder(),
-        progress=progress,
-    )
+    return call(settings, read_data, predictions, facts=facts, device=settings.place(), **more)
 
 
 def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
     """The result to files and to stdout."""
-    from assay.circuits import write_atomically
+    from assay.analyses.subsets.export import export_subset
 
-    def write_ids(path: Path) -> None:
-        write_atomically(path, _ids(result, path.suffix).encode())
-
+    ids = partial(export_subset, document=result.document)
     files = settings.files(result.document, "selection.json") | {
-        "ids": File(settings.path_of(settings.ids, "ids.csv"), write_ids),
+        "ids": File(settings.path_of(settings.ids, "ids.csv"), ids),
         "subset": json_file(settings.path_of(settings.subset, "subset.json"), result.headline),
     }
     settings.deliver(result.document, files, identity=result.id, cached=result.cached)
@@ -181,20 +182,6 @@ def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:
         raise InputError(
             f"--sizes is {sizes!r}; give numbers separated by commas, e.g. 100,250,500"
         ) from None
-
-
-def _ids(result: "StoredSelection", suffix: str) -> str:
-    """The chosen examples, most harmful first."""
-    record = result.headline
-    names = record["example_ids"]
-    if suffix == ".txt":
-        return "".join(f"{name}\n" for name in names)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(IDS_COLUMNS)
-    for rank, row in enumerate(zip(names, record["indices"], record["scores"], strict=True), start=1):
-        writer.writerow([rank, *row])
-    return text.getvalue()
 
 
 def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:

@@ -1,0 +1,81 @@
+"""The card of a chosen subset: what it is, from which models, whether it is real, licence of the data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from assay.analyses.subsets import page_words as words
+from assay.analyses.subsets.page_tables import prevalence_table
+from assay.circuits.card import fact_table, one_line, provenance_section
+from assay.core.record import library_version
+from assay.page.markdown import markdown_table
+from assay.page.text import number
+
+
+Document = Mapping[str, Any]
+
+
+def subset_card(document: Document, licence: str | None = None) -> dict[str, Any]:
+    """The card as JSON, from what `Subset.document` or `SelectionPath.document` gave.
+
+    Args:
+        document: The document.
+        licence: Licence of the data, e.g. `CC-BY-4.0` or an address; the data do not tell it.
+
+    Returns:
+        The finding as sentences (`title`, `finding`, `caveats`), R over the test models on the subset
+        (`test`) and on all examples (`all`), and entries of the document. `prevalence` is None where nothing
+        is known of the examples.
+    """
+    copied = ("id", "size", "data", "verdict", "prevalence", "provenance")
+    return {
+        "kind": "subset-card",
+        "schema": "assay-subset-card/1",
+        "library": library_version(),
+        "title": words.title(document),
+        "finding": words.verdict(document),
+        "caveats": words.caveats(document),
+        "licence": licence,
+        **{name: document[name] for name in copied},
+        "split": {name: document["split"][name] for name in ("kind", "seed", "parts")},
+        "test": words.headline_row(document)["test"],
+        "all": document["full"]["test"],
+    }
+
+
+def card_text(card: Document) -> str:
+    """A card as Markdown."""
+    parts = [f"# {card['title']}", card["finding"], fact_table(_facts(card).items())]
+    if card["caveats"]:
+        parts += ["## Read before use", "\n".join(f"- {one_line(each)}" for each in card["caveats"])]
+    if card["prevalence"]:
+        parts += ["## What is in it", markdown_table(prevalence_table(card["prevalence"]))]
+    use = "assay select evaluate subset.json new.csv --gate 'accuracy >= 0.6'"
+    parts += [
+        "## Evaluate a model on it",
+        f"```console\n$ {use}\n```",
+        provenance_section(card["provenance"]),
+    ]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _facts(card: Document) -> dict[str, object]:
+    data, split, judged = card["data"], card["split"], card["verdict"] or {}
+    source = [str(each) for each in data["source"].values()]
+    units = {"training runs": data["n_groups"], "families": data["n_families"]}
+    p = judged.get("p_value")
+    return {
+        "subset": card["id"],
+        "examples": f"{number(card['size'])} of {number(data['n_examples'])}",
+        "data": ", ".join([*source, f"hash {data['hash']}"]),
+        "licence of the data": card["licence"] or "not stated",
+        "selected with": f"{number(data['n_models'])} models",
+        **{name: "unknown" if n is None else number(n) for name, n in units.items()},
+        "split of the models": f"by {split['kind']}, seed {split['seed']}",
+        "verdict": judged.get("status", "not judged"),
+        "p": "not tested" if p is None else words.p_value(p),
+        **{
+            f"R on {on}, test models": f"{words.signed(r['r'])} {words.ends(r['low'], r['high'])}"
+            for on, r in (("the subset", card["test"]), ("all examples", card["all"]))
+        },
+        "made with": f"assay {card['library']}",
+    }

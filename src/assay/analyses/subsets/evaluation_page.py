@@ -1,0 +1,136 @@
+"""The page of other models on a subset: what gates say, each model against the line, correlations."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from assay.analyses.subsets.evaluation import KIND, SCHEMA
+from assay.analyses.subsets.page_tables import correlation_cell
+from assay.analyses.subsets.page_words import ends, signed
+from assay.analyses.subsets.probit_plots import plot_evaluation
+from assay.page.blocks import Block, Cell, Code, Column, Details, Figure, Page, Section, Table, columns
+from assay.page.form import PAGES, PageForm
+from assay.page.text import Text, code, first, interval, number, percent, plural, record_text
+
+
+Document = Mapping[str, Any]
+FEW = 4  # models below which no correlation over them is shown
+TALL = 12  # models of a table that is not scrolled; sentences on gates
+
+
+def evaluation_page(document: Document) -> Page:
+    """What is shown of other models on a subset."""
+    subset, n_models = document["subset"], document["data"]["n_models"]
+    test, status = subset["test"], (subset["verdict"] or {}).get("status", "not known")
+    reasons = gate_sentences(document, "fail") + gate_sentences(document, "inconclusive")
+    sections = [Section(title="The models", blocks=[_figure(document), _model_table(document)])]
+    if n_models >= FEW:
+        sections.append(Section(title="Over the models", blocks=_over_models(document)))
+    return Page(
+        kind="subset evaluation",
+        title=f"{plural(n_models, 'model')} on a subset of {plural(subset['size'], 'example')}",
+        verdict=_verdict(document),
+        status=document["status"],
+        reasons=[*reasons[:TALL], *([f"{number(len(reasons) - TALL)} more"] if len(reasons) > TALL else [])],
+        caveats=document["caveats"],
+        lede=f"The subset has {number(subset['size'])} of {number(subset['n_examples'])} examples, selected "
+        f"with {plural(subset['n_models'], 'model')}; its verdict is {status}, R over its test models "
+        f"{signed(test['r'])} {ends(test['low'], test['high'])}. {number(document['n_matched'])} of them are "
+        f"among the {number(document['data']['n_examples'])} examples given.",
+        sections=sections,
+        facts=[("result", code(document["id"])), ("subset", code(subset["id"]))],
+        records=[Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])],
+    )
+
+
+def gate_sentences(document: Document, status: str) -> list[str]:
+    """Models that fail a gate, or do not settle it, each with the reading behind it."""
+    return [
+        f"{each['model']} {'fails' if status == 'fail' else 'does not settle'} {gate}: {_reading(each, gate)}"
+        for each in document["models"]
+        for gate, judged in each["gates"].items()
+        if judged == status
+    ]
+
+
+def _reading(model: Document, gate: str) -> str:
+    reading = model[re.findall("[a-z_]+", gate)[0]] or dict.fromkeys(("value", "low", "high"))
+    return f"{number(reading['value'], 3)} {interval(reading['low'], reading['high'], 3)}".strip()
+
+
+def _verdict(document: Document) -> str:
+    """Whether the gates passed, and mean accuracies."""
+    n, models = len(document["models"]), document["models"]
+    subset, all_ = (sum(each[of]["value"] for each in models) / n for of in ("accuracy", "accuracy_all"))
+    found = f"{'Mean accuracy' if n > 1 else 'Accuracy'} is {percent(subset)} on the subset"
+    judged = {"pass": "Passed. ", "fail": "Failed. ", "inconclusive": "Undecided. "}
+    return f"{judged.get(document['status'], '')}{found} and {percent(all_)} on all examples."
+
+
+def _figure(document: Document) -> Figure:
+    level = percent(document["level"])
+    return Figure(
+        draw=partial(plot_evaluation, document),
+        label="Accuracy of the models on the subset and on all examples; the table has the numbers",
+        caption=f"Probit axes; exact {level} intervals of the accuracies. Lines: least squares through the "
+        f"test models of the selection; bands: where {level} of further models like them are expected.",
+        beside=True,
+        name="models",
+    )
+
+
+def _model_table(document: Document) -> Table:
+    models, left = first(document["models"])
+    names = [name + all_ for all_ in ("", "_all") for name in ("accuracy", "expected", "residual")]
+    heads = ("subset", "expected", "residual", "all examples", "expected", "residual")
+    return Table(
+        columns=[
+            Column(name="model", sort=True),
+            *columns(*document["gates"], sort=True),
+            *columns("in distribution", *heads, numeric=True, sort=True),
+        ],
+        rows=[
+            [
+                each["model"],
+                *(Cell(status=status) for status in each["gates"].values()),
+                number(each["id_accuracy"], 3),
+                *(_cell(each[name]) for name in names),
+            ]
+            for each in models
+        ],
+        left=left,
+        caption="Expected: the accuracy at which the line of the selection’s test models puts a model with "
+        "this accuracy in distribution, with its prediction interval. Residual: distance from the line, in "
+        "probits.",
+        tall=len(models) > TALL,
+    )
+
+
+def _cell(reading: Document | None) -> Cell:
+    if reading is None or reading["value"] is None:
+        return Cell()
+    below = interval(reading["low"], reading["high"])
+    return Cell(text=number(reading["value"], 3), below=below, value=reading["value"])
+
+
+def _over_models(document: Document) -> list[Block]:
+    rows: list[list[Cell | Text]] = [
+        [number(each["size"]), number(each["n_matched"]), *map(correlation_cell, (each, each["with_full"]))]
+        for each in document["sizes"]
+    ]
+    known = [each["with_full"]["r"] for each in document["sizes"] if each["with_full"]["r"] is not None]
+    heads = ("examples", "matched", "R with accuracy in distribution", "R with accuracy on all examples")
+    text = (
+        "R with accuracy on all examples: whether the subset keeps the order of these models, the check for "
+        "models without in-distribution data, such as zero-shot ones. Both sides are out of distribution, so "
+        "a high R does not show that a model is robust."
+    )
+    if len(known) > 1:
+        text += f" The weakest R of {len(known)} sizes is {signed(min(known))}."
+    return [Table(columns=columns(*heads, numeric=True), rows=rows, caption=text, named=False)]
+
+
+PAGES.add(
+    KIND, PageForm(noun="evaluation", schema=SCHEMA, again="`assay select evaluate`", make=evaluation_page)
+)

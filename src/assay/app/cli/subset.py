@@ -1,0 +1,110 @@
+"""`assay select evaluate` and `export`: a subset as a test set for new models, and for others."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from assay.app.cli.parsing import app, command
+from assay.app.cli.select import GATE_FIRED, Predicting, read_predictions
+from assay.app.console import echo, print_json, progress_on_stderr, say
+from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, one_of
+from assay.app.running import Reporting, Storing, Talking, check_outputs, make_room
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSubsetSettings(Talking, Storing, Reporting, Predicting):
+    """What new models must reach on a subset.
+
+    Attributes:
+        order: data: the columns are the examples that the subset was selected from, in their order. Needed
+            where the examples have no names.
+        gate: Limit that every model must meet, e.g. 'accuracy >= 0.6', else exit with code 3; repeat for
+            several. A limit for accuracy, accuracy_all, residual or residual_all fails with confidence: if no
+            value in the 95% interval meets it. accuracy.value is judged by the estimate, accuracy.low by the
+            lower end.
+    """
+
+    order: Annotated[str | None, INPUTS, one_of("data")] = None
+    gate: Annotated[tuple[str, ...], RUNNING] = ()
+
+
+@command(
+    parent=app["select"],
+    example="assay select evaluate subset.json new.csv --gate 'accuracy >= 0.6' --report new.html",
+)
+def evaluate(
+    subset: Annotated[str, Parameter(name="SUBSET")],
+    predictions: Annotated[Path, Parameter(name="PREDICTIONS")],
+    /,
+    *,
+    settings: EvaluateSubsetSettings,
+) -> int:
+    """Evaluate new models on a saved subset.
+
+    Accuracy on the subset and on all examples, where the lines of the selection expect it, and the
+    correlations over the models.
+
+    Args:
+        subset: File of --subset, or the id of a stored selection, all sizes of which are then evaluated.
+        predictions: What the new models answer on these examples, in any form that `assay select` reads; in
+            a table one model is enough.
+        settings: The options.
+    """
+    from assay.analyses.subsets.evaluation_page import gate_sentences
+    from assay.pipeline.subset_evaluation import evaluate_models, read_gates, read_subsets
+    from assay.store import About
+
+    gates = read_gates(settings.gate)
+    check_outputs(settings)
+    subsets = read_subsets(subset, settings.existing_store)
+    with progress_on_stderr() as progress:
+        data = read_predictions(predictions, settings, progress=progress, at_least=1).data
+    document = evaluate_models(subsets, data, gates, order=settings.order)
+    about = About(
+        task=f"subset {subsets[0].id[:8]}", n=document["n_matched"], status=document["status"] or None
+    )
+    identity = settings.open_store().put(document["kind"], document["provenance"], document, about=about)
+    settings.deliver(document, settings.files(document, "evaluation.json"), identity=identity)
+    for each in gate_sentences(document, "fail"):
+        say(f"gate: {each}")
+    return GATE_FIRED if document["status"] == "fail" else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSubsetSettings(Talking, Storing):
+    """Where a subset goes.
+
+    Attributes:
+        save: File to write: .txt (ids), .csv or .parquet (rank, id, place, score), .md or .json (the card) or
+            .jsonld (Croissant).
+        licence: Licence of the data, e.g. CC-BY-4.0, for the card and Croissant.
+    """
+
+    save: Annotated[Path, OUTPUT] = Path("card.md")
+    licence: Annotated[str | None, OUTPUT] = None
+
+
+@command(parent=app["select"], example="assay select export finding/selection.json --licence CC-BY-4.0")
+def export(
+    selection: Annotated[str, Parameter(name="SELECTION")], /, *, settings: ExportSubsetSettings
+) -> None:
+    """Write a subset for others.
+
+    Its card, its ids, a table or Croissant: the ending of --save chooses.
+
+    Args:
+        selection: selection.json, the file of --save of `assay select`, or the id of a stored selection.
+        settings: The options.
+    """
+    from assay.analyses.subsets.export import check_format, export_subset
+    from assay.pipeline.subset_evaluation import read_selection
+
+    check_format(settings.save)
+    document = read_selection(selection, settings.existing_store)
+    saved = export_subset(make_room(settings.save), document, settings.licence)
+    if settings.json:
+        print_json({"id": document["id"], "size": document["size"], "saved": str(saved)})
+    else:
+        echo(f"{saved}")

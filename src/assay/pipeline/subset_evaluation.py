@@ -1,0 +1,140 @@
+"""Selections and their subsets from files and stores; other models on them, judged by gates."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.evaluation import ENDS, KIND, LEVEL, READINGS, evaluation_document
+from assay.analyses.subsets.selection import Subset, read_subset
+from assay.core.errors import FileFormatError, InputError
+from assay.core.record import library_version, record_id
+from assay.core.untrusted import parse_json
+from assay.core.verdict import Interval, Rule
+from assay.store import Store
+from assay.store.where import parse_where
+
+
+DOCUMENTS = ("assay-subset/1", "assay-subset-path/1")
+_ID = re.compile("[0-9a-f]{4,16}")
+
+
+class Gate(NamedTuple):
+    """A limit for a reading of a model, or for its value or an end of its interval."""
+
+    reading: str
+    part: str
+    rule: Rule
+
+
+def read_gates(texts: Sequence[str]) -> dict[str, Gate]:
+    """Gates by their text, e.g. `accuracy >= 0.6`, in the grammar of the conditions on results.
+
+    A limit for a reading is judged by its interval, as other gates are: `pass` where all of it meets the
+    limit, `fail` where none of it does, else `inconclusive`. A limit for `accuracy.value` is judged by the
+    estimate, one for `accuracy.low` by that end.
+
+    Raises:
+        InputError: For a text that is no such limit.
+    """
+    gates = {}
+    for text in texts:
+        try:
+            ((_, name, *part), sign, limit) = vars(parse_where(f"payload.{text.strip()}")[0]).values()
+            share = not name.startswith("residual")
+            if name not in READINGS or part not in ([], *([end] for end in ENDS)) or sign[0] not in "<>":
+                raise InputError(f"{name} {sign}")
+            if isinstance(limit, str | bool) or limit is None or (share and not 0 <= limit <= 1):
+                raise InputError(f"{limit}")
+        except InputError:
+            raise InputError(
+                f"cannot read the gate {text!r}; write NAME OP NUMBER, e.g. 'accuracy >= 0.6': NAME is one "
+                f"of {', '.join(READINGS)}, or its .value, .low or .high; OP one of < <= > >=; accuracies "
+                "are shares between 0 and 1"
+            ) from None
+        rule = Rule(pass_at=float(limit), higher=sign[0] == ">", strict="=" not in sign)
+        gates[text] = Gate(name, part[0] if part else "", rule)
+    return gates
+
+
+def read_document(given: str, store: Callable[[], Store]) -> Any:
+    """What a file of a subset or of a selection holds, or a store under an id.
+
+    Args:
+        given: The file, or the id.
+        store: Opens the store.
+
+    Raises:
+        InputError: If there is neither.
+        FileFormatError: If the file is not JSON.
+    """
+    path = Path(given)
+    if _ID.fullmatch(given) and not path.exists():
+        return store().get(given).payload
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; give a file, or the id of a stored selection") from None
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} is neither a subset nor a selection: {error}") from error
+
+
+def read_subsets(given: str, store: Callable[[], Store]) -> list[Subset]:
+    """The subset of a file of `--subset`; or those of a stored selection, its headline first."""
+    held = read_document(given, store)
+    several = held.get("selections") if isinstance(held, dict) else None
+    subsets = [read_subset(each, given) for each in several or [held]]
+    return sorted(subsets, key=lambda each: each.size != held["size"])
+
+
+def read_selection(given: str, store: Callable[[], Store]) -> Mapping[str, Any]:
+    """The document of a selection, from the file of `--save` or a store.
+
+    Raises:
+        FileFormatError: If it is something else; a file of `--subset` does not hold what a card says.
+    """
+    held = read_document(given, store)
+    if not isinstance(held, dict) or held.get("schema") not in DOCUMENTS:
+        raise FileFormatError(
+            f"{given} is not the document of a selection; give the file of --save, selection.json, not that "
+            "of --subset"
+        )
+    return held
+
+
+def evaluate_models(
+    subsets: Sequence[Subset],
+    data: CorrectnessData,
+    gates: Mapping[str, Gate] | None = None,
+    *,
+    order: str | None = None,
+) -> dict[str, Any]:
+    """`evaluation_document`, with what gates say of each model; not corrected for the number of models."""
+    document, gates = evaluation_document(subsets, data, order=order), gates or {}
+    for model in document["models"]:
+        model["gates"] = {text: _judged(gate, model[gate.reading]) for text, gate in gates.items()}
+    found = {status for model in document["models"] for status in model["gates"].values()}
+    provenance = {
+        "library": library_version(),
+        "subsets": [each.id for each in subsets],
+        "data": data.hash,
+        "models": list(data.model_ids),
+        "gates": list(gates),
+        "order": order,
+    }
+    return document | {
+        "gates": list(gates),
+        "status": next((each for each in ("fail", "inconclusive", "pass") if each in found), ""),
+        "provenance": provenance,
+        "id": record_id(KIND, provenance),
+    }
+
+
+def _judged(gate: Gate, reading: Mapping[str, float | None] | None) -> str:
+    found = {end: math.nan if each is None else each for end, each in (reading or {}).items()}
+    value, low, high = (found.get(end, math.nan) for end in ENDS)
+    if gate.part:
+        return gate.rule.published({"value": value, "low": low, "high": high}[gate.part])
+    return gate.rule.rigorous(Interval(low=low, high=high, level=LEVEL, method=gate.reading))
