@@ -285,8 +285,7 @@ class TestJudge:
     def test_an_early_end_changes_no_status_and_no_worker_count_changes_anything(self, null):
         selections = (oodselect(null, size=30),)
         early, two = (
-            judge_sizes(null, selections, n_permutations=19, workers=workers, batch=2)[0]
-            for workers in (1, 2)
+            judge_sizes(null, selections, n_permutations=19, workers=workers)[0] for workers in (1, 2)
         )
         full = judge_sizes(null, selections, n_permutations=19, stop_early=False)[0]
         assert early.to_dict() == two.to_dict()
@@ -420,7 +419,7 @@ def test_families_on_both_sides_of_the_main_split_are_told(unchecked):
 def test_the_golden_null_is_not_supported_apart_by_families():
     golden = arrays("null_302")
     sub = oodselect(golden["X"], golden["y"], 200, families=golden["family"])
-    verdict = judge_sizes(sub.data, (sub,), batch=1)[0]
+    verdict = judge_sizes(sub.data, (sub,))[0]
     assert verdict.status == "inconclusive"
     assert not verdict.aotil
 

@@ -16,7 +16,7 @@ from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import PATHS, check_sizes, default_sizes, make_problem
 from assay.analyses.subsets.verdict import untested
 from assay.core.errors import InputError, check_name
-from assay.core.record import Record, library_version, record_id
+from assay.core.record import Record, library_version, plain, record_id
 from assay.pipeline.progress import duration
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, Store
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from assay.pipeline.cost import Forecast
 
 
-KIND = "subset-path"
+KIND, PART = "subset-path", "subset-part"
 PERMUTATIONS, FOLDS = 99, 5
 LONG = 600.0  # seconds of a verdict from which its cost is announced
 NOT_TESTED = "not tested: no permutation of the accuracies was asked for, and without them nothing is shown"
@@ -163,17 +163,21 @@ def select_stored(
         InputError: As `assay.selection_path`.
 
     Notes:
-        An interrupted job starts anew: a permutation is seconds, and none is kept.
+        An interrupted job goes on where it ended, with the same result: the store holds the selections and
+        every finished fold of the cross-fit and its reruns, as rows of kind `subset-part`, until the document
+        is there. What begins anew is the part that was under way.
     """
     record = job_record(data, sizes, path=path, n_permutations=n_permutations, folds=folds, **options)
+    parts = _Parts(store, record_id(KIND, record))
 
     def compute() -> Content:
         started = time.perf_counter()
-        found = selection_path(data, sizes=record["sizes"], path=path, progress=progress, **options)
+        shared: dict[str, Any] = {"progress": progress, "shelf": parts.value}
+        found = selection_path(data, sizes=record["sizes"], path=path, **shared, **options)
         if n_permutations:
             threads = n_workers(workers, found.problem.settings)
             _announce(time.perf_counter() - started, n_permutations * folds, threads, note)
-            found.judge(n_permutations=n_permutations, folds=folds, workers=workers, progress=progress)
+            found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
             _keep_untested(found)
         document = found.to_document(n_halves=None if n_permutations else 0)
@@ -183,6 +187,7 @@ def select_stored(
 
     stage = document_stage(KIND, record, compute)
     memo = stage.run(store)
+    parts.remove()
     payload = memo.value.payload
     return StoredSelection(
         id=stage.id,
@@ -190,6 +195,25 @@ def select_stored(
         selections={each["size"]: each for each in payload["selections"]},
         cached=memo.cached,
     )
+
+
+class _Parts:
+    """Parts of one job by name, each a row of the store, so that an interrupted job goes on."""
+
+    def __init__(self, store: Store | None, job: str) -> None:
+        self._store, self._job, self._ids = store, job, list[str]()
+
+    def value(self, part: str, compute: Callable[[], Any]) -> Any:
+        """A `Shelf`; threads ask for different parts."""
+        record = {"job": self._job, "part": part}
+        stage = document_stage(PART, record, lambda: Content(payload={"value": plain(compute())}))
+        self._ids.append(stage.id)
+        return stage.run(self._store).value.payload["value"]
+
+    def remove(self) -> None:
+        """Forget the parts of a job that is done."""
+        if self._store is not None:
+            self._store.remove(each for each in self._ids if self._store.has(each))
 
 
 def _about(data: CorrectnessData, record: Mapping[str, Any], document: Mapping[str, Any]) -> About:
