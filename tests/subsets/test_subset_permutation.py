@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.permutation import (
     Exchange,
-    SequentialTest,
+    SequentialPermutation,
     permutation_p,
     permute_accuracy,
     run_permutations,
@@ -158,7 +158,7 @@ def test_an_undefined_rerun_speaks_against_and_an_undefined_result_has_no_p():
     np.testing.assert_array_equal(adjusted, [0.75, nan])
 
 
-def outcomes(test: SequentialTest, chance: Callable[[int, int], float]) -> dict[float, float]:
+def outcomes(test: SequentialPermutation, chance: Callable[[int, int], float]) -> dict[float, float]:
     """Probability of each p-value, by following every course of a test.
 
     Args:
@@ -192,7 +192,7 @@ def exchangeable(t: int, count: int) -> float:
 class TestSequential:
     def test_its_p_values_by_hand(self):
         """Seven reruns: early after 3 without, limit 2. Of 8 equally likely ranks and their orders."""
-        test = SequentialTest(n=7, early=3, limit=2)
+        test = SequentialPermutation(n=7, early=3, limit=2)
         no, yes = False, True
         # None of 3: the observed value is the lowest of 4.
         assert test.p_value(np.array([no] * 3)) == 1 / 4
@@ -209,7 +209,7 @@ class TestSequential:
         assert all(test.settled(np.array(each)) for each in ([no] * 3, [yes, yes], [yes] + [no] * 6))
 
     def test_its_p_values_hold_for_every_order_of_the_values(self):
-        test = SequentialTest(n=6, early=3, limit=2)
+        test = SequentialPermutation(n=6, early=3, limit=2)
         found = []
         for order in itertools.permutations(range(7)):
             reached = np.array(order[1:]) < order[0]
@@ -220,7 +220,7 @@ class TestSequential:
 
     @pytest.mark.parametrize("n", [19, 39, 59, 79, 99])
     def test_it_rejects_at_most_one_null_in_twenty(self, n):
-        test = SequentialTest.of(n, 0.05)
+        test = SequentialPermutation.of(n, 0.05)
         total, found = 0.0, outcomes(test, exchangeable)
         for value in sorted(found):
             total += found[value]
@@ -229,7 +229,7 @@ class TestSequential:
 
     @given(st.integers(0, 10_000), st.sampled_from([19, 59, 99, 199]))
     def test_ties_and_more_reached_reruns_never_lower_p(self, seed, n):
-        generator, test = rng(seed), SequentialTest.of(n, 0.05)
+        generator, test = rng(seed), SequentialPermutation.of(n, 0.05)
         fewer = generator.random(n) < generator.choice([0.01, 0.05, 0.3])
         more = fewer | (generator.random(n) < 0.05)
 
@@ -242,7 +242,7 @@ class TestSequential:
 
     def test_it_decides_as_the_fixed_number_does_where_that_is_clear(self):
         """Share supported at a fixed chance of a reached rerun, and the reruns of a strong case."""
-        test = SequentialTest.of(99, 0.05)
+        test = SequentialPermutation.of(99, 0.05)
         supported = {
             chance: sum(w for p, w in outcomes(test, lambda *_, c=chance: c).items() if p <= 0.05)
             for chance in (0.001, 0.01, 0.1, 0.2)

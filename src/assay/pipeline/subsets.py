@@ -168,7 +168,7 @@ def select_stored(
         is there. What begins anew is the part that was under way.
     """
     record = job_record(data, sizes, path=path, n_permutations=n_permutations, folds=folds, **options)
-    parts = _Parts(store, record_id(KIND, record))
+    parts = _Parts(store=store, job=record_id(KIND, record))
 
     def compute() -> Content:
         started = time.perf_counter()
@@ -197,23 +197,27 @@ def select_stored(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """Parts of one job by name, each a row of the store, so that an interrupted job goes on."""
+    """Finished parts of one job, each a row of the store, so that an interrupted job goes on."""
 
-    def __init__(self, store: Store | None, job: str) -> None:
-        self._store, self._job, self._ids = store, job, list[str]()
+    store: Store | None
+    job: str
 
     def value(self, part: str, compute: Callable[[], Any]) -> Any:
         """A `Shelf`; threads ask for different parts."""
-        record = {"job": self._job, "part": part}
-        stage = document_stage(PART, record, lambda: Content(payload={"value": plain(compute())}))
-        self._ids.append(stage.id)
-        return stage.run(self._store).value.payload["value"]
+
+        def content() -> Content:
+            return Content(payload={"value": plain(compute())}, about=About(name=self.job))
+
+        stage = document_stage(PART, {"job": self.job, "part": part}, content)
+        return stage.run(self.store).value.payload["value"]
 
     def remove(self) -> None:
-        """Forget the parts of a job that is done."""
-        if self._store is not None:
-            self._store.remove(each for each in self._ids if self._store.has(each))
+        """Forget them, once the document of the job is there."""
+        if self.store is not None:
+            parts = self.store.query(PART, f'name = "{self.job}"')
+            self.store.remove([each.id for each in parts])
 
 
 def _about(data: CorrectnessData, record: Mapping[str, Any], document: Mapping[str, Any]) -> About:
@@ -298,8 +302,8 @@ def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str],
     if note is not None and expected > LONG:
         note(
             f"the verdict selects {n_reruns} times more, up to about {duration(expected)}; it ends early "
-            "if support becomes impossible; fewer sizes or permutations (at least 19) cost less, more "
-            "workers share it"
+            "once it is settled, goes on after an interruption, and is shared by --workers; fewer sizes or "
+            "permutations (at least 19) cost less"
         )
 
 

@@ -246,7 +246,7 @@ def permutation_p(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequentialTest:
+class SequentialPermutation:
     """A permutation test that ends once its outcome is settled, in either direction, with an exact p-value.
 
     A rerun is *reached* where it comes out at least as low as the observed value. The test ends at the first
@@ -281,7 +281,7 @@ class SequentialTest:
         Besag and Clifford (1991), doi:10.1093/biomet/78.2.301, for the end at a number of reached reruns.
 
     Example:
-        >>> test = SequentialTest.of(99, 0.05)
+        >>> test = SequentialPermutation.of(99, 0.05)
         >>> test.early, test.limit
         (27, 4)
         >>> round(test.p_value(np.zeros(27, dtype=bool)), 4), test.p_value(np.ones(4, dtype=bool))
@@ -293,7 +293,7 @@ class SequentialTest:
     limit: int
 
     @classmethod
-    def of(cls, n: int, level: float) -> "SequentialTest":
+    def of(cls, n: int, level: float) -> "SequentialPermutation":
         """The test with at most n reruns that rejects with probability at most `level` under the null."""
         allowed = int(level * (n + 1) + _ROUNDING)
         if allowed < _GIVEN_UP_FROM:

@@ -26,7 +26,7 @@ from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.permutation import (
     N_PERMUTATIONS,
     Exchange,
-    SequentialTest,
+    SequentialPermutation,
     n_workers,
     permutation_p,
     reached,
@@ -72,7 +72,7 @@ class SubsetVerdict(Record):
         p_unadjusted: For this size alone.
         size: Examples of the subset.
         sizes: All sizes tried.
-        n_permutations: Reruns run: fewer than asked for once every size was settled (`SequentialTest`).
+        n_permutations: Reruns run: fewer than asked for once every size was settled (`SequentialPermutation`).
         kind: What was permuted: `group` (units) or `free` (models).
         unit_kind: What the folds keep whole: `family`, `group` (training run) or `model`.
         n_units: How many of them.
@@ -141,7 +141,7 @@ def judge_sizes(
         seed: Root seed. Default: that of the selections.
         workers: Threads, which share the matrices. Default: one per core. The result does not depend on it.
         progress: Called with stage, reruns done and their number.
-        stop_early: End the permutations once every size is settled, as supported or not: `SequentialTest` on
+        stop_early: End the permutations once every size is settled, as supported or not: `SequentialPermutation` on
             the reruns whose lowest R_cf over the sizes is at most that of the size. Else p = (1 + number of
             these) / (1 + reruns). Both err in at most 5 % of the sweeps without any such subset.
         shelf: Of an interrupted run, by name: the selections of each fold and the R_k of each fold of each
@@ -175,7 +175,7 @@ def judge_sizes(
     runs = FoldRuns(data, plan.splits, sizes, settings, path=path)
     threads = n_workers(workers, settings)
     fit = fit_folds(data, plan, runs, data.id_accuracy, level=INTERVAL_LEVEL, shelf=shelf, workers=threads)
-    exchange, test = Exchange.of(data), SequentialTest.of(n_permutations, LEVEL)
+    exchange, test = Exchange.of(data), SequentialPermutation.of(n_permutations, LEVEL)
 
     def rerun(place: int) -> Float64[np.ndarray, " k"]:
         drawn = exchange.draw(data.id_accuracy, seed, place)
@@ -197,7 +197,7 @@ def judge_sizes(
 
 
 def _sequential_p(
-    observed: Float64[np.ndarray, " k"], null: Float64[np.ndarray, "n k"], test: SequentialTest
+    observed: Float64[np.ndarray, " k"], null: Float64[np.ndarray, "n k"], test: SequentialPermutation
 ) -> list[Float64[np.ndarray, " k"]]:
     """As `permutation_p`, of reruns that ended early."""
     return [
