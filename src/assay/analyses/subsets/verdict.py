@@ -72,7 +72,7 @@ class SubsetVerdict(Record):
         p_unadjusted: For this size alone.
         size: Examples of the subset.
         sizes: All sizes tried.
-        n_permutations: Reruns run: fewer than asked for once every size was settled (`SequentialPermutation`).
+        n_permutations: Reruns: fewer than asked for once every size was settled (`SequentialPermutation`).
         kind: What was permuted: `group` (units) or `free` (models).
         unit_kind: What the folds keep whole: `family`, `group` (training run) or `model`.
         n_units: How many of them.
@@ -141,9 +141,10 @@ def judge_sizes(
         seed: Root seed. Default: that of the selections.
         workers: Threads, which share the matrices. Default: one per core. The result does not depend on it.
         progress: Called with stage, reruns done and their number.
-        stop_early: End the permutations once every size is settled, as supported or not: `SequentialPermutation` on
-            the reruns whose lowest R_cf over the sizes is at most that of the size. Else p = (1 + number of
-            these) / (1 + reruns). Both err in at most 5 % of the sweeps without any such subset.
+        stop_early: End the permutations once every size is settled, as supported or not:
+            `SequentialPermutation` on the reruns whose lowest R_cf over the sizes is at most that of the
+            size. Else p = (1 + number of these) / (1 + reruns). Both err in at most 5 % of the sweeps without
+            any such subset.
         shelf: Of an interrupted run, by name: the selections of each fold and the R_k of each fold of each
             rerun.
 
