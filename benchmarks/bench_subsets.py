@@ -9,10 +9,12 @@ Parts, one or more with `--part`; without it the first three, about a minute:
     large       1800 x 71,433, one size, in a process of its own                    (minutes)
     largest     4200 x 146,722, two sizes, in a process of its own                  (minutes)
     sweep       4200 x 146,722, 25 sizes, each solved for itself                    (a quarter of an hour)
+    resumed     300 x 4000, the verdict on three sizes, killed ten times, and the bytes compared    (a minute)
+    verdict     1800 x 71,433, the verdict on eight sizes, two workers              (less than half an hour)
 
-Every part runs on one core. The large matrices are generated packed, a chunk of examples at a time, into a
-file; the process that is measured reads only that. Prints one JSON document; `--save` merges the parts into
-that of benchmarks/results.
+Every part but the last two runs on one core. The large matrices are generated packed, a chunk of examples at
+a time, into a file; the process that is measured reads only that. Prints one JSON document; `--save` merges
+the parts into that of benchmarks/results.
 
     python benchmarks/bench_subsets.py [--part NAME ...] [--save]
 """
@@ -23,6 +25,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy and torch are imported
 
 import argparse
+import hashlib
 import json
 import platform
 import resource
@@ -54,7 +57,9 @@ from planted_subsets import CHUNK, planted_columns, planted_examples, planted_ma
 ROOT = Path(__file__).resolve().parent.parent
 RESIDUAL = 1.0  # latent factors as strong as screening by covariance cannot see through
 QUICK = ("planted", "kernels", "cost")
-SHAPES = {"large": (1800, 71_433), "largest": (4200, 146_722)}
+SHAPES = {"small": (300, 4000), "large": (1800, 71_433), "largest": (4200, 146_722)}
+JUDGED = {"small": (20, 100, 400), "large": (100, 500, 1000, 2500, 5000, 10_000, 20_000, 40_000)}
+KILLS = 10
 LARGE_SIZES = {"large": (10_000,), "largest": (10_000, 60_000)}
 SWEEP = (  # 25 sizes of the default grid
     *(10, 50, 100, 250, 500, 1000, 2500, 5000, 7500, 10_000, 15_000, 20_000, 25_000, 30_000, 35_000, 40_000),
@@ -226,6 +231,7 @@ def write_large(name: str, folder: Path) -> None:
         bits[:, at * CHUNK : at * CHUNK + chunk.shape[1]] = PackedMatrix.pack(chunk).bits
     np.save(folder / "bits.npy", bits)
     np.save(folder / "id_accuracy.npy", models.id_accuracy)
+    np.save(folder / "families.npy", models.families)
 
 
 def solve_large(folder: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
@@ -248,19 +254,86 @@ def solve_large(folder: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
             "precision": round(float(np.isin(found.indices, planted).mean()), 3),
         }
         print(size, json.dumps(rows[str(size)]), file=sys.stderr)
-    # Kilobytes on Linux, bytes on macOS.
+    return rows | {"peak MB": peak_megabytes()}
+
+
+def peak_megabytes() -> float:
+    """Of this process; the system says kilobytes on Linux, bytes on macOS."""
     unit = 1 if sys.platform == "darwin" else 1024
-    rows["peak MB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
-    return rows
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
+
+
+def judge_large(folder: Path, sizes: tuple[int, ...], store: Path) -> dict[str, Any]:
+    """In a process of its own: the job of `assay select` on the packed matrix, with two workers."""
+    from assay.analyses.subsets.data import CorrectnessData
+    from assay.pipeline.subsets import select_stored
+    from assay.store import Store
+
+    id_accuracy = np.load(folder / "id_accuracy.npy")
+    correct = PackedMatrix(np.load(folder / "bits.npy"), len(id_accuracy))
+    data = CorrectnessData.of(correct, id_accuracy, families=np.load(folder / "families.npy"))
+    started, spent = time.perf_counter(), time.process_time()
+    found = select_stored(data, sizes, workers=2, store=Store(store))
+    minutes, seconds = (time.perf_counter() - started) / 60, time.process_time() - spent
+    verdicts = {
+        str(row["size"]): {key: row["verdict"][key] for key in ("status", "r", "p_value", "n_permutations")}
+        for row in found.document["rows"]
+    }
+    text = json.dumps([found.document, [*found.selections.values()]])
+    rows = {"minutes": round(minutes, 2), "core hours": round(seconds / 3600, 3), "peak MB": peak_megabytes()}
+    return rows | {"document": hashlib.sha256(text.encode()).hexdigest()[:16]} | verdicts
+
+
+def child(*given: str) -> subprocess.Popen[bytes]:
+    """This file in a process of its own, one thread in each product."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, __file__, *given], stdout=subprocess.PIPE, env=environment)
+
+
+def answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What such a process prints in the end."""
+    text, _ = process.communicate()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def judged(name: str, folder: str, store: str) -> list[str]:
+    """Arguments of a verdict in a process of its own."""
+    return ["--judge", folder, "--store", f"{folder}/{store}", "--sizes", *map(str, JUDGED[name])]
+
+
+def verdict_part(name: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_large(name, Path(folder))
+        found = answer(child(*judged(name, folder, "store")))
+    goal = {"minutes": 25, "peak MB": 2000}
+    return dict(zip(("models", "examples"), SHAPES[name], strict=True)) | {"goal": goal} | found
+
+
+def resumed_part(name: str) -> dict[str, Any]:
+    """The same verdict whole, and killed again and again, each time once two more parts are kept."""
+    from assay.store import Store
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_large(name, Path(folder))
+        whole = answer(child(*judged(name, folder, "whole")))
+        store, kills = Store(Path(folder) / "killed"), 0
+        for _ in range(KILLS):
+            process, enough = child(*judged(name, folder, "killed")), store.count("subset-part") + 2
+            while process.poll() is None and store.count("subset-part") < enough:
+                time.sleep(0.01)
+            process.kill()
+            kills += process.wait() < 0
+        resumed = answer(child(*judged(name, folder, "killed")))
+    return {"kills": kills, "same bytes": resumed["document"] == whole["document"], "whole": whole}
 
 
 def large_part(name: str, sizes: tuple[int, ...], goal: dict[str, float]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_large(name, Path(folder))
-        command = [sys.executable, __file__, "--solve", folder, "--sizes", *map(str, sizes)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
-        found: dict[str, Any] = json.loads(done.stdout)
+        found = answer(child("--solve", folder, "--sizes", *map(str, sizes)))
     n_models, n_examples = SHAPES[name]
     return {"models": n_models, "examples": n_examples, "goal": goal} | found
 
@@ -279,6 +352,8 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "large": lambda: large_part("large", LARGE_SIZES["large"], {"seconds": 15, "peak MB": 1000}),
     "largest": lambda: large_part("largest", LARGE_SIZES["largest"], {"seconds": 90, "peak MB": 2000}),
     "sweep": sweep_part,
+    "resumed": lambda: resumed_part("small"),
+    "verdict": lambda: verdict_part("large"),
 }
 
 
@@ -289,10 +364,15 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=tuple(PARTS), default=list(QUICK))
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--solve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=int, nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.solve:
         print(json.dumps(solve_large(options.solve, tuple(options.sizes))))
+        return
+    if options.judge:
+        print(json.dumps(judge_large(options.judge, tuple(options.sizes), options.store)))
         return
     document: dict[str, Any] = {
         "benchmark": "subsets",

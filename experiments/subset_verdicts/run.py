@@ -86,7 +86,7 @@ def judge_split(data: CorrectnessData, kind: str, seed: int, drawn: Drawn, *, pe
         record[permutation] = significant(problem, Exchange.of(data, permutation), test.r, seed)
     if kind == "group":
         verdict = judge_sizes(
-            data, (selection,), n_permutations=N_PERMUTATIONS, seed=seed, workers=1, batch=1
+            data, (selection,), n_permutations=N_PERMUTATIONS, seed=seed, workers=1
         )[0]
         record["verdict"] = {
             "status": verdict.status,

@@ -1,6 +1,9 @@
 """Data from every kind of file, and the job of `assay select` kept in a store."""
 
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -364,14 +367,14 @@ def test_the_plan_counts_what_the_job_runs(data: CorrectnessData) -> None:
 def test_the_solver_runs_as_often_as_planned(
     data: CorrectnessData, monkeypatch: pytest.MonkeyPatch, n_permutations: int
 ) -> None:
-    runs = []
-    solve = Problem.solve
+    runs: list[int] = []
+    solve = Problem.solve_sizes
 
-    def counted(self: Problem, *given: Any, **named: Any) -> Any:
-        runs.append(given)
-        return solve(self, *given, **named)
+    def counted(self: Problem, sizes: Any, **named: Any) -> Any:
+        runs.extend(sizes)
+        return solve(self, sizes, **named)
 
-    monkeypatch.setattr(Problem, "solve", counted)
+    monkeypatch.setattr(Problem, "solve_sizes", counted)
     plan = plan_selection(data, [15, 8], n_permutations=n_permutations, split="family")
     found = select_stored(data, [15, 8], n_permutations=n_permutations, workers=1, split="family")
     assert len(runs) <= plan.n_selections + plan.n_reruns + plan.n_halves
@@ -381,6 +384,51 @@ def test_the_solver_runs_as_often_as_planned(
     else:
         assert found.document["halves"]["null"] is not None
         assert len(runs) == plan.n_selections + plan.n_reruns + plan.n_halves
+
+
+# The job, killed at its `left`-th sweep over the sizes from now on; 0 lets it end. Prints its sweeps.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.problem import Problem
+from assay.pipeline.subsets import select_stored
+from assay.store import Store
+
+folder, left, workers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+solve, sweeps = Problem.solve_path, []
+
+def killed(self, sizes, **named):
+    sweeps.append(sizes)
+    if len(sweeps) == left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return solve(self, sizes, **named)
+
+Problem.solve_path = killed
+data = CorrectnessData.load(folder / "answers.npz")
+select_stored(data, [8, 15], n_permutations=3, folds=3, workers=workers, store=Store(folder / "store"))
+print(len(sweeps))
+"""
+
+
+def test_a_killed_job_goes_on_with_the_same_bytes(data: CorrectnessData, tmp_path: Path) -> None:
+    """Killed in the selections, in the cross-fit, and twice in the permutations."""
+    data.save(tmp_path / "answers.npz")
+    (tmp_path / "job.py").write_text(KILLED)
+    whole = Store(tmp_path / "whole")
+    job = select_stored(data, [8, 15], n_permutations=3, folds=3, workers=1, store=whole)
+    kept = []
+    for left, workers in ((1, 1), (3, 1), (4, 2), (3, 1), (0, 2)):
+        command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path), str(left), str(workers)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == (-signal.SIGKILL if left else 0), done.stderr
+        kept.append(Store(tmp_path / "store").count("subset-part"))
+    assert kept[0] == kept[-1] == 0  # nothing was finished; the parts go once the document is there
+    assert 0 < kept[1] < kept[2] < kept[3]
+    assert int(done.stdout) < 1 + 3 * (1 + 3) - 4
+    store = Store(tmp_path / "store")
+    assert json.dumps(store.get(job.id).payload) == json.dumps(whole.get(job.id).payload)
+    assert store.count() == whole.count() == 1
 
 
 def test_sizes_are_sorted_and_checked() -> None:

@@ -1,5 +1,9 @@
 """Permutation nulls: by hand, against literal versions, and on matrices of known truth."""
 
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +18,7 @@ from scipy.special import ndtr, ndtri
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.permutation import (
     Exchange,
+    SequentialPermutation,
     permutation_p,
     permute_accuracy,
     run_permutations,
@@ -153,6 +158,101 @@ def test_an_undefined_rerun_speaks_against_and_an_undefined_result_has_no_p():
     np.testing.assert_array_equal(adjusted, [0.75, nan])
 
 
+def outcomes(test: SequentialPermutation, chance: Callable[[int, int], float]) -> dict[float, float]:
+    """Probability of each p-value, by following every course of a test.
+
+    Args:
+        test: The test.
+        chance: That the next rerun is reached, after t reruns of which c were.
+    """
+    found: Counter[float] = Counter()
+    # All that p depends on: how many were reached, and whether one of the first `early`.
+    states = {(0, False): 1.0}
+    for t in range(test.n):
+        states, before = Counter(), states
+        for (count, soon), weight in before.items():
+            reached = np.zeros(t, dtype=bool)
+            reached[:count] = soon
+            reached[t - count :] |= not soon
+            for hit, step in ((True, chance(t, count)), (False, 1 - chance(t, count))):
+                course = np.append(reached, hit)
+                if test.settled(course):
+                    found[test.p_value(course)] += weight * step
+                else:
+                    states[count + hit, soon or (hit and t < test.early)] += weight * step
+    assert not states
+    return found
+
+
+def exchangeable(t: int, count: int) -> float:
+    """The chance of rank after rank if observed and permuted values are exchangeable."""
+    return (count + 1) / (t + 2)
+
+
+class TestSequential:
+    def test_its_p_values_by_hand(self):
+        """Seven reruns: early after 3 without, limit 2. Of 8 equally likely ranks and their orders."""
+        test = SequentialPermutation(n=7, early=3, limit=2)
+        no, yes = False, True
+        # None of 3: the observed value is the lowest of 4.
+        assert test.p_value(np.array([no] * 3)) == 1 / 4
+        # One of 7, among the first 3: or none of 3. The lowest two of 8 lie among the last 4 (12 of 56), and
+        # the observed value is the lowest of the other 4: 2 / 8 + (12 / 56) / 4.
+        assert test.p_value(np.array([yes] + [no] * 6)) == pytest.approx(2 / 8 + 12 / 56 / 4)
+        # The second at the seventh rerun: at most one of 6, or none of 3: 2 / 7 + (6 / 42) / 4.
+        assert test.p_value(np.array([yes] + [no] * 5 + [yes])) == pytest.approx(2 / 7 + 6 / 42 / 4)
+        assert test.p_value(np.array([no, yes, yes])) == 2 / 3
+        assert test.p_value(np.array([yes, yes])) == 1
+        # Not at an end: as if the missing ones were reached.
+        assert test.p_value(np.array([no, yes])) == test.p_value(np.array([no, yes, yes]))
+        assert not test.settled(np.array([no, yes]))
+        assert all(test.settled(np.array(each)) for each in ([no] * 3, [yes, yes], [yes] + [no] * 6))
+
+    def test_its_p_values_hold_for_every_order_of_the_values(self):
+        test = SequentialPermutation(n=6, early=3, limit=2)
+        found = []
+        for order in itertools.permutations(range(7)):
+            reached = np.array(order[1:]) < order[0]
+            stops = next(t for t in range(1, 7) if test.settled(reached[:t]))
+            found.append(test.p_value(reached[:stops]))
+        for value in set(found):
+            assert sum(each <= value for each in found) / math.factorial(7) == pytest.approx(value)
+
+    @pytest.mark.parametrize("n", [19, 39, 59, 79, 99])
+    def test_it_rejects_at_most_one_null_in_twenty(self, n):
+        test = SequentialPermutation.of(n, 0.05)
+        total, found = 0.0, outcomes(test, exchangeable)
+        for value in sorted(found):
+            total += found[value]
+            assert total == pytest.approx(value)  # P(p <= x) = x at each value that p can take
+        assert sum(weight for value, weight in found.items() if value <= 0.05) <= 0.05 + 1e-12
+
+    @given(st.integers(0, 10_000), st.sampled_from([19, 59, 99, 199]))
+    def test_ties_and_more_reached_reruns_never_lower_p(self, seed, n):
+        generator, test = rng(seed), SequentialPermutation.of(n, 0.05)
+        fewer = generator.random(n) < generator.choice([0.01, 0.05, 0.3])
+        more = fewer | (generator.random(n) < 0.05)
+
+        def p(reached):
+            return test.p_value(reached[: next(t for t in range(1, n + 1) if test.settled(reached[:t]))])
+
+        assert p(fewer) <= p(more)
+        # What came before the end never promised a lower one.
+        assert all(test.p_value(fewer[:t]) >= p(fewer) for t in range(n))
+
+    def test_it_decides_as_the_fixed_number_does_where_that_is_clear(self):
+        """Share supported at a fixed chance of a reached rerun, and the reruns of a strong case."""
+        test = SequentialPermutation.of(99, 0.05)
+        supported = {
+            chance: sum(w for p, w in outcomes(test, lambda *_, c=chance: c).items() if p <= 0.05)
+            for chance in (0.001, 0.01, 0.1, 0.2)
+        }
+        fixed = {chance: scipy_stats.binom.cdf(4, 99, chance) for chance in supported}
+        for chance, share in supported.items():
+            assert share == pytest.approx(fixed[chance], abs=0.06), chance
+        assert test.early == 27  # of 99, where nothing reaches the observed value
+
+
 # --------------------------------------------------------------------------------------------- reruns
 
 
@@ -169,9 +269,9 @@ class TestRuns:
     @pytest.mark.parametrize("workers", [1, 2, 5])
     def test_an_early_end_falls_on_the_same_place_with_any_number_of_workers(self, workers):
         found = run_permutations(
-            lambda place: place, 20, workers=workers, settled=lambda found: max(found) >= 4, batch=3
+            lambda place: place, 20, workers=workers, settled=lambda found: max(found) >= 4
         )
-        assert found == [0, 1, 2, 3, 4, 5]
+        assert found == [0, 1, 2, 3, 4]
 
     def test_an_error_in_a_rerun_is_raised(self):
         with pytest.raises(ZeroDivisionError):

@@ -285,8 +285,7 @@ class TestJudge:
     def test_an_early_end_changes_no_status_and_no_worker_count_changes_anything(self, null):
         selections = (oodselect(null, size=30),)
         early, two = (
-            judge_sizes(null, selections, n_permutations=19, workers=workers, batch=2)[0]
-            for workers in (1, 2)
+            judge_sizes(null, selections, n_permutations=19, workers=workers)[0] for workers in (1, 2)
         )
         full = judge_sizes(null, selections, n_permutations=19, stop_early=False)[0]
         assert early.to_dict() == two.to_dict()
@@ -296,6 +295,44 @@ class TestJudge:
         assert any("stopped after" in note for note in early.notes)
         assert early.null == full.null[: early.n_permutations]
         assert early.p_value > 0.05
+
+    def test_a_strong_subset_ends_the_reruns_early_and_p_allows_for_it(self, planted, planted_selections):
+        early = judge_sizes(planted, planted_selections, n_permutations=59, workers=2)
+        for verdict in early:
+            assert verdict.supported
+            assert verdict.n_permutations == len(verdict.null) == 22
+            assert verdict.p_value == 1 / 23
+            assert any("stopped after 22 of 59" in note for note in verdict.notes)
+
+    def test_parts_of_an_interrupted_run_are_taken_and_change_nothing(self, null):
+        selections = (oodselect(null, size=30),)
+        known: dict[str, object] = {}
+        made: list[str] = []
+
+        def shelf(part, compute):
+            if part not in known:
+                made.append(part)
+                known[part] = json.loads(json.dumps(compute()).replace("NaN", "null"))
+            return known[part]
+
+        whole = judge_sizes(null, selections, n_permutations=3, stop_early=False, workers=2)[0]
+        kept = judge_sizes(null, selections, n_permutations=3, stop_early=False, workers=2, shelf=shelf)[0]
+        assert len(made) == len(set(made)) == 5 * (1 + 3)
+        for part in ("fold 2", "permutation 1, fold 4", "permutation 2, fold 0"):
+            del known[part]
+        again = judge_sizes(null, selections, n_permutations=3, stop_early=False, workers=1, shelf=shelf)[0]
+        assert len(made) == 5 * (1 + 3) + 3
+        assert whole.to_dict() == kept.to_dict() == again.to_dict()
+
+    def test_the_accelerator_layout_runs_all_of_it(self, null):
+        """Solver, folds and permutations as on a device, here the CPU: the numbers of the packed layout."""
+        found = []
+        for layout in ("packed", "accelerator"):
+            path = selection_path(
+                null, sizes=[10, 20, 30, 40, 60], layout=layout, device="cpu", baselines=False
+            )
+            found.append([each.to_dict() for each in path.judge(n_permutations=2, stop_early=False)])
+        assert found[0] == found[1]
 
     def test_unknown_units_leave_it_open_but_measured(self, planted):
         data = replace(planted, families=None)
@@ -420,7 +457,7 @@ def test_families_on_both_sides_of_the_main_split_are_told(unchecked):
 def test_the_golden_null_is_not_supported_apart_by_families():
     golden = arrays("null_302")
     sub = oodselect(golden["X"], golden["y"], 200, families=golden["family"])
-    verdict = judge_sizes(sub.data, (sub,), batch=1)[0]
+    verdict = judge_sizes(sub.data, (sub,))[0]
     assert verdict.status == "inconclusive"
     assert not verdict.aotil
 
@@ -433,7 +470,7 @@ def test_golden_matrices_are_judged_rightly_at_every_size(size):
     verdict = oodselect(golden["X"], golden["y"], size, families=golden["family"]).verdict
     assert verdict.supported
     assert verdict.aotil
-    assert verdict.p_value == 0.01
+    assert (verdict.p_value, verdict.n_permutations) == (1 / 28, 27)
     golden = arrays("null_302")
     verdict = oodselect(golden["X"], golden["y"], size, families=golden["family"]).verdict
     assert not verdict.supported
@@ -486,8 +523,9 @@ def test_the_committed_results_are_the_summary_of_their_lines(experiment):
 def test_reruns_follow_the_path_of_the_selections(unchecked, planted):
     problem = make_problem(planted)
     splits = plan_folds(planted, 3).splits
-    nested = FoldRuns(planted, splits, (10, 30), problem.settings, path="nested").select(planted.id_accuracy)
-    for small, large in zip(*nested, strict=True):
+    runs = FoldRuns(planted, splits, (10, 30), problem.settings, path="nested")
+    for fold in range(3):
+        small, large = runs.select(fold, planted.id_accuracy)
         assert set(small.tolist()) <= set(large.tolist())
     found = selection_path(planted, sizes=[10, 30], path="nested", baselines=False)
     first, _ = found.judge(n_permutations=1, folds=3)

@@ -16,7 +16,7 @@ from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import PATHS, check_sizes, default_sizes, make_problem
 from assay.analyses.subsets.verdict import untested
 from assay.core.errors import InputError, check_name
-from assay.core.record import Record, library_version, record_id
+from assay.core.record import Record, library_version, plain, record_id
 from assay.pipeline.progress import duration
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, Store
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from assay.pipeline.cost import Forecast
 
 
-KIND = "subset-path"
+KIND, PART = "subset-path", "subset-part"
 PERMUTATIONS, FOLDS = 99, 5
 LONG = 600.0  # seconds of a verdict from which its cost is announced
 NOT_TESTED = "not tested: no permutation of the accuracies was asked for, and without them nothing is shown"
@@ -163,17 +163,21 @@ def select_stored(
         InputError: As `assay.selection_path`.
 
     Notes:
-        An interrupted job starts anew: a permutation is seconds, and none is kept.
+        An interrupted job goes on where it ended, with the same result: the store holds the selections and
+        every finished fold of the cross-fit and its reruns, as rows of kind `subset-part`, until the document
+        is there. What begins anew is the part that was under way.
     """
     record = job_record(data, sizes, path=path, n_permutations=n_permutations, folds=folds, **options)
+    parts = _Parts(store=store, job=record_id(KIND, record))
 
     def compute() -> Content:
         started = time.perf_counter()
-        found = selection_path(data, sizes=record["sizes"], path=path, progress=progress, **options)
+        shared: dict[str, Any] = {"progress": progress, "shelf": parts.value}
+        found = selection_path(data, sizes=record["sizes"], path=path, **shared, **options)
         if n_permutations:
             threads = n_workers(workers, found.problem.settings)
             _announce(time.perf_counter() - started, n_permutations * folds, threads, note)
-            found.judge(n_permutations=n_permutations, folds=folds, workers=workers, progress=progress)
+            found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
             _keep_untested(found)
         document = found.to_document(n_halves=None if n_permutations else 0)
@@ -183,6 +187,7 @@ def select_stored(
 
     stage = document_stage(KIND, record, compute)
     memo = stage.run(store)
+    parts.remove()
     payload = memo.value.payload
     return StoredSelection(
         id=stage.id,
@@ -190,6 +195,29 @@ def select_stored(
         selections={each["size"]: each for each in payload["selections"]},
         cached=memo.cached,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """Finished parts of one job, each a row of the store, so that an interrupted job goes on."""
+
+    store: Store | None
+    job: str
+
+    def value(self, part: str, compute: Callable[[], Any]) -> Any:
+        """A `Shelf`; threads ask for different parts."""
+
+        def content() -> Content:
+            return Content(payload={"value": plain(compute())}, about=About(name=self.job))
+
+        stage = document_stage(PART, {"job": self.job, "part": part}, content)
+        return stage.run(self.store).value.payload["value"]
+
+    def remove(self) -> None:
+        """Forget them, once the document of the job is there."""
+        if self.store is not None:
+            parts = self.store.query(PART, f'name = "{self.job}"')
+            self.store.remove([each.id for each in parts])
 
 
 def _about(data: CorrectnessData, record: Mapping[str, Any], document: Mapping[str, Any]) -> About:
@@ -274,8 +302,8 @@ def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str],
     if note is not None and expected > LONG:
         note(
             f"the verdict selects {n_reruns} times more, up to about {duration(expected)}; it ends early "
-            "if support becomes impossible; fewer sizes or permutations (at least 19) cost less, more "
-            "workers share it"
+            "once it is settled, goes on after an interruption, and is shared by --workers; fewer sizes or "
+            "permutations (at least 19) cost less"
         )
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float64, Int64, Real
@@ -13,7 +14,7 @@ from assay.analyses.subsets.consistency import consistency_within
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import MIN_MODELS, UnitSums, clip_of, probit
 from assay.analyses.subsets.permutation import run_permutations
-from assay.analyses.subsets.problem import Problem, check_sizes
+from assay.analyses.subsets.problem import Problem, Shelf, check_sizes, computed
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import ModelSplit, folds
 from assay.core.errors import InputError
@@ -165,33 +166,31 @@ class FoldRuns:
         self.problems = [Problem(data, split, settings) for split in splits]
         self.n_models = np.array([len(split.test) for split in splits], dtype=np.int64)
 
-    def select(self, id_accuracy: Accuracies) -> list[list[Places]]:
-        """The selection of each size (outer) on each fold (inner); empty where accuracies do not differ."""
-        by_fold = []
-        for problem in self.problems:
-            if problem.constant_part(id_accuracy):
-                by_fold.append([np.empty(0, dtype=np.int64) for _ in self.sizes])
-            else:
-                solved = problem.solve_path(self.sizes, path=self.path, id_accuracy=id_accuracy)
-                by_fold.append([each.indices for each in solved])
-        return [list(of_size) for of_size in zip(*by_fold, strict=True)]
+    def select(self, fold: int, id_accuracy: Accuracies) -> list[Places]:
+        """The selection of each size on one fold; empty where accuracies do not differ."""
+        problem = self.problems[fold]
+        if problem.constant_part(id_accuracy):
+            return [np.empty(0, dtype=np.int64) for _ in self.sizes]
+        solved = problem.solve_path(self.sizes, path=self.path, id_accuracy=id_accuracy)
+        return [each.indices for each in solved]
 
-    def correlations(
-        self, selections: Sequence[Sequence[Places]], id_accuracy: Accuracies
-    ) -> Float64[np.ndarray, "n_folds k"]:
-        """R_k of given selections on the models tested."""
+    def test(self, fold: int, selections: Sequence[Places], id_accuracy: Accuracies) -> list[float]:
+        """R_k of given selections on the models that a fold tests; NaN for an empty one."""
+        problem = self.problems[fold]
+        return [problem.correlation(each, id_accuracy) if len(each) else math.nan for each in selections]
+
+    def rerun(
+        self, id_accuracy: Accuracies, *, shelf: Shelf = computed, name: str = "rerun"
+    ) -> Float64[np.ndarray, " k"]:
+        """R_cf per size under other accuracies; each fold is a part of the job."""
         each = [
-            [
-                problem.correlation(examples, id_accuracy) if len(examples) else math.nan
-                for problem, examples in zip(self.problems, of_size, strict=True)
-            ]
-            for of_size in selections
+            shelf(f"{name}, fold {fold}", partial(self._selected_and_tested, fold, id_accuracy))
+            for fold in range(len(self.problems))
         ]
-        return np.array(each, dtype=np.float64).T
+        return combine(np.array(each, dtype=np.float64), self.n_models)
 
-    def rerun(self, id_accuracy: Accuracies) -> Float64[np.ndarray, " k"]:
-        """R_cf per size under other accuracies."""
-        return combine(self.correlations(self.select(id_accuracy), id_accuracy), self.n_models)
+    def _selected_and_tested(self, fold: int, id_accuracy: Accuracies) -> list[float]:
+        return self.test(fold, self.select(fold, id_accuracy), id_accuracy)
 
 
 def cross_fit(
@@ -248,17 +247,30 @@ def no_folds(plan: FoldPlan) -> str:
 
 
 def fit_folds(
-    data: CorrectnessData, plan: FoldPlan, runs: FoldRuns, y: Accuracies, *, level: float
+    data: CorrectnessData,
+    plan: FoldPlan,
+    runs: FoldRuns,
+    y: Accuracies,
+    *,
+    level: float,
+    shelf: Shelf = computed,
+    workers: int = 1,
 ) -> CrossFit:
-    """The cross-fit of one run of the folds under accuracies y."""
+    """The cross-fit of one run of the folds under accuracies y; each fold is a part of the job."""
     assert plan.splits is not None
     settings, pool = runs.settings, runs.settings.pool(data.n_examples)
-    selections = run_permutations(lambda _: runs.select(y), 1)[0]
+
+    def select(fold: int) -> list[Places]:
+        kept = shelf(f"fold {fold}", lambda: [each.tolist() for each in runs.select(fold, y)])
+        return [np.array(each, dtype=np.int64) for each in kept]
+
+    by_fold = run_permutations(select, len(plan.splits), workers=workers)
     fold_of = np.empty(data.n_models, dtype=np.int64)
     for fold, split in enumerate(plan.splits):
         fold_of[split.test] = fold
     accuracy = np.full((len(runs.sizes), data.n_models), np.nan)
     low, high, consistency = np.full((3, len(runs.sizes)), np.nan)
+    selections = tuple(zip(*by_fold, strict=True))
     for row, (size, of_size) in enumerate(zip(runs.sizes, selections, strict=True)):
         for problem, examples in zip(runs.problems, of_size, strict=True):
             if len(examples):
@@ -269,7 +281,7 @@ def fit_folds(
             x, t = probit(y[known], eps=settings.eps), probit(accuracy[row, known], eps=clip)
             low[row], high[row] = unit_jackknife(x, t, plan.units[known], fold_of[known], level=level)
             consistency[row] = consistency_within([each for each in of_size if len(each)], pool).mean
-    correlations = runs.correlations(selections, y)
+    correlations = np.array([runs.test(fold, each, y) for fold, each in enumerate(by_fold)])
     return CrossFit(
         sizes=runs.sizes,
         unit_kind=plan.unit_kind,
@@ -284,7 +296,7 @@ def fit_folds(
         spread=correlations.std(axis=0, ddof=1),
         consistency=consistency,
         accuracy=accuracy,
-        selections=tuple(tuple(of_size) for of_size in selections),
+        selections=selections,
     )
 
 

@@ -50,6 +50,10 @@ class AnswerTable(ABC):
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
         """One pass over the matrix, `weights @ X`, summed in float32; the module says when that is exact."""
 
+    def weigh_many(self, weights: Float64[np.ndarray, "k m"]) -> Float[np.ndarray, "k n"]:
+        """`weigh` for each row of weights."""
+        return np.stack([self.weigh(each) for each in weights])
+
     @abstractmethod
     def column_sums(self) -> Int64[np.ndarray, " n"]:
         """Models that answer each example correctly."""
@@ -155,6 +159,9 @@ class DenseMatrix(AnswerTable):
         return self.values.nbytes
 
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+        return weights.astype(np.float32) @ self.values
+
+    def weigh_many(self, weights: Float64[np.ndarray, "k m"]) -> Float[np.ndarray, "k n"]:
         return weights.astype(np.float32) @ self.values
 
     def column_sums(self) -> Int64[np.ndarray, " n"]:

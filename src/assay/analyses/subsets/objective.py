@@ -12,6 +12,7 @@ from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.layouts import AnswerTable, whole_weights
 from assay.analyses.subsets.line import EPS, line_correlation, probit
 from assay.core.errors import InputError
+from assay.core.record import Record
 
 
 OBJECTIVES = ("r", "r2")
@@ -20,7 +21,7 @@ DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
+class Found(Record):
     """What a solver returns.
 
     Attributes:

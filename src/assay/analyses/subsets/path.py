@@ -14,7 +14,17 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import AOTIL, Correlation
-from assay.analyses.subsets.problem import PATHS, Problem, Progress, check_sizes, make_problem, possible_sizes
+from assay.analyses.subsets.objective import Found
+from assay.analyses.subsets.problem import (
+    PATHS,
+    Problem,
+    Progress,
+    Shelf,
+    check_sizes,
+    computed,
+    make_problem,
+    possible_sizes,
+)
 from assay.analyses.subsets.selection import Subset, make_selection, make_sweep
 from assay.analyses.subsets.settings import SelectionOptions
 from assay.analyses.subsets.splits import ModelSplit
@@ -271,6 +281,7 @@ def selection_path(
     path: str = "independent",
     baselines: bool = True,
     progress: Progress | None = None,
+    shelf: Shelf = computed,
     **options: Unpack[SelectionOptions],
 ) -> SelectionPath:
     """Select subsets of several sizes.
@@ -284,6 +295,7 @@ def selection_path(
         baselines: Whether random, hardest, marginal and (with embeddings) most distant examples are evaluated
             beside.
         progress: Called with the stage, the sizes done and all sizes.
+        shelf: Of an interrupted run: the selections.
         options: All others of `oodselect`.
 
     Raises:
@@ -299,7 +311,11 @@ def selection_path(
     n_examples = problem.data.n_examples
     grid = possible_sizes(problem.settings, n_examples) if sizes is None else sizes
     ascending = tuple(sorted(check_sizes(grid, n_examples)))
-    solved = problem.solve_path(ascending, path=path, progress=progress)
+    swept = shelf(
+        "selections",
+        lambda: [each.to_dict() for each in problem.solve_path(ascending, path=path, progress=progress)],
+    )
+    solved = [Found.from_dict(each) for each in swept]
     return SelectionPath(
         sizes=ascending,
         selections=make_sweep(problem, solved, path=path),

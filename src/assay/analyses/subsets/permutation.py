@@ -1,12 +1,15 @@
 """Permutations of in-distribution accuracies, reruns under them, and the p-values that follow."""
 
+import itertools
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from scipy import special
 
 from assay.analyses.subsets._arrays import Accuracies, Units
@@ -26,6 +29,7 @@ T = TypeVar("T")
 KINDS = ("free", "group")
 N_PERMUTATIONS = 99
 _ROUNDING = 1e-12
+_GIVEN_UP_FROM = 3  # reached reruns that a fixed number allows, from which one is given up for an early end
 
 
 # ------------------------------------------------------------------------------------------ permuting
@@ -166,7 +170,6 @@ def run_permutations(
     progress: Progress | None = None,
     stage: str = "permutations",
     settled: Callable[[Sequence[T]], bool] | None = None,
-    batch: int = 10,
 ) -> list[T]:
     """`rerun(0), ..., rerun(n - 1)` on threads, one BLAS thread each: the same for any number of workers.
 
@@ -176,21 +179,23 @@ def run_permutations(
         workers: Threads.
         progress: Called with stage, done and total.
         stage: Its name.
-        settled: Asked after every `batch`; True ends the run early.
-        batch: Runs between two questions, the same whatever the number of workers.
+        settled: Asked after every result, in order; True ends the run early, and what other threads have
+            begun by then is left out.
     """
     from threadpoolctl import threadpool_limits
 
     results: list[T] = []
+    places = iter(range(n))
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
-        width = n if settled is None else batch
-        for start in range(0, n, width):
-            for each in pool.map(rerun, range(start, min(start + width, n))):
-                results.append(each)
-                if progress is not None:
-                    progress(stage, len(results), n)
-            if settled is not None and len(results) < n and settled(results):
+        begun = deque(pool.submit(rerun, place) for place in itertools.islice(places, workers))
+        while begun:
+            results.append(begun.popleft().result())
+            if progress is not None:
+                progress(stage, len(results), n)
+            if settled is not None and settled(results):
+                pool.shutdown(cancel_futures=True)
                 break
+            begun.extend(pool.submit(rerun, place) for place in itertools.islice(places, 1))
     return results
 
 
@@ -199,8 +204,8 @@ def run_permutations(
 
 def reached(
     observed: Float64[np.ndarray, " n_sizes"], null: Float64[np.ndarray, "n_permutations n_sizes"]
-) -> tuple[Int64[np.ndarray, " n_sizes"], Int64[np.ndarray, " n_sizes"]]:
-    """How many permutations were at least as low: at the same size, and at any size.
+) -> tuple[Bool[np.ndarray, "n_permutations n_sizes"], Bool[np.ndarray, "n_permutations n_sizes"]]:
+    """Which permutations were at least as low: at the same size, and at any size.
 
     A permutation whose correlation at a size is undefined counts as having reached it there: undefined is no
     evidence for the subset.
@@ -208,10 +213,8 @@ def reached(
     undefined = np.isnan(null)
     # Accuracies dealt out and back through the probit differ in the last bits.
     observed = observed + _ROUNDING
-    same = undefined | (null <= observed)
     lowest = np.min(np.where(undefined, np.inf, null), axis=1, keepdims=True, initial=np.inf)
-    anywhere = undefined | (lowest <= observed)
-    return same.sum(axis=0), anywhere.sum(axis=0)
+    return undefined | (null <= observed), undefined | (lowest <= observed)
 
 
 def permutation_p(
@@ -235,7 +238,86 @@ def permutation_p(
         >>> p.tolist(), adjusted.tolist()
         ([0.5, 0.5], [0.5, 0.75])
     """
-    same, anywhere = reached(observed, null)
-    defined = ~np.isnan(observed)
-    total = len(null) + 1
-    return np.where(defined, (1 + same) / total, np.nan), np.where(defined, (1 + anywhere) / total, np.nan)
+    defined, total = ~np.isnan(observed), len(null) + 1
+    same, anywhere = (
+        np.where(defined, (1 + each.sum(axis=0)) / total, np.nan) for each in reached(observed, null)
+    )
+    return same, anywhere
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialPermutation:
+    """A permutation test that ends once its outcome is settled, in either direction, with an exact p-value.
+
+    A rerun is *reached* where it comes out at least as low as the observed value. The test ends at the first
+    of: `early` reruns of which none is reached; the `limit`-th reached one; n reruns.
+
+    Order the outcomes from strong to weak: the early end; the ends at n, by their count c < `limit`; the ends
+    at the limit, the later the stronger. p is the probability, under the null, of the outcome or a stronger
+    one:
+
+        p = 1 / (early + 1)                 at the early end,
+        p = (c + 1) / (n + 1) + e(n, c + 1) with c reached of n,
+        p = limit / t + e(t - 1, limit)     where rerun t is the limit-th reached one.
+
+    The first terms are P(at most k - 1 reached of t) = k / (t + 1): the observed value and t reruns are
+    exchangeable, so each rank is as likely. e(t, k) is the probability of none reached among the first
+    `early` and at least k among t. This needs the k lowest of all t + 1 values to lie among the t - early
+    later ones, and, whatever these are, the observed value to be the lowest of the other early + 1:
+
+        e(t, k) = C(t - early, k) / C(t + 1, k) / (early + 1).
+
+    Each outcome's event contains those of the stronger ones, so P(p <= x) <= x for every x, with equality at
+    the values that p can take; ties only raise p. The test at a level is p <= level. It gives up one reached
+    rerun in ten (at least one) of those that the test with n reruns allows, for the early end.
+
+    Attributes:
+        n: Reruns at most.
+        early: Reruns after which, none being reached, the test ends; n where too few leave nothing to give
+            up.
+        limit: Reached reruns at which it ends.
+
+    References:
+        Besag and Clifford (1991), doi:10.1093/biomet/78.2.301, for the end at a number of reached reruns.
+
+    Example:
+        >>> test = SequentialPermutation.of(99, 0.05)
+        >>> test.early, test.limit
+        (27, 4)
+        >>> round(test.p_value(np.zeros(27, dtype=bool)), 4), test.p_value(np.ones(4, dtype=bool))
+        (0.0357, 1.0)
+    """
+
+    n: int
+    early: int
+    limit: int
+
+    @classmethod
+    def of(cls, n: int, level: float) -> "SequentialPermutation":
+        """The test with at most n reruns that rejects with probability at most `level` under the null."""
+        allowed = int(level * (n + 1) + _ROUNDING)
+        if allowed < _GIVEN_UP_FROM:
+            return cls(n=n, early=n, limit=max(1, allowed))
+        limit = allowed - max(1, allowed // 10)
+        tests = (cls(n=n, early=early, limit=limit) for early in range(math.ceil(1 / level) - 1, n + 1))
+        return next(test for test in tests if test._tail(n, limit) <= level)
+
+    def _tail(self, t: int, k: int) -> float:
+        """P(at most k - 1 reached of t, or none of the first `early`)."""
+        missed = math.comb(max(0, t - self.early), k) / math.comb(t + 1, k) / (self.early + 1)
+        return k / (t + 1) + missed
+
+    def settled(self, reached: Bool[np.ndarray, " t"]) -> bool:
+        """Whether these reruns, in order, are all it takes."""
+        early = len(reached) >= self.early and not reached[: self.early].any()
+        return early or len(reached) >= self.n or int(reached.sum()) >= self.limit
+
+    def p_value(self, reached: Bool[np.ndarray, " t"]) -> float:
+        """The p-value after these reruns, in order; before an end the largest that it could become."""
+        missing = np.ones(max(0, self.n - len(reached)), dtype=bool)
+        places = np.flatnonzero(np.concatenate([reached, missing])[: self.n])
+        if not len(places) or places[0] >= self.early:
+            return 1 / (self.early + 1)
+        if len(places) < self.limit:
+            return self._tail(self.n, len(places) + 1)
+        return self._tail(int(places[self.limit - 1]), self.limit)

@@ -16,6 +16,7 @@ from assay.analyses.subsets.layouts import (
     whole_weights,
 )
 from assay.core.errors import InputError, check_name
+from assay.core.machine import free_memory
 
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Layout = Literal["auto", "dense", "packed", "accelerator"]
 LAYOUTS: tuple[Layout, ...] = ("auto", "dense", "packed", "accelerator")
 
 _DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
+MANY = 5  # products at a time from which bytes cost less than bits
 _DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
 
 
@@ -32,8 +34,8 @@ class DeviceMatrix(AnswerTable):
     """Int8 on a torch device, multiplied in chunks of examples.
 
     Weights are rounded to whole numbers on a grid of 2**-24 of the sum of their absolute values and cut into
-    three digits of eight bits; products of digits with 0/1 are exact in float32, with or without TF32, so the
-    result is the exact sum of the rounded weights on any device.
+    three digits of eight bits; products of digits with 0/1 are exact in float32, with or without TF32, and in
+    bytes summed as int32, so the result is the exact sum of the rounded weights on any device.
 
     Args:
         correct: 0/1, shape (m, N).
@@ -77,16 +79,23 @@ class DeviceMatrix(AnswerTable):
         return max(1, _DEVICE_ENTRIES // self.n_models)
 
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+        return np.asarray(self.weigh_many(weights[None])[0])
+
+    def weigh_many(self, weights: Float64[np.ndarray, "k m"]) -> Float[np.ndarray, "k n"]:
         import torch
 
-        whole, scale = whole_weights(weights)
-        digits = torch.from_numpy(_digits(whole)).to(self.device)  # [m, 3]
-        parts = [
-            (self._rows[start : start + self._step].to(torch.float32) @ digits).cpu()
-            for start in range(0, self.n_examples, self._step)
-        ]
-        sums: np.ndarray = torch.cat(parts).double().numpy() @ _DIGIT_VALUES
-        return sums / scale
+        rounded = [whole_weights(each) for each in weights]
+        whole, scale = np.stack([each for each, _ in rounded]), np.array([each for _, each in rounded])
+        digits = _digits(whole)  # [m, 3 k]
+        small = self.device.type == "cpu" and int8_is_fast() and (digits == digits.astype(np.int8)).all()
+        kind, multiply = (torch.int8, torch._int_mm) if small else (torch.float32, torch.matmul)
+        asked = torch.from_numpy(digits).to(self.device, kind)
+        sums = np.empty((len(weights), self.n_examples), dtype=np.float32)  # exact: whole, up to 2**24
+        for start in range(0, self.n_examples, self._step):
+            rows = self._rows[start : start + self._step]
+            low, middle, high = multiply(rows.to(kind), asked).to(torch.int32).chunk(3, dim=1)
+            sums[:, start : start + len(rows)] = (low + 256 * middle + 65536 * high).T.cpu().numpy()
+        return np.asarray(sums / scale[:, None])
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
         import torch
@@ -112,14 +121,38 @@ class DeviceMatrix(AnswerTable):
         return np.ascontiguousarray(rows.cpu().numpy().T).view(np.uint8)
 
 
-_DIGIT_VALUES = np.array([1.0, 256.0, 65536.0])
+def _digits(whole: Float64[np.ndarray, "k m"]) -> Float[np.ndarray, "m three_k"]:
+    """Whole numbers up to 2**24 as three digits to the base 256, those of one place side by side.
+
+    The lower two lie in [-128, 127], the third in [-256, 256], beyond a byte only for a number above half of
+    2**24.
+    """
+    left, places = whole.astype(np.int64), []
+    for _ in range(2):
+        places.append((left + 128) % 256 - 128)
+        left = (left - places[-1]) // 256
+    return np.concatenate([*places, left]).T.astype(np.float32)
 
 
-def _digits(whole: Float64[np.ndarray, " m"]) -> np.ndarray:
-    """Whole numbers up to 2**24 as three digits to the base 256 with the number's sign, float32 [m, 3]."""
-    size = np.abs(whole).astype(np.int64)
-    digits = np.stack([size & 255, (size >> 8) & 255, size >> 16], axis=1)
-    return np.asarray(digits * np.sign(whole)[:, None], dtype=np.float32)
+def int8_is_fast() -> bool:
+    """Whether this processor multiplies bytes four at a time (VNNI); without, float32 is faster."""
+    import torch
+
+    known = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(known and known()) and torch.backends.mkldnn.is_available()
+
+
+def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
+    """The same answers, held so that k products at a time cost least: bytes instead of bits where they fit.
+
+    A byte per answer is eight times the memory of the packed layout, for as long as the result lives. Five
+    products at a time then cost about as much as in the packed layout, eight about half.
+    """
+    if not isinstance(matrix, PackedMatrix) or k < MANY or not int8_is_fast():
+        return matrix
+    if 2 * matrix.n_models * matrix.n_examples > free_memory():
+        return matrix
+    return DeviceMatrix(matrix, device="cpu")
 
 
 def as_matrix(

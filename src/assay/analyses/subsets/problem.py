@@ -11,12 +11,14 @@ import numpy as np
 from jaxtyping import Float64
 
 from assay.analyses.subsets._arrays import Accuracies, Places
+from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import Correlation, clip_of, correlate, line_correlation, probit
 from assay.analyses.subsets.objective import Found
-from assay.analyses.subsets.settings import SOLVERS, SelectionOptions, Settings, make_settings
+from assay.analyses.subsets.settings import SelectionOptions, Settings, make_settings
 from assay.analyses.subsets.splits import ModelSplit, split_models
+from assay.analyses.subsets.swap import swap_sizes
 from assay.core.errors import InputError
 
 
@@ -24,6 +26,14 @@ PATHS = ("independent", "warm", "nested")
 _FIRST_SIZES = (10, 20, 50, 100, 250, 500, 750, 1000, 2500, 5000, 7500)
 
 Progress = Callable[[str, int, int], None]
+# Gives the JSON value of a named part of a long job: computes it, or reads what an interrupted run left.
+Shelf = Callable[[str, Callable[[], Any]], Any]
+
+
+def computed(part: str, compute: Callable[[], Any]) -> Any:
+    """Keeps nothing."""
+    del part
+    return compute()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +119,16 @@ class Problem:
         return None
 
     def solve(self, size: int, *, id_accuracy: Accuracies | None = None, **constraints: Any) -> Found:
-        """Run the solver.
+        """Run the solver for one size; see `solve_sizes`."""
+        return self.solve_sizes((size,), id_accuracy=id_accuracy, **constraints)[0]
+
+    def solve_sizes(
+        self, sizes: Sequence[int], *, id_accuracy: Accuracies | None = None, **constraints: Any
+    ) -> list[Found]:
+        """Run the solver for sizes of which none leads to another; `swap` takes them side by side.
 
         Args:
-            size: Examples to select.
+            sizes: Examples to select.
             id_accuracy: Of all models of the data, instead of the data's: a permutation of them.
             constraints: `start` and `fixed` of `swap`; or `strata`, `allowed` and `must_include` instead of
                 those of the settings.
@@ -124,20 +140,18 @@ class Problem:
                 f"id_accuracy is the same for all {len(split.part(part))} {part} models, but a correlation "
                 "needs models that differ; give other models, or another split"
             )
-        if settings.solver == "adam":
-            constraints["seed"] = settings.seed
         own = {name: getattr(settings, name) for name in ("strata", "allowed", "must_include")}
-        return SOLVERS[settings.solver](
-            self.train,
-            y[split.train],
-            size,
-            validation=self.validation,
-            id_validation=y[split.validation],
-            objective=settings.objective,
-            eps=settings.eps,
+        given: dict[str, Any] = {
+            "validation": self.validation,
+            "id_validation": y[split.validation],
+            "objective": settings.objective,
+            "eps": settings.eps,
             **(own | constraints),
             **settings.options,
-        )
+        }
+        if settings.solver == "swap":
+            return swap_sizes(self.train, y[split.train], sizes, **given)
+        return [adam(self.train, y[split.train], size, seed=settings.seed, **given) for size in sizes]
 
     def solve_path(
         self,
@@ -156,19 +170,20 @@ class Problem:
             id_accuracy: Of all models of the data, instead of the data's.
             progress: Called with the stage, the sizes done and all sizes.
         """
+        told = progress or (lambda stage, done, total: None)
         solved: list[Found] = []
-        for place, size in enumerate(sizes):
-            if progress is not None:
-                progress("select", place, len(sizes))
+        together = len(sizes) if path == "independent" and self.settings.solver == "swap" else 1
+        for place in range(0, len(sizes), together):
+            told("select", place, len(sizes))
+            batch = sizes[place : place + together]
             previous = solved[-1].indices if solved else None
             kept = {"fixed": previous} if previous is not None and path == "nested" else {}
-            best = self.solve(size, id_accuracy=id_accuracy, **kept)
+            best = self.solve_sizes(batch, id_accuracy=id_accuracy, **kept)
             if previous is not None and path == "warm":
-                warm = self.solve(size, id_accuracy=id_accuracy, start=previous)
-                best = warm if self._validated(warm) < self._validated(best) else best
-            solved.append(best)
-        if progress is not None:
-            progress("select", len(sizes), len(sizes))
+                warm = self.solve_sizes(batch, id_accuracy=id_accuracy, start=previous)
+                best = [min(pair, key=self._validated) for pair in zip(best, warm, strict=True)]
+            solved += best
+        told("select", len(sizes), len(sizes))
         return solved
 
     def _validated(self, found: Found) -> float:

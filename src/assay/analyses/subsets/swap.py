@@ -12,7 +12,8 @@ models.
 """
 
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64, Integer
@@ -30,7 +31,12 @@ from assay.analyses.subsets.objective import (
     marginal_scores,
     unit_probit,
 )
+from assay.analyses.subsets.placement import MANY, for_many
 from assay.core.errors import AssayWarning
+
+
+T = TypeVar("T")
+_Asking = Generator[np.ndarray, np.ndarray, T]  # yields whole weights of models, is sent weights @ X
 
 
 KAPPAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)  # rho in units of ||u||^2 at the start
@@ -41,22 +47,7 @@ MIN_GAIN = 1e-9
 _FEW = 1 / 64  # share of the examples up to which two counts of the exchanged beat one of all members
 
 
-def swap(
-    train: AnswerTable,
-    id_train: Accuracies,
-    size: int,
-    *,
-    validation: AnswerTable | None = None,
-    id_validation: Float64[np.ndarray, " v"] | None = None,
-    strata: Integer[np.ndarray, " strata"] | None = None,
-    allowed: Bool[np.ndarray, " mask"] | None = None,
-    must_include: Integer[np.ndarray, " k"] | None = None,
-    objective: str = "r",
-    eps: float | int = EPS,
-    start: Integer[np.ndarray, " s"] | None = None,
-    fixed: Integer[np.ndarray, " f"] | None = None,
-    keep_path: bool = False,
-) -> Found:
+def swap(train: AnswerTable, id_train: Accuracies, size: int, **options: Any) -> Found:
     """The S examples on which the correlation of out- with in-distribution accuracy is lowest.
 
     For every kappa of `KAPPAS`, each from where the last one ended: take the gradient at rho = kappa
@@ -69,21 +60,7 @@ def swap(
         train: Correctness of the training models, m models x N examples.
         id_train: Their held-out in-distribution accuracy, in [0, 1].
         size: S, examples to select.
-        validation: Correctness of the validation models on the same examples. The set of lowest validation R
-            on the whole way is kept, the start included.
-        id_validation: Their in-distribution accuracy.
-        strata: Stratum code (>= 0) of every example. The set has every stratum's share of the allowed
-            examples (`stratum_quota`), and exchanges stay inside strata.
-        allowed: Which examples may be selected; default all.
-        must_include: Examples that are always selected.
-        objective: `r` minimises R; `r2` minimises R^2, for sets on which the two accuracies are unrelated,
-            and starts from the examples whose marginal score is nearest 0.
-        eps: Clip of accuracies before the probit; the objective clips at max(eps, 0.25 / S).
-        start: Members to start from instead of the lowest marginal scores. Fewer than S are extended by
-            the lowest entries of the gradient of R at that set.
-        fixed: Members of a smaller set that may not leave, for nested sets.
-        keep_path: Give the start and the set after every accepted step in `extras["path"]`, a tuple of dicts
-            with `kappa` (None at the start), `r_train`, `r_validation` and ascending `indices`.
+        options: All others of `swap_sizes`.
 
     Returns:
         The best set by validation. Its trace has per kappa: `iterations` (gradients), `accepted` (steps),
@@ -101,35 +78,93 @@ def swap(
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4 for the objective; the solver is not in it.
     """
-    pool = Pool(
-        train.n_examples,
-        size,
-        strata=strata,
-        allowed=allowed,
-        locked={"must_include": must_include, "fixed": fixed},
-    )
-    held_out = None
-    if validation is not None and id_validation is not None:
-        held_out = _ModelPart(validation, id_validation, size, eps, "id_validation")
-    run = _Trajectory(
-        training=_ModelPart(train, id_train, size, eps, "id_train"),
-        held_out=held_out,
-        pool=pool,
-        square=objective == "r2",
-        keep_path=keep_path,
-    )
-    run.begin(start)
-    for kappa in KAPPAS:
-        if validation is not None or kappa >= LAST_KAPPA_WITHOUT_VALIDATION:
-            run.descend(kappa)
+    return swap_sizes(train, id_train, (size,), **options)[0]
+
+
+def swap_sizes(
+    train: AnswerTable,
+    id_train: Accuracies,
+    sizes: Sequence[int],
+    *,
+    validation: AnswerTable | None = None,
+    id_validation: Float64[np.ndarray, " v"] | None = None,
+    strata: Integer[np.ndarray, " strata"] | None = None,
+    allowed: Bool[np.ndarray, " mask"] | None = None,
+    must_include: Integer[np.ndarray, " k"] | None = None,
+    objective: str = "r",
+    eps: float | int = EPS,
+    start: Integer[np.ndarray, " s"] | None = None,
+    fixed: Integer[np.ndarray, " f"] | None = None,
+    keep_path: bool = False,
+) -> list[Found]:
+    """`swap` for each of several sizes, side by side: the same sets, with a pass over the matrix for all.
+
+    Args:
+        train: As of `swap`.
+        id_train: As of `swap`.
+        sizes: Examples to select.
+        validation: Correctness of the validation models on the same examples. The set of lowest validation R
+            on the whole way is kept, the start included.
+        id_validation: Their in-distribution accuracy.
+        strata: Stratum code (>= 0) of every example. The set has every stratum's share of the allowed
+            examples (`stratum_quota`), and exchanges stay inside strata.
+        allowed: Which examples may be selected; default all.
+        must_include: Examples that are always selected.
+        objective: `r` minimises R; `r2` minimises R^2, for sets on which the two accuracies are unrelated,
+            and starts from the examples whose marginal score is nearest 0.
+        eps: Clip of accuracies before the probit; the objective clips at max(eps, 0.25 / S).
+        start: Members to start from instead of the lowest marginal scores. Fewer than S are extended by
+            the lowest entries of the gradient of R at that set.
+        fixed: Members of a smaller set that may not leave, for nested sets.
+        keep_path: Give the start and the set after every accepted step in `extras["path"]`, a tuple of dicts
+            with `kappa` (None at the start), `r_train`, `r_validation` and ascending `indices`.
+    """
+    kappas = [each for each in KAPPAS if validation is not None or each >= LAST_KAPPA_WITHOUT_VALIDATION]
+    runs = []
+    for size in sizes:
+        pool = Pool(
+            train.n_examples,
+            size,
+            strata=strata,
+            allowed=allowed,
+            locked={"must_include": must_include, "fixed": fixed},
+        )
+        held_out = None
+        if validation is not None and id_validation is not None:
+            held_out = _ModelPart(validation, id_validation, size, eps, "id_validation")
+        run = _Trajectory(
+            training=_ModelPart(train, id_train, size, eps, "id_train"),
+            held_out=held_out,
+            pool=pool,
+            square=objective == "r2",
+            keep_path=keep_path,
+        )
+        runs.append(run.solve(start, kappas))
+    found = _side_by_side(runs, train)
     if validation is None:
         warnings.warn(
             f"validation models are missing: swap stopped after kappa = {LAST_KAPPA_WITHOUT_VALIDATION} and "
             "kept the last set. Give validation= and id_validation=, which choose when to stop",
             AssayWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return run.found()
+    return found
+
+
+def _side_by_side(runs: Sequence[_Asking[Found]], matrix: AnswerTable) -> list[Found]:
+    """What runs return that ask for products with the matrix: at each turn one product for all that ask."""
+    found: dict[int, Found] = {}
+    many = for_many(matrix, len(runs))
+    asked = {place: next(run) for place, run in enumerate(runs)}
+    while asked:
+        products = (many if len(asked) >= MANY else matrix).weigh_many(np.stack(list(asked.values())))
+        for place, product in zip(list(asked), products, strict=True):
+            try:
+                asked[place] = runs[place].send(product)
+            except StopIteration as end:
+                found[place] = end.value
+                del asked[place]
+    return [found[place] for place in range(len(runs))]
 
 
 class _ModelPart:
@@ -187,7 +222,14 @@ class _Trajectory:
         self.trace: list[dict[str, Any]] = []
         self.path: list[dict[str, Any]] | None = [] if keep_path else None
 
-    def begin(self, start: np.ndarray | None) -> None:
+    def solve(self, start: np.ndarray | None, kappas: Sequence[float]) -> _Asking[Found]:
+        """The whole way."""
+        yield from self.begin(start)
+        for kappa in kappas:
+            yield from self.descend(kappa)
+        return (yield from self.found())
+
+    def begin(self, start: np.ndarray | None) -> _Asking[None]:
         """Takes the start; its spread is the unit of the ridge."""
         training, size = self.training, self.pool.size
         scores = marginal_scores(training.matrix, training.id_accuracy, eps=training.eps)
@@ -197,7 +239,7 @@ class _Trajectory:
             start = self.pool.checked(start, "start")
             if len(start) < size:
                 accuracy = training.matrix.count(start) / max(1, len(start))
-                scores = self.linearised(accuracy, 0.0).gradient.astype(np.float64)
+                scores = (yield from self.linearised(accuracy, 0.0)).gradient.astype(np.float64)
             scores[start] = -np.inf
         self.inside = self.pool.lowest(scores)
         members = np.flatnonzero(self.inside)
@@ -211,13 +253,13 @@ class _Trajectory:
         self.keep(KAPPAS[0] * self.spread)
         self.record(None)
 
-    def linearised(self, accuracy: np.ndarray, ridge: float) -> _Linearised:
+    def linearised(self, accuracy: np.ndarray, ridge: float) -> _Asking[_Linearised]:
         """One pass over the training matrix."""
         value, weights = line_gradient(accuracy, self.training.z, ridge=ridge, clip=self.clip)
         if self.square:
             value, weights = value * value, 2 * value * weights
         whole, scale = whole_weights(weights)
-        return _Linearised(value, self.training.matrix.weigh(whole), scale, weights)
+        return _Linearised(value, (yield whole), scale, weights)
 
     def objective(self, counts: np.ndarray, ridge: float) -> float:
         value = centred(probit(counts / self.pool.size, eps=self.clip), self.training.z, ridge).value
@@ -231,14 +273,14 @@ class _Trajectory:
         r = self.r_validation()
         return float("inf") if np.isnan(r) else r * r if self.square else r
 
-    def descend(self, kappa: float) -> None:
+    def descend(self, kappa: float) -> _Asking[None]:
         """One stage: exchanges at a fixed ridge until none helps, or validation has not improved for long."""
         ridge = kappa * self.spread
         block = max(1, self.pool.size // 2)
         iterations = accepted = stale = 0
         lowest = self.judged()
         while block and iterations < MAX_ITERATIONS and stale < PATIENCE:
-            here = self.linearised(self.training.counts / self.pool.size, ridge)
+            here = yield from self.linearised(self.training.counts / self.pool.size, ridge)
             iterations += 1
             # A smaller block takes the first of these pairs, so that a rejected step costs no pass and no
             # sort.
@@ -292,11 +334,11 @@ class _Trajectory:
             r = {"r_train": self.training.r(), "r_validation": self.r_validation()}
             self.path.append({"kappa": kappa, **r, "indices": np.flatnonzero(self.inside)})
 
-    def found(self) -> Found:
+    def found(self) -> _Asking[Found]:
         """The best set, its members ordered by the gradient at it."""
         best, size = self.best, self.pool.size
         accuracy = best.counts / size
-        there = self.linearised(accuracy, best.ridge)
+        there = yield from self.linearised(accuracy, best.ridge)
         members = np.flatnonzero(best.inside)
         members = members[np.argsort(there.gradient[members], kind="stable")]
         gradient = there.gradient[members].astype(np.float64) / there.scale

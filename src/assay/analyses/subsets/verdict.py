@@ -13,6 +13,7 @@ from assay.analyses.subsets.crossfit import (
     INTERVAL_LEVEL,
     MIN_FOLDS,
     WORDS,
+    CrossFit,
     FoldPlan,
     FoldRuns,
     fit_folds,
@@ -25,18 +26,18 @@ from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.permutation import (
     N_PERMUTATIONS,
     Exchange,
+    SequentialPermutation,
     n_workers,
     permutation_p,
     reached,
     run_permutations,
 )
-from assay.analyses.subsets.problem import Progress, check_sizes
+from assay.analyses.subsets.problem import Progress, Shelf, check_sizes, computed
 from assay.core.errors import InputError, check_least
 from assay.core.record import Record
 
 
 LEVEL = 0.05
-BATCH = 10  # reruns between two looks at whether the verdict is settled
 UNKNOWN_UNITS = (
     "groups and families are missing, so it is unknown whether the tested models are independent of those "
     "selected on. Give groups= or families= (--groups, --families), or groups=range(M) (--groups model) if "
@@ -51,6 +52,7 @@ class JudgeOptions(TypedDict, total=False):
     folds: int
     workers: int | None
     progress: Progress | None
+    shelf: Shelf
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,11 +67,12 @@ class SubsetVerdict(Record):
         low: Lower end of its jackknife over units.
         high: Upper end.
         level: Two-sided coverage.
-        p_value: Permutation p of R_cf, corrected for all sizes tried; NaN where undefined.
+        p_value: Permutation p of R_cf, corrected for all sizes tried; valid however early the reruns ended;
+            NaN where undefined.
         p_unadjusted: For this size alone.
         size: Examples of the subset.
         sizes: All sizes tried.
-        n_permutations: Reruns behind the p-value: fewer than asked for once it could no longer get to 0.05.
+        n_permutations: Reruns: fewer than asked for once every size was settled (`SequentialPermutation`).
         kind: What was permuted: `group` (units) or `free` (models).
         unit_kind: What the folds keep whole: `family`, `group` (training run) or `model`.
         n_units: How many of them.
@@ -121,7 +124,7 @@ def judge_sizes(
     workers: int | None = None,
     progress: Progress | None = None,
     stop_early: bool = True,
-    batch: int = BATCH,
+    shelf: Shelf = computed,
 ) -> tuple[SubsetVerdict, ...]:
     """A verdict for each selection of a sweep over sizes, corrected for the sweep.
 
@@ -133,14 +136,17 @@ def judge_sizes(
         data: Models by examples.
         selections: All sizes that were looked at, selected on the same data with the same settings.
         path: How one size led to the next (`Problem.solve_path`); the reruns go the same way.
-        n_permutations: Reruns of the whole cross-fit; below 19 no p can reach 0.05.
+        n_permutations: Reruns of the whole cross-fit, at most; below 19 no p can reach 0.05.
         folds: Folds of the models; fewer where the units fill no more.
         seed: Root seed. Default: that of the selections.
         workers: Threads, which share the matrices. Default: one per core. The result does not depend on it.
         progress: Called with stage, reruns done and their number.
-        stop_early: End the permutations once so many have reached every R_cf that none can be supported any
-            more. The status is the same as without; p rests on fewer reruns.
-        batch: Reruns between two looks at that.
+        stop_early: End the permutations once every size is settled, as supported or not:
+            `SequentialPermutation` on the reruns whose lowest R_cf over the sizes is at most that of the
+            size. Else p = (1 + number of these) / (1 + reruns). Both err in at most 5 % of the sweeps without
+            any such subset.
+        shelf: Of an interrupted run, by name: the selections of each fold and the R_k of each fold of each
+            rerun.
 
     Raises:
         InputError: For no selection, selections with different settings, or no permutation.
@@ -149,6 +155,9 @@ def judge_sizes(
         A rerun costs one selection per fold and size, on a warm path two. Units of the folds are families,
         else training runs, else models; of the main split training runs, or families where only these are
         known.
+
+        No size is left out of the reruns because its own R_cf is not below 0: the minimum over sizes must be
+        taken over the same sizes in each rerun. Such sizes end after few steps of the solver anyway.
 
     References:
         The paper has no such test. Phipson and Smyth (2010), doi:10.2202/1544-6115.1585 (p-values);
@@ -165,53 +174,74 @@ def judge_sizes(
             for each in selections
         )
     runs = FoldRuns(data, plan.splits, sizes, settings, path=path)
-    fit = fit_folds(data, plan, runs, data.id_accuracy, level=INTERVAL_LEVEL)
-    exchange = Exchange.of(data)
+    threads = n_workers(workers, settings)
+    fit = fit_folds(data, plan, runs, data.id_accuracy, level=INTERVAL_LEVEL, shelf=shelf, workers=threads)
+    exchange, test = Exchange.of(data), SequentialPermutation.of(n_permutations, LEVEL)
+
+    def rerun(place: int) -> Float64[np.ndarray, " k"]:
+        drawn = exchange.draw(data.id_accuracy, seed, place)
+        return runs.rerun(drawn, shelf=shelf, name=f"permutation {place}")
 
     def settled(reruns: Sequence[Float64[np.ndarray, " k"]]) -> bool:
-        # Once (1 + count) / (B + 1) exceeds the level, no further rerun can bring it back.
-        count = np.where(fit.r < 0, reached(fit.r, np.stack(reruns))[1], n_permutations)
-        return bool((1 + count > LEVEL * (n_permutations + 1)).all())
+        anywhere = reached(fit.r, np.stack(reruns))[1]
+        return all(test.settled(column) for column in anywhere.T[fit.r < 0])
 
     reruns = run_permutations(
-        lambda place: runs.rerun(exchange.draw(data.id_accuracy, seed, place)),
-        n_permutations,
-        workers=n_workers(workers, settings),
-        progress=progress,
-        settled=settled if stop_early else None,
-        batch=batch,
+        rerun, n_permutations, workers=threads, progress=progress, settled=settled if stop_early else None
     )
     null = np.stack(reruns)
-    p_unadjusted, p_adjusted = permutation_p(fit.r, null)
+    p_values = _sequential_p(fit.r, null, test) if stop_early else permutation_p(fit.r, null)
+    return tuple(
+        _judged(untested(data, each, plan, sizes), data, each, fit, null, p_values, n_permutations)
+        for each in selections
+    )
+
+
+def _sequential_p(
+    observed: Float64[np.ndarray, " k"], null: Float64[np.ndarray, "n k"], test: SequentialPermutation
+) -> list[Float64[np.ndarray, " k"]]:
+    """As `permutation_p`, of reruns that ended early."""
+    return [
+        np.where(np.isnan(observed), np.nan, [test.p_value(column) for column in each.T])
+        for each in reached(observed, null)
+    ]
+
+
+def _judged(
+    verdict: SubsetVerdict,
+    data: CorrectnessData,
+    selection: SelectedExamples,
+    fit: CrossFit,
+    null: Float64[np.ndarray, "n k"],
+    p_values: Sequence[Float64[np.ndarray, " k"]],
+    asked: int,
+) -> SubsetVerdict:
+    """The verdict of one size, filled with what the cross-fit and its reruns gave."""
+    column = fit.sizes.index(selection.size)
     defined = np.isfinite(null).any(axis=1)
     lowest = np.where(defined, np.where(np.isnan(null), np.inf, null).min(axis=1), np.nan)
-    verdicts = []
-    for column, selection in enumerate(selections):
-        verdict = replace(
-            untested(data, selection, plan, sizes),
-            r=float(fit.r[column]),
-            low=float(fit.low[column]),
-            high=float(fit.high[column]),
-            p_value=float(p_adjusted[column]),
-            p_unadjusted=float(p_unadjusted[column]),
-            n_permutations=len(null),
-            fold_correlations=tuple(fit.fold_correlations[:, column].tolist()),
-            fold_sizes=tuple(fit.fold_sizes.tolist()),
-            spread=float(fit.spread[column]),
-            mean_consistency=float(fit.consistency[column]),
-            null=tuple(lowest.tolist()),
-        )
-        reasons = tuple(_reasons(data, selection, verdict, n_permutations))
-        verdicts.append(
-            replace(
-                verdict,
-                status="inconclusive" if reasons else "supported",
-                aotil=not reasons and verdict.r <= AOTIL,
-                reasons=reasons,
-                notes=plan.notes + tuple(_notes(selection, verdict, n_permutations)),
-            )
-        )
-    return tuple(verdicts)
+    verdict = replace(
+        verdict,
+        r=float(fit.r[column]),
+        low=float(fit.low[column]),
+        high=float(fit.high[column]),
+        p_unadjusted=float(p_values[0][column]),
+        p_value=float(p_values[1][column]),
+        n_permutations=len(null),
+        fold_correlations=tuple(fit.fold_correlations[:, column].tolist()),
+        fold_sizes=tuple(fit.fold_sizes.tolist()),
+        spread=float(fit.spread[column]),
+        mean_consistency=float(fit.consistency[column]),
+        null=tuple(lowest.tolist()),
+    )
+    reasons = tuple(_reasons(data, selection, verdict, asked))
+    return replace(
+        verdict,
+        status="inconclusive" if reasons else "supported",
+        aotil=not reasons and verdict.r <= AOTIL,
+        reasons=reasons,
+        notes=verdict.notes + tuple(_notes(selection, verdict, asked)),
+    )
 
 
 def _check(selections: Sequence[SelectedExamples], n_permutations: int) -> None:
@@ -290,7 +320,7 @@ def _reasons(
             "that took no part in the selection, accuracy on the subset does not fall with in-distribution "
             "accuracy. Such examples may exist only at a smaller size, or not at all"
         )
-    if verdict.p_value > LEVEL:
+    elif verdict.p_value > LEVEL:
         yield _chance(verdict, asked)
     test = selection.correlation["test"]
     if test.n_units >= RELIABLE_UNITS and math.isnan(test.high):
@@ -313,15 +343,13 @@ def _chance(verdict: SubsetVerdict, asked: int) -> str:
     several = n_sizes > 1
     alone = f"{verdict.p_unadjusted:.3g} for this one alone"
     swept = f", corrected for {n_sizes} sizes ({alone})" if several else ""
-    ended = f" (stopped there, of {asked}: {LEVEL} was out of reach)" if done < asked else ""
+    ended = f" (stopped there, of {asked})" if done < asked else ""
     more = "independent runs" if verdict.unit_kind == "model" else WORDS[verdict.unit_kind]
-    advice = (
-        f"; models of more {more}{', or fewer sizes,' if several else ''} would make the test more powerful"
-    )
-    count = round(verdict.p_value * (done + 1)) - 1
+    count = int(reached(np.array([verdict.r]), np.array(verdict.null)[:, None])[0].sum())
     return (
         f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {count} of {done} selections{ended} made under "
-        f"permuted in-distribution accuracies came out as low{advice if verdict.r < 0 else ''}"
+        f"permuted in-distribution accuracies came out as low; models of more {more}"
+        f"{', or fewer sizes,' if several else ''} would make the test more powerful"
     )
 
 
@@ -335,8 +363,8 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> I
         )
     if verdict.n_permutations < asked:
         yield (
-            f"stopped after {verdict.n_permutations} of {asked} permutations, when support had become "
-            "impossible for every size"
+            f"stopped after {verdict.n_permutations} of {asked} permutations, when it was settled for every "
+            "size whether they support it; p allows for this"
         )
     if verdict.n_units < RELIABLE_UNITS:
         yield (
