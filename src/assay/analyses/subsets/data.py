@@ -29,7 +29,7 @@ from assay.analyses.subsets.archive import naming_arrays, read_archive, write_ar
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS, probit
 from assay.analyses.subsets.placement import as_matrix, columns_of, row_of, rows_of, shape_of
-from assay.analyses.subsets.quality import Quality
+from assay.analyses.subsets.quality import Quality, Understood
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError
@@ -411,6 +411,26 @@ class CorrectnessData(Carded):
             n_constant_models=int(np.count_nonzero((accuracy == 0) | (accuracy == 1))),
             n_duplicates=self.n_models - len(rows),
             reliability=self._reliability(),
+        )
+
+    def understood(self) -> Understood:
+        """How the answers were read; see `Understood`."""
+        told, codes = dict(self.source), self.labels
+        classes = None if codes is None else self.label_names or tuple(map(str, np.unique(codes).tolist()))
+        return Understood(
+            kind=str(told.get("kind", "arrays")),
+            orientation=told.get("orientation"),
+            columns=told.get("columns", {}),
+            answers=told.get("answers", "0 and 1"),
+            id_accuracy=told.get("id_accuracy", "given"),
+            models=self.model_ids[:3],
+            examples=tuple(map(str, self.example_ids[:3].tolist())),
+            classes=classes,
+            facts=tuple(self.meta),
+            missing=told.get("missing", 0),
+            left_out=told.get("left_out", {}),
+            notes=tuple(told.get("notes", ())),
+            quality=self.quality(),
         )
 
     def _reliability(self) -> float:
