@@ -122,7 +122,8 @@ def read_frame(
     if examples is not None:
         held |= _known(examples, held["example_ids"], header.truth, held["meta"])
     understood = {"orientation": lies, "columns": dict(header.found)} | held.pop("understood")
-    return {"source": {"kind": "frame"} | understood, **held, **facts}
+    scored = held["correct"].dtype == np.float32
+    return {"source": {"kind": "frame"} | understood, "scores": scored, **held, **facts}
 
 
 def _labels(examples: "pd.DataFrame | None", header: Header) -> dict[str, Any]:
