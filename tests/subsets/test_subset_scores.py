@@ -1,4 +1,4 @@
-"""Scores instead of right and wrong: the numbers of 0 and 1, means of scores by hand, files, what is refused."""
+"""Scores instead of right and wrong: the numbers of 0 and 1, means by hand, files, what is refused."""
 
 import dataclasses
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_losses_are_mapped_by_their_ends_worked_by_hand() -> None:
         data = CorrectnessData.from_frame(table, id_accuracy=accuracy, scores=(5, 0), **options)
         np.testing.assert_allclose(data.correct, expected, rtol=1e-6)
         assert data.accuracy().tolist() == pytest.approx([0.5, 0.5, 2 / 3, 0.6], rel=1e-6)
-    with pytest.raises(InputError, match=r"run from 0 to 5, but their ends are 0 and 1 \(8 lie outside\)"):
+    with pytest.raises(InputError, match=r"run from 0 to 5, but their ends are 0 and 1 \(7 lie outside\)"):
         CorrectnessData.from_frame(frame, id_accuracy=accuracy, cells="score")
     with pytest.raises(InputError, match="two different numbers"):
         scaled(LOSSES, (1.0, 1.0))

@@ -357,6 +357,11 @@ def test_missing_cells_are_counted_with_the_ways_out() -> None:
         (lambda f: f.T * 3, {}, "is 3; .*read as transposed: a row per example.*--orientation long or wide"),
         (lambda f: long(f * 3), {}, "is 3; .*read as long: a row per model and example.*--orientation wide"),
         (lambda f: f * 0.5, {}, r"is 0.5; .*--cells score"),
+        (
+            lambda f: long(f).assign(label=1, probability="high").drop(columns="correct"),
+            {},
+            "example '007' is 'high'; every cell must be a number",
+        ),
         (lambda f: f.replace(1, "cat"), {}, "is 'cat'; .*classes need a column 'label'"),
         (lambda f: f, {"orientation": "transposed"}, "id_accuracy lacks model '007'.*read as transposed"),
         (lambda f: f, {"orientation": "sideways"}, "unknown orientation 'sideways'"),

@@ -46,7 +46,7 @@ def same_class(prediction: "pd.Series[Any]", truth: "pd.Series[Any]") -> np.ndar
     return np.where(present, right.astype(np.float64), np.nan)
 
 
-def scaled(values: np.ndarray, ends: tuple[float, float] | None) -> np.ndarray:
+def scaled(values: np.ndarray, ends: tuple[float | int, float | int] | None) -> np.ndarray:
     """Scores on a line from 0, the worse end, to 1, the better end.
 
     Args:

@@ -43,7 +43,7 @@ def read_frame(
     columns: Mapping[str, str] | None = None,
     orientation: str | None = None,
     cells: str | None = None,
-    scores: tuple[float, float] | None = None,
+    scores: tuple[float | int, float | int] | None = None,
     missing: str = "refuse",
     id_domains: Sequence[str] | None = None,
     ood_domains: Sequence[str] | None = None,

@@ -188,14 +188,14 @@ class ScoreMatrix(AnswerTable):
         return self._rows @ weights.astype(np.float32)
 
     def column_sums(self) -> Float64[np.ndarray, " n"]:
-        return self._rows.sum(axis=1, dtype=np.float64)
+        return np.asarray(self._rows.sum(axis=1, dtype=np.float64))
 
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> Float32[np.ndarray, "m k"]:
         rows = self._rows if examples is None else self._rows[self.checked_examples(examples)]
         return np.ascontiguousarray(rows.T)
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Float64[np.ndarray, " m"]:
-        return self._rows[self.checked_examples(examples)].sum(axis=0, dtype=np.float64)
+        return np.asarray(self._rows[self.checked_examples(examples)].sum(axis=0, dtype=np.float64))
 
 
 _BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first

@@ -29,7 +29,7 @@ class Reading(NamedTuple):
     """
 
     cells: str | None
-    scores: tuple[float, float] | None
+    scores: tuple[float | int, float | int] | None
     truth: Mapping[str, Any]
     meta: tuple[str, ...]
 
@@ -147,11 +147,12 @@ def _likeliest(
     frame: "pd.DataFrame", header: Header, truth: "pd.Series[Any]"
 ) -> Float64[np.ndarray, " rows"]:
     """Whether the likeliest class, the first of equals, is the true one."""
-    if header.probabilities:
-        values = np.stack([numbers(frame[name]) for name in header.probabilities], axis=1)
-    else:
-        of_one = numbers(frame[header.need("probability")])
-        values = np.stack([1 - of_one, of_one], axis=1)
+    names = header.probabilities or [header.need("probability")]
+    values = np.stack([numbers(frame[name]) for name in names], axis=1)
+    for name, column in zip(names, values.T, strict=True):
+        _refuse_cells(frame, header, frame[name], np.isfinite(column), "must be a number")
+    if len(names) == 1:  # of class 1
+        values = np.hstack([1 - values, values])
     known = numbers(truth)
     absent = np.isnan(values).any(axis=1) | truth.isna().to_numpy()
     n = values.shape[1]
@@ -236,6 +237,8 @@ def matrix_answers(
         named: Further columns (rows, if it is turned) that say something of the models.
         turned: Whether models are the columns.
     """
+    import pandas as pd
+
     if reading.meta and not turned:
         raise InputError(
             "meta names columns of a long frame, but this one is wide; give examples instead: --examples FILE"
@@ -258,7 +261,7 @@ def matrix_answers(
     label = header.get("label") or "label"
     truth = examples.get(label)
     if truth is None and reading.truth:
-        truth = _series([reading.truth.get(name) for name in ids])
+        truth = pd.Series([reading.truth.get(name) for name in ids], dtype=object)
     values, answers = _cells(
         cells, reading, None if truth is None else truth.set_axis(range(len(ids))), turned=turned
     )
@@ -272,12 +275,6 @@ def matrix_answers(
     if label in examples:
         held["labels"] = countable(plain_column(examples[label].to_numpy()))
     return models, held
-
-
-def _series(values: list[Any]) -> "pd.Series[Any]":
-    import pandas as pd
-
-    return pd.Series(values, dtype=object)
 
 
 def _cells(
