@@ -224,11 +224,13 @@ def _from_table(
     known = None if examples is None else read_table(examples, 0, names.get("example"))
     found = read_answers(source, names, known, *units.values())
     frame, roles = found.frame, dict(found.columns)
-    if found.kind in ("frame", "a file per model"):
-        roles |= names
+    if not roles:
+        roles = names
+    elif without := set(names) - {"correct", "score", *(roles if found.joined else ())}:
+        raise InputError(f"--columns {min(without)}=... has no effect for {found.kind}; remove it")
     arguments: dict[str, Any] = {
         "columns": roles,
-        "orientation": "long" if found.columns else given["orientation"],
+        "orientation": given["orientation"] or ("long" if found.columns else None),
         "meta": list(given["facts"] or ()),
         "missing": given["missing"] or "refuse",
         "cells": given["cells"],

@@ -51,8 +51,6 @@ class Domains(NamedTuple):
     def parts(self, frame: "pd.DataFrame") -> tuple[Bool[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
         """Rows in and out of distribution."""
         if self.column is None:
-            if self.inside or self.outside:
-                raise InputError("domains are given, but the table has no column 'domain'")
             return np.zeros(len(frame), dtype=bool), np.ones(len(frame), dtype=bool)
         column = frame[self.column]
         held = column.astype(object).where(column.notna(), "").to_numpy().astype(str)
