@@ -71,7 +71,7 @@ def test_losses_are_mapped_by_their_ends_worked_by_hand() -> None:
     frame = pd.DataFrame(LOSSES, index=list("abcd"), columns=list("xyz"))
     long = frame.rename_axis("model").reset_index().melt("model", var_name="example_id", value_name="score")
     accuracy = dict(zip("abcd", ACCURACY, strict=True))
-    for table, options in ((frame, {"cells": "score"}), (frame.T, {"cells": "score"}), (long, {})):
+    for table, options in ((frame, {"cells": "score"}), (frame.T, {}), (long, {})):
         data = CorrectnessData.from_frame(table, id_accuracy=accuracy, scores=(5, 0), **options)
         np.testing.assert_allclose(data.correct, expected, rtol=1e-6)
         assert data.accuracy().tolist() == pytest.approx([0.5, 0.5, 2 / 3, 0.6], rel=1e-6)

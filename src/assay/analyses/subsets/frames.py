@@ -71,8 +71,8 @@ def read_frame(
             of `p_0`, `p_1`, ...
         orientation: `long`, `wide` or `transposed`. Default: found out.
         cells: What cells hold: `correct` (0 and 1, true and false), `prediction` (classes, compared with
-            `label`) or `score` (higher is better, see `scores`). Default: found out, but never `score`
-            without a column of that role.
+            `label`) or `score` (higher is better, see `scores`). Default: found out, but `score` only
+            with `scores` or a column of that role.
         scores: Worse and better end of the scores, which are mapped onto 0 to 1. Default: 0 and 1.
         missing: What to do with missing cells: `refuse`, `drop`, `drop-models` or `drop-examples`; see
             `cells.complete_part`.
@@ -100,14 +100,18 @@ def read_frame(
         raise InputError("the table has no rows")
     frame = with_names(frame)
     header = Header(frame, columns or {}, examples)
+    cells = cells or (None if scores is None else "score")
     if cells is not None:
         check_name("content of cells", cells, CELLS)
     of_models = {"id_accuracy": id_accuracy, "n_id": n_id, "group": group, "family": family}
     lies = orientation_of(frame, header, orientation, id_accuracy, examples)
     reading = Reading(cells, scores, _labels(examples, header), tuple(meta))
     try:
+        column = header.get("domain") if lies == "long" else None
+        if column is None and (id_domains or ood_domains):
+            raise InputError("domains are given, but the table has no column 'domain'")
         if lies == "long":
-            domains = Domains(header.get("domain"), id_domains, ood_domains, id_accuracy is not None)
+            domains = Domains(column, id_domains, ood_domains, id_accuracy is not None)
             table, held = long_answers(frame, header, reading, domains)
         else:
             named = {each for each in of_models.values() if isinstance(each, str)}
