@@ -281,3 +281,56 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(archive: Path
     assert found.exit_code == 1
     assert "is a directory" in found.stderr
     assert not (tmp_path / "store").exists()
+
+
+# ------------------------------------------------------------------------------------- what was understood
+
+
+def planted_shapes(folder: Path) -> dict[str, Path]:
+    """The planted data in five shapes, each without accuracies."""
+    import pandas as pd
+
+    data = planted()
+    frame = pd.DataFrame(np.asarray(data.correct), index=list(data.model_ids), columns=data.example_ids)
+    long = frame.rename_axis("model").reset_index().melt("model", var_name="uid", value_name="correct")
+    shapes = {name: folder / f"{name}.csv" for name in ("wide", "transposed", "long", "semicolons")}
+    frame.rename_axis("model").to_csv(shapes["wide"])
+    frame.T.rename_axis("example_id").to_csv(shapes["transposed"])
+    long.to_csv(shapes["long"], index=False)
+    frame.astype(bool).T.to_csv(shapes["semicolons"], sep=";")
+    shapes["files"] = folder / "files"
+    shapes["files"].mkdir()
+    for name, row in frame.iterrows():
+        row.rename_axis("uid").rename("correct").to_csv(shapes["files"] / f"{name}.csv")
+    rated = "".join(
+        f"{name},{y!r}\n" for name, y in zip(data.model_ids, data.id_accuracy.tolist(), strict=True)
+    )
+    (folder / "accuracies.csv").write_text("model,id_accuracy\n" + rated)
+    return shapes
+
+
+def test_five_shapes_of_one_table_are_understood_and_select_the_same(tmp_path: Path) -> None:
+    found = set()
+    for name, shape in planted_shapes(tmp_path).items():
+        given = (shape, "--id-accuracy", tmp_path / "accuracies.csv", "--groups", "model")
+        told = run("data", *given)
+        assert told.exit_code == 0, told.stderr
+        lies = {"semicolons": "transposed", "files": "long"}.get(name, name)
+        assert re.search(rf"^orientation +{lies}, ", told.stdout, re.MULTILINE)
+        assert re.search(r"^models +80: ", told.stdout, re.MULTILINE)
+        assert re.search(r"^examples +200: ", told.stdout, re.MULTILINE)
+        record = json.loads(run("data", *given, "--json").stdout)
+        assert (record["orientation"], record["missing"], record["quality"]["n_models"]) == (lies, 0, 80)
+        result = document(*given, "--size", "30", *UNTESTED, "--store", tmp_path / "store")
+        assert all(each.startswith("night") for each in result["example_ids"])
+        if name != "files":  # sorted by name, so that the models are split otherwise
+            found.add((result["rows"][0]["test"]["r"], tuple(result["example_ids"])))
+    assert len(found) == 1
+
+
+def test_a_table_that_lies_the_other_way_is_turned_by_the_option_that_the_error_names(tmp_path: Path) -> None:
+    shape, rated = planted_shapes(tmp_path)["wide"], tmp_path / "accuracies.csv"
+    wrong = run("data", shape, "--id-accuracy", rated, "--orientation", "transposed")
+    assert wrong.exit_code == 2
+    assert "was read as transposed: a row per example" in wrong.stderr
+    assert "--orientation long or wide" in wrong.stderr

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from assay.analyses.subsets.composition import class_composition
@@ -158,3 +159,58 @@ def test_something_else_is_no_archive(tmp_path: Path) -> None:
     path.write_text("not an archive")
     with pytest.raises(FileFormatError, match=re.escape(f"{path} is not an archive of arrays")):
         load_published(path)
+
+
+POOL = ["cat/a", "dog/c", "cat/b", "dog/d", "elk/e", "dog/f"]
+
+
+def release(folder: Path, selected: dict[int, list[str]]) -> Path:
+    """Files as the authors write them: rows are shuffled, and column k is given the name of row k."""
+    folder.mkdir()
+    columns = pd.Series(POOL).sample(frac=1, random_state=0).tolist()
+    for size, names in selected.items():
+        published = [POOL[columns.index(name)] for name in names]
+        rows = [
+            f"{rank},toy/{name},{['cat', 'dog', 'elk'].index(name[:3])},0.9,toy,0-1,2,{size}"
+            for rank, name in enumerate(published, 1)
+        ]
+        header = "rank,file_path,label,selection_score,dataset,train_idxs,test_idx,num_ood_samples"
+        (folder / f"selected_files_toy_0-1_2_{size}.csv").write_text("\n".join([header, *rows, ""]))
+    return folder
+
+
+def test_released_files_name_the_selected_examples_once_the_shuffle_is_undone(tmp_path: Path) -> None:
+    selected = {1: ["dog/f"], 10: ["dog/f", "cat/a", "elk/e"]}
+    folder = release(tmp_path / "toy", selected)
+    found = load_published(folder, pool=POOL)
+    assert [found.ids[each].tolist() for each in found.rankings] == list(selected.values())
+    assert found.corrected
+    assert found.n_examples == 6
+    assert found.label_names[:2] == ("cat", "dog")
+    with pytest.warns(AssayWarning, match="corrected_of_published.*only for set operations"):
+        raw = load_published(folder, n_examples=6)
+    assert [len(each) for each in raw.rankings] == [1, 3]
+    assert raw.consistency().normalised.tolist() == found.consistency().normalised.tolist()
+    with pytest.raises(InputError, match="give pool or n_examples"):
+        load_published(folder)
+    with pytest.raises(InputError, match="pool lacks"):
+        load_published(folder, pool=POOL[:3])
+    with pytest.raises(FileFormatError, match=r"holds no selected_files_\*_SIZE.csv"):
+        load_published(tmp_path, pool=POOL)
+
+
+def test_the_correction_of_pacs_is_this_shuffle_in_another_order_of_rows(shared: Shared) -> None:
+    """Both permutations have the same cycles, as has every one that differs by the order of rows only."""
+
+    def cycles(permutation: np.ndarray) -> list[int]:
+        seen, lengths = np.zeros(len(permutation), dtype=bool), []
+        for start in range(len(permutation)):
+            length = 0
+            while not seen[start]:
+                seen[start], start, length = True, permutation[start], length + 1
+            lengths.append(length)
+        return sorted(each for each in lengths if each)
+
+    correction = np.load(shared("data/oodselect_published/PACS.npz"))["corrected_of_published"].astype(int)
+    shuffle = pd.Series(range(len(correction))).sample(frac=1, random_state=0).to_numpy()
+    assert cycles(correction) == cycles(shuffle) == [4, 11, 255, 316, 1503, 1840]

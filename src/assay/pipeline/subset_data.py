@@ -1,5 +1,6 @@
 """Correctness of models on examples from whatever holds it: archives, tables, prediction files, zoos."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.digits import digits_data
+from assay.analyses.subsets.header import ROLES
 from assay.analyses.subsets.line import MIN_MODELS
-from assay.analyses.subsets.parquet import is_archive, pyarrow_modules
-from assay.core.errors import FileFormatError, InputError, MissingExtraError
+from assay.analyses.subsets.parquet import is_archive
+from assay.analyses.subsets.predictions import PATTERN
+from assay.analyses.subsets.table_files import read_answers, read_table
+from assay.core.errors import FileFormatError, InputError, check_name
 from assay.core.record import canonical_json, library_version
-from assay.core.untrusted import MALFORMED, check_rows, malformed, parquet_table
+from assay.core.untrusted import malformed
 from assay.pipeline.checks import check_writable
 from assay.pipeline.stage import Progress
 
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from assay.tasks import ImageSet
 
 DIGITS_SIZES = (50, 100, 200)
 DIGITS_MODELS = 320
 FOLDER = "select"  # of a store: data that were expensive to make
-EXAMPLE = "example_id"
 EACH_MODEL = "model"  # of --groups: every model is a run of its own
 
 
@@ -47,6 +48,12 @@ def read_data(
     *,
     groups: str | None = None,
     families: str | None = None,
+    columns: str | None = None,
+    id_accuracy: str | None = None,
+    orientation: str | None = None,
+    cells: str | None = None,
+    scores: str | None = None,
+    missing: str | None = None,
     id_envs: str | None = None,
     ood_env: str | None = None,
     checkpoints: str = "last",
@@ -55,68 +62,79 @@ def read_data(
     images: str | None = None,
     id_images: str | None = None,
     digits_models: int | None = None,
+    at_least: int = MIN_MODELS,
     device: str | None = None,
     seed: int = 0,
     folder: Path | None = None,
     progress: Progress | None = None,
-    at_least: int = MIN_MODELS,
 ) -> GivenData:
     """The data that a path stands for.
 
     Args:
-        source: Archive, table, folder of prediction CSVs, or zoo; None: classifiers of digits, trained now.
+        source: Archive, table, folder of prediction CSVs, of tables or of sample logs, or zoo; None:
+            classifiers of digits, trained now.
         groups: Training run of each model: a column of a table, a CSV file of model and run, or `model`.
         families: Family of each model: a column of a table, or a CSV file of model and family.
-        id_envs: Of a folder of CSVs: environments trained on.
-        ood_env: Of a folder of CSVs: the environment out of distribution, or several.
+        columns: Of a table: its columns by role, as `model=run,example=uid`.
+        id_accuracy: Of a table: a column, or a file of model and accuracy.
+        orientation: Of a table: `long`, `wide` or `transposed`, if not found out.
+        cells: Of a table: `correct`, `prediction` or `score`, if not found out.
+        scores: Of a table of scores: their worse and better end, as `5,0`.
+        missing: Of a table: what to do with missing cells.
+        id_envs: Of prediction CSVs, a column `domain` or sample logs: what is in distribution.
+        ood_env: Of the same: what is out of distribution.
         checkpoints: Of a folder of CSVs: `last`, `all`, or steps.
-        facts: Of a table with a row per model and example: columns that say something of the example.
-        examples: Of a table: a CSV file of what is known of the examples, their names first.
+        facts: Of a table: columns that say something of the example.
+        examples: Of a table: a file of what is known of the examples, their names first.
         images: Of a zoo: labelled images out of distribution.
         id_images: Of a zoo: labelled images in distribution that no model was trained on.
         digits_models: Without a source: classifiers to train.
+        at_least: Of a table: models that are needed; 1 for models that select nothing.
         device: Of the models of a zoo.
         seed: Root seed of the digits.
         folder: A store; trained digits are kept in its folder `select`.
         progress: Told of models trained or run.
-        at_least: Of a table: models that are needed; 1 for models that select nothing.
 
     Raises:
         InputError: For an option that the source has no use for, or lacks.
         FileFormatError: If nothing is there, or nothing that can be read.
     """
-    of_folder: dict[str, object] = {"id-envs": id_envs, "ood-env": ood_env}
+    domains: dict[str, object] = {"id-envs": id_envs, "ood-env": ood_env}
     of_zoo: dict[str, object] = {"images": images, "id-images": id_images}
-    of_table: dict[str, object] = {"facts": facts or None, "examples": examples}
+    of_table: dict[str, object] = {
+        "facts": facts or None,
+        "examples": examples,
+        "columns": columns,
+        "id-accuracy": id_accuracy,
+        "orientation": orientation,
+        "cells": cells,
+        "scores": scores,
+        "missing": missing,
+    }
     if source is None:
-        _refuse("the built-in digits", of_folder | of_zoo | of_table)
+        _refuse("the built-in digits", domains | of_zoo | of_table)
         data = _digits(digits_models or DIGITS_MODELS, seed, folder, progress)
         return GivenData(data=_with_units(data, groups, families), sizes=DIGITS_SIZES)
     if digits_models is not None:
         raise InputError(f"--digits-models is for the built-in data, but {source} is given; remove one")
     if not source.exists():
         raise FileFormatError(
-            f"{source} does not exist; give a correctness archive, a table, or a folder of prediction CSVs "
-            "or of models"
+            f"{source} does not exist; give a correctness archive, a table, or a folder of prediction CSVs, "
+            "tables, sample logs or models"
         )
-    if source.is_dir():
-        _refuse("a folder", of_table)
-        if images is not None or id_images is not None:
-            _refuse("a zoo", of_folder)
-            data = _from_zoo(source, images, id_images, device=device, seed=seed, progress=progress)
-        else:
-            data = _from_folder(source, id_envs, ood_env, checkpoints, progress)
-        return GivenData(data=_with_units(data, groups, families))
-    _refuse("a file", of_folder | of_zoo)
-    if source.suffix == ".npz" or (source.suffix == ".parquet" and is_archive(source)):
-        _refuse("an archive", of_table)
-        return GivenData(data=_with_units(CorrectnessData.load(source), groups, families))
-    if source.suffix in (".csv", ".parquet"):
-        return GivenData(data=_from_table(source, groups, families, facts, examples, at_least))
-    raise FileFormatError(
-        f"{source} ends in {source.suffix!r}; give an .npz or .parquet archive, a .csv or .parquet table, "
-        "or a folder"
-    )
+    if source.is_dir() and (images is not None or id_images is not None):
+        _refuse("a zoo", domains | of_table)
+        data = _from_zoo(source, images, id_images, device=device, seed=seed, progress=progress)
+    elif source.is_dir() and next(source.rglob(PATTERN), None) is not None:
+        _refuse("a folder of prediction CSVs", of_table)
+        data = _from_folder(source, id_envs, ood_env, checkpoints, progress)
+    elif source.suffix == ".npz" or (source.suffix == ".parquet" and is_archive(source)):
+        _refuse("an archive", domains | of_zoo | of_table)
+        data = CorrectnessData.load(source)
+    else:
+        _refuse("a table", of_zoo)
+        return GivenData(data=_from_table(source, {"group": groups, "family": families}, of_table, domains, at_least))
+    return GivenData(data=_with_units(data, groups, families))
 
 
 def _refuse(kind: str, given: Mapping[str, object]) -> None:
@@ -173,7 +191,8 @@ def _from_zoo(
     if images is None:
         raise InputError("--id-images rates the models of a zoo; give --images too, those to select from")
     zoo = Zoo.open(source)
-    zoo.check_done()
+    if not zoo.keys:
+        raise InputError(f"the zoo {zoo.name!r} does not have a trained model yet; run `assay zoo train`")
     first = zoo.load(zoo.keys[0])
     transform = EvalTransform.for_model(first)
 
@@ -202,64 +221,77 @@ def _from_zoo(
 
 def _from_table(
     source: Path,
-    groups: str | None,
-    families: str | None,
-    facts: Sequence[str],
-    examples: Path | None,
+    units: dict[str, str | None],
+    given: Mapping[str, Any],
+    domains: Mapping[str, Any],
     at_least: int,
 ) -> CorrectnessData:
-    """A table with a row per model and example, or with a row per model and a column per example."""
-    frame = _table(source, "model", EXAMPLE, groups, families)
-    arguments: dict[str, Any] = {name: name for name in ("id_accuracy", "n_id") if name in frame.columns}
-    arguments["at_least"] = at_least
-    units = {"group": groups, "family": families}
-    for name, unit in units.items():
+    """A table, whichever way it lies, or files that make one."""
+    names, examples = _roles(given["columns"]), given["examples"]
+    known = None if examples is None else read_table(examples, 0, names.get("example"))
+    found = read_answers(source, names, known, *units.values())
+    frame, roles = found.frame, dict(found.columns)
+    if not roles:
+        roles = names
+    elif without := set(names) - {"correct", "score", *(roles if found.joined else ())}:
+        raise InputError(f"--columns {min(without)}=... has no effect for {found.kind}; remove it")
+    arguments: dict[str, Any] = {
+        "columns": roles,
+        "orientation": given["orientation"] or ("long" if found.columns else None),
+        "meta": list(given["facts"] or ()),
+        "missing": given["missing"] or "refuse",
+        "cells": given["cells"],
+        "scores": _ends(given["scores"]),
+        "at_least": at_least,
+    }
+    for argument, option in (("id_domains", "id-envs"), ("ood_domains", "ood-env")):
+        if (text := domains[option]) is not None:
+            arguments[argument] = [each.strip() for each in text.split(",")]
+    for name, unit in list(units.items()):
         if unit is not None and unit != EACH_MODEL and unit in frame.columns:
             arguments[name], units[name] = unit, None
-    if EXAMPLE not in frame.columns:  # wide
-        if facts:
-            raise InputError(
-                f"--facts {','.join(facts)}: {source} has a row per model and a column per example; give "
-                "facts of the examples in a separate table, --examples FILE"
-            )
-        names = "model" if "model" in frame.columns else frame.columns[0]
-        frame = frame.set_index(names)
-    elif facts:
-        arguments["meta"] = list(facts)
-    if examples is not None:
-        known = _table(examples, 0)
+    if (rated := given["id-accuracy"]) is not None:
+        arguments["id_accuracy"] = rated if rated in frame.columns else _accuracies(Path(rated))
+    if known is not None and not found.joined:
         arguments["examples"] = known.set_index(known.columns[0])
     with malformed(source, "a table of answers"):
         data = CorrectnessData.from_frame(frame, **arguments)
+    told = {"kind": found.kind, **({"notes": list(found.notes)} if found.notes else {})}
+    data = dataclasses.replace(data, source={**data.source, **told})
     return _with_units(data, units["group"], units["family"])
 
 
-def _table(path: Path, *names: str | int | None) -> "pd.DataFrame":
-    """A CSV file with a header, or a Parquet file.
+def _roles(text: str | None) -> dict[str, str]:
+    """Columns by role."""
+    found = {}
+    for each in text.split(",") if text else ():
+        role, equals, name = each.partition("=")
+        if not equals or not name.strip():
+            raise InputError(f"--columns is {text!r}; give ROLE=NAME,..., with roles {', '.join(ROLES)}")
+        check_name("role of a column", role.strip(), ROLES)
+        found[role.strip()] = name.strip()
+    return found
 
-    Args:
-        path: The file.
-        *names: Columns that name things, by name or place: their cells are text, `00270` is not 270. A first
-            column without a known name is one too.
-    """
-    import pandas as pd
 
+def _ends(text: str | None) -> tuple[float, float] | None:
+    """The worse and the better end of scores."""
+    if text is None:
+        return None
     try:
-        if path.suffix == ".parquet":
-            with pyarrow_modules()[1].ParquetFile(path) as file:
-                check_rows(file.metadata.num_rows, file.metadata.num_columns, path)
-                frame: pd.DataFrame = parquet_table(file, path).to_pandas()
-                return frame
-        columns = pd.read_csv(path, nrows=0).columns.tolist()
-        texts = {*names, *(columns[at] for at in names if isinstance(at, int) and at < len(columns))}
-        if EXAMPLE not in columns and "model" not in columns:
-            texts |= set(columns[:1])
-        return pd.read_csv(path, dtype={name: str for name in columns if name in texts})
-    except (FileFormatError, MissingExtraError):
-        raise
-    # Pandas' own are ValueErrors, those of pyarrow RuntimeErrors too.
-    except (OSError, MemoryError, *MALFORMED) as error:
-        raise FileFormatError(f"cannot read {path} as a table: {error}") from error
+        worse, better = map(float, text.split(","))
+    except ValueError:
+        raise InputError(f"--scores is {text!r}; give two numbers, the worse end first, e.g. 5,0") from None
+    return worse, better
+
+
+def _accuracies(path: Path) -> Mapping[str, Any]:
+    """In-distribution accuracies by model, from a file whose first two columns are model and accuracy."""
+    if not path.is_file():
+        raise InputError(
+            f"--id-accuracy is {str(path)!r}, which is neither a file nor a column of the table; give a CSV "
+            "file with a line MODEL,ACCURACY per model, and a header"
+        )
+    return _by_model(path, "accuracy")
 
 
 # --------------------------------------------------------------------------------------------- digits
@@ -307,28 +339,29 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
     path = Path(given)
     if not path.is_file():
         kind = "neither a file nor a column of the table"
-        if data.source.get("kind") != "frame":
+        if "orientation" not in data.source:
             kind = "not a file"
         also = ", or model if each model is its own run" if option == "groups" else ""
         raise InputError(
             f"--{option} is {given!r}, which is {kind}; give a CSV file with a line MODEL,UNIT "
             f"per model{also}"
         )
-    names = _units(path)
+    names = _by_model(path, "unit")
     missing = [name for name in data.model_ids if name not in names]
     if missing:
         raise InputError(
             f"{path} lacks {len(missing)} of the {data.n_models} models, the first is {missing[0]!r}; give "
             "every model a line MODEL,UNIT"
         )
-    return [names[name] for name in data.model_ids]
+    return [str(names[name]) for name in data.model_ids]
 
 
-def _units(path: Path) -> Mapping[str, str]:
-    frame = _table(path, 0, 1)
+def _by_model(path: Path, what: str) -> Mapping[str, Any]:
+    """The second column of a file by the first, the models."""
+    frame = read_table(path, 0, *((1,) if what == "unit" else ()))
     if frame.shape[1] < 2:
-        raise FileFormatError(f"{path} has {frame.shape[1]} column; the first two must be model and unit")
-    models, units = (frame.iloc[:, place].astype(str) for place in (0, 1))
+        raise FileFormatError(f"{path} has {frame.shape[1]} column; the first two must be model and {what}")
+    models = frame.iloc[:, 0].astype(str)
     if models.duplicated().any():
         raise InputError(f"{path} names the model {models[models.duplicated()].iloc[0]!r} more than once")
-    return dict(zip(models, units, strict=True))
+    return dict(zip(models, frame.iloc[:, 1], strict=True))

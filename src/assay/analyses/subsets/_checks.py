@@ -16,8 +16,8 @@ from assay.core.errors import InputError, ShapeError
 _BLOCK = 1 << 26  # bytes looked at at a time
 
 
-def checked_matrix(correct: Any) -> Any:
-    """0 and 1, models by examples."""
+def checked_matrix(correct: Any, *, scores: bool = False) -> Any:
+    """0 and 1, or scores from 0 to 1, models by examples."""
     if isinstance(correct, PackedMatrix):
         return correct
     matrix = np.asarray(correct)
@@ -25,6 +25,11 @@ def checked_matrix(correct: Any) -> Any:
         raise ShapeError(f"correct has shape {matrix.shape}; expected models by examples")
     if matrix.dtype.kind not in "biuf":
         raise InputError(f"correct holds {matrix.dtype}; expected 0 and 1, models by examples")
+    if scores:
+        if len(bad := np.argwhere(~((matrix >= 0) & (matrix <= 1)))):
+            place = tuple(bad[0].tolist())
+            raise InputError(f"correct{list(place)} is {matrix[place]}; every score must be from 0 to 1")
+        return matrix.astype(np.float32)
     rows = max(1, _BLOCK // max(1, matrix.shape[1] * matrix.itemsize))
     for start in range(0, len(matrix), rows):
         require_binary(matrix[start : start + rows], "correct[{}, {}]".format, start)

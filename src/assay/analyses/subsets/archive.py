@@ -1,9 +1,9 @@
 """Correctness data on disk: `.npz` without pickles, or Parquet with a row per example.
 
-`.npz` arrays: `X` (0 and 1, models by examples) or `X_bits` with `shape` (bit b of `X_bits[r, j]` is X[8 r +
-b, j], the least significant bit first); `y`; optional `n_id` (one number or one per model), `model_id`,
-`group`, `family`, `example_id`, `label`, `label_name`, `meta_NAME`, `embedding`, `id_embedding`, `images`,
-`source` (JSON). What `assay zoo` writes is such a file.
+`.npz` arrays: `X` (models by examples, 0 and 1; or float32, scores from 0 to 1) or `X_bits` with `shape` (bit
+b of `X_bits[r, j]` is X[8 r + b, j], the least significant bit first); `y`; optional `n_id` (one number or
+one per model), `model_id`, `group`, `family`, `example_id`, `label`, `label_name`, `meta_NAME`, `embedding`,
+`id_embedding`, `images`, `source` (JSON). What `assay zoo` writes is such a file.
 
 Parquet columns: `example_id`, `label`, `meta_NAME`, `embedding`, `image`, and a boolean `correct:MODEL` per
 model; the table of models stands as JSON under `assay-correctness` in the metadata of the schema.
@@ -34,6 +34,7 @@ from assay.analyses.subsets._contents import (
 )
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.parquet import parquet_bytes, read_parquet
+from assay.analyses.subsets.placement import has_scores
 from assay.circuits import write_atomically
 from assay.core.errors import AssayError, FileFormatError, InputError, UnsafeFileError, near_matches
 from assay.core.machine import free_memory
@@ -108,7 +109,7 @@ def _arguments(found: Contents, path: Path) -> dict[str, Any]:
     for key, array in arrays.items():
         if isinstance(array, np.ndarray) and array.dtype.kind == "V":
             raise FileFormatError(f"{path}: the array {key!r} holds {array.dtype}; expected text or numbers")
-    arguments = {"correct": found.matrix, "meta": meta, "source": source}
+    arguments = {"correct": found.matrix, "meta": meta, "source": source, "scores": has_scores(found.matrix)}
     return arguments | {ARGUMENTS[key]: array for key, array in arrays.items()}
 
 
@@ -122,7 +123,7 @@ def _npz_bytes(data: Mapping[str, Any]) -> bytes:
         for key, argument in ARGUMENTS.items()
         if key != "X" and data[argument] is not None
     }
-    if isinstance(correct, PackedMatrix) or correct.size > _DENSE_SAVED:
+    if isinstance(correct, PackedMatrix) or (correct.size > _DENSE_SAVED and not has_scores(correct)):
         packed = correct if isinstance(correct, PackedMatrix) else PackedMatrix.pack(correct)
         arrays |= {"X_bits": packed.bits, "shape": np.array([packed.n_models, packed.n_examples])}
     else:
@@ -163,7 +164,9 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Contents:
     arrays = {key: _read_array(archive, key, path) for key in keys if key != "X"}
     source = json_object(arrays.pop("source"), "source", path) if "source" in arrays else None
     packed = False
-    if "X" in keys:
+    if "X" in keys and _declares_scores(archive, path):
+        matrix = _read_array(archive, "X", path)
+    elif "X" in keys:
         matrix, packed = _read_matrix(archive, path)
     else:
         matrix = _from_bits(arrays.pop("X_bits"), arrays["shape"], path)
@@ -198,6 +201,11 @@ def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
         array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
         member.read()  # at its end the checksum is compared
     return array
+
+
+def _declares_scores(archive: zipfile.ZipFile, path: Path) -> bool:
+    with archive.open("X.npy") as member:
+        return _header(member, archive.getinfo("X.npy").file_size, "X", path)[2] == np.float32
 
 
 def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | PackedMatrix, bool]":

@@ -170,7 +170,7 @@ def random_draws(
     settings, matrix = problem.settings, getattr(problem, part)
     pool = _pool(problem, sizes)
     ends = np.unique(np.asarray(sizes, dtype=np.int64))
-    counts = np.empty((draws, len(ends), matrix.n_models), dtype=np.int64)
+    counts = np.empty((draws, len(ends), matrix.n_models))  # whole numbers, or sums of scores
     for draw in range(draws):
         order = pool[stream(settings.seed, f"random-subset/{draw}").permutation(len(pool))]
         if settings.strata is not None:  # quotas of a larger size need not contain those of a smaller one

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped, UInt8
+from jaxtyping import Float32, Float64, Int64, Num, Shaped, UInt8
 from scipy import stats as scipy_stats
 
 from assay.analyses.subsets._arrays import Accuracies, Places, Units
@@ -28,8 +28,8 @@ from assay.analyses.subsets._checks import (
 from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS, probit
-from assay.analyses.subsets.placement import as_matrix, columns_of, row_of, rows_of, shape_of
-from assay.analyses.subsets.quality import Quality
+from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of, shape_of
+from assay.analyses.subsets.quality import Quality, Understood
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError
@@ -49,7 +49,7 @@ class CorrectnessData(Carded):
     """A correctness matrix over out-of-distribution examples, and in-distribution accuracies; see `of`.
 
     Attributes:
-        correct: X, `[M, N]`: 1 where a model is right; uint8, or bit-packed.
+        correct: X, `[M, N]`: 1 where a model is right; uint8, or bit-packed. Or scores in [0, 1], float32.
         id_accuracy: y, `[M]`: accuracy of each model on held-out in-distribution examples, in [0, 1].
         model_ids: Name of each model.
         example_ids: Name of each example, unique; selections carry them.
@@ -67,7 +67,7 @@ class CorrectnessData(Carded):
 
     carded_by = "assay.report.cards:answers_card"
 
-    correct: UInt8[np.ndarray, "m n"] | PackedMatrix
+    correct: UInt8[np.ndarray, "m n"] | Float32[np.ndarray, "m n"] | PackedMatrix
     id_accuracy: Float64[np.ndarray, " m"]
     model_ids: tuple[str, ...]
     example_ids: Shaped[np.ndarray, " n"]
@@ -100,6 +100,7 @@ class CorrectnessData(Carded):
         id_embedding: np.ndarray | None = None,
         images: np.ndarray | None = None,
         source: Mapping[str, Any] | None = None,
+        scores: bool = False,
         at_least: int = MIN_MODELS,
     ) -> "CorrectnessData":
         """Check arrays and give what is missing its default.
@@ -120,6 +121,8 @@ class CorrectnessData(Carded):
             id_embedding: In-distribution examples in that space.
             images: Of the examples, 8 bits per channel.
             source: Where it came from, as JSON.
+            scores: `correct` holds scores from 0, the worse end, to 1 instead of 0 and 1; an accuracy on
+                examples is then their mean, and `id_accuracy` the mean score in distribution.
             at_least: Models that are needed; 4 to select from.
 
         Raises:
@@ -141,7 +144,7 @@ class CorrectnessData(Carded):
             found = replace(data, **changed) if changed else data
             found._check_nesting()
             return found
-        matrix = checked_matrix(correct)
+        matrix = checked_matrix(correct, scores=scores)
         n_models, n_examples = shape_of(matrix)
         if n_models < at_least:
             raise InputError(f"correct holds {n_models} models; expected at least {at_least}")
@@ -309,6 +312,9 @@ class CorrectnessData(Carded):
             digest.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
         # Always the packed bits, so that one matrix has one hash in either storage.
         x = self.correct
+        if has_scores(x):
+            digest.update(x.tobytes())
+            return digest.hexdigest()[:16]
         bits = (x if isinstance(x, PackedMatrix) else PackedMatrix.pack(x)).bits
         wide = max(1, _BLOCK // len(bits))
         for start in range(0, self.n_examples, wide):
@@ -331,7 +337,7 @@ class CorrectnessData(Carded):
         if isinstance(x, PackedMatrix):
             counts = x.count(examples)
         else:
-            counts = x[:, examples].sum(axis=1, dtype=np.int64)
+            counts = x[:, examples].sum(axis=1, dtype=_sums(x))
         return np.asarray((counts if models is None else counts[models]) / len(examples))
 
     def accuracy(self, models: Places | None = None) -> Accuracies:
@@ -343,7 +349,7 @@ class CorrectnessData(Carded):
         x = self.correct
         if isinstance(x, PackedMatrix):
             return np.asarray(x.count(np.arange(self.n_examples)) / self.n_examples)
-        return np.asarray(x.sum(axis=1, dtype=np.int64) / self.n_examples)
+        return np.asarray(x.sum(axis=1, dtype=_sums(x)) / self.n_examples)
 
     def example_accuracy(self, models: Places | None = None) -> Float64[np.ndarray, " n"]:
         """Share of some models that gets each example right."""
@@ -352,10 +358,10 @@ class CorrectnessData(Carded):
         if n == 0:
             raise InputError("the list of models is empty, so the share of correct models is undefined")
         packed = isinstance(rows, PackedMatrix)
-        return np.asarray((rows.column_sums() if packed else rows.sum(axis=0, dtype=np.int64)) / n)
+        return np.asarray((rows.column_sums() if packed else rows.sum(axis=0, dtype=_sums(rows))) / n)
 
-    def columns(self, examples: Places) -> UInt8[np.ndarray, "m k"]:
-        """Columns of the matrix as 0 and 1, all models."""
+    def columns(self, examples: Places) -> Num[np.ndarray, "m k"]:
+        """Columns of the matrix as 0 and 1, or scores, all models."""
         return columns_of(self.correct, np.asarray(examples, dtype=np.int64))
 
     def take_models(self, models: Places) -> "CorrectnessData":
@@ -413,6 +419,26 @@ class CorrectnessData(Carded):
             reliability=self._reliability(),
         )
 
+    def understood(self) -> Understood:
+        """How the answers were read; see `Understood`."""
+        told, codes = dict(self.source), self.labels
+        classes = None if codes is None else self.label_names or tuple(map(str, np.unique(codes).tolist()))
+        return Understood(
+            kind=str(told.get("kind", "arrays")),
+            orientation=told.get("orientation"),
+            columns=told.get("columns", {}),
+            answers=told.get("answers", "0 and 1"),
+            id_accuracy=told.get("id_accuracy", "given"),
+            models=self.model_ids[:3],
+            examples=tuple(map(str, self.example_ids[:3].tolist())),
+            classes=classes,
+            facts=tuple(self.meta),
+            missing=told.get("missing", 0),
+            left_out=told.get("left_out", {}),
+            notes=tuple(told.get("notes", ())),
+            quality=self.quality(),
+        )
+
     def _reliability(self) -> float:
         z = probit(self.id_accuracy)
         spread = float(z.var())
@@ -432,3 +458,8 @@ class CorrectnessData(Carded):
                     f"group {group!r} lies in the families {family_of[group]!r} and {family!r}; all models "
                     "of a training run must share one family"
                 )
+
+
+def _sums(x: np.ndarray) -> type:
+    """What entries are summed in: right answers exactly, scores in double precision."""
+    return np.float64 if has_scores(x) else np.int64

@@ -1,32 +1,52 @@
-"""The arguments of `CorrectnessData.of` from a pandas frame, long or wide."""
+"""The arguments of `CorrectnessData.of` from a table of answers, whichever way it lies.
+
+A table is long (a row per model and example), wide (a row per model, a column per example) or transposed (a
+row per example, a column per model). All three end as one matrix with what is known of models and examples;
+`source` says how they were understood.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
-from assay.analyses.subsets._arrays import Places
-from assay.core.errors import InputError, unknown_name
+from assay.analyses.subsets.cells import check_holes, numbers
+from assay.analyses.subsets.header import (
+    LIES,
+    ORIENTATIONS,
+    Header,
+    PerModel,
+    orientation_of,
+    with_names,
+)
+from assay.analyses.subsets.table_answers import (
+    CELLS,
+    Domains,
+    Reading,
+    constant,
+    countable,
+    long_answers,
+    matrix_answers,
+    plain_column,
+)
+from assay.core.errors import InputError, check_name, unknown_name
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-PerModel = Any  # name of a column, mapping or series from the model, or a sequence in the order of the models
-
-
 def read_frame(
     frame: "pd.DataFrame",
     *,
     id_accuracy: PerModel | None = None,
-    model: str = "model",
-    example: str = "example_id",
-    correct: str = "correct",
-    prediction: str = "prediction",
-    label: str = "label",
-    domain: str = "domain",
+    columns: Mapping[str, str] | None = None,
+    orientation: str | None = None,
+    cells: str | None = None,
+    scores: tuple[float | int, float | int] | None = None,
+    missing: str = "refuse",
+    id_domains: Sequence[str] | None = None,
+    ood_domains: Sequence[str] | None = None,
     group: PerModel | None = None,
     family: PerModel | None = None,
     n_id: PerModel | None = None,
@@ -34,27 +54,36 @@ def read_frame(
     examples: "pd.DataFrame | None" = None,
     **facts: Any,
 ) -> dict[str, Any]:
-    """Read a pandas frame: long (a row per model and example) or wide (a row per model, a column per
-    example).
+    """Read a pandas frame: long, wide or transposed.
 
-    A frame with a column `model` is long. A wide one has the models as index and 0 or 1 in the columns.
+    A long frame has a column of models and a column of examples or answers. A wide one has the names of the
+    models as index, in a column `model` or in a first column of text; a transposed one those of the examples.
+    Without a column of either, the names in `id_accuracy` and `examples`, or a column of true classes, tell
+    which way the frame lies; it is taken as wide where nothing does.
 
     Args:
         frame: The frame.
-        id_accuracy: Accuracy of each model in distribution: the name of a column, a mapping or series from
-            the model, or a sequence in the order of the models. Default, long only: the share of right
-            answers in the rows whose `domain` is `id`.
-        model: Column of the model's name.
-        example: Column of the example's name.
-        correct: Column of 0 and 1. If there is none, `prediction` is compared with `label`.
-        prediction: Column of the predicted class.
-        label: Column of the class, if any.
-        domain: Column of `id` and `ood`, if any; only rows `ood` enter the matrix.
+        id_accuracy: Accuracy of each model in distribution: the name of a column (of a transposed frame: of a
+            row), a mapping or series from the model, or a sequence in the order of the models. Default:
+            `id_accuracy`, if there is one, else the share of right answers in the rows in distribution.
+        columns: Names of columns by role, e.g. `{"model": "run", "example": "uid"}`. The roles are those of
+            `ROLES`; `prediction` and `probability` (of class 1) are compared with `label`, as is the largest
+            of `p_0`, `p_1`, ...
+        orientation: `long`, `wide` or `transposed`. Default: found out.
+        cells: What cells hold: `correct` (0 and 1, true and false), `prediction` (classes, compared with
+            `label`) or `score` (higher is better, see `scores`). Default: found out, but `score` only
+            with `scores` or a column of that role.
+        scores: Worse and better end of the scores, which are mapped onto 0 to 1. Default: 0 and 1.
+        missing: What to do with missing cells: `refuse`, `drop`, `drop-models` or `drop-examples`; see
+            `cells.complete_part`.
+        id_domains: Values of the column `domain` in distribution. Default: `id`; all others if `ood_domains`
+            is given.
+        ood_domains: Values of `domain` whose rows enter the matrix. Default: `ood`.
         group: Training run of each model, given as `id_accuracy` is. Default: the column `group`, if any.
         family: Family of each model, likewise. Default: the column `family`, if any.
-        n_id: Examples behind each accuracy: a number, or given as `id_accuracy` is. Default: counted, or not
-            known.
-        meta: Columns of a long frame that say something about the example.
+        n_id: Examples behind each accuracy: a number, or given as `id_accuracy` is. Default: the column
+            `n_id`, counted, or not known.
+        meta: Columns of a long or transposed frame that say something about the example.
         examples: What is known of the examples: indexed by their names, a column each; a column `label` is
             the class.
         **facts: As for `CorrectnessData.of`: `label_names`, `embedding`, `id_embedding`, `images`, `source`.
@@ -63,201 +92,125 @@ def read_frame(
         Arguments of `CorrectnessData.of`, models and examples in the order in which they first appear.
 
     Raises:
-        InputError: If a cell is missing, repeated, or neither 0 nor 1, with its model and example; if a
-            column does not exist, or what belongs to a model or example differs between its rows.
+        InputError: If a cell is missing, repeated or not an answer, with its model and example; if a column
+            does not exist, or what belongs to a model or example differs between its rows. The message ends
+            with the orientation that was read.
     """
     if not len(frame):
-        raise InputError("the frame has no rows")
-    if model in frame.columns:
-        columns = _Header(model, example, correct, prediction, label, domain)
-        table, held = _long(frame, columns, tuple(meta), rated=id_accuracy is not None)
-    elif meta:
-        raise InputError("meta names columns of a long frame, but this frame is wide; give examples instead")
-    else:
-        table, held = _wide(frame, model, [id_accuracy, group, family, n_id])
+        raise InputError("the table has no rows")
+    frame = with_names(frame)
+    header = Header(frame, columns or {}, examples)
+    cells = cells or (None if scores is None else "score")
+    if cells is not None:
+        check_name("content of cells", cells, CELLS)
+    of_models = {"id_accuracy": id_accuracy, "n_id": n_id, "group": group, "family": family}
+    lies = orientation_of(frame, header, orientation, id_accuracy, examples)
+    reading = Reading(cells, scores, _labels(examples, header), tuple(meta))
+    try:
+        column = header.get("domain") if lies == "long" else None
+        if column is None and (id_domains or ood_domains):
+            raise InputError("domains are given, but the table has no column 'domain'")
+        if lies == "long":
+            domains = Domains(column, id_domains, ood_domains, id_accuracy is not None)
+            table, held = long_answers(frame, header, reading, domains)
+        else:
+            named = {each for each in of_models.values() if isinstance(each, str)}
+            table, held = matrix_answers(frame, header, reading, named, turned=lies == "transposed")
+        held = _of_models(table, held, of_models, header)
+    except InputError as error:
+        others = " or ".join(each for each in ORIENTATIONS if each != lies)
+        raise type(error)(
+            f"{error}. The table was read as {lies}: {LIES[lies]} (--orientation {others} reads it otherwise)"
+        ) from error
+    held = _without_holes(held, missing)
+    if examples is not None:
+        held |= _known(examples, held["example_ids"], header.truth, held["meta"])
+    understood = {"orientation": lies, "columns": dict(header.found)} | held.pop("understood")
+    scored = held["correct"].dtype == np.float32
+    return {"source": {"kind": "frame"} | understood, "scores": scored, **held, **facts}
+
+
+def _labels(examples: "pd.DataFrame | None", header: Header) -> dict[str, Any]:
+    """The true class of each example that a frame of examples knows."""
+    if examples is None or header.truth is None:
+        return {}
+    return dict(zip(map(str, examples.index), examples[header.truth].tolist(), strict=True))
+
+
+def _of_models(
+    table: "pd.DataFrame", held: dict[str, Any], given: Mapping[str, PerModel | None], header: Header
+) -> dict[str, Any]:
+    """What is held, with what is known of each model, in their order."""
     names = held["model_ids"]
-    for argument, values, default in (
-        ("groups", group, "group"),
-        ("families", family, "family"),
-        ("n_id", n_id, None),
-        ("id_accuracy", id_accuracy, None),
-    ):
-        values = default if values is None and default in table.columns else values
+    found, taken = dict(held), "rows in distribution"
+    for role, values in given.items():
+        argument = {"group": "groups", "family": "families"}.get(role, role)
+        column = header.get(role) or role
+        values = column if values is None and column in table.columns else values
+        if role == "id_accuracy" and values is not None:
+            taken = f"column {values!r}" if isinstance(values, str) else "given by model"
         if isinstance(values, str):
             values = _column_of_models(table, values, names, argument)
         if values is not None:
-            one_number = argument == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
-            held[argument] = values if one_number else per_model(values, names, argument)
-    if held.get("id_accuracy") is None:
+            one_number = role == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
+            found[argument] = values if one_number else per_model(values, names, argument)
+    if found.get("id_accuracy") is None:
         raise InputError(
             "id_accuracy is missing, and the frame has no in-distribution rows. Give the accuracy of each "
-            f"model (a mapping from its name), or rows whose column {domain!r} is 'id'"
+            "model: a column 'id_accuracy', a mapping from its name, a file (--id-accuracy), or rows whose "
+            "column 'domain' is 'id'"
         )
-    if held.get("n_id") is not None:
-        held["n_id"] = np.asarray(held["n_id"])
-    if examples is not None:
-        held |= _known(examples, held["example_ids"], label, held.get("meta", {}))
-    return {"source": {"kind": "frame"}, **held, **facts}
+    found["id_accuracy"] = _shares(found["id_accuracy"], names)
+    if found.get("n_id") is not None:
+        found["n_id"] = _whole(np.asarray(found["n_id"]))
+    return found | {"understood": found["understood"] | {"id_accuracy": taken}}
 
 
-class _Header(NamedTuple):
-    """Names of the columns of a long frame."""
-
-    model: str
-    example: str
-    correct: str
-    prediction: str
-    label: str
-    domain: str
-
-
-def _long(
-    frame: "pd.DataFrame", columns: _Header, meta: tuple[str, ...], *, rated: bool
-) -> "tuple[pd.DataFrame, dict[str, Any]]":
-    """The frame by model, and what it holds; in-distribution accuracies unless they are `rated` elsewhere."""
+def _shares(given: Any, names: Sequence[str]) -> Any:
+    """Accuracies as numbers; their range and number are checked with those of any other data."""
     import pandas as pd
 
-    model, example, label, domain = columns.model, columns.example, columns.label, columns.domain
-    for name in (model, example, *meta):
-        _require_column(frame, name)
-    for name in (model, example):
-        if (empty := frame[name].isna()).any():
-            raise InputError(f"frame[{name!r}] is missing in row {int(np.flatnonzero(empty)[0])}; fill it in")
-    right = _right(frame, columns)
-    outside = np.ones(len(frame), dtype=bool)
-    held: dict[str, Any] = {}
-    models, names = pd.factorize(frame[model].astype(str))
-    if domain in frame.columns:
-        domains = frame[domain].astype(object).where(frame[domain].notna(), "").to_numpy().astype(str)
-        if strange := sorted(set(domains.tolist()) - {"id", "ood"}):
-            raise InputError(f"frame[{domain!r}] holds {strange[0]!r}; expected 'id' or 'ood'")
-        outside = domains == "ood"
-        if not outside.any():
-            raise InputError(f"frame[{domain!r}] is never 'ood'; add rows out of distribution")
-        if not rated:
-            held |= _within(models[~outside], right[~outside], names)
-    chosen = frame[outside]
-    examples, ids = pd.factorize(chosen[example].astype(str))
+    values = numbers(pd.Series(list(given), dtype=object))
+    bad = [place for place, each in enumerate(given) if np.isnan(values[place]) and isinstance(each, str)]
+    if bad:
+        raise InputError(
+            f"id_accuracy of model {names[bad[0]]!r} is {given[bad[0]]!r}; expected a share from 0 to 1"
+        )
+    return values
 
-    def of_examples(name: str) -> np.ndarray:
-        return _plain(_constant(chosen[name], examples, ids, f"example {{}} has two values of {name!r}"))
 
-    held |= {
-        "correct": _pivot(models[outside], examples, right[outside], names, ids),
-        "model_ids": tuple(names.tolist()),
-        "example_ids": np.asarray(ids.tolist()),
-        "meta": {name: of_examples(name) for name in meta},
+def _whole(counts: np.ndarray) -> np.ndarray:
+    """Counts that a table holds as floats or objects, as whole numbers where they are."""
+    if counts.dtype.kind in "fO":
+        as_numbers = counts.astype(np.float64)
+        if (as_numbers == np.floor(as_numbers)).all():
+            return as_numbers.astype(np.int64)
+    return counts
+
+
+def _without_holes(held: dict[str, Any], missing: str) -> dict[str, Any]:
+    """What is held of the models and examples that are kept; answers as 0 and 1 where they are."""
+    held, values, ids = dict(held), held["correct"], held["example_ids"]
+    names = held["model_ids"]
+    models, examples, n = check_holes(values, names, ids.tolist(), missing)
+    if n:
+        values = values[np.ix_(models, examples)]
+        held["example_ids"] = ids[examples]
+        held["meta"] = {name: column[examples] for name, column in held["meta"].items()}
+        held |= {name: held[name][examples] for name in ("labels",) if name in held}
+        for name in ("model_ids", "id_accuracy", "groups", "families", "n_id"):
+            if held.get(name) is not None and np.ndim(held[name]):
+                held[name] = np.asarray(held[name])[models]
+    held["understood"] |= {
+        "missing": n,
+        "left_out": {"models": len(names) - len(models), "examples": len(ids) - len(examples)},
     }
-    if label in frame.columns:
-        held["labels"] = countable(of_examples(label))
-    return frame.assign(**{model: frame[model].astype(str)}).set_index(model), held
-
-
-def _right(frame: "pd.DataFrame", columns: _Header) -> Float64[np.ndarray, " rows"]:
-    """1 where the answer of a row is right, else 0."""
-    correct, prediction, label = columns.correct, columns.prediction, columns.label
-    if correct in frame.columns:
-        column = frame[correct]
-        right = _numbers(column)
-        bad = np.flatnonzero(~((right == 0) | (right == 1)))
-    elif prediction in frame.columns and label in frame.columns:
-        column = frame[prediction]
-        right = (column.astype(object) == frame[label].astype(object)).to_numpy(dtype=np.float64)
-        bad = np.flatnonzero((column.isna() | frame[label].isna()).to_numpy())
-    else:
-        raise InputError(
-            f"the frame has neither a column {correct!r} nor both {prediction!r} and {label!r}; it has "
-            f"{', '.join(map(str, frame.columns[:20]))}"
-        )
-    if len(bad):
-        row = frame.iloc[int(bad[0])]
-        raise _bad_cell(row[columns.model], row[columns.example], column.iloc[int(bad[0])], len(bad))
-    return right
-
-
-def _numbers(column: "pd.Series[Any]") -> np.ndarray:
-    """A column as numbers; NaN for what is none."""
-    import pandas as pd
-
-    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-
-
-def _bad_cell(model: object, example: object, cell: Any, n: int) -> InputError:
-    """The error about an answer that is neither 0 nor 1."""
-    import pandas as pd
-
-    what = "is missing" if pd.isna(cell) else f"is {cell.item() if hasattr(cell, 'item') else cell!r}"
-    return InputError(
-        f"the answer of model {str(model)!r} on example {str(example)!r} {what}; every cell must be 0 "
-        f"(wrong) or 1 (right) ({n} such cells). If {str(example)!r} holds accuracies in distribution, name "
-        "it id_accuracy"
-    )
-
-
-def _within(models: Places, right: Float64[np.ndarray, " k"], names: Any) -> dict[str, Any]:
-    """In-distribution accuracies and the numbers of examples behind them."""
-    counts = np.bincount(models, minlength=len(names))
-    if len(empty := np.flatnonzero(counts == 0)):
-        raise InputError(
-            f"model {str(names[int(empty[0])])!r} has no in-distribution row, so its accuracy is unknown"
-        )
-    return {"id_accuracy": np.bincount(models, right, minlength=len(names)) / counts, "n_id": counts}
-
-
-def _pivot(
-    models: Places, examples: Places, right: Float64[np.ndarray, " k"], names: Any, ids: Any
-) -> np.ndarray:
-    counts = np.bincount(models * len(ids) + examples, minlength=len(names) * len(ids))
-    counts = counts.reshape(len(names), len(ids))
-    if counts.max(initial=1) > 1:
-        row, column = np.argwhere(counts > 1)[0].tolist()
-        raise InputError(
-            f"model {str(names[row])!r} has {counts.max()} rows for example {str(ids[column])!r}; expected "
-            "one"
-        )
-    if not counts.all():
-        row, column = np.argwhere(counts == 0)[0].tolist()
-        raise InputError(
-            f"model {str(names[row])!r} has no row for example {str(ids[column])!r} "
-            f"({int((counts == 0).sum())} cells are missing); every model must answer every example"
-        )
-    correct = np.zeros(counts.shape, dtype=np.uint8)
-    correct[models, examples] = right
-    return correct
-
-
-def _wide(frame: "pd.DataFrame", model: str, units: list[Any]) -> "tuple[pd.DataFrame, dict[str, Any]]":
-    """The frame by model, and what it holds; columns named in `units` say something of the models."""
-    import pandas as pd
-
-    named = {each for each in units if isinstance(each, str)} | {"group", "family"}
-    cells = frame[[name for name in frame.columns if name not in named]]
-    names = unique_names([str(name) for name in frame.index])
-    if (repeated := frame.columns[frame.columns.duplicated()]).size:
-        raise InputError(
-            f"two columns of the frame are named {str(repeated[0])!r}; each column must be one example"
-        )
-    textual = any(pd.api.types.is_string_dtype(kind) for kind in cells.dtypes)
-    if textual and frame.index.equals(pd.RangeIndex(len(frame))):
-        raise InputError(
-            f"the frame has no column {model!r}, so it is read as wide: models as index, 0 or 1 in every "
-            "column. For a long frame, name the column (model=...)"
-        )
-    rows = cells.apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    bad = np.argwhere(~((rows == 0) | (rows == 1)))
-    if len(bad):
-        row, column = bad[0].tolist()
-        raise _bad_cell(names[row], cells.columns[column], cells.iloc[row, column], len(bad))
-    held = {
-        "correct": rows.astype(np.uint8),
-        "model_ids": names,
-        "example_ids": np.array([str(name) for name in cells.columns]),
-    }
-    return frame.set_axis(list(names), axis=0), held
+    binary = bool(((values == 0) | (values == 1)).all())
+    return held | {"correct": values.astype(np.uint8 if binary else np.float32)}
 
 
 def _known(
-    examples: "pd.DataFrame", ids: np.ndarray, label: str, meta: Mapping[str, np.ndarray]
+    examples: "pd.DataFrame", ids: np.ndarray, label: str | None, meta: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Columns of a frame of examples, in the order of the matrix, beside those that are known."""
     table = examples.set_axis(examples.index.astype(str), axis=0)
@@ -267,81 +220,25 @@ def _known(
         raise InputError(
             f"examples has no row {missing[0]!r} ({len(missing)} examples of the frame are missing)"
         )
-    columns = {str(name): _plain(table.loc[ids.tolist(), name].to_numpy()) for name in table.columns}
+    columns = {str(name): plain_column(table.loc[ids.tolist(), name].to_numpy()) for name in table.columns}
     labels = {"labels": countable(columns.pop(label))} if label in columns else {}
     return labels | {"meta": {**meta, **columns}}
-
-
-def _require_column(frame: "pd.DataFrame", name: str) -> None:
-    if name not in frame.columns:
-        raise unknown_name("column of the frame", name, map(str, frame.columns))
-
-
-def _constant(
-    column: "pd.Series[Any]", codes: Int64[np.ndarray, " rows"], names: Any, message: str
-) -> np.ndarray:
-    """What a column says of each of some things, which must be the same in all rows of one."""
-    import pandas as pd
-
-    values, values_of_column = pd.factorize(column)
-    first = np.full(len(names), -2)
-    first[codes[::-1]] = values[::-1]  # the first row of each is written last
-    if len(different := np.flatnonzero(first[codes] != values)):
-        raise InputError(message.format(repr(str(names[int(codes[different[0]])]))) + "; they must agree")
-    held: np.ndarray = np.append(np.asarray(values_of_column, dtype=object), np.array([None], dtype=object))
-    return np.asarray(held[first])
 
 
 def _column_of_models(table: "pd.DataFrame", name: str, names: Sequence[str], argument: str) -> np.ndarray:
     """A column that says something of each model: of all its rows the same."""
     import pandas as pd
 
-    _require_column(table, name)
+    if name not in table.columns:
+        raise unknown_name("column of the table", name, map(str, table.columns))
     codes = pd.Index(list(names)).get_indexer(table.index)
-    values = _constant(table[name], codes, names, f"model {{}} has two values of {name!r}")
+    values = constant(table[name], codes, names, f"model {{}} has two values of {name!r}")
     if len(empty := np.flatnonzero(pd.isna(values))):
         raise InputError(f"{argument}: model {names[int(empty[0])]!r} has no {name!r}; fill it in")
     return values
 
 
-def _plain(column: np.ndarray) -> np.ndarray:
-    """A column as numbers (NaN where missing) or text (empty where missing)."""
-    import pandas as pd
-
-    if column.dtype.kind in "biuf":
-        return column
-    missing = pd.isna(column)
-    kind = pd.api.types.infer_dtype(column, skipna=True)
-    if kind == "boolean" and not missing.any():
-        return column.astype(bool)
-    if kind == "integer" and not missing.any():
-        return column.astype(np.int64)
-    if kind in ("integer", "floating", "mixed-integer-float", "empty"):
-        return np.where(missing, np.nan, column).astype(np.float64)
-    return np.where(missing, "", column).astype(str)
-
-
 # ------------------------------------------------------------------------ what is given of each model
-
-
-def countable(labels: np.ndarray) -> np.ndarray:
-    """Classes as counts from 0 where they are, else as names."""
-    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
-        labels = labels.astype(np.int64)
-    return labels if labels.dtype.kind in "iub" and labels.min() >= 0 else labels.astype(str)
-
-
-def unique_names(names: list[str]) -> tuple[str, ...]:
-    """The names; an error if one is repeated."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InputError(
-                f"two models are named {name!r}; names must be unique. In a long table, with a row per model "
-                "and example, the column of examples is called example_id"
-            )
-        seen.add(name)
-    return tuple(names)
 
 
 def per_model(given: PerModel | None, names: Sequence[str], argument: str) -> list[Any] | None:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64, UInt8
+from jaxtyping import Float, Float32, Float64, Int64, Num, UInt8
 
 from assay.core.errors import InputError, ShapeError
 from assay.core.machine import free_memory
@@ -29,7 +29,7 @@ CHUNK = 4096  # examples unpacked at a time; a multiple of 64
 
 
 class AnswerTable(ABC):
-    """Correctness of models on examples: X[i, j] = 1 iff model i answers example j correctly.
+    """Correctness of models on examples: X[i, j] = 1 iff model i answers example j correctly, or its score.
 
     Attributes:
         name: Of the layout.
@@ -55,14 +55,14 @@ class AnswerTable(ABC):
         return np.stack([self.weigh(each) for each in weights])
 
     @abstractmethod
-    def column_sums(self) -> Int64[np.ndarray, " n"]:
+    def column_sums(self) -> Num[np.ndarray, " n"]:
         """Models that answer each example correctly."""
 
     @abstractmethod
-    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
-        """The columns of `examples` (default: all) as a new 0/1 array."""
+    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> Num[np.ndarray, "m k"]:
+        """The columns of `examples` (default: all) as a new array of 0 and 1, or of scores."""
 
-    def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
+    def count(self, examples: Int64[np.ndarray, " k"]) -> Num[np.ndarray, " m"]:
         """Correct answers of every model on `examples`, exact; an example given twice counts twice."""
         return self._example_bits.count(self.checked_examples(examples))
 
@@ -171,6 +171,38 @@ class DenseMatrix(AnswerTable):
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
         columns = slice(None) if examples is None else self.checked_examples(examples)
         return self.values[:, columns].astype(np.uint8)
+
+
+class ScoreMatrix(AnswerTable):
+    """Scores in [0, 1] as float32, with examples as rows; a count is a sum of scores in float64.
+
+    Args:
+        scores: Shape (m, N).
+    """
+
+    name = "scores"
+
+    def __init__(self, scores: Float32[np.ndarray, "m n"]):
+        self.n_models, self.n_examples = scores.shape
+        require_memory(4 * scores.size, f"a matrix of scores of {self.n_models} x {self.n_examples}")
+        self._rows = np.ascontiguousarray(scores.T)
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+    def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+        return self._rows @ weights.astype(np.float32)
+
+    def column_sums(self) -> Float64[np.ndarray, " n"]:
+        return np.asarray(self._rows.sum(axis=1, dtype=np.float64))
+
+    def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> Float32[np.ndarray, "m k"]:
+        rows = self._rows if examples is None else self._rows[self.checked_examples(examples)]
+        return np.ascontiguousarray(rows.T)
+
+    def count(self, examples: Int64[np.ndarray, " k"]) -> Float64[np.ndarray, " m"]:
+        return np.asarray(self._rows[self.checked_examples(examples)].sum(axis=0, dtype=np.float64))
 
 
 _BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first

@@ -21,7 +21,7 @@ from assay.analyses.subsets._contents import (
     plain_column,
 )
 from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.placement import row_of
+from assay.analyses.subsets.placement import has_scores, row_of
 from assay.core.errors import FileFormatError, InputError
 from assay.core.extras import needs_extra
 from assay.core.record import plain
@@ -52,6 +52,8 @@ def pyarrow_modules() -> tuple[ModuleType, ModuleType]:
 
 def parquet_bytes(data: Mapping[str, Any]) -> bytes:
     """The file of the arguments of `CorrectnessData.of`."""
+    if has_scores(data["correct"]):
+        raise InputError("a Parquet archive holds right and wrong answers; save scores as .npz")
     arrow, parquet = pyarrow_modules()
     columns: dict[str, Any] = {"example_id": arrow.array(data["example_ids"].tolist())}
     if data["labels"] is not None:

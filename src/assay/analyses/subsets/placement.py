@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64, Integer, UInt8
+from jaxtyping import Float, Float64, Int64, Integer, Num, UInt8
 
 from assay.analyses.subsets.layouts import (
     CHUNK,
     AnswerTable,
     DenseMatrix,
     PackedMatrix,
+    ScoreMatrix,
     checked_correct,
     checked_places,
     require_memory,
@@ -165,7 +166,7 @@ def as_matrix(
     """The rows of some models in the layout that suits their size.
 
     Args:
-        correct: 0/1 uint8 of shape (models, examples), or packed.
+        correct: 0/1 uint8 of shape (models, examples), or packed; or scores as float32.
         models: Row indices, in the order wanted; default all.
         layout: `dense` (float32), `packed` (bits), `accelerator` (int8 on a device), or `auto`: dense up
             to 64 million entries, packed beyond, the accelerator only when `device` names one that is not the
@@ -180,6 +181,12 @@ def as_matrix(
     rows = None if models is None else checked_places(np.asarray(models, dtype=np.int64), n_models, "models")
     n_entries = (n_models if rows is None else len(rows)) * n_examples
     check_device(device, layout)
+    if has_scores(correct):
+        if layout not in ("auto", "dense"):
+            raise InputError(
+                f"layout is {layout!r}, which holds 0 and 1; scores need layout 'auto' or 'dense'"
+            )
+        return ScoreMatrix(rows_of(correct, rows))
     if layout == "auto" and device is not None and str(device) != "cpu":
         layout = "accelerator"
     elif layout == "auto":
@@ -193,10 +200,17 @@ def as_matrix(
     return DenseMatrix(taken.dense() if isinstance(taken, PackedMatrix) else taken)
 
 
+def has_scores(correct: Any) -> bool:
+    """Whether a matrix holds scores in [0, 1], as float32, not right and wrong answers."""
+    return isinstance(correct, np.ndarray) and correct.dtype == np.float32
+
+
 def shape_of(correct: np.ndarray | PackedMatrix) -> tuple[int, int]:
     """Models and examples."""
     if isinstance(correct, PackedMatrix):
         return correct.n_models, correct.n_examples
+    if has_scores(correct):
+        return correct.shape[0], correct.shape[1]
     n_models, n_examples = checked_correct(correct).shape
     return n_models, n_examples
 
@@ -208,13 +222,13 @@ def rows_of(correct: Any, models: Int64[np.ndarray, " k"] | None) -> Any:
     return correct.take(models) if isinstance(correct, PackedMatrix) else correct[models]
 
 
-def columns_of(correct: Any, examples: Int64[np.ndarray, " k"]) -> UInt8[np.ndarray, "m k"]:
-    """Some columns, as 0 and 1."""
+def columns_of(correct: Any, examples: Int64[np.ndarray, " k"]) -> Num[np.ndarray, "m k"]:
+    """Some columns, as 0 and 1, or scores."""
     return correct.dense(examples) if isinstance(correct, PackedMatrix) else correct[:, examples]
 
 
-def row_of(correct: Any, model: int) -> UInt8[np.ndarray, " n"]:
-    """The answers of one model, as 0 and 1."""
+def row_of(correct: Any, model: int) -> Num[np.ndarray, " n"]:
+    """The answers of one model, as 0 and 1, or its scores."""
     if isinstance(correct, PackedMatrix):
         return np.asarray((correct.bits[model // 8] >> (model % 8)) & 1)
     return np.asarray(correct[model])

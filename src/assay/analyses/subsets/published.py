@@ -1,6 +1,7 @@
 """The authors' released selections as data: rankings, example ids, classes, and whose ids can be trusted."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -64,19 +65,30 @@ class PublishedSelections:
         return selection_consistency(self.rankings, self.n_examples)
 
 
-def load_published(path: str | PathLike[str], *, corrected: bool = True) -> PublishedSelections:
-    """Read a file of the authors' released selections.
+def load_published(
+    path: str | PathLike[str],
+    *,
+    corrected: bool = True,
+    pool: Sequence[str] | None = None,
+    n_examples: int | None = None,
+) -> PublishedSelections:
+    """Read the authors' released selections: their CSV files, or an archive of them.
 
     The released file names do not belong to the selected examples: rows were shuffled on loading and not put
     back on export. Where the file holds the correction (`corrected_of_published`, PACS), positions are mapped
-    to the selected examples.
+    to the selected examples. For CSV files the correction follows from the pool in the order of the rows of
+    the prediction files: the example of column k is row p_k, p the permutation of `sample(random_state=0)`.
 
     Args:
-        path: `.npz` with ids, labels, sizes, index, offsets, score and universe.
+        path: `.npz` with ids, labels, sizes, index, offsets, score and universe; or a folder of
+            `selected_files_NAME_ENVS_ENV_SIZE.csv` of one data set.
         corrected: Apply the correction; False keeps the positions as published.
+        pool: For CSV files: `class/file` of every example, in the order in which the models predicted them.
+        n_examples: For CSV files without a pool: its size.
 
     Raises:
         FileFormatError: Not such a file, or one whose parts contradict each other.
+        InputError: For CSV files, if neither the pool nor its size is given.
 
     Warns:
         AssayWarning: The file holds no correction, or it was not asked for: ids and labels belong to other
@@ -86,7 +98,7 @@ def load_published(path: str | PathLike[str], *, corrected: bool = True) -> Publ
         Salaudeen et al. (2025), arXiv:2510.24884; repository olawalesalaudeen/OODSELECT.
     """
     file = Path(path)
-    arrays = load_npz(file)
+    arrays = _released(file, pool, n_examples) if file.is_dir() else load_npz(file)
     missing = [name for name in _NEEDED if name not in arrays]
     if missing:
         raise FileFormatError(
@@ -94,6 +106,39 @@ def load_published(path: str | PathLike[str], *, corrected: bool = True) -> Publ
         )
     with malformed(file, "an archive of published selections"):
         return _selections(file, arrays, corrected=corrected)
+
+
+def _released(folder: Path, pool: Sequence[str] | None, n_examples: int | None) -> dict[str, np.ndarray]:
+    """The CSV files of a folder as the arrays of an archive."""
+    import pandas as pd
+
+    files = sorted(folder.glob("selected_files_*.csv"), key=lambda file: int(file.stem.rpartition("_")[2]))
+    if not files:
+        raise FileFormatError(f"{folder} holds no selected_files_*_SIZE.csv; give the folder of one data set")
+    if pool is None and n_examples is None:
+        raise InputError(f"the files of {folder} do not tell how large the pool is; give pool or n_examples")
+    with malformed(folder, "a folder of released selections of one data set"):
+        lists = [pd.read_csv(file, usecols=["file_path", "label", "selection_score"]) for file in files]
+        table = pd.concat(lists)
+        names = table["file_path"].str.split("/").str[-2:].str.join("/")
+        listed = np.unique(names.to_numpy(dtype=str))
+        codes = dict(zip(names.str.partition("/")[0], table["label"], strict=True))
+        ids = listed if pool is None else np.array(pool, dtype=str)
+        place = {name: k for k, name in enumerate(ids.tolist())}
+        if absent := [name for name in listed.tolist() if name not in place]:
+            raise InputError(f"pool lacks {absent[0]!r} ({len(absent)} of {len(listed)} listed examples)")
+        arrays = {
+            "ids": ids,
+            "labels": np.array([codes.get(name.partition("/")[0], len(codes)) for name in ids.tolist()]),
+            "index": np.array([place[name] for name in names]),
+            "score": table["selection_score"].to_numpy(dtype=np.float32),
+            "sizes": np.array([len(each) for each in lists]),
+            "offsets": np.cumsum([0, *map(len, lists)]),
+            "universe": np.array(n_examples or len(ids)),
+        }
+    if pool is not None:
+        arrays[_CORRECTION] = np.random.RandomState(0).permutation(len(ids))
+    return arrays
 
 
 def _selections(file: Path, arrays: dict[str, np.ndarray], *, corrected: bool) -> PublishedSelections:
@@ -145,7 +190,7 @@ def _check(
     if len(arrays["labels"]) != n or not n <= int(arrays["universe"]) <= _LARGEST:
         raise FileFormatError(
             f"{file}: {n} ids, {len(arrays['labels'])} labels, a universe of {int(arrays['universe'])}; "
-            f"expected one label for each id and a universe of at least as many and at most {{_LARGEST:,}}"
+            f"expected one label for each id and a universe of at least as many and at most {_LARGEST:,}"
         )
     if len(index) and not 0 <= index.min() <= index.max() < n:
         raise FileFormatError(

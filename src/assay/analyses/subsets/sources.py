@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.analyses.subsets.frames import PerModel, countable, per_model, unique_names
+from assay.analyses.subsets.frames import per_model
+from assay.analyses.subsets.header import PerModel
+from assay.analyses.subsets.table_answers import countable, unique_names
 from assay.core.errors import InputError, ShapeError
 
 

@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64, Integer
+from jaxtyping import Bool, Float, Float64, Integer, Num
 
 from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets._exchange import Pairs, Pool
@@ -175,7 +175,7 @@ class _ModelPart:
         self.id_accuracy, self.z = id_accuracy, unit_probit(id_accuracy, eps=eps, name=name)
         self.counts = np.zeros(matrix.n_models, dtype=np.int64)
 
-    def after(self, pairs: Pairs, inside: Bool[np.ndarray, " n"]) -> Int64[np.ndarray, " m"]:
+    def after(self, pairs: Pairs, inside: Bool[np.ndarray, " n"]) -> Num[np.ndarray, " m"]:
         """Counts once the pairs are exchanged."""
         if len(pairs.leaving) > _FEW * self.matrix.n_examples:
             members = inside.copy()

@@ -5,14 +5,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.app.cli.parsing import SUBSETS, command
-from assay.app.console import echo, progress_on_stderr, remark, say, show_cost
+from assay.app.cli.parsing import SUBSETS, app, command
+from assay.app.console import (
+    echo,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    remark,
+    say,
+    show_cost,
+)
 from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, one_of, own_group
-from assay.app.running import Computing, File, Placed, Reporting, Seeded, call, check_outputs, json_file
+from assay.app.running import (
+    Computing,
+    File,
+    Placed,
+    Reporting,
+    Seeded,
+    Talking,
+    call,
+    check_outputs,
+    json_file,
+)
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
+    from assay.pipeline import Progress
     from assay.pipeline.subset_data import GivenData
     from assay.pipeline.subsets import SelectionPlan, StoredSelection
 
@@ -22,15 +41,22 @@ SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predicting(Placed):
-    """What models answer, and what is known of models and examples.
+class AnswerSettings(Placed):
+    """Where answers of models on examples come from.
 
     Attributes:
         groups: Training run of each model: a column of the table, a CSV file of model and run, or model if
             each model is its own run. No verdict is supported if both runs and families are unknown.
         families: Architecture family of each model: a column, or a CSV file of model and family.
-        id_envs: Training environments of a folder of CSVs, e.g. 0,1,2.
-        ood_env: Environments of a folder of CSVs to select from.
+        columns: Columns of a table by role, if their names are other ones: model=run,example=uid.
+        id_accuracy: Accuracies in distribution: a column, or a CSV file of model and accuracy.
+        orientation: How a table lies, if it was not found out: long, wide or transposed.
+        cells: What cells of a table hold, if it was not found out: correct, prediction or score.
+        scores: Worse and better end of scores, e.g. 5,0 for a loss. Default: 0,1.
+        missing: Missing cells of a table: refuse, drop, drop-models or drop-examples. Default: refuse.
+        id_envs: In distribution: environments of prediction CSVs, e.g. 0,1,2; tasks of sample logs; splits;
+            values of a column domain.
+        ood_env: The same out of distribution, to select from.
         checkpoints: Checkpoints of a folder of CSVs: last (one per run), all, or steps, e.g. 300,600.
         facts: Columns of a table with facts about the examples, separated by commas.
         examples: CSV file of facts about the examples of a table, id first.
@@ -40,6 +66,12 @@ class Predicting(Placed):
 
     groups: Annotated[str | None, INPUTS] = None
     families: Annotated[str | None, INPUTS] = None
+    columns: Annotated[str | None, INPUTS] = None
+    id_accuracy: Annotated[str | None, INPUTS] = None
+    orientation: Annotated[str | None, INPUTS, one_of("long", "wide", "transposed")] = None
+    cells: Annotated[str | None, INPUTS, one_of("correct", "prediction", "score")] = None
+    scores: Annotated[str | None, INPUTS] = None
+    missing: Annotated[str | None, INPUTS] = None
     id_envs: Annotated[str | None, INPUTS] = None
     ood_env: Annotated[str | None, INPUTS] = None
     checkpoints: Annotated[str, INPUTS] = "last"
@@ -48,13 +80,32 @@ class Predicting(Placed):
     images: Annotated[str | None, INPUTS] = None
     id_images: Annotated[str | None, INPUTS] = None
 
+    def read(self, predictions: Path | None, progress: "Progress", **more: Any) -> "GivenData":
+        """The data that a path stands for; `more` are arguments of `read_data` that no option names."""
+        from assay.pipeline.subset_data import read_data
+
+        facts = [each.strip() for each in self.facts.split(",")] if self.facts else ()
+        return call(
+            self, read_data, predictions, facts=facts, device=self.place(), progress=progress, **more
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class SelectSettings(Computing, Reporting, Seeded, Predicting):
-    """How subsets are selected, and how they are tested.
+class PoolSettings(Seeded, AnswerSettings):
+    """Where the answers to select from come from; trained classifiers of digits, if from nowhere.
 
     Attributes:
         digits_models: Number of digit classifiers to train if no predictions are given.
+    """
+
+    digits_models: Annotated[int | None, INPUTS, at_least(32)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectSettings(PoolSettings, Computing, Reporting):
+    """What subsets are selected from, how, and how they are tested.
+
+    Attributes:
         sizes: Subset sizes, separated by commas. Default: 10, 20, 50, 100, 250, ... and all.
         size: One subset size, instead of --sizes.
         solver: Solver: swap, or adam (the published optimiser).
@@ -73,7 +124,6 @@ class SelectSettings(Computing, Reporting, Seeded, Predicting):
         subset: JSON file for the chosen subset, for assay.load_subset.
     """
 
-    digits_models: Annotated[int | None, INPUTS, at_least(32)] = None
     sizes: Annotated[str | None, SELECTION] = None
     size: Annotated[Count | None, SELECTION] = None
     solver: Annotated[str, SELECTION, one_of("swap", "adam")] = "swap"
@@ -115,7 +165,7 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
     sizes = _check(settings)
     with progress_on_stderr() as progress:
         folder = None if settings.dry_run else settings.store_folder()
-        read = read_predictions(predictions, settings, folder=folder, progress=progress)
+        read = settings.read(predictions, progress, folder=folder)
         solving = settings.solving
         if settings.dry_run:
             _show_plan(plan_selection(read.data, sizes or read.sizes, **solving), as_json=settings.json)
@@ -146,14 +196,6 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
     if not settings.dry_run:
         check_outputs(settings, settings.ids, settings.subset)
     return sizes
-
-
-def read_predictions(predictions: Path | None, settings: Predicting, **more: Any) -> "GivenData":
-    """What the options of a command name, read once for all commands."""
-    from assay.pipeline.subset_data import read_data
-
-    facts = [each.strip() for each in settings.facts.split(",")] if settings.facts else ()
-    return call(settings, read_data, predictions, facts=facts, device=settings.place(), **more)
 
 
 def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
@@ -190,3 +232,27 @@ def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
         sizes = ", ".join(f"{size:,}" for size in plan.sizes)
         echo(f"{plan.n_train} of {plan.n_models} models select; sizes {sizes}; {plan.n_folds} folds")
     show_cost(plan.cost, as_json=as_json, **plan.to_dict())
+
+
+# ---- what was understood ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderstoodSettings(PoolSettings, Talking):
+    """What is read and shown."""
+
+
+@command(parent=app["select"], example="assay select data answers.csv --id-accuracy accuracies.csv")
+def data(predictions: Path | None = None, /, *, settings: UnderstoodSettings) -> None:
+    """Show how answers are understood, without selecting.
+
+    Args:
+        predictions: As for `assay select`.
+        settings: The options.
+    """
+    with progress_on_stderr() as progress:
+        understood = settings.read(predictions, progress).data.understood()
+    if settings.json:
+        print_json(understood.to_dict())
+    else:
+        print_table("", ["what", "understood"], [list(row) for row in understood.rows()])

@@ -7,14 +7,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import app, command
-from assay.app.cli.select import GATE_FIRED, Predicting, read_predictions
+from assay.app.cli.select import GATE_FIRED, AnswerSettings
 from assay.app.console import echo, print_json, progress_on_stderr, say
 from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, one_of
 from assay.app.running import Reporting, Storing, Talking, check_outputs, make_room
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSubsetSettings(Talking, Storing, Reporting, Predicting):
+class EvaluateSubsetSettings(Talking, Storing, Reporting, AnswerSettings):
     """What new models must reach on a subset.
 
     Attributes:
@@ -60,7 +60,7 @@ def evaluate(
     check_outputs(settings)
     subsets = read_subsets(subset, settings.existing_store)
     with progress_on_stderr() as progress:
-        data = read_predictions(predictions, settings, progress=progress, at_least=1).data
+        data = settings.read(predictions, progress, at_least=1).data
     document = evaluate_models(subsets, data, gates, order=settings.order)
     about = About(
         task=f"subset {subsets[0].id[:8]}", n=document["n_matched"], status=document["status"] or None

@@ -1,0 +1,201 @@
+"""Sample logs of lm-eval and inspect_ai as one table with a row per model and sample."""
+
+import math
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from assay.core.errors import AlignmentError, FileFormatError, InputError
+from assay.core.untrusted import DAMAGED_ZIP, check_unpacked, malformed, parse_json
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SAMPLES = re.compile(r"samples_(?P<task>.+?)(_\d{4}-\d\d-\d\dT[-\d.:]+)?\.jsonl")
+_PREFERRED = ("acc", "exact_match", "pass@1", "f1")  # metrics of lm-eval, in this order
+_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # of inspect_ai: correct, incorrect, partial, no answer
+
+
+class Answers(NamedTuple):
+    """A table of answers made of files.
+
+    Attributes:
+        kind: What the files are.
+        frame: The table.
+        columns: Columns by role that the files themselves tell.
+        notes: What was decided while reading.
+        joined: Whether what is known of the examples is part of the table already.
+    """
+
+    kind: str
+    frame: "pd.DataFrame"
+    columns: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
+    joined: bool = False
+
+
+def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> Answers:
+    """What `lm_eval --log_samples` wrote: a folder per model, a file per task, a line per sample.
+
+    The newest file of a model and task counts, and the first filter of a file. Samples are named by task and
+    number; `doc_hash` must agree between models.
+
+    Args:
+        files: `samples_TASK_TIME.jsonl`, sorted.
+        root: Folder from which models are named.
+        metric: The number to read. Default: `acc`, else `exact_match`, `pass@1`, `f1`, else the first.
+
+    Raises:
+        FileFormatError: If a line is not such a sample.
+        InputError: If the metric is not a single number.
+        AlignmentError: If a sample differs between models.
+    """
+    import pandas as pd
+
+    newest: dict[tuple[str, str], Path] = {}
+    for file in files:
+        task = _SAMPLES.fullmatch(file.name)
+        newest["/".join(file.parent.relative_to(root).parts) or root.name, task["task"] if task else ""] = (
+            file
+        )
+    rows: list[dict[str, Any]] = []
+    hashes: dict[str, tuple[Any, str]] = {}
+    for (model, task_name), file in newest.items():
+        with malformed(file, "a sample log of lm-eval"), file.open(encoding="utf-8") as lines:
+            samples = [parse_json(line) for line in lines if line.strip()]
+            metric = metric or _metric(samples[0])
+            kept = [each for each in samples if each.get("filter") == samples[0].get("filter")]
+            for sample in kept:
+                name = f"{task_name}/{sample['doc_id']}"
+                value = _number(sample.get(metric), metric, file, sorted(sample.get("metrics", ())))
+                rows.append({"model": model, "example_id": name, "domain": task_name, metric: value})
+                known, where = hashes.setdefault(name, (sample.get("doc_hash"), model))
+                if known != sample.get("doc_hash"):
+                    raise AlignmentError(
+                        f"sample {name!r} of {model!r} is not that of {where!r} (doc_hash differs), so their "
+                        "answers cannot be compared; use one version of the task for all models"
+                    )
+    metric = metric or _PREFERRED[0]
+    older = len(files) - len(newest)
+    notes = [
+        f"metric {metric}",
+        *([f"{older} older files of the same model and task left out"] if older else []),
+    ]
+    told = {"model": "model", "example": "example_id", "domain": "domain", **_role(rows, metric)}
+    return Answers("lm-eval", pd.DataFrame(rows), told, tuple(notes))
+
+
+def _metric(sample: dict[str, Any]) -> str:
+    names = sample.get("metrics") or [name for name, value in sample.items() if name in _PREFERRED]
+    return str(next((name for name in _PREFERRED if name in names), names[0]))
+
+
+def _number(value: Any, metric: str, file: Path, known: Sequence[str]) -> float:
+    if isinstance(value, bool | int | float):
+        return float(value)
+    raise InputError(
+        f"{file}: the metric {metric!r} of a sample is {str(value)[:40]!r}, not one number; choose another, "
+        f"--columns correct=METRIC: {', '.join(map(str, known))}"
+    )
+
+
+def inspect_answers(files: Sequence[Path], scorer: str | None) -> Answers:
+    """Logs of inspect_ai, `.eval` or `.json`: one of a model and task each.
+
+    A sample is named by task and id; C, P and I count 1, 0.5 and 0, N (no answer) 0. Of several epochs the
+    mean is taken. The newest log of a model and task counts; logs of runs that did not succeed are left out.
+
+    Args:
+        files: The logs.
+        scorer: The scorer to read. Default: the first of a sample.
+
+    Raises:
+        FileFormatError: If a file is not such a log.
+        InputError: If no run succeeded, or a score is not a single number.
+    """
+    import pandas as pd
+
+    newest: dict[tuple[str, str], tuple[str, Path, list[dict[str, Any]]]] = {}
+    failed: list[Path] = []
+    for file in files:
+        with malformed(file, "a log of inspect_ai"):
+            header, samples = _inspect_log(file)
+            told = header["eval"]
+            if header.get("status") != "success":
+                failed.append(file)
+                continue
+            key, created = (str(told["model"]), str(told["task"])), str(told.get("created", ""))
+            if key not in newest or created >= newest[key][0]:
+                newest[key] = (created, file, samples)
+    if not newest:
+        raise InputError(
+            f"none of the {len(files)} logs is of a run that succeeded; the first is {failed[0]}"
+        )
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for (model, task), (_, file, samples) in newest.items():
+        with malformed(file, "a log of inspect_ai"):
+            for sample in samples:
+                score = _score(sample, scorer, file)
+                values.setdefault((model, task, str(sample["id"])), []).append(score)
+    rows = [
+        {"model": model, "example_id": f"{task}/{name}", "domain": task, "value": math.fsum(each) / len(each)}
+        for (model, task, name), each in values.items()
+    ]
+    left = len(files) - len(newest)
+    epochs = max(map(len, values.values()))
+    notes = [
+        f"scorer {scorer}" if scorer else "the first scorer of each sample",
+        *([f"{left} logs left out ({len(failed)} did not succeed, the others are older)"] if left else []),
+        *([f"mean over {epochs} epochs"] if epochs > 1 else []),
+    ]
+    roles = {"model": "model", "example": "example_id", "domain": "domain", **_role(rows, "value")}
+    return Answers("inspect_ai", pd.DataFrame(rows), roles, tuple(notes))
+
+
+def _inspect_log(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header of a log, and its samples, or their summaries, which hold the scores as well."""
+    if file.suffix == ".json":
+        log = parse_json(file.read_bytes())
+        return log, log.get("samples") or []
+    try:
+        with zipfile.ZipFile(file) as archive:
+            check_unpacked(archive, file)
+            names = archive.namelist()
+            header = parse_json(archive.read("header.json"))
+            if "summaries.json" in names:
+                return header, parse_json(archive.read("summaries.json"))
+            samples = sorted(name for name in names if name.startswith("samples/"))
+            return header, [parse_json(archive.read(name)) for name in samples]
+    except DAMAGED_ZIP as error:
+        raise FileFormatError(
+            f"{file} is not a log of inspect_ai, is damaged, or its run was interrupted: {error}"
+        ) from error
+
+
+def _score(sample: dict[str, Any], scorer: str | None, file: Path) -> float:
+    """The score of a sample; NaN if it has none."""
+    scores = sample.get("scores") or {}
+    if not scores:
+        return math.nan
+    if scorer is not None and scorer not in scores:
+        raise InputError(f"{file}: a sample has no scorer {scorer!r}; it has {', '.join(map(str, scores))}")
+    value = scores[scorer or next(iter(scores))]["value"]
+    found = _VALUES.get(value, value) if isinstance(value, str) else value
+    if isinstance(found, bool | int | float):
+        return float(found)
+    raise InputError(
+        f"{file}: a score is {str(value)[:40]!r}, not one number or C, P, I, N; choose another scorer, "
+        f"--columns correct=SCORER: {', '.join(map(str, scores))}"
+    )
+
+
+def _role(rows: list[dict[str, Any]], column: str) -> Mapping[str, str]:
+    """The role of a column of numbers: `correct` if all are 0 or 1, else `score`."""
+    values = np.array([row[column] for row in rows], dtype=np.float64)
+    present = values[~np.isnan(values)]
+    return {"correct" if ((present == 0) | (present == 1)).all() else "score": column}
