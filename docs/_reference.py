@@ -1,6 +1,6 @@
 """Sphinx extension: the reference pages, one per package, and docstrings as the package writes them.
 
-The pages are made from the public names of each package when a build starts, so a new public name cannot be
+The pages are made from the `__all__` of each package when a build starts, so a new public name cannot be
 forgotten. Docstrings are Google sections over plain text with Markdown's back-ticks; what reStructuredText
 would take for markup in them is escaped here.
 """
@@ -55,13 +55,12 @@ PAGES = {
 
 
 def public_names(package: str) -> list[str]:
-    """The functions and classes that a package imports for its users, or that a module defines."""
+    """What a package promises: its `__all__`, or the public functions and classes a module defines."""
     module = importlib.import_module(package)
-    own = hasattr(module, "__path__")
     names = getattr(module, "__all__", None) or [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and (own or getattr(value, "__module__", None) == package)
+        if not name.startswith("_") and getattr(value, "__module__", None) == package
     ]
     return [
         name

@@ -1,38 +1,57 @@
 """Circuits and edge scores: selection, set operations, files."""
 
-from assay.circuits.certification import certify as certify, selection_probability as selection_probability
-from assay.circuits.certified import CertifiedCircuit as CertifiedCircuit, load_certified as load_certified
-from assay.circuits.circuit import Circuit as Circuit
-from assay.circuits.eap_ig_files import (
-    GraphFile as GraphFile,
-    read_eap_ig as read_eap_ig,
-    write_eap_ig as write_eap_ig,
-)
-from assay.circuits.exchange import (
-    SubmissionEntry as SubmissionEntry,
-    load_submission as load_submission,
-    save_submission as save_submission,
-)
-from assay.circuits.export import (
-    ExportedCircuit as ExportedCircuit,
-    attribution_graph as attribution_graph,
-    export_circuit as export_circuit,
-)
-from assay.circuits.files import write_atomically as write_atomically
+from assay.circuits.certification import certify, selection_probability
+from assay.circuits.certified import CertifiedCircuit, load_certified
+from assay.circuits.circuit import Circuit
+from assay.circuits.eap_ig_files import GraphFile, read_eap_ig, write_eap_ig
+from assay.circuits.exchange import SubmissionEntry, load_submission, save_submission
+from assay.circuits.export import ExportedCircuit, attribution_graph, export_circuit
+from assay.circuits.files import write_atomically
 from assay.circuits.heads import (
-    BAND_ORDINALS as BAND_ORDINALS,
-    HeadCircuit as HeadCircuit,
-    Role as Role,
-    band_ordinal as band_ordinal,
-    load_head_circuit as load_head_circuit,
-    published_head_circuits as published_head_circuits,
+    BAND_ORDINALS,
+    HeadCircuit,
+    Role,
+    band_ordinal,
+    load_head_circuit,
+    published_head_circuits,
 )
-from assay.circuits.loading import load_circuit as load_circuit
-from assay.circuits.paths import prune as prune
-from assay.circuits.published import (
-    published_circuit as published_circuit,
-    published_circuits as published_circuits,
-)
-from assay.circuits.roles import NodeRoles as NodeRoles, load_roles as load_roles
-from assay.circuits.scores import EdgeScores as EdgeScores, load_scores as load_scores
-from assay.circuits.spans import Spans as Spans
+from assay.circuits.loading import load_circuit
+from assay.circuits.paths import prune
+from assay.circuits.published import published_circuit, published_circuits
+from assay.circuits.roles import NodeRoles, load_roles
+from assay.circuits.scores import EdgeScores, load_scores
+from assay.circuits.spans import Spans
+
+
+__all__ = [
+    "BAND_ORDINALS",
+    "CertifiedCircuit",
+    "Circuit",
+    "EdgeScores",
+    "ExportedCircuit",
+    "GraphFile",
+    "HeadCircuit",
+    "NodeRoles",
+    "Role",
+    "Spans",
+    "SubmissionEntry",
+    "attribution_graph",
+    "band_ordinal",
+    "certify",
+    "export_circuit",
+    "load_certified",
+    "load_circuit",
+    "load_head_circuit",
+    "load_roles",
+    "load_scores",
+    "load_submission",
+    "prune",
+    "published_circuit",
+    "published_circuits",
+    "published_head_circuits",
+    "read_eap_ig",
+    "save_submission",
+    "selection_probability",
+    "write_atomically",
+    "write_eap_ig",
+]

@@ -11,19 +11,20 @@ from assay.metrics import (  # noqa: F401 - each registers its metrics
     scrubbing,
     topk,
 )
-from assay.metrics.curve import (
-    FaithfulnessCurve as FaithfulnessCurve,
-    faithfulness_curve as faithfulness_curve,
-)
-from assay.metrics.measuring import (
-    measure as measure,
-    measure_runs as measure_runs,
-    measurement_provenance as measurement_provenance,
-    random_like as random_like,
-)
-from assay.metrics.metric import (
-    METRICS as METRICS,
-    MetricSpec as MetricSpec,
-    find_metric as find_metric,
-    metric as metric,
-)
+from assay.metrics.curve import FaithfulnessCurve, faithfulness_curve
+from assay.metrics.measuring import measure, measure_runs, measurement_provenance, random_like
+from assay.metrics.metric import METRICS, MetricSpec, find_metric, metric
+
+
+__all__ = [
+    "METRICS",
+    "FaithfulnessCurve",
+    "MetricSpec",
+    "faithfulness_curve",
+    "find_metric",
+    "measure",
+    "measure_runs",
+    "measurement_provenance",
+    "metric",
+    "random_like",
+]

@@ -20,7 +20,20 @@ _HOMES = {
     "with_roles": "roles",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "calibration_figure",
+    "calibration_overview",
+    "circuit_document",
+    "compare_document",
+    "log_results",
+    "overview_document",
+    "save_histogram",
+    "save_report",
+    "sweep_document",
+    "tail_verdict",
+    "verdict",
+    "with_roles",
+]
 
 
 def __getattr__(name: str) -> Any:

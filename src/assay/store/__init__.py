@@ -13,12 +13,28 @@ Writers in several processes are serialised by the database; array files are wri
 and renamed before the row that names them is committed, so a reader never sees half a result.
 """
 
-from assay.store.about import About as About, ResultSummary as ResultSummary
-from assay.store.arrays import StoredArrays as StoredArrays
-from assay.store.claims import STALE_SECONDS as STALE_SECONDS, ClaimBook as ClaimBook
-from assay.store.export import export_results as export_results
-from assay.store.leftovers import Leftover as Leftover
-from assay.store.location import DATABASE_NAME as DATABASE_NAME
-from assay.store.reading import StoredResult as StoredResult
-from assay.store.results import Store as Store
-from assay.store.tables import ID_LENGTH as ID_LENGTH, SCHEMA_VERSION as SCHEMA_VERSION
+from assay.store.about import About, ResultSummary
+from assay.store.arrays import StoredArrays
+from assay.store.claims import STALE_SECONDS, ClaimBook
+from assay.store.export import export_results
+from assay.store.leftovers import Leftover
+from assay.store.location import DATABASE_NAME
+from assay.store.reading import StoredResult
+from assay.store.results import Store
+from assay.store.tables import ID_LENGTH, SCHEMA_VERSION
+
+
+__all__ = [
+    "DATABASE_NAME",
+    "ID_LENGTH",
+    "SCHEMA_VERSION",
+    "STALE_SECONDS",
+    "About",
+    "ClaimBook",
+    "Leftover",
+    "ResultSummary",
+    "Store",
+    "StoredArrays",
+    "StoredResult",
+    "export_results",
+]

@@ -6,10 +6,20 @@
 
 from assay.models.planted import building, vit  # noqa: F401 - they register the models
 from assay.models.planted.planted import (
-    PLANTED as PLANTED,
-    Builder as Builder,
-    Planted as Planted,
-    PlantedExamples as PlantedExamples,
-    planted_model as planted_model,
-    planted_names as planted_names,
+    PLANTED,
+    Builder,
+    Planted,
+    PlantedExamples,
+    planted_model,
+    planted_names,
 )
+
+
+__all__ = [
+    "PLANTED",
+    "Builder",
+    "Planted",
+    "PlantedExamples",
+    "planted_model",
+    "planted_names",
+]
