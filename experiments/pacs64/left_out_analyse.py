@@ -234,7 +234,9 @@ def error_spoken(kind: str, what: str) -> Statistic:
 
     def statistic(models: Models) -> float:
         found = [
-            abs((model["id_accuracy"] if what == "id" else each["estimate"]["value"]) - each["batch_accuracy"])
+            abs(
+                (model["id_accuracy"] if what == "id" else each["estimate"]["value"]) - each["batch_accuracy"]
+            )
             for model, each in spoken(models, kind)
         ]
         return float(np.mean(found)) if found else math.nan

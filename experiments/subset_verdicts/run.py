@@ -85,9 +85,7 @@ def judge_split(data: CorrectnessData, kind: str, seed: int, drawn: Drawn, *, pe
     for permutation in ("free", "group") if permuted else ():
         record[permutation] = significant(problem, Exchange.of(data, permutation), test.r, seed)
     if kind == "group":
-        verdict = judge_sizes(
-            data, (selection,), n_permutations=N_PERMUTATIONS, seed=seed, workers=1
-        )[0]
+        verdict = judge_sizes(data, (selection,), n_permutations=N_PERMUTATIONS, seed=seed, workers=1)[0]
         record["verdict"] = {
             "status": verdict.status,
             "aotil": verdict.aotil,

@@ -133,7 +133,9 @@ def read_data(
         data = CorrectnessData.load(source)
     else:
         _refuse("a table", of_zoo)
-        return GivenData(data=_from_table(source, {"group": groups, "family": families}, of_table, domains, at_least))
+        return GivenData(
+            data=_from_table(source, {"group": groups, "family": families}, of_table, domains, at_least)
+        )
     return GivenData(data=_with_units(data, groups, families))
 
 

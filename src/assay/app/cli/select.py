@@ -85,9 +85,7 @@ class AnswerSettings(Placed):
         from assay.pipeline.subset_data import read_data
 
         facts = [each.strip() for each in self.facts.split(",")] if self.facts else ()
-        return call(
-            self, read_data, predictions, facts=facts, device=self.place(), progress=progress, **more
-        )
+        return call(self, read_data, predictions, facts=facts, device=self.place(), progress=progress, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
