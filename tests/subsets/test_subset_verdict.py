@@ -331,7 +331,7 @@ class TestJudge:
             path = selection_path(
                 null, sizes=[10, 20, 30, 40, 60], layout=layout, device="cpu", baselines=False
             )
-            found.append([each.to_dict() for each in path.judge(n_permutations=2, stop_early=False)])
+            found.append([each.to_dict() for each in path.judge(n_permutations=2)])
         assert found[0] == found[1]
 
     def test_unknown_units_leave_it_open_but_measured(self, planted):

@@ -215,8 +215,7 @@ class _Parts:
 
     def remove(self) -> None:
         """Forget them, once the document of the job is there."""
-        if self.store is not None:
-            parts = self.store.query(PART, f'name = "{self.job}"')
+        if self.store is not None and (parts := self.store.query(PART, f'name = "{self.job}"')):
             self.store.remove([each.id for each in parts])
 
 
