@@ -163,6 +163,7 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Contents:
         raise FileFormatError(f"{path} lacks the array 'shape', the numbers of models and examples of X_bits")
     arrays = {key: _read_array(archive, key, path) for key in keys if key != "X"}
     source = json_object(arrays.pop("source"), "source", path) if "source" in arrays else None
+    matrix: np.ndarray | PackedMatrix
     packed = False
     if "X" in keys and _declares_scores(archive, path):
         matrix = _read_array(archive, "X", path)

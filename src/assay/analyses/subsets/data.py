@@ -312,7 +312,7 @@ class CorrectnessData(Carded):
             digest.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
         # Always the packed bits, so that one matrix has one hash in either storage.
         x = self.correct
-        if has_scores(x):
+        if isinstance(x, np.ndarray) and has_scores(x):
             digest.update(x.tobytes())
             return digest.hexdigest()[:16]
         bits = (x if isinstance(x, PackedMatrix) else PackedMatrix.pack(x)).bits
