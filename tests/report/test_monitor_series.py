@@ -190,6 +190,21 @@ def test_one_reading_is_a_series(visit: Visit) -> None:
     visit.check()
 
 
+def test_batches_below_the_noise_floor_are_in_the_chart(visit: Visit) -> None:
+    document = monitor_document()
+    document["readings"] = [reading(index, 0.01 * index - 0.05) for index in range(6)]
+    page = visit.open(render(document))
+    slider, said, box = view(page)
+    slider.focus()
+    for _ in range(6):
+        page.keyboard.press("ArrowLeft")
+    assert "shift −0.050" in said.inner_text()
+    mark = page.locator("figure.series .box .mark").bounding_box()
+    middle = mark["y"] + mark["height"] / 2
+    assert box["y"] + box["height"] / 2 < middle < box["y"] + box["height"]
+    visit.check()
+
+
 def test_only_pages_with_a_series_carry_its_script() -> None:
     text = render(monitor_document())
     assert "uPlot" in text

@@ -99,14 +99,16 @@ function seriesView(figure) {
   });
   box.addEventListener("focus", point);
 
-  const top = [...data.shift, ...data.known, ...data.high, ...data.levels.map((each) => each.value)].reduce((a, b) => Math.max(a, b ?? 0), 0);
+  /* From 0, or from below the lowest: an excess over the noise floor can be negative. */
+  const values = [0, ...data.shift, ...data.known, ...data.low, ...data.high, ...data.levels.map((each) => each.value)].map((each) => each ?? 0);
+  const top = Math.max(...values), bottom = Math.min(...values), margin = 0.06 * (top - bottom);
 
   function draw() {
     const css = getComputedStyle(figure), colour = (name) => css.getPropertyValue(`--${name}`).trim();
     const [ink, muted, rule, calm, alarm, paper] = ["ink", "muted", "rule", "supports", "opposes", "paper"].map(colour);
     const font = `12px ${css.getPropertyValue("--sans")}`, range = main && { ...main.scales.x };
     const axis = { stroke: muted, font, labelFont: font, grid: { stroke: rule, width: 0.5 }, ticks: { stroke: rule, width: 0.5 } };
-    const scales = { x: { time: false, range: (_, min, max) => [min, max] }, y: { range: () => [0, top * 1.06] } };
+    const scales = { x: { time: false, range: (_, min, max) => [min, max] }, y: { range: () => [bottom && bottom - margin, top + margin] } };
     const whole = (_, splits) => splits.map((each) => (Number.isInteger(each) && each >= data.batch[0] ? String(each) : ""));
     const line = { stroke: calm, width: 1.5, points: { size: 6, fill: calm, stroke: calm, show: (u) => u.scales.x.max - u.scales.x.min < u.bbox.width / devicePixelRatio / 8 } };
     const ends = { stroke: "transparent", width: 0, points: { show: false } };
