@@ -15,6 +15,7 @@ from assay.analyses.subsets.export import croissant, export_subset
 from assay.analyses.subsets.line import EPS, fitted_line, probit
 from assay.core.errors import InputError
 from assay.pipeline.subset_evaluation import evaluate_models, read_gates
+from assay.stats import bounded_mean
 
 
 PHI = NormalDist().cdf
@@ -134,6 +135,19 @@ def test_none_and_all_right_have_an_interval(subset: assay.Subset, right: int) -
     assert ends["value"] == right / 4
     other = 0.025 ** (1 / 4)  # all four right with probability 2.5 %
     assert (ends["low"], ends["high"]) == pytest.approx((0, 1 - other) if right == 0 else (other, 1))
+
+
+def test_means_of_scores_have_an_interval_for_scores(subset: assay.Subset) -> None:
+    scores = np.linspace(0.5, 0.9, 12, dtype=np.float32)[None]
+    data = CorrectnessData.of(scores, [0.8], example_ids=NAMES, scores=True, at_least=1)
+    (model,) = evaluation_document([subset], data)["models"]
+    for name, values in (
+        ("accuracy_all", scores[0]),
+        ("accuracy", scores[0, [NAMES.index(each) for each in subset.example_ids]]),
+    ):
+        interval = bounded_mean(values.astype(np.float64), level=0.95)
+        assert model[name]["value"] == pytest.approx(values.mean())
+        assert (model[name]["low"], model[name]["high"]) == pytest.approx((interval.low, interval.high))
 
 
 def test_the_zero_shot_check_is_the_correlation_of_both_accuracies(subset: assay.Subset) -> None:

@@ -9,9 +9,10 @@ from scipy import special
 from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.placement import has_scores
 from assay.analyses.subsets.selection import Subset
 from assay.core.record import plain
-from assay.stats import clopper_pearson
+from assay.stats import bounded_mean, clopper_pearson
 
 
 KIND, SCHEMA = "subset-evaluation", "assay-subset-evaluation/1"
@@ -29,7 +30,8 @@ def evaluation_document(
     `models` has, for each model, its `id_accuracy` and readings of a `value` with the ends of its interval:
 
     - `accuracy`: share of the matched examples of the subset that it gets right, in [0, 1], with the exact
-      interval of a share (Clopper and Pearson), which holds near 0 and 1 and for few examples;
+      interval of a share (Clopper and Pearson), which holds near 0 and 1 and for few examples, or, for a
+      mean of scores, the interval of `stats.bounded_mean`;
       `accuracy_all`: of all examples given.
     - `expected`: accuracy at which the line of the selection's test models puts it, with the prediction
       interval of `FittedLine.predict`; `expected_all`: by their line on all examples, None where the examples
@@ -80,13 +82,11 @@ def evaluation_document(
 def _readings(subset: Subset, data: CorrectnessData, places: Places) -> dict[str, list[Any]]:
     lines, found = subset.lines or {}, {}
     whole = lines.get("all") if data.n_examples == subset.facts["n_examples"] else None
-    for suffix, accuracy, n, line in (
-        ("", data.accuracy_on(places), len(places), lines.get("selected")),
-        ("_all", data.accuracy(), data.n_examples, whole),
+    for suffix, accuracy, examples, line in (
+        ("", data.accuracy_on(places), places, lines.get("selected")),
+        ("_all", data.accuracy(), np.arange(data.n_examples), whole),
     ):
-        exact = [clopper_pearson(round(each * n), n, level=LEVEL) for each in accuracy]
-        ends = [(each.low, each.high) for each in exact]
-        found[f"accuracy{suffix}"] = _rows(accuracy, *np.transpose(ends))
+        found[f"accuracy{suffix}"] = _rows(accuracy, *_ends(data, accuracy, examples))
         found |= dict.fromkeys((f"expected{suffix}", f"residual{suffix}"), [None] * data.n_models)
         if line is not None:
             band = line.predict(data.id_accuracy, level=LEVEL)
@@ -94,6 +94,16 @@ def _readings(subset: Subset, data: CorrectnessData, places: Places) -> dict[str
             found[f"expected{suffix}"] = _rows(*special.ndtr(band))
             found[f"residual{suffix}"] = _rows(gap, gap + band[1] - band[0], gap + band[2] - band[0])
     return found
+
+
+def _ends(data: CorrectnessData, accuracy: Accuracies, examples: Places) -> np.ndarray:
+    """Ends `[2, M]` of the interval of each accuracy: exact for shares, by betting for means of scores."""
+    x, n = data.correct, len(examples)
+    if isinstance(x, np.ndarray) and has_scores(x):
+        found = [bounded_mean(row[examples].astype(np.float64), level=LEVEL) for row in x]
+    else:
+        found = [clopper_pearson(round(each * n), n, level=LEVEL) for each in accuracy]
+    return np.transpose([(each.low, each.high) for each in found])
 
 
 def _rows(*columns: Accuracies) -> list[Any]:
