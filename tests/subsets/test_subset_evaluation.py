@@ -184,7 +184,9 @@ def test_the_models_that_selected_are_told_of(subset: assay.Subset) -> None:
     document = evaluation_document([subset], subset.require_data("the test"))
     assert any("was selected with these models" in each for each in document["caveats"])
     some = subset.require_data("the test").take_models(np.arange(20))
-    assert any("Should some of these be among" in each for each in evaluation_document([subset], some)["caveats"])
+    assert any(
+        "Should some of these be among" in each for each in evaluation_document([subset], some)["caveats"]
+    )
 
 
 def test_a_file_keeps_the_lines_and_an_older_one_expects_nothing(
