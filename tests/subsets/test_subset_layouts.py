@@ -220,7 +220,8 @@ def test_bytes_for_many_products_are_made_once_for_all_threads(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(lambda _: for_many(packed, 5), range(8)))
     assert len(found) == 1
-    assert isinstance(held := found.pop(), DeviceMatrix)
+    held = found.pop()
+    assert isinstance(held, DeviceMatrix)
     assert (held.dense() == packed.dense()).all()
     assert for_many(packed, 4) is packed
     gone = weakref.ref(held)

@@ -148,8 +148,8 @@ def _check_known(text: str, gate: Gate, models: Sequence[Mapping[str, Any]], sub
         why = "the file of the subset holds no lines; select again"
     elif any(found):
         why = (
-            "the line of the selection's test models has no such number, because they are of fewer than three "
-            "units or do not differ; select with more"
+            "the line of the selection's test models has no such number, because they are of fewer than "
+            "three units or do not differ; select with more"
         )
     else:
         why = (

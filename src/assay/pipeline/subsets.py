@@ -219,7 +219,7 @@ class _Parts:
         return payload["value"]
 
     def remove(self) -> None:
-        """Forget them, once the document of the job is there; another run of it may do so at the same time."""
+        """Forget them, once the document is there; another run may do so at the same time."""
         for each in self.store.query(PART, f'name = "{self.job}"') if self.store is not None else ():
             with contextlib.suppress(UnknownNameError):
                 self.store.remove([each.id])

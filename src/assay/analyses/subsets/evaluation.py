@@ -36,7 +36,8 @@ def evaluation_document(
     - `expected`: accuracy at which the line of the selection's test models puts it, with the prediction
       interval of `FittedLine.predict`; `expected_all`: by their line on all examples, None where the examples
       given are not as many or lack one of the subset. This is necessary for the same examples, and not
-      sufficient: the file does not name those outside of the subset. None in subsets of files that hold no lines.
+      sufficient: the file does not name those outside of the subset. None in subsets of files that hold no
+      lines.
     - `residual`, `residual_all`: distance from the line, in probits. 0 is inside its interval where the
       accuracy is inside the prediction interval.
 

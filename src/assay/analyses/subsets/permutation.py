@@ -172,7 +172,7 @@ def run_permutations(
     stage: str = "permutations",
     settled: Callable[[Sequence[T]], bool] | None = None,
 ) -> list[T]:
-    """`rerun(0), ..., rerun(n - 1)` on threads, one of BLAS and PyTorch each: the same for any number of workers.
+    """`rerun(0), ..., rerun(n - 1)` on threads, one of BLAS and torch each: same for any number of workers.
 
     Args:
         rerun: What to do for each place; draws from a stream of its own.

@@ -333,8 +333,8 @@ def _chance(verdict: SubsetVerdict, asked: int, n_reached: int) -> str:
     ended = f" (stopped there, of {asked})" if done < asked else ""
     more = "independent runs" if verdict.unit_kind == "model" else WORDS[verdict.unit_kind]
     return (
-        f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {n_reached} of {done} selections{ended} made under "
-        f"permuted in-distribution accuracies came out as low or undefined; models of more {more}"
+        f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {n_reached} of {done} selections{ended} made "
+        f"under permuted in-distribution accuracies came out as low or undefined; models of more {more}"
         f"{', or fewer sizes,' if several else ''} would make the test more powerful"
     )
 
