@@ -2,8 +2,9 @@
 
 `.npz` arrays: `X` (models by examples, 0 and 1; or float32, scores between them) or `X_bits` with
 `shape` (bit b of `X_bits[r, j]` is X[8 r + b, j], the least significant bit first); `y`; optional `n_id`
-(one number or one per model), `model_id`, `group`, `family`, `example_id`, `label`, `label_name`, `meta_NAME`,
-`embedding`, `id_embedding`, `images`, `source` (JSON). What `assay zoo` writes is such a file.
+(one number or one per model), `model_id`, `group`, `family`, `example_id`, `label`, `label_name`,
+`meta_NAME`, `embedding`, `id_embedding`, `images`, `source` (JSON). What `assay zoo` writes is such a
+file.
 
 Parquet columns: `example_id`, `label`, `meta_NAME`, `embedding`, `image`, and a boolean `correct:MODEL` per
 model; the table of models stands as JSON under `assay-correctness` in the metadata of the schema.
