@@ -80,7 +80,7 @@ class Checks:
         self.shapes = any("jaxtyping" in repr(value) for name, value in scope.items() if "hint" in name)
         taken = signature.replace(parameters=places, return_annotation=signature.empty)
         exec(f"def arguments{taken}: pass\ndef result(value) -> hint: return value", scope)
-        for name in ("arguments", "result"):
+        for name in ("result", "arguments"):  # the latter last: other threads look for it
             stand_in = scope[name]
             stand_in.__module__, stand_in.__name__ = function.__module__, function.__name__
             stand_in.__qualname__ = function.__qualname__

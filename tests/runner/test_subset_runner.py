@@ -15,13 +15,14 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.analyses.subsets import CorrectnessData, default_sizes
+from assay.analyses.subsets import CorrectnessData, default_sizes, oodselect
 from assay.analyses.subsets.problem import Problem
-from assay.core.errors import FileFormatError, InputError
+from assay.core.errors import AssayWarning, FileFormatError, InputError
 from assay.pipeline.subset_data import DIGITS_SIZES, read_data
 from assay.pipeline.subsets import (
     NOT_TESTED,
     _announce,
+    _Parts,
     checked_sizes,
     job_record,
     plan_selection,
@@ -29,6 +30,7 @@ from assay.pipeline.subsets import (
 )
 from assay.store import Store
 from assay.tasks import SHAPE_CLASSES, draw_shapes
+from assay.zoo import Zoo
 
 
 N_MODELS, N_EXAMPLES = 40, 60
@@ -210,8 +212,19 @@ def test_models_of_a_folder_answer_images(tmp_path: Path) -> None:
     assert found.n_id is not None
     assert set(found.n_id.tolist()) == {12}
     assert found.images is not None
+    given: dict[str, Any] = {"images": str(tmp_path / "neon")}
     with pytest.raises(InputError, match="in-distribution accuracy of 4 models of the zoo is not known"):
-        read_data(tmp_path / "zoo", images=str(tmp_path / "neon"))
+        read_data(tmp_path / "zoo", **given)
+    zoo = Zoo.open(tmp_path / "zoo")
+    pending = tuple(replace(each, status="pending") for each in zoo.entries)
+    replace(zoo, entries=(*zoo.entries[:3], pending[3])).save()
+    given["id_images"] = str(tmp_path / "flat")
+    said = r"1 of 4 planned models are missing: model-3 \(pending\); run the same"
+    with pytest.warns(AssayWarning, match=said), pytest.raises(InputError, match="3 models"):
+        read_data(tmp_path / "zoo", **given)
+    replace(zoo, entries=pending).save()
+    with pytest.raises(InputError, match="no trained model, but this needs at least 1; 4 of 4 planned"):
+        read_data(tmp_path / "zoo", **given)
 
 
 def test_digits_are_trained_once_per_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +346,38 @@ def test_other_facts_about_the_examples_are_another_job(data: CorrectnessData) -
     other = replace(data, meta={"light": data.meta["light"][::-1]})
     assert other.hash == data.hash
     assert job_record(other, [8]) != job_record(data, [8])
+
+
+def test_how_data_were_read_is_not_part_of_the_job(data: CorrectnessData) -> None:
+    one, other, elsewhere = (
+        replace(data, source={"kind": kind, "orientation": lies, "columns": {"model": lies}})
+        for kind, lies in (("table", "long"), ("table", "wide"), ("zoo", "wide"))
+    )
+    assert job_record(one, [8]) == job_record(other, [8]) != job_record(elsewhere, [8])
+    assert oodselect(one, size=8).id == oodselect(other, size=8).id
+
+
+def test_parts_that_another_process_removes_are_computed(
+    data: CorrectnessData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    parts = _Parts(store=store, job="ab")
+    assert parts.value("one", lambda: [1, 2]) == [1, 2]
+    took = parts.seconds[0]
+    again = _Parts(store=store, job="ab")
+    assert again.value("one", lambda: pytest.fail("it is there")) == [1, 2]
+    assert again.seconds == [took]  # what it cost, not what the look-up cost
+    has, query = Store.has, Store.query
+
+    def removed(result: Any) -> Any:
+        Store(tmp_path).remove([each.id for each in query(store, "subset-part")])
+        return result
+
+    monkeypatch.setattr(Store, "has", lambda self, identity: removed(has(self, identity)))
+    assert again.value("one", lambda: [3]) == [3]
+    monkeypatch.setattr(Store, "query", lambda self, *given: removed(query(self, *given)))
+    again.remove()
+    assert store.count("subset-part") == 0
 
 
 def test_without_permutations_every_verdict_says_so(data: CorrectnessData) -> None:

@@ -1,5 +1,6 @@
 """Other models on a subset: predictions of a line, readings, gates, the card and exports, worked by hand."""
 
+import dataclasses
 import json
 from pathlib import Path
 from statistics import NormalDist
@@ -10,6 +11,7 @@ from scipy import stats
 
 import assay
 from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.card import card_text
 from assay.analyses.subsets.evaluation import evaluation_document
 from assay.analyses.subsets.export import croissant, export_subset
 from assay.analyses.subsets.line import EPS, fitted_line, probit
@@ -169,6 +171,10 @@ def test_part_of_a_subset_is_told_and_less_than_half_is_refused(subset: assay.Su
     assert document["models"][0]["accuracy"]["value"] == 2 / 3
     assert document["models"][0]["expected_all"] is None
     assert "Only 3 of the 4 examples of the subset are among the 11 given" in document["caveats"][0]
+    renamed = [f"new {name}" if name == subset.example_ids[3] else name for name in NAMES]
+    document = evaluation_document([subset], dataclasses.replace(data, example_ids=np.array(renamed)))
+    assert document["models"][0]["expected_all"] is None
+    assert "12 examples, as many as the subset was selected from, but not the same" in document["caveats"][1]
     kept = [place for place, name in enumerate(NAMES) if name not in subset.example_ids[1:]]
     with pytest.raises(InputError, match="3 of the 4 examples .* missing from the 9 given examples: 1 match"):
         evaluation_document([subset], data.take_examples(np.array(kept)))
@@ -177,6 +183,10 @@ def test_part_of_a_subset_is_told_and_less_than_half_is_refused(subset: assay.Su
 def test_the_models_that_selected_are_told_of(subset: assay.Subset) -> None:
     document = evaluation_document([subset], subset.require_data("the test"))
     assert any("was selected with these models" in each for each in document["caveats"])
+    some = subset.require_data("the test").take_models(np.arange(20))
+    assert any(
+        "Should some of these be among" in each for each in evaluation_document([subset], some)["caveats"]
+    )
 
 
 def test_a_file_keeps_the_lines_and_an_older_one_expects_nothing(
@@ -223,6 +233,21 @@ def test_the_worst_of_several_gates_counts(subset: assay.Subset) -> None:
     assert evaluate_models([subset], others(subset, right=1))["status"] == ""
 
 
+def test_a_gate_on_what_no_model_has_is_refused(subset: assay.Subset) -> None:
+    gates = read_gates(["residual_all >= -0.5"])
+    some = others(subset, right=2)
+    evaluate_models([subset], some, gates)
+    chosen = [place for place, name in enumerate(NAMES) if name in subset.example_ids]
+    with pytest.raises(InputError, match="'residual_all >= -0.5' cannot .* not the 12 that the subset was"):
+        evaluate_models([subset], some.take_examples(np.array(chosen)), gates)
+    with pytest.raises(InputError, match="the file of the subset holds no lines; select again"):
+        evaluate_models([dataclasses.replace(subset, lines=None)], some, read_gates(["residual < 1"]))
+    short = {"selected": dataclasses.replace(subset.lines["selected"], n_units=2)}
+    with pytest.raises(InputError, match="fewer than three units"):
+        evaluate_models([dataclasses.replace(subset, lines=short)], some, read_gates(["residual < 1"]))
+    evaluate_models([dataclasses.replace(subset, lines=short)], some, read_gates(["residual.value < 1"]))
+
+
 @pytest.mark.parametrize(
     "text",
     ["accuracy >= 60", "acuracy >= 0.6", "accuracy = 0.6", "accuracy >= high", "accuracy => 0.6", "1", "",
@@ -250,6 +275,9 @@ def test_the_card_says_what_it_is_and_whether_it_is_real(subset: assay.Subset, t
     assert "| label | cat |" in text
     card = json.loads(export_subset(tmp_path / "card.json", document).read_text())
     assert card["licence"] is None
+    source = {"kind": "table", "columns": {"model": "m"}, "orientation": "long", "domain": "night"}
+    told = card | {"data": card["data"] | {"source": source}}
+    assert f"| data | table, night, hash {card['data']['hash']} |" in card_text(told)
     assert card["verdict"]["status"] == "inconclusive"
     assert card["prevalence"]["n_pool"] == 12
 

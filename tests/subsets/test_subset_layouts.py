@@ -1,6 +1,8 @@
 """Layouts of the correctness matrix: what they compute, and that they agree."""
 
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.analyses.subsets import layouts, placement
 from assay.analyses.subsets.layouts import EXACT_WEIGHTS, DenseMatrix, PackedMatrix, whole_weights
-from assay.analyses.subsets.placement import DeviceMatrix, as_matrix
+from assay.analyses.subsets.placement import DeviceMatrix, as_matrix, for_many
 from assay.core.errors import InputError, ShapeError
 
 
@@ -207,6 +209,24 @@ def test_a_matrix_beyond_the_memory_asks_for_the_packed_layout(monkeypatch):
     monkeypatch.setattr(layouts, "free_memory", lambda: 900)
     with pytest.raises(InputError, match="int8 matrix of 10 x 100 on cpu"):
         DeviceMatrix(correct, device="cpu")
+
+
+def test_bytes_for_many_products_are_made_once_for_all_threads(monkeypatch):
+    monkeypatch.setattr(placement, "int8_is_fast", lambda: True)
+    packed = as_matrix(random_matrix(10, 100), layout="packed")
+    monkeypatch.setattr(placement, "free_memory", lambda: 1999)
+    assert for_many(packed, 5) is packed
+    monkeypatch.setattr(placement, "free_memory", lambda: 2000)
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: for_many(packed, 5), range(8)))
+    assert len(found) == 1
+    held = found.pop()
+    assert isinstance(held, DeviceMatrix)
+    assert (held.dense() == packed.dense()).all()
+    assert for_many(packed, 4) is packed
+    gone = weakref.ref(held)
+    del packed, held
+    assert gone() is None
 
 
 # ------------------------------------------------------------------------------------------------ errors

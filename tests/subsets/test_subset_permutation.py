@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from goldens import SMALL, values
 from hypothesis import given
 from hypothesis import strategies as st
@@ -272,6 +273,16 @@ class TestRuns:
             lambda place: place, 20, workers=workers, settled=lambda found: max(found) >= 4
         )
         assert found == [0, 1, 2, 3, 4]
+
+    def test_each_worker_uses_one_thread_of_torch(self):
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            found = run_permutations(lambda place: torch.get_num_threads(), 4, workers=2)
+            assert torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
+        assert found == [1] * 4
 
     def test_an_error_in_a_rerun_is_raised(self):
         with pytest.raises(ZeroDivisionError):

@@ -102,6 +102,17 @@ def test_scores_come_back_from_a_file(tmp_path: Path) -> None:
     assert dataclasses.replace(data, correct=data.correct * 0).hash != data.hash
 
 
+def test_answers_kept_as_float32_are_answers(tmp_path: Path) -> None:
+    answers = np.tile(np.array([[1, 0, 1], [0, 0, 1]]), (2, 1))
+    loaded = []
+    for kind in (np.uint8, np.float32):
+        np.savez(tmp_path / "answers.npz", X=answers.astype(kind), y=[0.5, 0.6, 0.7, 0.8])
+        loaded.append(CorrectnessData.load(tmp_path / "answers.npz"))
+    assert [each.correct.dtype for each in loaded] == [np.uint8, np.uint8]
+    assert loaded[0].hash == loaded[1].hash
+    loaded[1].matrix(layout="packed")
+
+
 def test_scores_must_be_asked_for_and_lie_between_0_and_1() -> None:
     with pytest.raises(InputError, match="every entry must be 0"):
         CorrectnessData.of(LOSSES / 5, ACCURACY)

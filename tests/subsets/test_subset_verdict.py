@@ -20,12 +20,12 @@ from assay.analyses.subsets.crossfit import CrossFit, FoldRuns, combine, cross_f
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import AOTIL, correlate, line_correlation, probit
 from assay.analyses.subsets.path import selection_path
-from assay.analyses.subsets.permutation import Exchange, permutation_p
+from assay.analyses.subsets.permutation import Exchange, SequentialPermutation, reached
 from assay.analyses.subsets.problem import Problem, make_problem
 from assay.analyses.subsets.selection import oodselect
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import folds
-from assay.analyses.subsets.verdict import UNKNOWN_UNITS, SubsetVerdict, judge_sizes
+from assay.analyses.subsets.verdict import UNKNOWN_UNITS, SubsetVerdict, _judged, judge_sizes, untested
 from assay.core.errors import InputError
 
 
@@ -252,24 +252,27 @@ class TestJudge:
 
     def test_its_numbers_are_those_of_the_cross_fit_and_its_reruns(self, null):
         selections = tuple(oodselect(null, size=size) for size in (10, 40))
-        found = judge_sizes(null, selections, n_permutations=5, stop_early=False, seed=3)
+        found = judge_sizes(null, selections, n_permutations=5, seed=3)
+        n, test = found[0].n_permutations, SequentialPermutation.of(5, 0.05)
         fit = cross_fit(null, [10, 40], settings=selections[0].settings)
         reruns = np.array(
             [
                 cross_fit(
                     null, [10, 40], settings=Settings(), y=Exchange.of(null).draw(null.id_accuracy, 3, b)
                 ).r
-                for b in range(5)
+                for b in range(n)
             ]
         )
-        p, adjusted = permutation_p(fit.r, reruns)
+        same, anywhere = reached(fit.r, reruns)
         for column, verdict in enumerate(found):
             assert (verdict.r, verdict.low, verdict.high) == (
                 fit.r[column],
                 fit.low[column],
                 fit.high[column],
             )
-            assert (verdict.p_unadjusted, verdict.p_value) == (p[column], adjusted[column])
+            assert verdict.p_value == test.p_value(anywhere[:, column])
+            alone = test.p_value(same[:, column]) if test.settled(same[:, column]) else np.nan
+            np.testing.assert_equal(verdict.p_unadjusted, alone)
             assert verdict.null == tuple(reruns.min(axis=1))
             assert verdict.sizes == (10, 40)
             assert verdict.size == (10, 40)[column]
@@ -282,18 +285,28 @@ class TestJudge:
         assert not verdict.supported
         assert any("not below 0" in reason or "above 0.05" in reason for reason in verdict.reasons)
 
-    def test_an_early_end_changes_no_status_and_no_worker_count_changes_anything(self, null):
+    def test_the_p_of_one_size_is_nan_where_only_the_sweep_is_settled(self):
+        """Two reruns reach -0.4 at the other size only, one is undefined at this size; both count in p."""
+        n, sizes = np.nan, (10, 20)
+        data = data_with(40, groups=range(40))
+        fit = replace(cross_fit(data, sizes, settings=Settings(), k=3), r=np.array([-0.4, -0.5]))
+        null = np.array([[0.1, -0.6], [0.2, -0.7], [n, 0.0], [n, n]])
+        test = SequentialPermutation(n=99, early=27, limit=4)
+        chosen = oodselect(data, size=10)
+        verdict = _judged(untested(data, chosen, plan_folds(data), sizes), data, chosen, fit, null, test)
+        assert verdict.p_value == 1.0
+        assert np.isnan(verdict.p_unadjusted)
+        reason = next(each for each in verdict.reasons if each.startswith("p = 1"))
+        assert "corrected for 2 sizes, above 0.05: 4 of 4 selections (stopped there, of 99)" in reason
+
+    def test_an_early_end_is_told_and_no_worker_count_changes_anything(self, null):
         selections = (oodselect(null, size=30),)
         early, two = (
             judge_sizes(null, selections, n_permutations=19, workers=workers)[0] for workers in (1, 2)
         )
-        full = judge_sizes(null, selections, n_permutations=19, stop_early=False)[0]
         assert early.to_dict() == two.to_dict()
-        assert early.status == full.status
-        assert early.r == full.r
-        assert early.n_permutations < full.n_permutations == 19
+        assert early.n_permutations < 19
         assert any("stopped after" in note for note in early.notes)
-        assert early.null == full.null[: early.n_permutations]
         assert early.p_value > 0.05
 
     def test_a_strong_subset_ends_the_reruns_early_and_p_allows_for_it(self, planted, planted_selections):
@@ -304,8 +317,7 @@ class TestJudge:
             assert verdict.p_value == 1 / 23
             assert any("stopped after 22 of 59" in note for note in verdict.notes)
 
-    def test_parts_of_an_interrupted_run_are_taken_and_change_nothing(self, null):
-        selections = (oodselect(null, size=30),)
+    def test_parts_of_an_interrupted_run_are_taken_and_change_nothing(self, planted, planted_selections):
         known: dict[str, object] = {}
         made: list[str] = []
 
@@ -315,12 +327,12 @@ class TestJudge:
                 known[part] = json.loads(json.dumps(compute()).replace("NaN", "null"))
             return known[part]
 
-        whole = judge_sizes(null, selections, n_permutations=3, stop_early=False, workers=2)[0]
-        kept = judge_sizes(null, selections, n_permutations=3, stop_early=False, workers=2, shelf=shelf)[0]
+        whole = judge_sizes(planted, planted_selections, n_permutations=3, workers=2)[0]
+        kept = judge_sizes(planted, planted_selections, n_permutations=3, workers=2, shelf=shelf)[0]
         assert len(made) == len(set(made)) == 5 * (1 + 3)
         for part in ("fold 2", "permutation 1, fold 4", "permutation 2, fold 0"):
             del known[part]
-        again = judge_sizes(null, selections, n_permutations=3, stop_early=False, workers=1, shelf=shelf)[0]
+        again = judge_sizes(planted, planted_selections, n_permutations=3, workers=1, shelf=shelf)[0]
         assert len(made) == 5 * (1 + 3) + 3
         assert whole.to_dict() == kept.to_dict() == again.to_dict()
 

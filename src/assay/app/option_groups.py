@@ -126,6 +126,7 @@ KINDS = (
     "scores-part",
     "stable-pick",
     "subset-evaluation",
+    "subset-part",
     "subset-path",
     "sweep",
     "truth",

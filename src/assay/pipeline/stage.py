@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from torch import Tensor
 
+from assay.core.errors import UnknownNameError
 from assay.core.record import record_id
 from assay.store import About, Store, StoredResult
 
@@ -74,7 +75,11 @@ class Stage(Generic[T]):
         """The value that a store holds; None where it holds none."""
         if store is None or not self.identified or not store.has(self.id):
             return None
-        return self.read(store.get(self.id))
+        try:
+            found = store.get(self.id)
+        except UnknownNameError:  # removed since
+            return None
+        return self.read(found)
 
     def keep(self, store: Store, value: T) -> str:
         """Store a value; returns its id."""

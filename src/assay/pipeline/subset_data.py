@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.parquet import is_archive
 from assay.analyses.subsets.predictions import PATTERN
 from assay.analyses.subsets.table_files import read_answers, read_table
-from assay.core.errors import FileFormatError, InputError, check_name
+from assay.core.errors import AssayWarning, FileFormatError, InputError, check_name
 from assay.core.record import canonical_json, library_version
 from assay.core.untrusted import malformed
 from assay.pipeline.checks import check_writable
@@ -189,12 +190,14 @@ def _from_zoo(
     from assay.pipeline.targets import FIRST_KNOWN, FIRST_TARGET, N_SHAPES
     from assay.tasks import EvalTransform, ReadOptions, one_domain, read_source
     from assay.zoo import Zoo
+    from assay.zoo.archive import missing_text
 
     if images is None:
         raise InputError("--id-images rates the models of a zoo; give --images too, those to select from")
     zoo = Zoo.open(source)
-    if not zoo.keys:
-        raise InputError(f"the zoo {zoo.name!r} does not have a trained model yet; run `assay zoo train`")
+    zoo.check_done()
+    if zoo.missing:
+        warnings.warn(f"{zoo.path}: {missing_text(zoo.missing, len(zoo.keys))}", AssayWarning, stacklevel=3)
     first = zoo.load(zoo.keys[0])
     transform = EvalTransform.for_model(first)
 

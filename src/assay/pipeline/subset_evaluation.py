@@ -111,8 +111,14 @@ def evaluate_models(
     *,
     order: str | None = None,
 ) -> dict[str, Any]:
-    """`evaluation_document`, with what gates say of each model; not corrected for the number of models."""
+    """`evaluation_document`, with what gates say of each model; not corrected for the number of models.
+
+    Raises:
+        InputError: As `evaluation_document`; for a gate on what is not known of any model.
+    """
     document, gates = evaluation_document(subsets, data, order=order), gates or {}
+    for text, gate in gates.items():
+        _check_known(text, gate, document["models"], subsets[0])
     for model in document["models"]:
         model["gates"] = {text: _judged(gate, model[gate.reading]) for text, gate in gates.items()}
     found = {status for model in document["models"] for status in model["gates"].values()}
@@ -130,6 +136,27 @@ def evaluate_models(
         "provenance": provenance,
         "id": record_id(KIND, provenance),
     }
+
+
+def _check_known(text: str, gate: Gate, models: Sequence[Mapping[str, Any]], subset: Subset) -> None:
+    """Raises `InputError` for a gate that could say nothing of any model, ever."""
+    ends = (gate.part,) if gate.part else ENDS[1:]
+    found = [model[gate.reading] for model in models]
+    if any(each is not None and any(each[end] is not None for end in ends) for each in found):
+        return
+    if not subset.lines:
+        why = "the file of the subset holds no lines; select again"
+    elif any(found):
+        why = (
+            "the line of the selection's test models has no such number, because they are of fewer than "
+            "three units or do not differ; select with more"
+        )
+    else:
+        why = (
+            "no accuracy is expected on all examples, because those given are not the "
+            f"{subset.facts['n_examples']} that the subset was selected from; give these, or another gate"
+        )
+    raise InputError(f"the gate {text!r} cannot be judged for any model: {why}")
 
 
 def _judged(gate: Gate, reading: Mapping[str, float | None] | None) -> str:

@@ -1,9 +1,10 @@
 """A subset as a job: selections of several sizes, their verdicts and their document, kept in the store."""
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from assay.analyses.subsets.path import SelectionPath, selection_path
 from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import PATHS, check_sizes, default_sizes, make_problem
 from assay.analyses.subsets.verdict import untested
-from assay.core.errors import InputError, check_name
+from assay.core.errors import InputError, UnknownNameError, check_name
 from assay.core.record import Record, library_version, plain, record_id
 from assay.pipeline.progress import duration
 from assay.pipeline.stage import Content, Progress, document_stage
@@ -171,12 +172,11 @@ def select_stored(
     parts = _Parts(store=store, job=record_id(KIND, record))
 
     def compute() -> Content:
-        started = time.perf_counter()
         shared: dict[str, Any] = {"progress": progress, "shelf": parts.value}
         found = selection_path(data, sizes=record["sizes"], path=path, **shared, **options)
         if n_permutations:
             threads = n_workers(workers, found.problem.settings)
-            _announce(time.perf_counter() - started, n_permutations * folds, threads, note)
+            _announce(parts.seconds[0], n_permutations * folds, threads, note)
             found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
             _keep_untested(found)
@@ -203,20 +203,26 @@ class _Parts:
 
     store: Store | None
     job: str
+    seconds: list[float] = field(default_factory=list)  # that each took, now or in the run that kept it
 
     def value(self, part: str, compute: Callable[[], Any]) -> Any:
         """A `Shelf`; threads ask for different parts."""
 
         def content() -> Content:
-            return Content(payload={"value": plain(compute())}, about=About(name=self.job))
+            started = time.perf_counter()
+            value = plain(compute())
+            took = time.perf_counter() - started
+            return Content(payload={"value": value, "seconds": took}, about=About(name=self.job))
 
-        stage = document_stage(PART, {"job": self.job, "part": part}, content)
-        return stage.run(self.store).value.payload["value"]
+        payload = document_stage(PART, {"job": self.job, "part": part}, content).run(self.store).value.payload
+        self.seconds.append(payload["seconds"])
+        return payload["value"]
 
     def remove(self) -> None:
-        """Forget them, once the document of the job is there."""
-        if self.store is not None and (parts := self.store.query(PART, f'name = "{self.job}"')):
-            self.store.remove([each.id for each in parts])
+        """Forget them, once the document is there; another run may do so at the same time."""
+        for each in self.store.query(PART, f'name = "{self.job}"') if self.store is not None else ():
+            with contextlib.suppress(UnknownNameError):
+                self.store.remove([each.id])
 
 
 def _about(data: CorrectnessData, record: Mapping[str, Any], document: Mapping[str, Any]) -> About:
@@ -264,7 +270,7 @@ def job_record(
             "described": _digest_of_descriptions(problem.data),
             "n_models": data.n_models,
             "n_examples": data.n_examples,
-            "source": dict(data.source),
+            "source": data.origin,
         },
         "split": problem.split.to_dict(),
         "sizes": list(wanted),

@@ -1,9 +1,10 @@
 """Correctness data on disk: `.npz` without pickles, or Parquet with a row per example.
 
-`.npz` arrays: `X` (models by examples, 0 and 1; or float32, scores from 0 to 1) or `X_bits` with `shape` (bit
-b of `X_bits[r, j]` is X[8 r + b, j], the least significant bit first); `y`; optional `n_id` (one number or
-one per model), `model_id`, `group`, `family`, `example_id`, `label`, `label_name`, `meta_NAME`, `embedding`,
-`id_embedding`, `images`, `source` (JSON). What `assay zoo` writes is such a file.
+`.npz` arrays: `X` (models by examples, 0 and 1; or float32, scores between them) or `X_bits` with
+`shape` (bit b of `X_bits[r, j]` is X[8 r + b, j], the least significant bit first); `y`; optional `n_id`
+(one number or one per model), `model_id`, `group`, `family`, `example_id`, `label`, `label_name`,
+`meta_NAME`, `embedding`, `id_embedding`, `images`, `source` (JSON). What `assay zoo` writes is such a
+file.
 
 Parquet columns: `example_id`, `label`, `meta_NAME`, `embedding`, `image`, and a boolean `correct:MODEL` per
 model; the table of models stands as JSON under `assay-correctness` in the metadata of the schema.
@@ -167,6 +168,8 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Contents:
     packed = False
     if "X" in keys and _declares_scores(archive, path):
         matrix = _read_array(archive, "X", path)
+        if matrix.ndim == 2 and all(((row == 0) | (row == 1)).all() for row in matrix):
+            matrix = matrix.astype(np.uint8)
     elif "X" in keys:
         matrix, packed = _read_matrix(archive, path)
     else:

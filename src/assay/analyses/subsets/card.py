@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.analyses.subsets import page_words as words
+from assay.analyses.subsets.data import ORIGIN
 from assay.analyses.subsets.page_tables import prevalence_table
 from assay.circuits.card import fact_table, one_line, provenance_section
 from assay.core.record import library_version
@@ -60,7 +61,7 @@ def card_text(card: Document) -> str:
 
 def _facts(card: Document) -> dict[str, object]:
     data, split, judged = card["data"], card["split"], card["verdict"] or {}
-    source = [str(each) for each in data["source"].values()]
+    source = [str(data["source"][name]) for name in ORIGIN if name in data["source"]]
     units = {"training runs": data["n_groups"], "families": data["n_families"]}
     p = judged.get("p_value")
     return {

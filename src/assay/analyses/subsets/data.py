@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from assay.tasks.image_set import ImageSet
     from assay.zoo import Zoo
 
+ORIGIN = ("kind", "name", "file", "domain")  # of a source
 _BLOCK = 1 << 26  # bytes hashed at a time
 
 
@@ -320,6 +321,11 @@ class CorrectnessData(Carded):
         for start in range(0, self.n_examples, wide):
             digest.update(np.ascontiguousarray(bits[:, start : start + wide].T).tobytes())
         return digest.hexdigest()[:16]
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What of `source` identifies the data, besides `hash`; how they were read does not."""
+        return {name: self.source[name] for name in ORIGIN if name in self.source}
 
     # ----------------------------------------------------------------------------------------- numbers
 

@@ -35,7 +35,9 @@ def evaluation_document(
       `accuracy_all`: of all examples given.
     - `expected`: accuracy at which the line of the selection's test models puts it, with the prediction
       interval of `FittedLine.predict`; `expected_all`: by their line on all examples, None where the examples
-      given are not as many. None in subsets of files that hold no lines.
+      given are not as many or lack one of the subset. This is necessary for the same examples, and not
+      sufficient: the file does not name those outside of the subset. None in subsets of files that hold no
+      lines.
     - `residual`, `residual_all`: distance from the line, in probits. 0 is inside its interval where the
       accuracy is inside the prediction interval.
 
@@ -81,7 +83,8 @@ def evaluation_document(
 
 def _readings(subset: Subset, data: CorrectnessData, places: Places) -> dict[str, list[Any]]:
     lines, found = subset.lines or {}, {}
-    whole = lines.get("all") if data.n_examples == subset.facts["n_examples"] else None
+    same = data.n_examples == subset.facts["n_examples"] and len(places) == subset.size
+    whole = lines.get("all") if same else None
     for suffix, accuracy, examples, line in (
         ("", data.accuracy_on(places), places, lines.get("selected")),
         ("_all", data.accuracy(), np.arange(data.n_examples), whole),
@@ -119,8 +122,12 @@ def _caveats(subset: Subset, data: CorrectnessData, n_matched: int) -> list[str]
         "are on these; the line is that of the whole subset.": n_matched < subset.size,
         f"The models answered {n} examples, but the subset was selected from {n_pool}: no accuracy is "
         "expected on all examples.": n != n_pool,
+        f"The models answered {n} examples, as many as the subset was selected from, but not the same: no "
+        "accuracy is expected on all examples.": n == n_pool and n_matched < subset.size,
         "The subset was selected with these models: on a subset chosen against them they do worse than new "
         "models would.": data.hash == subset.facts["hash"],
+        "The subset does not name the models that it was selected with. Should some of these be among them, "
+        "they do worse on it than new models would.": data.hash != subset.facts["hash"],
         "The file of the subset holds no lines, so no accuracy is expected; select again.": not subset.lines,
         f"The verdict of the subset is {status}: better models need not do worse on it.": status
         != "supported",

@@ -1,5 +1,6 @@
 """Permutations of in-distribution accuracies, reruns under them, and the p-values that follow."""
 
+import contextlib
 import itertools
 import math
 from collections import deque
@@ -171,7 +172,7 @@ def run_permutations(
     stage: str = "permutations",
     settled: Callable[[Sequence[T]], bool] | None = None,
 ) -> list[T]:
-    """`rerun(0), ..., rerun(n - 1)` on threads, one BLAS thread each: the same for any number of workers.
+    """`rerun(0), ..., rerun(n - 1)` on threads, one of BLAS and torch each: same for any number of workers.
 
     Args:
         rerun: What to do for each place; draws from a stream of its own.
@@ -182,11 +183,17 @@ def run_permutations(
         settled: Asked after every result, in order; True ends the run early, and what other threads have
             begun by then is left out.
     """
+    import torch
     from threadpoolctl import threadpool_limits
 
     results: list[T] = []
     places = iter(range(n))
-    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+    with (
+        contextlib.ExitStack() as after,
+        threadpool_limits(limits=1, user_api="blas"),
+        ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        after.callback(torch.set_num_threads, torch.get_num_threads())  # of threads to come
         begun = deque(pool.submit(rerun, place) for place in itertools.islice(places, workers))
         while begun:
             results.append(begun.popleft().result())

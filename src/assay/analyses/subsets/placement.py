@@ -1,5 +1,7 @@
 """Where a correctness matrix is held: in memory, as numbers or bits, or on an accelerator."""
 
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,6 +30,8 @@ LAYOUTS: tuple[Layout, ...] = ("auto", "dense", "packed", "accelerator")
 
 _DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
 MANY = 5  # products at a time from which bytes cost less than bits
+_UNPACKED: "weakref.WeakKeyDictionary[AnswerTable, AnswerTable]" = weakref.WeakKeyDictionary()
+_UNPACKING = threading.Lock()  # two threads must not count the same free memory
 _DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
 
 
@@ -146,14 +150,16 @@ def int8_is_fast() -> bool:
 def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
     """The same answers, held so that k products at a time cost least: bytes instead of bits where they fit.
 
-    A byte per answer is eight times the memory of the packed layout, for as long as the result lives. Five
-    products at a time then cost about as much as in the packed layout, eight about half.
+    A byte per answer is eight times the memory of the packed layout. It is made once, shared by all threads,
+    and lives as long as the packed matrix. Five products at a time then cost about as much as in the packed
+    layout, eight about half.
     """
     if not isinstance(matrix, PackedMatrix) or k < MANY or not int8_is_fast():
         return matrix
-    if 2 * matrix.n_models * matrix.n_examples > free_memory():
-        return matrix
-    return DeviceMatrix(matrix, device="cpu")
+    with _UNPACKING:
+        if matrix not in _UNPACKED and 2 * matrix.n_models * matrix.n_examples <= free_memory():
+            _UNPACKED[matrix] = DeviceMatrix(matrix, device="cpu")
+        return _UNPACKED.get(matrix, matrix)
 
 
 def as_matrix(

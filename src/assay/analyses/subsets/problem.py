@@ -1,10 +1,10 @@
 """A selection problem: data, a split of the models and settings, solved for one size or for several."""
 
-import functools
 import math
 import operator
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import numpy as np
@@ -23,6 +23,7 @@ from assay.core.errors import InputError
 
 
 PATHS = ("independent", "warm", "nested")
+_MAKING = threading.Lock()  # threads share matrices; each is made once
 _FIRST_SIZES = (10, 20, 50, 100, 250, 500, 750, 1000, 2500, 5000, 7500)
 
 Progress = Callable[[str, int, int], None]
@@ -50,23 +51,29 @@ class Problem:
     split: ModelSplit
     settings: Settings
 
-    @functools.cached_property
+    _rows: dict[str, AnswerTable] = field(default_factory=dict, repr=False)
+
+    @property
     def train(self) -> AnswerTable:
         """Rows of the training models."""
-        return self._rows(self.split.train)
+        return self._part("train")
 
-    @functools.cached_property
+    @property
     def validation(self) -> AnswerTable:
         """Rows of the validation models."""
-        return self._rows(self.split.validation)
+        return self._part("validation")
 
-    @functools.cached_property
+    @property
     def test(self) -> AnswerTable:
         """Rows of the test models, which no solver reads."""
-        return self._rows(self.split.test)
+        return self._part("test")
 
-    def _rows(self, models: Places) -> AnswerTable:
-        return self.data.matrix(models, layout=self.settings.layout, device=self.settings.device)
+    def _part(self, part: str) -> AnswerTable:
+        with _MAKING:
+            if part not in self._rows:
+                settings, models = self.settings, self.split.part(part)
+                self._rows[part] = self.data.matrix(models, layout=settings.layout, device=settings.device)
+            return self._rows[part]
 
     @property
     def interval_units(self) -> str:

@@ -310,7 +310,7 @@ def make_selection(
         "n_models": data.n_models,
         "n_examples": data.n_examples,
         "interval_units": problem.interval_units,
-        "source": dict(data.source),
+        "source": data.origin,
     }
     return Subset(
         indices=found.indices,

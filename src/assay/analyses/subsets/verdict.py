@@ -28,7 +28,6 @@ from assay.analyses.subsets.permutation import (
     Exchange,
     SequentialPermutation,
     n_workers,
-    permutation_p,
     reached,
     run_permutations,
 )
@@ -69,7 +68,7 @@ class SubsetVerdict(Record):
         level: Two-sided coverage.
         p_value: Permutation p of R_cf, corrected for all sizes tried; valid however early the reruns ended;
             NaN where undefined.
-        p_unadjusted: For this size alone.
+        p_unadjusted: For this size alone; NaN where the reruns ended before it was settled.
         size: Examples of the subset.
         sizes: All sizes tried.
         n_permutations: Reruns: fewer than asked for once every size was settled (`SequentialPermutation`).
@@ -123,7 +122,6 @@ def judge_sizes(
     seed: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
-    stop_early: bool = True,
     shelf: Shelf = computed,
 ) -> tuple[SubsetVerdict, ...]:
     """A verdict for each selection of a sweep over sizes, corrected for the sweep.
@@ -141,10 +139,6 @@ def judge_sizes(
         seed: Root seed. Default: that of the selections.
         workers: Threads, which share the matrices. Default: one per core. The result does not depend on it.
         progress: Called with stage, reruns done and their number.
-        stop_early: End the permutations once every size is settled, as supported or not:
-            `SequentialPermutation` on the reruns whose lowest R_cf over the sizes is at most that of the
-            size. Else p = (1 + number of these) / (1 + reruns). Both err in at most 5 % of the sweeps without
-            any such subset.
         shelf: Of an interrupted run, by name: the selections of each fold and the R_k of each fold of each
             rerun.
 
@@ -155,6 +149,10 @@ def judge_sizes(
         A rerun costs one selection per fold and size, on a warm path two. Units of the folds are families,
         else training runs, else models; of the main split training runs, or families where only these are
         known.
+
+        The reruns end once every size is settled, as supported or not: `SequentialPermutation` on those whose
+        lowest R_cf over the sizes is at most that of the size. It errs in at most 5 % of the sweeps without
+        any such subset.
 
         No size is left out of the reruns because its own R_cf is not below 0: the minimum over sizes must be
         taken over the same sizes in each rerun. Such sizes end after few steps of the solver anyway.
@@ -186,25 +184,12 @@ def judge_sizes(
         anywhere = reached(fit.r, np.stack(reruns))[1]
         return all(test.settled(column) for column in anywhere.T[fit.r < 0])
 
-    reruns = run_permutations(
-        rerun, n_permutations, workers=threads, progress=progress, settled=settled if stop_early else None
+    null = np.stack(
+        run_permutations(rerun, n_permutations, workers=threads, progress=progress, settled=settled)
     )
-    null = np.stack(reruns)
-    p_values = _sequential_p(fit.r, null, test) if stop_early else permutation_p(fit.r, null)
     return tuple(
-        _judged(untested(data, each, plan, sizes), data, each, fit, null, p_values, n_permutations)
-        for each in selections
+        _judged(untested(data, each, plan, sizes), data, each, fit, null, test) for each in selections
     )
-
-
-def _sequential_p(
-    observed: Float64[np.ndarray, " k"], null: Float64[np.ndarray, "n k"], test: SequentialPermutation
-) -> list[Float64[np.ndarray, " k"]]:
-    """As `permutation_p`, of reruns that ended early."""
-    return [
-        np.where(np.isnan(observed), np.nan, [test.p_value(column) for column in each.T])
-        for each in reached(observed, null)
-    ]
 
 
 def _judged(
@@ -213,11 +198,12 @@ def _judged(
     selection: SelectedExamples,
     fit: CrossFit,
     null: Float64[np.ndarray, "n k"],
-    p_values: Sequence[Float64[np.ndarray, " k"]],
-    asked: int,
+    test: SequentialPermutation,
 ) -> SubsetVerdict:
     """The verdict of one size, filled with what the cross-fit and its reruns gave."""
     column = fit.sizes.index(selection.size)
+    same, anywhere = (each[:, column] for each in reached(fit.r, null))
+    known = not math.isnan(fit.r[column])
     defined = np.isfinite(null).any(axis=1)
     lowest = np.where(defined, np.where(np.isnan(null), np.inf, null).min(axis=1), np.nan)
     verdict = replace(
@@ -225,8 +211,8 @@ def _judged(
         r=float(fit.r[column]),
         low=float(fit.low[column]),
         high=float(fit.high[column]),
-        p_unadjusted=float(p_values[0][column]),
-        p_value=float(p_values[1][column]),
+        p_unadjusted=test.p_value(same) if known and test.settled(same) else math.nan,
+        p_value=test.p_value(anywhere) if known else math.nan,
         n_permutations=len(null),
         fold_correlations=tuple(fit.fold_correlations[:, column].tolist()),
         fold_sizes=tuple(fit.fold_sizes.tolist()),
@@ -234,13 +220,13 @@ def _judged(
         mean_consistency=float(fit.consistency[column]),
         null=tuple(lowest.tolist()),
     )
-    reasons = tuple(_reasons(data, selection, verdict, asked))
+    reasons = tuple(_reasons(data, selection, verdict, test.n, int(anywhere.sum())))
     return replace(
         verdict,
         status="inconclusive" if reasons else "supported",
         aotil=not reasons and verdict.r <= AOTIL,
         reasons=reasons,
-        notes=verdict.notes + tuple(_notes(selection, verdict, asked)),
+        notes=verdict.notes + tuple(_notes(selection, verdict, test.n)),
     )
 
 
@@ -305,7 +291,7 @@ def _unit_reasons(data: CorrectnessData, selection: SelectedExamples) -> Iterato
 
 
 def _reasons(
-    data: CorrectnessData, selection: SelectedExamples, verdict: SubsetVerdict, asked: int
+    data: CorrectnessData, selection: SelectedExamples, verdict: SubsetVerdict, asked: int, n_reached: int
 ) -> Iterator[str]:
     """What speaks against support, in plain words: what failed, by how much, and what to do."""
     yield from _unit_reasons(data, selection)
@@ -321,7 +307,7 @@ def _reasons(
             "accuracy. Such examples may exist only at a smaller size, or not at all"
         )
     elif verdict.p_value > LEVEL:
-        yield _chance(verdict, asked)
+        yield _chance(verdict, asked, n_reached)
     test = selection.correlation["test"]
     if test.n_units >= RELIABLE_UNITS and math.isnan(test.high):
         yield f"R of this subset on the {test.n} test models is undefined: try a larger size"
@@ -332,7 +318,7 @@ def _reasons(
         )
 
 
-def _chance(verdict: SubsetVerdict, asked: int) -> str:
+def _chance(verdict: SubsetVerdict, asked: int, n_reached: int) -> str:
     """What a p-value above the level says."""
     if LEVEL * (asked + 1) < 1:
         return (
@@ -341,14 +327,14 @@ def _chance(verdict: SubsetVerdict, asked: int) -> str:
         )
     n_sizes, done = len(verdict.sizes), verdict.n_permutations
     several = n_sizes > 1
-    alone = f"{verdict.p_unadjusted:.3g} for this one alone"
-    swept = f", corrected for {n_sizes} sizes ({alone})" if several else ""
+    settled = not math.isnan(verdict.p_unadjusted)
+    alone = f" ({verdict.p_unadjusted:.3g} for this one alone)" if settled else ""
+    swept = f", corrected for {n_sizes} sizes{alone}" if several else ""
     ended = f" (stopped there, of {asked})" if done < asked else ""
     more = "independent runs" if verdict.unit_kind == "model" else WORDS[verdict.unit_kind]
-    count = int(reached(np.array([verdict.r]), np.array(verdict.null)[:, None])[0].sum())
     return (
-        f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {count} of {done} selections{ended} made under "
-        f"permuted in-distribution accuracies came out as low; models of more {more}"
+        f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {n_reached} of {done} selections{ended} made "
+        f"under permuted in-distribution accuracies came out as low or undefined; models of more {more}"
         f"{', or fewer sizes,' if several else ''} would make the test more powerful"
     )
 

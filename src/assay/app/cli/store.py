@@ -39,8 +39,8 @@ class ListSettings(Storing, Talking):
         method: Only results of this discovery method.
         kind: Only results of this kind: audit, benchmark, calibration, circuit, claim, correctness,
             domain-evaluation, dynamics, finetune, job, measurement, monitor, pairs-part, ranking,
-            ranking-comparison, repair, scores, scores-part, stable-pick, subset-evaluation, subset-path,
-            sweep, truth, worst_case or zoo.
+            ranking-comparison, repair, scores, scores-part, stable-pick, subset-evaluation, subset-part,
+            subset-path, sweep, truth, worst_case or zoo.
         where: Condition on results, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', 'payload.reason =
             null'; repeat for several.
         order: Column to order results by; -created: the newest first.
