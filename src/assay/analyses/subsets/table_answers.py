@@ -306,8 +306,8 @@ def _cells(
     kind = reading.cells
     if kind is None and truth is not None and not binary[present].all():
         whole = np.isnan(values) | (values == np.floor(values))
-        rows = pd.Series(cells.to_numpy(dtype=object)[present])
-        kind = "prediction" if whole.all() and share_class(rows, truth) else None
+        classes = pd.Series(cells.to_numpy(dtype=object)[present])
+        kind = "prediction" if whole.all() and share_class(classes, truth) else None
     elif kind is None and truth is not None and np.isin(numbers(truth.dropna()), (0, 1)).all():
         raise InputError(
             "cells are 0 and 1, and so are the true classes; say whether cells tell right from wrong, "
