@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
 _SEPARATORS = ",;\t|"
 _SAMPLE = 20  # lines that tell the separator
-# What pandas takes for a missing cell; in a column of names only an empty cell is one.
-_MISSING = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>")
-_MISSING += ("N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null")
 _DECIMAL_COMMA = re.compile(r"(^|;)\s*-?\d+,\d+\s*(;|$)")
 _WILDS = re.compile(r".+_split:(?P<split>.+)_seed:(?P<seed>.+)_epoch:(?P<epoch>.+)_pred\.csv")
 
@@ -60,13 +57,11 @@ def read_table(path: Path, *names: str | int | None) -> "pd.DataFrame":
         texts |= {columns[at] for at in names if isinstance(at, int) and at < len(columns)}
         if not known & set(columns):
             texts |= set(columns[:1])
-        frame = pd.read_csv(
-            path,
-            dtype={name: str for name in columns if name in texts},
-            keep_default_na=False,
-            na_values={name: [""] if name in texts else list(_MISSING) for name in columns},
-            **layout,
-        )
+        frame = pd.read_csv(path, dtype={name: str for name in columns if name in texts}, **layout)
+        # In a column of names only an empty cell is missing; NA and None are names.
+        if lacking := [name for name in columns if name in texts and frame[name].isna().any()]:
+            strict: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""]}
+            frame[lacking] = pd.read_csv(path, usecols=lacking, **strict, **layout)[lacking]
         return frame
     except (FileFormatError, MissingExtraError):
         raise
