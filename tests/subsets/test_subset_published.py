@@ -193,6 +193,12 @@ def test_released_files_name_the_selected_examples_once_the_shuffle_is_undone(tm
     assert raw.consistency().normalised.tolist() == found.consistency().normalised.tolist()
     with pytest.raises(InputError, match="give pool or n_examples"):
         load_published(folder)
+    more = [*POOL, "ape/g", "fox/h", "ape/i"]  # classes of which nothing was selected
+    wider = load_published(folder, pool=more)
+    assert wider.label_names == ("cat", "dog", "elk", "ape", "fox")
+    assert wider.labels.tolist() == [0, 1, 0, 1, 2, 1, 3, 4, 3]
+    with pytest.raises(InputError, match="pool names 'cat/a' more than once"):
+        load_published(folder, pool=[*POOL, "cat/a"])
     with pytest.raises(InputError, match="pool lacks"):
         load_published(folder, pool=POOL[:3])
     with pytest.raises(FileFormatError, match=r"holds no selected_files_\*_SIZE.csv"):

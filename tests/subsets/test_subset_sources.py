@@ -118,7 +118,7 @@ def test_facts_about_models_and_examples_are_columns_of_a_long_frame() -> None:
 
 def test_a_second_frame_tells_of_the_examples() -> None:
     known = pd.DataFrame({"label": [1, 0, 1, 2], "year": [4, 5, 6, 7]}, index=["z", "x", "y", "unused"])
-    data = CorrectnessData.from_frame(wide(), id_accuracy=ACCURACY, examples=known)
+    data = CorrectnessData.from_frame(wide(), id_accuracy=ACCURACY, examples=known, cells="correct")
     assert data.labels is not None
     assert data.labels.tolist() == [0, 1, 1]
     assert data.meta["year"].tolist() == [5, 6, 4]

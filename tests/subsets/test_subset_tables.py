@@ -209,7 +209,14 @@ def test_classes_in_cells_are_compared_with_the_true_ones() -> None:
 
 def test_0_and_1_are_classes_if_they_are_said_to_be() -> None:
     frame = wide(CORRECT, MODELS, EXAMPLES).T.assign(label=[0, 0, 1])
-    assert rows_of(CorrectnessData.from_frame(frame, id_accuracy=ACCURACY)) == CORRECT.tolist()
+    with pytest.raises(
+        InputError, match="cells are 0 and 1, and so are the true classes; .*--cells prediction"
+    ):
+        CorrectnessData.from_frame(frame, id_accuracy=ACCURACY)
+    right = CorrectnessData.from_frame(frame, id_accuracy=ACCURACY, cells="correct")
+    assert rows_of(right) == CORRECT.tolist()
+    named = frame.assign(label=["cat", "dog", "cat"])  # no such class is 0 or 1
+    assert rows_of(CorrectnessData.from_frame(named, id_accuracy=ACCURACY)) == CORRECT.tolist()
     data = CorrectnessData.from_frame(frame, id_accuracy=ACCURACY, cells="prediction")
     assert rows_of(data) == (np.array([[0, 0, 1]]) == CORRECT).astype(int).tolist()
 
@@ -435,11 +442,34 @@ def test_sample_logs_of_lm_eval_are_a_table(tmp_path: Path) -> None:
     assert data.id_accuracy.tolist() == [1, 1, 0.5, 0]
     understood = data.understood()
     assert understood.kind == "lm-eval"
-    assert understood.notes == ("metric acc", "8 older files of the same model and task left out")
+    assert understood.notes == (
+        "inside: metric acc, filter none",
+        "outside: metric acc, filter none",
+        "8 older files of the same model and task left out",
+    )
     with pytest.raises(InputError, match="which of inside, outside are in and out"):
         read_data(tmp_path / "logs")
     with pytest.raises(InputError, match="metric 'bleu' of a sample is 'None', not one number.*: acc"):
         read_data(tmp_path / "logs", columns="correct=bleu", ood_env="outside")
+
+
+def test_one_filter_and_metric_of_a_task_are_read_for_all_models(tmp_path: Path) -> None:
+    write_lm_eval(tmp_path / "logs")
+    log = tmp_path / "logs" / "b" / "samples_outside_2026-01-02T03-04-05.678.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[::-1]))  # the filter `strict`, where nothing is right, comes first
+    data = read_data(tmp_path / "logs", id_envs="inside", ood_env="outside").data
+    assert rows_of(data) == CORRECT.tolist()
+    log.write_text("".join(line for line in lines if '"strict"' in line))
+    with pytest.raises(InputError, match="no sample of the filter 'none', which is read for 'outside'"):
+        read_data(tmp_path / "logs", id_envs="inside", ood_env="outside")
+    for folder in (tmp_path / "logs").iterdir():  # another metric in another task
+        for file in folder.glob("samples_inside_*"):
+            file.write_text(file.read_text().replace('"acc"', '"exact_match"'))
+    log.write_text("".join(lines))
+    data = read_data(tmp_path / "logs", id_envs="inside", ood_env="outside").data
+    assert data.id_accuracy.tolist() == [1, 1, 0.5, 0]
+    assert data.understood().notes[0] == "inside: metric exact_match, filter none"
 
 
 def test_samples_that_differ_between_models_are_refused(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def read_data(
         FileFormatError: If nothing is there, or nothing that can be read.
     """
     domains: dict[str, object] = {"id-envs": id_envs, "ood-env": ood_env}
+    of_csvs: dict[str, object] = {"checkpoints": None if checkpoints == "last" else checkpoints}
     of_zoo: dict[str, object] = {"images": images, "id-images": id_images}
     of_table: dict[str, object] = {
         "facts": facts or None,
@@ -113,7 +114,7 @@ def read_data(
         "missing": missing,
     }
     if source is None:
-        _refuse("the built-in digits", domains | of_zoo | of_table)
+        _refuse("the built-in digits", domains | of_zoo | of_table | of_csvs)
         data = _digits(digits_models or DIGITS_MODELS, seed, folder, progress)
         return GivenData(data=_with_units(data, groups, families), sizes=DIGITS_SIZES)
     if digits_models is not None:
@@ -124,16 +125,16 @@ def read_data(
             "tables, sample logs or models"
         )
     if source.is_dir() and (images is not None or id_images is not None):
-        _refuse("a zoo", domains | of_table)
+        _refuse("a zoo", domains | of_table | of_csvs)
         data = _from_zoo(source, images, id_images, device=device, seed=seed, progress=progress)
     elif source.is_dir() and next(source.rglob(PATTERN), None) is not None:
         _refuse("a folder of prediction CSVs", of_table)
         data = _from_folder(source, id_envs, ood_env, checkpoints, progress)
     elif source.suffix == ".npz" or (source.suffix == ".parquet" and is_archive(source)):
-        _refuse("an archive", domains | of_zoo | of_table)
+        _refuse("an archive", domains | of_zoo | of_table | of_csvs)
         data = CorrectnessData.load(source)
     else:
-        _refuse("a table", of_zoo)
+        _refuse("a table", of_zoo | of_csvs)
         return GivenData(
             data=_from_table(source, {"group": groups, "family": families}, of_table, domains, at_least)
         )

@@ -35,23 +35,32 @@ def _plain_cell(cell: Any) -> Any:
 def same_class(prediction: "pd.Series[Any]", truth: "pd.Series[Any]") -> np.ndarray:
     """1 where a predicted class is the true one, 0 where not, NaN where one of the two is missing.
 
-    Numbers are compared as numbers, so that 3 and 3.0 are one class, and everything else as text.
+    Two numbers are compared as numbers, so that 3 and 3.0 are one class, and everything else as text.
     """
-    as_numbers = [numbers(each) for each in (prediction, truth)]
+    one, other = (numbers(each) for each in (prediction, truth))
     present = (prediction.notna() & truth.notna()).to_numpy()
-    if all(np.isfinite(each[present]).all() for each in as_numbers):
-        right = as_numbers[0] == as_numbers[1]
-    else:
-        right = (prediction.astype(str) == truth.astype(str)).to_numpy()
+    right, texts = one == other, present & ~(np.isfinite(one) & np.isfinite(other))
+    if texts.any():
+        right[texts] = (prediction[texts].astype(str) == truth[texts].astype(str)).to_numpy()
     return np.where(present, right.astype(np.float64), np.nan)
 
 
-def scaled(values: np.ndarray, ends: tuple[float | int, float | int] | None) -> np.ndarray:
+def share_class(prediction: "pd.Series[Any]", truth: "pd.Series[Any]") -> bool:
+    """Whether any predicted class is one of the true ones."""
+    present = (each.dropna().drop_duplicates() for each in (prediction, truth))
+    found, known = ({*each.astype(str), *numbers(each).tolist()} for each in present)
+    return not found.isdisjoint(known)
+
+
+def scaled(
+    values: np.ndarray, ends: tuple[float | int, float | int] | None, name: str = "scores"
+) -> np.ndarray:
     """Scores on a line from 0, the worse end, to 1, the better end.
 
     Args:
         values: Scores; NaN where missing.
         ends: Worse and better end; of a loss the worse end is the larger. Default: 0 and 1.
+        name: What the error calls them.
 
     Raises:
         InputError: If the ends are equal or not finite, or a score lies outside them.
@@ -63,7 +72,7 @@ def scaled(values: np.ndarray, ends: tuple[float | int, float | int] | None) -> 
     outside = (mapped < 0) | (mapped > 1)
     if outside.any():
         raise InputError(
-            f"scores run from {np.nanmin(values):g} to {np.nanmax(values):g}, but their ends are {worse:g} "
+            f"{name} run from {np.nanmin(values):g} to {np.nanmax(values):g}, but their ends are {worse:g} "
             f"and {better:g} ({int(outside.sum())} lie outside). State the ends, the worse one first: "
             "scores=(5, 0), --scores 5,0 for a loss of at most 5"
         )

@@ -433,7 +433,7 @@ class CorrectnessData(Carded):
             kind=str(told.get("kind", "arrays")),
             orientation=told.get("orientation"),
             columns=told.get("columns", {}),
-            answers=told.get("answers", "0 and 1"),
+            answers=told.get("answers", "scores" if has_scores(self.correct) else "0 and 1"),
             id_accuracy=told.get("id_accuracy", "given"),
             models=self.model_ids[:3],
             examples=tuple(map(str, self.example_ids[:3].tolist())),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.analyses.subsets.cells import check_holes, numbers
+from assay.analyses.subsets.cells import check_holes, numbers, scaled
 from assay.analyses.subsets.header import (
+    ANSWERS,
     LIES,
     ORIENTATIONS,
     Header,
@@ -73,7 +74,8 @@ def read_frame(
         cells: What cells hold: `correct` (0 and 1, true and false), `prediction` (classes, compared with
             `label`) or `score` (higher is better, see `scores`). Default: found out, but `score` only
             with `scores` or a column of that role.
-        scores: Worse and better end of the scores, which are mapped onto 0 to 1. Default: 0 and 1.
+        scores: Worse and better end of the scores, which are mapped onto 0 to 1, as is a given `id_accuracy`.
+            Default: 0 and 1.
         missing: What to do with missing cells: `refuse`, `drop`, `drop-models` or `drop-examples`; see
             `cells.complete_part`.
         id_domains: Values of the column `domain` in distribution. Default: `id`; all others if `ood_domains`
@@ -103,6 +105,8 @@ def read_frame(
     cells = cells or (None if scores is None else "score")
     if cells is not None:
         check_name("content of cells", cells, CELLS)
+    if scores is not None and cells != "score":
+        raise InputError(f"scores has no effect with cells={cells!r} (--cells); remove one of them")
     of_models = {"id_accuracy": id_accuracy, "n_id": n_id, "group": group, "family": family}
     lies = orientation_of(frame, header, orientation, id_accuracy, examples)
     reading = Reading(cells, scores, _labels(examples, header), tuple(meta))
@@ -116,7 +120,7 @@ def read_frame(
         else:
             named = {each for each in of_models.values() if isinstance(each, str)}
             table, held = matrix_answers(frame, header, reading, named, turned=lies == "transposed")
-        held = _of_models(table, held, of_models, header)
+        held = _of_models(table, held, of_models, header, scores)
     except InputError as error:
         others = " or ".join(each for each in ORIENTATIONS if each != lies)
         raise type(error)(
@@ -125,7 +129,10 @@ def read_frame(
     held = _without_holes(held, missing)
     if examples is not None:
         held |= _known(examples, held["example_ids"], header.truth, held["meta"])
-    understood = {"orientation": lies, "columns": dict(header.found)} | held.pop("understood")
+    columns_read = {
+        role: name for role, name in header.found.items() if lies == "long" or role not in ANSWERS
+    }
+    understood = {"orientation": lies, "columns": columns_read} | held.pop("understood")
     scored = held["correct"].dtype == np.float32
     return {"source": {"kind": "frame"} | understood, "scores": scored, **held, **facts}
 
@@ -138,7 +145,11 @@ def _labels(examples: "pd.DataFrame | None", header: Header) -> dict[str, Any]:
 
 
 def _of_models(
-    table: "pd.DataFrame", held: dict[str, Any], given: Mapping[str, PerModel | None], header: Header
+    table: "pd.DataFrame",
+    held: dict[str, Any],
+    given: Mapping[str, PerModel | None],
+    header: Header,
+    scores: tuple[float | int, float | int] | None,
 ) -> dict[str, Any]:
     """What is held, with what is known of each model, in their order."""
     names = held["model_ids"]
@@ -160,7 +171,11 @@ def _of_models(
             "model: a column 'id_accuracy', a mapping from its name, a file (--id-accuracy), or rows whose "
             "column 'domain' is 'id'"
         )
-    found["id_accuracy"] = _shares(found["id_accuracy"], names)
+    rated = _shares(found["id_accuracy"], names)
+    if scores is not None and taken != "rows in distribution":
+        rated = scaled(rated, scores, "values of id_accuracy, which are scores too,")
+        taken += f", mapped from {scores[0]:g} (worse) and {scores[1]:g} (better)"
+    found["id_accuracy"] = rated
     if found.get("n_id") is not None:
         found["n_id"] = _whole(np.asarray(found["n_id"]))
     return found | {"understood": found["understood"] | {"id_accuracy": taken}}

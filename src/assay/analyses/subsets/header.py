@@ -23,7 +23,7 @@ LIES = {
 # What a column can hold, and the names by which it is found unless the caller names it.
 ROLES: Mapping[str, tuple[str, ...]] = {
     "model": ("model", "model_id", "model_name"),
-    "example": ("example_id", "example", "sample_id", "uid"),
+    "example": ("example_id", "example", "sample_id", "uid", "doc_id", "id"),
     "correct": ("correct", "is_correct"),
     "prediction": ("prediction", "predicted", "pred", "y_pred"),
     "probability": ("probability",),
@@ -121,7 +121,10 @@ def orientation_of(
         return asked
     model, example = header.get("model"), header.get("example")
     if model is not None:
-        return "long" if example is not None or header.has_answers else "wide"
+        # An example of a wide table may be called `score`, but there a model has one row.
+        alone = len(set(header.columns) - set(header.found.values()) - set(header.probabilities)) == 0
+        rows = header.has_answers and (alone or frame[model].duplicated().any())
+        return "long" if example is not None or rows else "wide"
     if example is not None:
         if frame[example].duplicated().any():
             raise InputError(

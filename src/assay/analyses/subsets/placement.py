@@ -192,6 +192,8 @@ def as_matrix(
             raise InputError(
                 f"layout is {layout!r}, which holds 0 and 1; scores need layout 'auto' or 'dense'"
             )
+        if device is not None and str(device) != "cpu":
+            raise InputError(f"device is {str(device)!r}, but scores are computed with on the CPU; remove it")
         return ScoreMatrix(rows_of(correct, rows))
     if layout == "auto" and device is not None and str(device) != "cpu":
         layout = "accelerator"

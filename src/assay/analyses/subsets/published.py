@@ -88,7 +88,7 @@ def load_published(
 
     Raises:
         FileFormatError: Not such a file, or one whose parts contradict each other.
-        InputError: For CSV files, if neither the pool nor its size is given.
+        InputError: For CSV files, if neither the pool nor its size is given, or the pool repeats a name.
 
     Warns:
         AssayWarning: The file holds no correction, or it was not asked for: ids and labels belong to other
@@ -124,12 +124,18 @@ def _released(folder: Path, pool: Sequence[str] | None, n_examples: int | None) 
         listed = np.unique(names.to_numpy(dtype=str))
         codes = dict(zip(names.str.partition("/")[0], table["label"], strict=True))
         ids = listed if pool is None else np.array(pool, dtype=str)
+        folders = [name.partition("/")[0] for name in ids.tolist()]
+        for folder_name in sorted(set(folders) - codes.keys()):  # no example of it was selected
+            codes[folder_name] = max(codes.values(), default=-1) + 1
         place = {name: k for k, name in enumerate(ids.tolist())}
+        if len(place) < len(ids):
+            twice = pd.Series(ids)[pd.Series(ids).duplicated()].iloc[0]
+            raise InputError(f"pool names {str(twice)!r} more than once; each name must be one example")
         if absent := [name for name in listed.tolist() if name not in place]:
             raise InputError(f"pool lacks {absent[0]!r} ({len(absent)} of {len(listed)} listed examples)")
         arrays = {
             "ids": ids,
-            "labels": np.array([codes.get(name.partition("/")[0], len(codes)) for name in ids.tolist()]),
+            "labels": np.array([codes[name] for name in folders]),
             "index": np.array([place[name] for name in names]),
             "score": table["selection_score"].to_numpy(dtype=np.float32),
             "sizes": np.array([len(each) for each in lists]),

@@ -42,17 +42,18 @@ class Answers(NamedTuple):
 def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> Answers:
     """What `lm_eval --log_samples` wrote: a folder per model, a file per task, a line per sample.
 
-    The newest file of a model and task counts, and the first filter of a file. Samples are named by task and
-    number; `doc_hash` must agree between models.
+    The newest file of a model and task counts, and of each task one filter, the first of its first file, and
+    one metric for all models. Samples are named by task and number; `doc_hash` must agree between models.
 
     Args:
         files: `samples_TASK_TIME.jsonl`, sorted.
         root: Folder from which models are named.
-        metric: The number to read. Default: `acc`, else `exact_match`, `pass@1`, `f1`, else the first.
+        metric: The number to read. Default: of each task, `acc`, else `exact_match`, `pass@1`, `f1`, else the
+            first.
 
     Raises:
         FileFormatError: If a line is not such a sample.
-        InputError: If the metric is not a single number.
+        InputError: If the metric is not a single number, or a model lacks the filter.
         AlignmentError: If a sample differs between models.
     """
     import pandas as pd
@@ -65,28 +66,34 @@ def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> An
         )
     rows: list[dict[str, Any]] = []
     hashes: dict[str, tuple[Any, str]] = {}
+    chosen: dict[str, tuple[str, Any]] = {}  # metric and filter of each task
     for (model, task_name), file in newest.items():
         with malformed(file, "a sample log of lm-eval"), file.open(encoding="utf-8") as lines:
             samples = [parse_json(line) for line in lines if line.strip()]
-            metric = metric or _metric(samples[0])
-            kept = [each for each in samples if each.get("filter") == samples[0].get("filter")]
-            for sample in kept:
+            first = samples[0]
+            read, kept = chosen.setdefault(task_name, (metric or _metric(first), first.get("filter")))
+            samples = [each for each in samples if each.get("filter") == kept]
+            if not samples:
+                raise InputError(
+                    f"{file} has no sample of the filter {kept!r}, which is read for {task_name!r} of the "
+                    "other models; evaluate all models with one version of the task"
+                )
+            for sample in samples:
                 name = f"{task_name}/{sample['doc_id']}"
-                value = _number(sample.get(metric), metric, file, sorted(sample.get("metrics", ())))
-                rows.append({"model": model, "example_id": name, "domain": task_name, metric: value})
+                value = _number(sample.get(read), read, file, sorted(sample.get("metrics", ())))
+                rows.append({"model": model, "example_id": name, "domain": task_name, "value": value})
                 known, where = hashes.setdefault(name, (sample.get("doc_hash"), model))
                 if known != sample.get("doc_hash"):
                     raise AlignmentError(
                         f"sample {name!r} of {model!r} is not that of {where!r} (doc_hash differs), so their "
                         "answers cannot be compared; use one version of the task for all models"
                     )
-    metric = metric or _PREFERRED[0]
     older = len(files) - len(newest)
     notes = [
-        f"metric {metric}",
+        *(f"{task}: metric {read}, filter {kept}" for task, (read, kept) in chosen.items()),
         *([f"{older} older files of the same model and task left out"] if older else []),
     ]
-    told = {"model": "model", "example": "example_id", "domain": "domain", **_role(rows, metric)}
+    told = {"model": "model", "example": "example_id", "domain": "domain", **_role(rows, "value")}
     return Answers("lm-eval", pd.DataFrame(rows), told, tuple(notes))
 
 

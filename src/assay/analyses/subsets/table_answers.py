@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
-from assay.analyses.subsets.cells import numbers, same_class, scaled
+from assay.analyses.subsets.cells import numbers, same_class, scaled, share_class
 from assay.analyses.subsets.header import OF_MODELS, Header, row_names
 from assay.core.errors import InputError, check_name
 
@@ -92,6 +92,12 @@ def long_answers(
     models, names = pd.factorize(frame[model].astype(str))
     held: dict[str, Any] = {}
     if not domains.rated and inside.any():
+        kept = frame.loc[inside, [model, example, *([domains.column] if domains.column else [])]].astype(str)
+        if (twice := kept[kept.duplicated()]).size:
+            raise InputError(
+                f"model {twice[model].iloc[0]!r} has several in-distribution rows for example "
+                f"{twice[example].iloc[0]!r}; expected one"
+            )
         held |= _within(models[inside], right[inside], names)
     chosen = frame[outside]
     examples, ids = pd.factorize(chosen[example].astype(str))
@@ -119,8 +125,18 @@ def _right(
     truth = None if label is None else frame[label]
     if truth is None and options.truth:
         truth = frame[header.need("example")].astype(str).map(options.truth)
-    kind = options.cells or ("score" if "score" in header.found and "correct" not in header.found else None)
-    name = header.get("correct")
+    kind, name = options.cells, header.get("correct")
+    compared = {"prediction", "probability"} & header.found.keys() or header.probabilities
+    if kind is None and name is None and "score" in header.found:
+        if truth is not None and compared:
+            raise InputError(
+                f"the column {header.found['score']!r} may hold scores of answers or how sure models are; "
+                "predictions can be compared with the true classes; say which to read: --cells score or "
+                "--cells prediction (cells='prediction')"
+            )
+        kind = "score"
+    if name is None and (kind == "correct" or (kind == "score" and "score" not in header.found)):
+        raise InputError(f"cells hold {kind!r}, but the table has no such column; --columns {kind}=NAME")
     if kind == "score" and (name := header.get("score") or name) is not None:
         values = numbers(frame[name])
         _refuse_cells(frame, header, frame[name], np.isfinite(values), "must be a number")
@@ -150,6 +166,8 @@ def _likeliest(
     for name, column in zip(names, values.T, strict=True):
         _refuse_cells(frame, header, frame[name], np.isfinite(column), "must be a number")
     if len(names) == 1:  # of class 1
+        valid = (values[:, 0] >= 0) & (values[:, 0] <= 1)
+        _refuse_cells(frame, header, frame[names[0]], valid, "must be a probability, from 0 to 1")
         values = np.hstack([1 - values, values])
     known = numbers(truth)
     absent = np.isnan(values).any(axis=1) | truth.isna().to_numpy()
@@ -288,7 +306,13 @@ def _cells(
     kind = reading.cells
     if kind is None and truth is not None and not binary[present].all():
         whole = np.isnan(values) | (values == np.floor(values))
-        kind = "prediction" if whole.all() else None
+        classes = pd.Series(cells.to_numpy(dtype=object)[present])
+        kind = "prediction" if whole.all() and share_class(classes, truth) else None
+    elif kind is None and truth is not None and np.isin(numbers(truth.dropna()), (0, 1)).all():
+        raise InputError(
+            "cells are 0 and 1, and so are the true classes; say whether cells tell right from wrong, "
+            "--cells correct (cells='correct'), or are classes, --cells prediction"
+        )
     if kind == "prediction":
         if truth is None:
             raise InputError("cells are predictions, but the true classes are missing; give a column 'label'")

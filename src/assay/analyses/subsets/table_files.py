@@ -2,11 +2,13 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.analyses.subsets.header import ROLES
+from assay.analyses.subsets.cells import same_class
+from assay.analyses.subsets.header import ANSWERS, ROLES
 from assay.analyses.subsets.parquet import pyarrow_modules
 from assay.analyses.subsets.sample_logs import Answers, inspect_answers, lm_eval_answers
 from assay.core.errors import AlignmentError, FileFormatError, InputError, MissingExtraError
@@ -29,10 +31,11 @@ def read_table(path: Path, *names: str | int | None) -> "pd.DataFrame":
     Args:
         path: The file.
         *names: Columns that name things, by name or place: their cells are text, `00270` is not 270. So are
-            those of the usual names of models and examples, and of a first column where neither is there.
+            those of the usual names of models, examples, runs and families, and of a first column where
+            neither models nor examples are there.
 
     Raises:
-        FileFormatError: If it is none of these.
+        FileFormatError: If it is none of these, or two columns have one name.
     """
     import pandas as pd
 
@@ -50,10 +53,15 @@ def read_table(path: Path, *names: str | int | None) -> "pd.DataFrame":
         layout = _layout(path)
         columns = pd.read_csv(path, nrows=0, **layout).columns.tolist()
         known = {*ROLES["model"], *ROLES["example"]}
-        texts = {*names, *known, *(columns[at] for at in names if isinstance(at, int) and at < len(columns))}
+        texts = {*names, *known, *ROLES["group"], *ROLES["family"]}
+        texts |= {columns[at] for at in names if isinstance(at, int) and at < len(columns)}
         if not known & set(columns):
             texts |= set(columns[:1])
         frame = pd.read_csv(path, dtype={name: str for name in columns if name in texts}, **layout)
+        # In a column of names only an empty cell is missing; NA and None are names.
+        if lacking := [name for name in columns if name in texts and frame[name].isna().any()]:
+            strict: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""]}
+            frame[lacking] = pd.read_csv(path, usecols=lacking, **strict, **layout)[lacking]
         return frame
     except (FileFormatError, MissingExtraError):
         raise
@@ -71,6 +79,9 @@ def _layout(path: Path) -> dict[str, Any]:
         widths = {len(row) for row in csv.reader(lines, delimiter=each)}
         if len(widths) == 1 and (width := widths.pop()) > most:
             best, most = each, width
+    header = Counter(next(csv.reader(lines, delimiter=best), []))
+    if twice := [name for name, n in header.items() if n > 1 and name]:
+        raise FileFormatError(f"two columns of {path} are named {twice[0]!r}; names must be unique")
     decimal = "," if best == ";" and any(_DECIMAL_COMMA.search(line) for line in lines[1:]) else "."
     return {"sep": best, "decimal": decimal}
 
@@ -91,7 +102,7 @@ def read_answers(
         FileFormatError: If nothing there can be read.
         AlignmentError: If files disagree about the examples.
     """
-    texts = [columns.get("model"), columns.get("example"), *names]
+    texts = [*(columns.get(role) for role in ("model", "example", "group", "family")), *names]
     if (
         source.is_file()
         and source.suffix in (".csv", ".tsv", ".parquet")
@@ -105,9 +116,10 @@ def read_answers(
         return _wilds(predictions, root, columns, truth)
     if samples := [file for file in files if re.fullmatch(r"samples_.+\.jsonl", file.name)]:
         return lm_eval_answers(samples, root, wanted)
-    if logs := [file for file in files if file.suffix in (".eval", ".json")]:
+    tables = [file for file in files if file.suffix in SUFFIXES]
+    if logs := [file for file in files if file.suffix in (".eval", *(() if tables else (".json",)))]:
         return inspect_answers(logs, wanted)
-    if tables := [file for file in files if file.suffix in SUFFIXES]:
+    if tables:
         if source.is_file():
             return Answers("frame", read_table(source, *texts))
         return _file_per_model(tables, root, columns, texts)
@@ -146,8 +158,31 @@ def _file_per_model(
             "are matched by place, so every file must hold the same examples in the same order. Name the "
             "column: --columns example=NAME"
         )
+    for file, part in zip(files[1:], parts[1:], strict=True):
+        if by_place and (name := _differing(parts[0], part, columns)) is not None:
+            raise AlignmentError(
+                f"{files[0]} and {file} have no column of examples and differ in {name!r}, so their rows "
+                "cannot be matched by place. Name the column of examples, --columns example=NAME, or remove "
+                f"{name!r} if it does not tell examples apart"
+            )
     notes = ("rows of the files are matched by place",) if by_place else ()
     return Answers("a file per model", pd.concat(parts, ignore_index=True), notes=notes)
+
+
+def _differing(one: "pd.DataFrame", other: "pd.DataFrame", columns: Mapping[str, str]) -> str | None:
+    """A column, neither of answers nor the same in all rows of a file, that differs between two files."""
+    answers = {columns.get(role) for role in ANSWERS}.union(*(ROLES[role] for role in ANSWERS))
+    for name in other.columns.intersection(one.columns, sort=False):
+        told = one[name], other[name]
+        if name in answers or re.fullmatch(r"p_\d+", str(name)) or max(map(_n_values, told)) < 2:
+            continue
+        if (same_class(*told) == 0).any() or (told[0].isna() != told[1].isna()).any():
+            return str(name)
+    return None
+
+
+def _n_values(column: "pd.Series[Any]") -> int:
+    return column.astype(str).nunique()
 
 
 def _wilds(
