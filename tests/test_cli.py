@@ -396,7 +396,11 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
         ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
         ("pipeline:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
         ("pipeline.inputs:read_inputs", "app.cli.discover:DiscoverSettings", ""),
-        ("pipeline.subset_data:read_data", "app.cli.select:SelectSettings", "device folder progress"),
+        (
+            "pipeline.subset_data:read_data",
+            "app.cli.select:SelectSettings",
+            "at_least device folder progress",
+        ),
         ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device max_passes progress"),
     ],
 )

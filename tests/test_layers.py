@@ -167,6 +167,7 @@ def test_the_command_line_loads_only_what_help_needs() -> None:
         "assay.core.errors",
         "assay.core.extras",
         "assay.core.machine",
+        "assay.core.signals",
         "assay.core.untrusted",
         "assay.app.cli",
         "assay.app.console",

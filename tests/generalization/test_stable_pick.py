@@ -114,7 +114,7 @@ SETTINGS: dict[str, Any] = {
     "draws": 50,
     "seed": 1,
 }
-ALIKE = {"cache", "progress", "batch_size"}  # which change no number
+ALIKE = {"cache", "progress", "batch_size", "missing"}  # which change no number
 
 
 def changes() -> list[tuple[str, dict[str, Any]]]:

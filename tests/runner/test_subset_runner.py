@@ -271,8 +271,8 @@ def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Pa
     ("name", "options", "error", "message"),
     [
         ("absent.npz", {}, FileFormatError, "does not exist; give a correctness archive"),
-        ("answers.npz", {"ood_env": "1"}, InputError, "--ood-env has no effect for a file"),
-        ("answers.npz", {"images": "shapes:flat"}, InputError, "--images has no effect for a file"),
+        ("answers.npz", {"ood_env": "1"}, InputError, "--ood-env has no effect for an archive"),
+        ("answers.npz", {"images": "shapes:flat"}, InputError, "--images has no effect for an archive"),
         ("answers.npz", {"facts": ["light"]}, InputError, "--facts has no effect for an archive"),
         ("answers.npz", {"digits_models": 40}, InputError, "for the built-in data"),
         ("answers.npz", {"groups": "runs"}, InputError, "'runs', which is not a file; give a CSV"),
@@ -280,10 +280,10 @@ def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Pa
         ("answers.csv", {"facts": ["lihgt"]}, InputError, "did you mean 'light'"),
         ("broken.parquet", {}, FileFormatError, "cannot read"),
         ("empty.csv", {}, FileFormatError, "cannot read"),
-        ("notes.txt", {}, FileFormatError, "ends in '.txt'"),
-        ("folder", {}, InputError, "give --ood-env"),
-        ("folder", {"ood_env": "one"}, InputError, "--ood-env is 'one'"),
-        ("folder", {"ood_env": "1"}, InputError, "does not contain a file named"),
+        ("notes.txt", {}, FileFormatError, "notes.txt holds no answers; give tables"),
+        ("folder", {"ood_env": "1"}, FileFormatError, "folder holds no answers; give tables"),
+        ("steps", {}, InputError, "give --ood-env"),
+        ("steps", {"ood_env": "one"}, InputError, "--ood-env is 'one'"),
         ("folder", {"id_images": "photos"}, InputError, "give --images too"),
         ("folder", {"images": "photos", "ood_env": "1"}, InputError, "--ood-env has no effect for a zoo"),
         (None, {"id_envs": "1"}, InputError, "--id-envs has no effect for the built-in digits"),
@@ -304,6 +304,8 @@ def test_wrong_use_is_answered_with_what_to_do(
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "global_step_100_predictions.csv").write_text("domain,label,p_0,p_1\n")
     with pytest.raises(error, match=message):
         read_data(None if name is None else tmp_path / name, **options)
 

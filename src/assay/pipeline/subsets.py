@@ -220,7 +220,9 @@ class _Parts:
 
     def remove(self) -> None:
         """Forget them, once the document is there; another run may do so at the same time."""
-        for each in self.store.query(PART, f'name = "{self.job}"') if self.store is not None else ():
+        if self.store is None:
+            return
+        for each in self.store.query(PART, f'name = "{self.job}"'):
             with contextlib.suppress(UnknownNameError):
                 self.store.remove([each.id])
 

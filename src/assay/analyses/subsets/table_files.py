@@ -125,7 +125,8 @@ def read_answers(
         return _file_per_model(tables, root, columns, texts)
     raise FileFormatError(
         f"{source} holds no answers; give tables ({', '.join(SUFFIXES)}), one per model, sample logs of "
-        "lm-eval (samples_*.jsonl) or inspect_ai (.eval, .json), or prediction files of WILDS (*_pred.csv)"
+        "lm-eval (samples_*.jsonl) or inspect_ai (.eval, .json), or prediction files of WILDS (*_pred.csv) "
+        "or of OODSelect (global_step_K_predictions.csv)"
     )
 
 

@@ -184,9 +184,10 @@ def judge_sizes(
         anywhere = reached(fit.r, np.stack(reruns))[1]
         return all(test.settled(column) for column in anywhere.T[fit.r < 0])
 
-    null = np.stack(
-        run_permutations(rerun, n_permutations, workers=threads, progress=progress, settled=settled)
+    reruns: list[Float64[np.ndarray, " k"]] = run_permutations(
+        rerun, n_permutations, workers=threads, progress=progress, settled=settled
     )
+    null = np.stack(reruns)
     return tuple(
         _judged(untested(data, each, plan, sizes), data, each, fit, null, test) for each in selections
     )
