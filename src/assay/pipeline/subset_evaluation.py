@@ -21,7 +21,7 @@ DOCUMENTS = ("assay-subset/1", "assay-subset-path/1")
 _ID = re.compile("[0-9a-f]{4,16}")
 
 
-class Gate(NamedTuple):
+class SubsetGate(NamedTuple):
     """A limit for a reading of a model, or for its value or an end of its interval."""
 
     reading: str
@@ -29,7 +29,7 @@ class Gate(NamedTuple):
     rule: Rule
 
 
-def read_gates(texts: Sequence[str]) -> dict[str, Gate]:
+def read_gates(texts: Sequence[str]) -> dict[str, SubsetGate]:
     """Gates by their text, e.g. `accuracy >= 0.6`, in the grammar of the conditions on results.
 
     A limit for a reading is judged by its interval, as other gates are: `pass` where all of it meets the
@@ -55,7 +55,7 @@ def read_gates(texts: Sequence[str]) -> dict[str, Gate]:
                 "are shares between 0 and 1"
             ) from None
         rule = Rule(pass_at=float(limit), higher=sign[0] == ">", strict="=" not in sign)
-        gates[text] = Gate(name, part[0] if part else "", rule)
+        gates[text] = SubsetGate(name, part[0] if part else "", rule)
     return gates
 
 
@@ -107,7 +107,7 @@ def read_selection(given: str, store: Callable[[], Store]) -> Mapping[str, Any]:
 def evaluate_models(
     subsets: Sequence[Subset],
     data: CorrectnessData,
-    gates: Mapping[str, Gate] | None = None,
+    gates: Mapping[str, SubsetGate] | None = None,
     *,
     order: str | None = None,
 ) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def evaluate_models(
     }
 
 
-def _check_known(text: str, gate: Gate, models: Sequence[Mapping[str, Any]], subset: Subset) -> None:
+def _check_known(text: str, gate: SubsetGate, models: Sequence[Mapping[str, Any]], subset: Subset) -> None:
     """Raises `InputError` for a gate that could say nothing of any model, ever."""
     ends = (gate.part,) if gate.part else ENDS[1:]
     found = [model[gate.reading] for model in models]
@@ -159,7 +159,7 @@ def _check_known(text: str, gate: Gate, models: Sequence[Mapping[str, Any]], sub
     raise InputError(f"the gate {text!r} cannot be judged for any model: {why}")
 
 
-def _judged(gate: Gate, reading: Mapping[str, float | None] | None) -> str:
+def _judged(gate: SubsetGate, reading: Mapping[str, float | None] | None) -> str:
     found = {end: math.nan if each is None else each for end, each in (reading or {}).items()}
     value, low, high = (found.get(end, math.nan) for end in ENDS)
     if gate.part:

@@ -22,8 +22,8 @@ from assay.analyses.subsets.header import (
 )
 from assay.analyses.subsets.table_answers import (
     CELLS,
-    Domains,
-    Reading,
+    CellOptions,
+    DomainRoles,
     constant,
     countable,
     long_answers,
@@ -109,13 +109,13 @@ def read_frame(
         raise InputError(f"scores has no effect with cells={cells!r} (--cells); remove one of them")
     of_models = {"id_accuracy": id_accuracy, "n_id": n_id, "group": group, "family": family}
     lies = orientation_of(frame, header, orientation, id_accuracy, examples)
-    reading = Reading(cells, scores, _labels(examples, header), tuple(meta))
+    reading = CellOptions(cells, scores, _labels(examples, header), tuple(meta))
     try:
         column = header.get("domain") if lies == "long" else None
         if column is None and (id_domains or ood_domains):
             raise InputError("domains are given, but the table has no column 'domain'")
         if lies == "long":
-            domains = Domains(column, id_domains, ood_domains, id_accuracy is not None)
+            domains = DomainRoles(column, id_domains, ood_domains, id_accuracy is not None)
             table, held = long_answers(frame, header, reading, domains)
         else:
             named = {each for each in of_models.values() if isinstance(each, str)}

@@ -21,7 +21,7 @@ _PREFERRED = ("acc", "exact_match", "pass@1", "f1")  # metrics of lm-eval, in th
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # of inspect_ai: correct, incorrect, partial, no answer
 
 
-class Answers(NamedTuple):
+class AnswerFrame(NamedTuple):
     """A table of answers made of files.
 
     Attributes:
@@ -39,7 +39,7 @@ class Answers(NamedTuple):
     joined: bool = False
 
 
-def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> Answers:
+def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> AnswerFrame:
     """What `lm_eval --log_samples` wrote: a folder per model, a file per task, a line per sample.
 
     The newest file of a model and task counts, and of each task one filter, the first of its first file, and
@@ -94,7 +94,7 @@ def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> An
         *([f"{older} older files of the same model and task left out"] if older else []),
     ]
     told = {"model": "model", "example": "example_id", "domain": "domain", **_role(rows, "value")}
-    return Answers("lm-eval", pd.DataFrame(rows), told, tuple(notes))
+    return AnswerFrame("lm-eval", pd.DataFrame(rows), told, tuple(notes))
 
 
 def _metric(sample: dict[str, Any]) -> str:
@@ -111,7 +111,7 @@ def _number(value: Any, metric: str, file: Path, known: Sequence[str]) -> float:
     )
 
 
-def inspect_answers(files: Sequence[Path], scorer: str | None) -> Answers:
+def inspect_answers(files: Sequence[Path], scorer: str | None) -> AnswerFrame:
     """Logs of inspect_ai, `.eval` or `.json`: one of a model and task each.
 
     A sample is named by task and id; C, P and I count 1, 0.5 and 0, N (no answer) 0. Of several epochs the
@@ -161,7 +161,7 @@ def inspect_answers(files: Sequence[Path], scorer: str | None) -> Answers:
         *([f"mean over {epochs} epochs"] if epochs > 1 else []),
     ]
     roles = {"model": "model", "example": "example_id", "domain": "domain", **_role(rows, "value")}
-    return Answers("inspect_ai", pd.DataFrame(rows), roles, tuple(notes))
+    return AnswerFrame("inspect_ai", pd.DataFrame(rows), roles, tuple(notes))
 
 
 def _inspect_log(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

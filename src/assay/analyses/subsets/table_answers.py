@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CELLS = ("correct", "prediction", "score")
 
 
-class Reading(NamedTuple):
+class CellOptions(NamedTuple):
     """How cells are read.
 
     Attributes:
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     meta: tuple[str, ...]
 
 
-class Domains(NamedTuple):
+class DomainRoles(NamedTuple):
     """Which rows of a long table are in distribution, and which enter the matrix.
 
     Attributes:
@@ -76,7 +76,7 @@ class Domains(NamedTuple):
 
 
 def long_answers(
-    frame: "pd.DataFrame", header: Header, options: Reading, domains: Domains
+    frame: "pd.DataFrame", header: Header, options: CellOptions, domains: DomainRoles
 ) -> "tuple[pd.DataFrame, dict[str, Any]]":
     """The frame by model, and what it holds."""
     import pandas as pd
@@ -118,7 +118,7 @@ def long_answers(
 
 
 def _right(
-    frame: "pd.DataFrame", header: Header, options: Reading
+    frame: "pd.DataFrame", header: Header, options: CellOptions
 ) -> tuple[Float64[np.ndarray, " rows"], str]:
     """1 where the answer of a row is right, else 0, NaN where it is missing; and what it was taken from."""
     label = header.get("label")
@@ -242,7 +242,7 @@ def _pivot(
 
 
 def matrix_answers(
-    frame: "pd.DataFrame", header: Header, reading: Reading, named: set[str], *, turned: bool
+    frame: "pd.DataFrame", header: Header, reading: CellOptions, named: set[str], *, turned: bool
 ) -> "tuple[pd.DataFrame, dict[str, Any]]":
     """What is known of the models, by model, and what the frame holds.
 
@@ -294,7 +294,7 @@ def matrix_answers(
 
 
 def _cells(
-    cells: "pd.DataFrame", reading: Reading, truth: "pd.Series[Any] | None", *, turned: bool
+    cells: "pd.DataFrame", reading: CellOptions, truth: "pd.Series[Any] | None", *, turned: bool
 ) -> tuple[Float64[np.ndarray, "m n"], str]:
     """Models by examples, and what the cells were taken for."""
     import pandas as pd

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from assay.analyses.subsets.cells import same_class
 from assay.analyses.subsets.header import ANSWERS, ROLES
 from assay.analyses.subsets.parquet import pyarrow_modules
-from assay.analyses.subsets.sample_logs import Answers, inspect_answers, lm_eval_answers
+from assay.analyses.subsets.sample_logs import AnswerFrame, inspect_answers, lm_eval_answers
 from assay.core.errors import AlignmentError, FileFormatError, InputError, MissingExtraError
 from assay.core.untrusted import MALFORMED, check_rows, parquet_table, parse_json
 
@@ -88,7 +88,7 @@ def _layout(path: Path) -> dict[str, Any]:
 
 def read_answers(
     source: Path, columns: Mapping[str, str], truth: "pd.DataFrame | None", *names: str | None
-) -> Answers:
+) -> AnswerFrame:
     """The table that a file or a folder of files holds.
 
     Args:
@@ -108,7 +108,7 @@ def read_answers(
         and source.suffix in (".csv", ".tsv", ".parquet")
         and not _WILDS.fullmatch(source.name)
     ):
-        return Answers("frame", read_table(source, *texts))
+        return AnswerFrame("frame", read_table(source, *texts))
     root = source if source.is_dir() else source.parent
     files = [source] if source.is_file() else sorted(each for each in source.rglob("*") if each.is_file())
     wanted = columns.get("correct") or columns.get("score")
@@ -121,7 +121,7 @@ def read_answers(
         return inspect_answers(logs, wanted)
     if tables:
         if source.is_file():
-            return Answers("frame", read_table(source, *texts))
+            return AnswerFrame("frame", read_table(source, *texts))
         return _file_per_model(tables, root, columns, texts)
     raise FileFormatError(
         f"{source} holds no answers; give tables ({', '.join(SUFFIXES)}), one per model, sample logs of "
@@ -138,7 +138,7 @@ def _column(columns: Mapping[str, str], role: str, there: Iterable[str], *more: 
 
 def _file_per_model(
     files: Sequence[Path], root: Path, columns: Mapping[str, str], texts: Sequence[str | None]
-) -> Answers:
+) -> AnswerFrame:
     """One table of all, with a column of models named by the paths."""
     import pandas as pd
 
@@ -167,7 +167,7 @@ def _file_per_model(
                 f"{name!r} if it does not tell examples apart"
             )
     notes = ("rows of the files are matched by place",) if by_place else ()
-    return Answers("a file per model", pd.concat(parts, ignore_index=True), notes=notes)
+    return AnswerFrame("a file per model", pd.concat(parts, ignore_index=True), notes=notes)
 
 
 def _differing(one: "pd.DataFrame", other: "pd.DataFrame", columns: Mapping[str, str]) -> str | None:
@@ -188,7 +188,7 @@ def _n_values(column: "pd.Series[Any]") -> int:
 
 def _wilds(
     files: Sequence[Path], root: Path, columns: Mapping[str, str], truth: "pd.DataFrame | None"
-) -> Answers:
+) -> AnswerFrame:
     """Predictions of WILDS, a class per line, beside the true classes of their splits."""
     import pandas as pd
 
@@ -224,7 +224,7 @@ def _wilds(
         )
     told = {"model": "model", "example": "example_id", "domain": "domain", "label": label, "group": "group"}
     frame = pd.concat(parts, ignore_index=True)
-    return Answers("WILDS", frame, told | {"prediction": "prediction"}, joined=True)
+    return AnswerFrame("WILDS", frame, told | {"prediction": "prediction"}, joined=True)
 
 
 def _part(file: Path, name: str) -> str:
