@@ -12,6 +12,8 @@ Parts, one or more with `--part`; without it the first three, about a minute:
     resumed     300 x 4000, the verdict on three sizes, killed ten times, and the bytes compared    (a minute)
     verdict     1800 x 71,433, the verdict on eight sizes, two workers              (less than half an hour)
 
+The last two take `--models`, `--examples` and `--judged` (sizes) for another problem of the same kind.
+
 Every part but the last two runs on one core. The large matrices are generated packed, a chunk of examples at
 a time, into a file; the process that is measured reads only that. Prints one JSON document; `--save` merges
 the parts into that of benchmarks/results.
@@ -269,19 +271,41 @@ def judge_large(folder: Path, sizes: tuple[int, ...], store: Path) -> dict[str, 
     from assay.pipeline.subsets import select_stored
     from assay.store import Store
 
+    solves = counted_solves()
     id_accuracy = np.load(folder / "id_accuracy.npy")
     correct = PackedMatrix(np.load(folder / "bits.npy"), len(id_accuracy))
     data = CorrectnessData.of(correct, id_accuracy, families=np.load(folder / "families.npy"))
     started, spent = time.perf_counter(), time.process_time()
     found = select_stored(data, sizes, workers=2, store=Store(store))
-    minutes, seconds = (time.perf_counter() - started) / 60, time.process_time() - spent
+    wall, seconds = time.perf_counter() - started, time.process_time() - spent
     verdicts = {
         str(row["size"]): {key: row["verdict"][key] for key in ("status", "r", "p_value", "n_permutations")}
         for row in found.document["rows"]
     }
     text = json.dumps([found.document, [*found.selections.values()]])
-    rows = {"minutes": round(minutes, 2), "core hours": round(seconds / 3600, 3), "peak MB": peak_megabytes()}
-    return rows | {"document": hashlib.sha256(text.encode()).hexdigest()[:16]} | verdicts
+    return {
+        "seconds wall": round(wall, 1),
+        "core seconds": round(seconds, 1),
+        "peak MB": peak_megabytes(),
+        "solves": len(solves),
+        "reruns": found.document["verdict"]["n_permutations"],
+        "document": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "sizes": verdicts,
+    }
+
+
+def counted_solves() -> list[int]:
+    """Filled with the size of each run of the solver from now on."""
+    from assay.analyses.subsets import problem
+
+    solve, sizes = problem.swap_together, []
+
+    def counted(train: AnswerTable, tasks: Any, **options: Any) -> list[Found]:
+        sizes.extend(task.size for task in tasks)
+        return solve(train, tasks, **options)
+
+    problem.swap_together = counted
+    return sizes
 
 
 def child(*given: str) -> subprocess.Popen[bytes]:
@@ -308,26 +332,41 @@ def verdict_part(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_large(name, Path(folder))
         found = answer(child(*judged(name, folder, "store")))
-    goal = {"minutes": 25, "peak MB": 2000}
+    goal = {"seconds wall": 1500, "peak MB": 2000}
     return dict(zip(("models", "examples"), SHAPES[name], strict=True)) | {"goal": goal} | found
 
 
 def resumed_part(name: str) -> dict[str, Any]:
-    """The same verdict whole, and killed again and again, each time once two more parts are kept."""
+    """The same verdict whole, and killed ten times, spread over its parts."""
     from assay.store import Store
 
     with tempfile.TemporaryDirectory() as folder:
         write_large(name, Path(folder))
-        whole = answer(child(*judged(name, folder, "whole")))
-        store, kills = Store(Path(folder) / "killed"), 0
+        store, most = Store(Path(folder) / "whole"), 0
+        process = child(*judged(name, folder, "whole"))
+        while process.poll() is None:
+            most = max(most, store.count("subset-part"))
+            time.sleep(0.05)
+        whole = answer(process)
+        store, kills, started = Store(Path(folder) / "killed"), 0, time.perf_counter()
         for _ in range(KILLS):
-            process, enough = child(*judged(name, folder, "killed")), store.count("subset-part") + 2
+            process = child(*judged(name, folder, "killed"))
+            enough = store.count("subset-part") + max(1, most // (KILLS + 1))
             while process.poll() is None and store.count("subset-part") < enough:
                 time.sleep(0.01)
             process.kill()
             kills += process.wait() < 0
         resumed = answer(child(*judged(name, folder, "killed")))
-    return {"kills": kills, "same bytes": resumed["document"] == whole["document"], "whole": whole}
+        left = store.count("subset-part")
+    return {
+        "kills": kills,
+        "same bytes": resumed["document"] == whole["document"],
+        "parts": most,
+        "parts left": left,
+        "seconds with kills": round(time.perf_counter() - started, 1),
+        "whole": whole,
+        "last": {key: resumed[key] for key in ("seconds wall", "core seconds", "peak MB", "solves")},
+    }
 
 
 def large_part(name: str, sizes: tuple[int, ...], goal: dict[str, float]) -> dict[str, Any]:
@@ -367,7 +406,14 @@ def main() -> None:
     parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=int, nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--models", type=int, help="models of the parts `verdict` and `resumed`")
+    parser.add_argument("--examples", type=int, help="examples of these parts")
+    parser.add_argument("--judged", type=int, nargs="+", help="subset sizes of these parts")
     options = parser.parse_args()
+    for name in ("small", "large"):
+        n_models, n_examples = SHAPES[name]
+        SHAPES[name] = options.models or n_models, options.examples or n_examples
+        JUDGED[name] = tuple(options.judged or JUDGED[name])
     if options.solve:
         print(json.dumps(solve_large(options.solve, tuple(options.sizes))))
         return

@@ -415,13 +415,13 @@ def test_the_solver_runs_as_often_as_planned(
     data: CorrectnessData, monkeypatch: pytest.MonkeyPatch, n_permutations: int
 ) -> None:
     runs: list[int] = []
-    solve = Problem.solve_sizes
+    solve = Problem._solve_together
 
-    def counted(self: Problem, sizes: Any, **named: Any) -> Any:
-        runs.extend(sizes)
-        return solve(self, sizes, **named)
+    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
+        runs.extend(size for size, *_ in tasks)
+        return solve(self, tasks, **named)
 
-    monkeypatch.setattr(Problem, "solve_sizes", counted)
+    monkeypatch.setattr(Problem, "_solve_together", counted)
     plan = plan_selection(data, [15, 8], n_permutations=n_permutations, split="family")
     found = select_stored(data, [15, 8], n_permutations=n_permutations, workers=1, split="family")
     assert len(runs) <= plan.n_selections + plan.n_reruns + plan.n_halves
@@ -443,15 +443,15 @@ from assay.pipeline.subsets import select_stored
 from assay.store import Store
 
 folder, left, workers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-solve, sweeps = Problem.solve_path, []
+solve, sweeps = Problem.solve_paths, []
 
-def killed(self, sizes, **named):
+def killed(self, sizes, accuracies, **named):
     sweeps.append(sizes)
     if len(sweeps) == left:
         os.kill(os.getpid(), signal.SIGKILL)
-    return solve(self, sizes, **named)
+    return solve(self, sizes, accuracies, **named)
 
-Problem.solve_path = killed
+Problem.solve_paths = killed
 data = CorrectnessData.load(folder / "answers.npz")
 select_stored(data, [8, 15], n_permutations=3, folds=3, workers=workers, store=Store(folder / "store"))
 print(len(sweeps))

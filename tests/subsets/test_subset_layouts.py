@@ -223,10 +223,20 @@ def test_bytes_for_many_products_are_made_once_for_all_threads(monkeypatch):
     held = found.pop()
     assert isinstance(held, DeviceMatrix)
     assert (held.dense() == packed.dense()).all()
-    assert for_many(packed, 4) is packed
+    assert for_many(packed, 2) is packed
     gone = weakref.ref(held)
     del packed, held
     assert gone() is None
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_digits_beyond_a_byte_and_a_single_model_are_summed_exactly(monkeypatch, fast):
+    monkeypatch.setattr(placement, "int8_is_fast", lambda: fast)
+    weights = np.array([[2.0**23 + 2**22 + 129, -3.0, 255.0], [1.0, 0.0, 0.0], [0.0, -128.0, -(2.0**23)]])
+    correct = random_matrix(3, 90)
+    assert np.array_equal(DeviceMatrix(correct, device="cpu").weigh_many(weights), weights @ correct)
+    alone = DeviceMatrix(correct[:1], device="cpu")
+    assert np.array_equal(alone.weigh_many(weights[:, :1]), weights[:, :1] @ correct[:1])
 
 
 # ------------------------------------------------------------------------------------------------ errors

@@ -327,14 +327,26 @@ class TestJudge:
                 known[part] = json.loads(json.dumps(compute()).replace("NaN", "null"))
             return known[part]
 
-        whole = judge_sizes(planted, planted_selections, n_permutations=3, workers=2)[0]
-        kept = judge_sizes(planted, planted_selections, n_permutations=3, workers=2, shelf=shelf)[0]
-        assert len(made) == len(set(made)) == 5 * (1 + 3)
-        for part in ("fold 2", "permutation 1, fold 4", "permutation 2, fold 0"):
+        whole = judge_sizes(planted, planted_selections, n_permutations=12, workers=2)[0]
+        kept = judge_sizes(planted, planted_selections, n_permutations=12, workers=2, shelf=shelf)[0]
+        assert len(made) == len(set(made)) == 5 * (1 + 2)  # nine reruns go side by side, then three
+        for part in ("fold 2", "permutations 0 to 8, fold 4", "permutations 9 to 11, fold 0"):
             del known[part]
-        again = judge_sizes(planted, planted_selections, n_permutations=3, workers=1, shelf=shelf)[0]
-        assert len(made) == 5 * (1 + 3) + 3
+        again = judge_sizes(planted, planted_selections, n_permutations=12, workers=1, shelf=shelf)[0]
+        assert len(made) == 5 * (1 + 2) + 3
         assert whole.to_dict() == kept.to_dict() == again.to_dict()
+
+    @pytest.mark.parametrize("path", ["independent", "warm", "nested"])
+    def test_reruns_side_by_side_are_those_one_by_one(self, monkeypatch, null, path):
+        """Also where they end inside a wave: what it holds beyond is not counted."""
+        selections = tuple(selection_path(null, sizes=[20, 30], path=path, baselines=False))
+        told: list[tuple[str, int, int]] = []
+        together = judge_sizes(null, selections, path=path, progress=lambda *each: told.append(each))
+        monkeypatch.setattr(crossfit, "_TOGETHER", 1)
+        alone = judge_sizes(null, selections, path=path)
+        assert [each.to_dict() for each in together] == [each.to_dict() for each in alone]
+        assert together[0].n_permutations % 9
+        assert [done for _, done, _ in told] == [9 * (place + 1) for place in range(len(told))]
 
     def test_the_accelerator_layout_runs_all_of_it(self, null):
         """Solver, folds and permutations as on a device, here the CPU: the numbers of the packed layout."""
@@ -537,7 +549,7 @@ def test_reruns_follow_the_path_of_the_selections(unchecked, planted):
     splits = plan_folds(planted, 3).splits
     runs = FoldRuns(planted, splits, (10, 30), problem.settings, path="nested")
     for fold in range(3):
-        small, large = runs.select(fold, planted.id_accuracy)
+        ((small, large),) = runs.select(fold, [planted.id_accuracy])
         assert set(small.tolist()) <= set(large.tolist())
     found = selection_path(planted, sizes=[10, 30], path="nested", baselines=False)
     first, _ = found.judge(n_permutations=1, folds=3)

@@ -180,7 +180,9 @@ def select_stored(
             found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
             _keep_untested(found)
-        document = found.to_document(n_halves=None if n_permutations else 0)
+        document = found.to_document(
+            n_halves=None if n_permutations else 0, workers=workers, shelf=parts.value
+        )
         selections = [each.to_dict() for each in found]
         payload = document | {"id": record_id(KIND, record), "selections": selections}
         return Content(payload=payload, about=_about(data, record, document))

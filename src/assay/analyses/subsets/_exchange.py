@@ -157,10 +157,11 @@ class Pool:
             block: Largest number of pairs.
         """
         whole = gradient.astype(np.int64)
-        leaving = self._ascending(-whole, inside & ~self.locked)
-        entering = self._ascending(whole, self.allowed & ~inside)
+        most = block if self.strata is None else self.n_examples
+        leaving = self._ascending(-whole, inside & ~self.locked, most)
+        entering = self._ascending(whole, self.allowed & ~inside, most)
         if self.strata is None:
-            k = min(block, len(leaving), len(entering))
+            k = min(len(leaving), len(entering))
             leaving, entering = leaving[:k], entering[:k]
             gain = whole[leaving] - whole[entering]
             order = np.flatnonzero(gain > 0)  # by rank, hence by gain
@@ -171,9 +172,11 @@ class Pool:
         order = order[gain[order] > 0]
         return Pairs(leaving[order], entering[order])
 
-    def _ascending(self, whole: Int64[np.ndarray, " n"], among: Bool[np.ndarray, " n"]) -> Places:
+    def _ascending(self, whole: Int64[np.ndarray, " n"], among: Bool[np.ndarray, " n"], most: int) -> Places:
         candidates = np.flatnonzero(among)
         key = (whole[candidates] << self._bits) | candidates
+        if most < len(key):
+            key = np.partition(key, most)[:most]
         key.sort()
         return key & ((1 << self._bits) - 1)
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from jaxtyping import Float64, Int64, Real
@@ -27,6 +26,7 @@ INTERVAL_LEVEL = 0.95
 WORDS = {"family": "families", "group": "training runs", "model": "models"}
 _CLIP = 0.999  # of |R_k| before atanh: a fold of few models can reach 1
 
+_TOGETHER = 24  # runs of the solver side by side, from which on a pass for one more costs as much as alone
 _DENSE_ENTRIES = 4e8  # of all folds together: 1.6 GB of float32, beyond which folds are packed
 
 
@@ -166,31 +166,35 @@ class FoldRuns:
         self.problems = [Problem(data, split, settings) for split in splits]
         self.n_models = np.array([len(split.test) for split in splits], dtype=np.int64)
 
-    def select(self, fold: int, id_accuracy: Accuracies) -> list[Places]:
-        """The selection of each size on one fold; empty where accuracies do not differ."""
+    @property
+    def wave(self) -> int:
+        """How many reruns go side by side: the same results as one by one, for fewer passes.
+
+        27 of 99 reruns are the fewest that can support a subset, and waves of 1, 3 or 9 fill them.
+        """
+        if self.settings.solver != "swap":
+            return 1
+        return next(wave for wave in (9, 3, 1) if wave == 1 or wave * len(self.sizes) <= _TOGETHER)
+
+    def select(self, fold: int, accuracies: Sequence[Accuracies]) -> list[list[Places]]:
+        """Per accuracies of the models, the selection of each size; empty where these do not differ."""
         problem = self.problems[fold]
-        if problem.constant_part(id_accuracy):
-            return [np.empty(0, dtype=np.int64) for _ in self.sizes]
-        solved = problem.solve_path(self.sizes, path=self.path, id_accuracy=id_accuracy)
-        return [each.indices for each in solved]
+        differing = [y for y in accuracies if not problem.constant_part(y)]
+        solved = iter(problem.solve_paths(self.sizes, differing, path=self.path) if differing else ())
+        empty = [np.empty(0, dtype=np.int64) for _ in self.sizes]
+        return [
+            empty if problem.constant_part(y) else [each.indices for each in next(solved)] for y in accuracies
+        ]
 
     def test(self, fold: int, selections: Sequence[Places], id_accuracy: Accuracies) -> list[float]:
         """R_k of given selections on the models that a fold tests; NaN for an empty one."""
         problem = self.problems[fold]
         return [problem.correlation(each, id_accuracy) if len(each) else math.nan for each in selections]
 
-    def rerun(
-        self, id_accuracy: Accuracies, *, shelf: Shelf = computed, name: str = "rerun"
-    ) -> Float64[np.ndarray, " k"]:
-        """R_cf per size under other accuracies; each fold is a part of the job."""
-        each = [
-            shelf(f"{name}, fold {fold}", partial(self._selected_and_tested, fold, id_accuracy))
-            for fold in range(len(self.problems))
-        ]
-        return combine(np.array(each, dtype=np.float64), self.n_models)
-
-    def _selected_and_tested(self, fold: int, id_accuracy: Accuracies) -> list[float]:
-        return self.test(fold, self.select(fold, id_accuracy), id_accuracy)
+    def rerun(self, fold: int, accuracies: Sequence[Accuracies]) -> list[list[float]]:
+        """R_k per size under each of several vectors of accuracies."""
+        selected = self.select(fold, accuracies)
+        return [self.test(fold, each, y) for each, y in zip(selected, accuracies, strict=True)]
 
 
 def cross_fit(
@@ -261,7 +265,7 @@ def fit_folds(
     settings, pool = runs.settings, runs.settings.pool(data.n_examples)
 
     def select(fold: int) -> list[Places]:
-        kept = shelf(f"fold {fold}", lambda: [each.tolist() for each in runs.select(fold, y)])
+        kept = shelf(f"fold {fold}", lambda: [each.tolist() for each in runs.select(fold, [y])[0]])
         return [np.array(each, dtype=np.int64) for each in kept]
 
     by_fold = run_permutations(select, len(plan.splits), workers=workers)

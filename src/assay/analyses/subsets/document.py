@@ -15,6 +15,7 @@ from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.model_curve import models_needed
 from assay.analyses.subsets.placement import as_matrix
 from assay.analyses.subsets.prevalence import LABEL, prevalence_shift
+from assay.analyses.subsets.problem import Shelf, computed
 from assay.analyses.subsets.replication import example_correlations, replicate_examples, replicate_halves
 from assay.analyses.subsets.splits import PARTS, ModelSplit
 from assay.analyses.subsets.verdict import SubsetVerdict
@@ -38,6 +39,8 @@ def subset_document(
     baselines: Mapping[str, Sequence[BaselineRow]],
     *,
     n_halves: int | None = None,
+    workers: int | None = None,
+    shelf: Shelf = computed,
 ) -> dict[str, Any]:
     """Everything a report shows of subsets of one or more sizes; details are those of the headline size.
 
@@ -48,6 +51,8 @@ def subset_document(
         verdicts: The subsets, ascending by size, with their verdicts.
         baselines: By kind, a row per size.
         n_halves: Permutations behind the overlap of halves; 0 leaves it out. Default: 19.
+        workers: As of `replicate_halves`.
+        shelf: As of `replicate_halves`.
 
     Returns:
         Finite JSON; undefined numbers are null. What the data do not tell (labels, facts, images, families)
@@ -76,7 +81,7 @@ def subset_document(
             "composition": _composition(headline, tuple(verdicts)),
             "prevalence": _prevalence(headline),
             "replication": _replication(headline),
-            "halves": _halves(headline, N_HALVES if n_halves is None else n_halves),
+            "halves": _halves(headline, N_HALVES if n_halves is None else n_halves, workers, shelf),
             "models_needed": _models_needed(headline),
             **_models(headline),
             "examples": _examples(headline),
@@ -210,12 +215,14 @@ def _replication(selection: SelectedExamples) -> dict[str, Any]:
     return {name: getattr(test, name) for name in shared} | sides
 
 
-def _halves(selection: SelectedExamples, n_permutations: int) -> dict[str, Any] | None:
+def _halves(
+    selection: SelectedExamples, n_permutations: int, workers: int | None, shelf: Shelf
+) -> dict[str, Any] | None:
     """Overlap of two selections by halves of the training units; the reason where these are too few."""
     if n_permutations == 0:
         return None
     try:
-        halves = replicate_halves(selection, n_permutations=n_permutations)
+        halves = replicate_halves(selection, n_permutations=n_permutations, workers=workers, shelf=shelf)
     except InputError as error:
         return {"overlap": None, "reason": str(error)}
     null = [each for each in halves.null if not math.isnan(each)]

@@ -236,11 +236,15 @@ class SelectionPath(display.Shown, Record):
         """Everything a report shows, the verdicts included; see `assay.save_report`."""
         return self.to_document()
 
-    def to_document(self, *, n_halves: int | None = None) -> dict[str, Any]:
+    def to_document(
+        self, *, n_halves: int | None = None, workers: int | None = None, shelf: Shelf = computed
+    ) -> dict[str, Any]:
         """Everything a report shows of subsets of many sizes; details are those of the headline size.
 
         Args:
             n_halves: As in `Subset.to_document`.
+            workers: Threads. Default: one per core. The result does not depend on it.
+            shelf: Of an interrupted run: the selections on halves of the models.
         """
         header = {"kind": KIND, "schema": DOCUMENT_SCHEMA, "id": self.id, "path": self.path}
         return subset_document(
@@ -254,6 +258,8 @@ class SelectionPath(display.Shown, Record):
             dict(zip(self.selections, self.verdicts, strict=True)),
             self.baselines,
             n_halves=n_halves,
+            workers=workers,
+            shelf=shelf,
         )
 
     def _largest_of_grid(self, rule: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64, Integer, Num, UInt8
+from jaxtyping import Float, Float32, Float64, Int64, Integer, Num, UInt8
 
 from assay.analyses.subsets.layouts import (
     CHUNK,
@@ -29,7 +29,7 @@ Layout = Literal["auto", "dense", "packed", "accelerator"]
 LAYOUTS: tuple[Layout, ...] = ("auto", "dense", "packed", "accelerator")
 
 _DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
-MANY = 5  # products at a time from which bytes cost less than bits
+MANY = 3  # products at a time from which bytes cost less than bits
 _UNPACKED: "weakref.WeakKeyDictionary[AnswerTable, AnswerTable]" = weakref.WeakKeyDictionary()
 _UNPACKING = threading.Lock()  # two threads must not count the same free memory
 _DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
@@ -39,8 +39,8 @@ class DeviceMatrix(AnswerTable):
     """Int8 on a torch device, multiplied in chunks of examples.
 
     Weights are rounded to whole numbers on a grid of 2**-24 of the sum of their absolute values and cut into
-    three digits of eight bits; products of digits with 0/1 are exact in float32, with or without TF32, and in
-    bytes summed as int32, so the result is the exact sum of the rounded weights on any device.
+    digits of eight bits, three or four; products of digits with 0/1 are exact in float32, with or without
+    TF32, and in bytes summed as int32, so the result is the exact sum of the rounded weights on any device.
 
     Args:
         correct: 0/1, shape (m, N).
@@ -91,16 +91,19 @@ class DeviceMatrix(AnswerTable):
 
         rounded = [whole_weights(each) for each in weights]
         whole, scale = np.stack([each for each, _ in rounded]), np.array([each for _, each in rounded])
-        digits = _digits(whole)  # [m, 3 k]
-        small = self.device.type == "cpu" and int8_is_fast() and (digits == digits.astype(np.int8)).all()
+        digits = _digits(whole)
+        # PyTorch 2.13 gives wrong sums for a transposed matrix of one model in bytes.
+        small = self.device.type == "cpu" and int8_is_fast() and self.n_models > 1
         kind, multiply = (torch.int8, torch._int_mm) if small else (torch.float32, torch.matmul)
-        asked = torch.from_numpy(digits).to(self.device, kind)
+        asked = torch.from_numpy(np.concatenate(digits)).to(self.device, kind)
         sums = np.empty((len(weights), self.n_examples), dtype=np.float32)  # exact: whole, up to 2**24
         for start in range(0, self.n_examples, self._step):
             rows = self._rows[start : start + self._step]
-            low, middle, high = multiply(rows.to(kind), asked).to(torch.int32).chunk(3, dim=1)
-            sums[:, start : start + len(rows)] = (low + 256 * middle + 65536 * high).T.cpu().numpy()
-        return np.asarray(sums / scale[:, None])
+            total, *higher = multiply(asked, rows.to(kind).T).to(torch.int32).chunk(len(digits))
+            for place, each in enumerate(higher, 1):
+                total.add_(each, alpha=256**place)  # the whole fits, whatever its parts
+            sums[:, start : start + len(rows)] = total.cpu().numpy()
+        return sums if (scale == 1).all() else np.asarray(sums / scale[:, None])
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
         import torch
@@ -126,17 +129,15 @@ class DeviceMatrix(AnswerTable):
         return np.ascontiguousarray(rows.cpu().numpy().T).view(np.uint8)
 
 
-def _digits(whole: Float64[np.ndarray, "k m"]) -> Float[np.ndarray, "m three_k"]:
-    """Whole numbers up to 2**24 as three digits to the base 256, those of one place side by side.
-
-    The lower two lie in [-128, 127], the third in [-256, 256], beyond a byte only for a number above half of
-    2**24.
-    """
-    left, places = whole.astype(np.int64), []
-    for _ in range(2):
-        places.append((left + 128) % 256 - 128)
-        left = (left - places[-1]) // 256
-    return np.concatenate([*places, left]).T.astype(np.float32)
+def _digits(whole: Float64[np.ndarray, "k m"]) -> list[Float32[np.ndarray, "k m"]]:
+    """Whole numbers as digits to the base 256 in [-128, 127], the lowest first: four up to 2**24."""
+    left = whole.astype(np.int64)
+    places: list[Float32[np.ndarray, "k m"]] = []
+    while left.any() or not places:
+        digit = (left + 128) % 256 - 128
+        places.append(digit.astype(np.float32))
+        left = (left - digit) // 256
+    return places
 
 
 def int8_is_fast() -> bool:
@@ -151,8 +152,8 @@ def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
     """The same answers, held so that k products at a time cost least: bytes instead of bits where they fit.
 
     A byte per answer is eight times the memory of the packed layout. It is made once, shared by all threads,
-    and lives as long as the packed matrix. Five products at a time then cost about as much as in the packed
-    layout, eight about half.
+    and lives as long as the packed matrix. Three products at a time then cost less than in the packed layout,
+    eight a third, twenty-four a fifth.
     """
     if not isinstance(matrix, PackedMatrix) or k < MANY or not int8_is_fast():
         return matrix

@@ -18,7 +18,7 @@ from assay.analyses.subsets.line import Correlation, clip_of, correlate, line_co
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.settings import SelectionOptions, Settings, make_settings
 from assay.analyses.subsets.splits import ModelSplit, split_models
-from assay.analyses.subsets.swap import swap_sizes
+from assay.analyses.subsets.swap import SwapTask, swap_together
 from assay.core.errors import InputError
 
 
@@ -126,70 +126,101 @@ class Problem:
         return None
 
     def solve(self, size: int, *, id_accuracy: Accuracies | None = None, **constraints: Any) -> Found:
-        """Run the solver for one size; see `solve_sizes`."""
-        return self.solve_sizes((size,), id_accuracy=id_accuracy, **constraints)[0]
-
-    def solve_sizes(
-        self, sizes: Sequence[int], *, id_accuracy: Accuracies | None = None, **constraints: Any
-    ) -> list[Found]:
-        """Run the solver for sizes of which none leads to another; `swap` takes them side by side.
+        """Run the solver for one size.
 
         Args:
-            sizes: Examples to select.
+            size: Examples to select.
             id_accuracy: Of all models of the data, instead of the data's: a permutation of them.
-            constraints: `start` and `fixed` of `swap`; or `strata`, `allowed` and `must_include` instead of
-                those of the settings.
+            constraints: `strata`, `allowed` and `must_include` instead of those of the settings.
+        """
+        y = self.data.id_accuracy if id_accuracy is None else id_accuracy
+        return self._solve_together([(size, y, {})], **constraints)[0]
+
+    def _solve_together(
+        self, tasks: Sequence[tuple[int, Accuracies, dict[str, Any]]], **constraints: Any
+    ) -> list[Found]:
+        """Run the solver for tasks of which none leads to another; `swap` takes them side by side.
+
+        Args:
+            tasks: Size, in-distribution accuracies of all models, and `start` or `fixed` of `swap`.
+            constraints: As of `solve`.
         """
         settings, split = self.settings, self.split
-        y = self.data.id_accuracy if id_accuracy is None else id_accuracy
-        if part := self.constant_part(y):
-            raise InputError(
-                f"id_accuracy is the same for all {len(split.part(part))} {part} models, but a correlation "
-                "needs models that differ; give other models, or another split"
-            )
+        for _, y, _ in tasks:
+            if part := self.constant_part(y):
+                raise InputError(
+                    f"id_accuracy is the same for all {len(split.part(part))} {part} models, but a "
+                    "correlation needs models that differ; give other models, or another split"
+                )
         own = {name: getattr(settings, name) for name in ("strata", "allowed", "must_include")}
         given: dict[str, Any] = {
             "validation": self.validation,
-            "id_validation": y[split.validation],
             "objective": settings.objective,
             "eps": settings.eps,
             **(own | constraints),
             **settings.options,
         }
+        # One array for each accuracy: runs that share it share what follows from it.
+        train = {id(y): y[split.train] for _, y, _ in tasks}
         if settings.solver == "swap":
-            return swap_sizes(self.train, y[split.train], sizes, **given)
-        return [adam(self.train, y[split.train], size, seed=settings.seed, **given) for size in sizes]
+            each = [
+                SwapTask(size=size, id_train=train[id(y)], id_validation=y[split.validation], **members)
+                for size, y, members in tasks
+            ]
+            return swap_together(self.train, each, **given)
+        return [
+            adam(
+                self.train,
+                train[id(y)],
+                size,
+                id_validation=y[split.validation],
+                seed=settings.seed,
+                **given,
+            )
+            for size, y, _ in tasks
+        ]
 
     def solve_path(
+        self, sizes: Sequence[int], *, path: str = "independent", progress: Progress | None = None
+    ) -> list[Found]:
+        """Run the solver for ascending sizes; see `solve_paths`."""
+        return self.solve_paths(sizes, [self.data.id_accuracy], path=path, progress=progress)[0]
+
+    def solve_paths(
         self,
         sizes: Sequence[int],
+        accuracies: Sequence[Accuracies],
         *,
         path: str = "independent",
-        id_accuracy: Accuracies | None = None,
         progress: Progress | None = None,
-    ) -> list[Found]:
-        """Run the solver for ascending sizes.
+    ) -> list[list[Found]]:
+        """Run the solver for ascending sizes under each of several in-distribution accuracies, side by side.
 
         Args:
             sizes: Examples to select.
+            accuracies: Of all models of the data: the data's, or permutations of them.
             path: `independent`: each size by itself; `warm`: also from the previous set, and the better of
                 the two by validation kept; `nested`: the previous set stays.
-            id_accuracy: Of all models of the data, instead of the data's.
             progress: Called with the stage, the sizes done and all sizes.
+
+        Returns:
+            Per accuracy, one set per size; the same as alone.
         """
         told = progress or (lambda stage, done, total: None)
-        solved: list[Found] = []
+        solved: list[list[Found]] = [[] for _ in accuracies]
         together = len(sizes) if path == "independent" and self.settings.solver == "swap" else 1
         for place in range(0, len(sizes), together):
             told("select", place, len(sizes))
-            batch = sizes[place : place + together]
-            previous = solved[-1].indices if solved else None
-            kept = {"fixed": previous} if previous is not None and path == "nested" else {}
-            best = self.solve_sizes(batch, id_accuracy=id_accuracy, **kept)
-            if previous is not None and path == "warm":
-                warm = self.solve_sizes(batch, id_accuracy=id_accuracy, start=previous)
-                best = [min(pair, key=self._validated) for pair in zip(best, warm, strict=True)]
-            solved += best
+            tasks: list[tuple[int, Accuracies, dict[str, Any]]] = []
+            for y, before in zip(accuracies, solved, strict=True):
+                kept = {"fixed": before[-1].indices} if before and path == "nested" else {}
+                tasks += [(size, y, kept) for size in sizes[place : place + together]]
+                if before and path == "warm":
+                    tasks.append((sizes[place], y, {"start": before[-1].indices}))
+            found, each = self._solve_together(tasks), len(tasks) // len(solved)
+            for row, sets in enumerate(solved):
+                new = found[row * each : (row + 1) * each]
+                sets += [min(new, key=self._validated)] if sets and path == "warm" else new
         told("select", len(sizes), len(sizes))
         return solved
 

@@ -13,7 +13,7 @@ from assay.analyses.subsets.layouts import AnswerTable
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.permutation import Exchange, Kind, n_workers, run_permutations
-from assay.analyses.subsets.problem import Problem, Progress
+from assay.analyses.subsets.problem import Problem, Progress, Shelf, computed
 from assay.analyses.subsets.splits import halves
 from assay.core.errors import check_fraction, check_least
 from assay.core.record import Record
@@ -23,6 +23,7 @@ from assay.stats import benjamini_hochberg
 LEVEL = 0.05
 N_HALVES_NULL = 19
 N_BINS = 40
+_TOGETHER = 10  # selections side by side, which make one part of a job
 _LEAST_DF = 1.0
 _ENTRIES = 1 << 21  # of the matrix worked on at a time
 
@@ -206,6 +207,7 @@ def replicate_halves(
     seed: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    shelf: Shelf = computed,
 ) -> HalfReplication:
     """Select twice, on disjoint halves of the training units, and compare the two sets with each other.
 
@@ -219,7 +221,8 @@ def replicate_halves(
             runs or families are known.
         seed: Root seed. Default: that of the selection.
         workers: Threads. Default: one per core. The result does not depend on it.
-        progress: Called with stage, permutations done and their number.
+        progress: Called with stage, parts done and their number.
+        shelf: Of an interrupted run, by name: the selections of each half.
 
     Raises:
         InputError: For a selection without data, or if a half would hold fewer than 4 models.
@@ -235,19 +238,33 @@ def replicate_halves(
     problems = [Problem(data, replace(selection.split, train=half), settings) for half in parts]
     exchange = Exchange.of(data, kind)
 
-    def overlap(y: Accuracies) -> tuple[float, float]:
-        sets = [problem.solve(selection.size, id_accuracy=y).indices for problem in problems]
-        consistency = consistency_within(sets, selection.pool)
-        return float(consistency.normalised[0, 1]), float(consistency.jaccard[0, 1])
+    drawn = [exchange.draw(data.id_accuracy, seed, place) for place in range(n_permutations)]
+    accuracies = [data.id_accuracy, *drawn]
 
-    normalised, jaccard = run_permutations(lambda _: overlap(data.id_accuracy), 1)[0]
-    null = run_permutations(
-        lambda place: overlap(exchange.draw(data.id_accuracy, seed, place))[0],
-        n_permutations,
+    def select(place: int) -> list[list[int]]:
+        half, first = place % 2, place // 2 * _TOGETHER
+        some = accuracies[first : first + _TOGETHER]
+
+        def compute() -> list[list[int]]:
+            return [found.indices.tolist() for (found,) in problems[half].solve_paths([selection.size], some)]
+
+        kept: list[list[int]] = shelf(f"half {half}, accuracies {first} to {first + len(some) - 1}", compute)
+        return kept
+
+    parts_done = run_permutations(
+        select,
+        2 * math.ceil(len(accuracies) / _TOGETHER),
         workers=n_workers(workers, settings),
         progress=progress,
         stage="halves under permuted accuracies",
     )
+    overlaps = [
+        consistency_within([np.array(each, dtype=np.int64) for each in pair], selection.pool)
+        for first, second in zip(parts_done[::2], parts_done[1::2], strict=True)
+        for pair in zip(first, second, strict=True)
+    ]
+    normalised, *null = [float(each.normalised[0, 1]) for each in overlaps]
+    jaccard = float(overlaps[0].jaccard[0, 1])
     # An undefined overlap is not evidence against chance.
     n_reached = sum(math.isnan(each) or each >= normalised for each in null)
     return HalfReplication(

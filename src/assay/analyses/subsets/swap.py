@@ -13,6 +13,7 @@ models.
 
 import warnings
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -47,7 +48,36 @@ MIN_GAIN = 1e-9
 _FEW = 1 / 64  # share of the examples up to which two counts of the exchanged beat one of all members
 
 
-def swap(train: AnswerTable, id_train: Accuracies, size: int, **options: Any) -> Found:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SwapTask:
+    """One set to select.
+
+    Attributes:
+        size: S, examples to select.
+        id_train: In-distribution accuracy of the training models, in [0, 1].
+        id_validation: That of the validation models; None without any.
+        start: Members to start from instead of the lowest marginal scores. Fewer than S are extended by
+            the lowest entries of the gradient of R at that set.
+        fixed: Members of a smaller set that may not leave, for nested sets.
+    """
+
+    size: int
+    id_train: Accuracies
+    id_validation: Float64[np.ndarray, " v"] | None = None
+    start: Integer[np.ndarray, " s"] | None = None
+    fixed: Integer[np.ndarray, " f"] | None = None
+
+
+def swap(
+    train: AnswerTable,
+    id_train: Accuracies,
+    size: int,
+    *,
+    id_validation: Float64[np.ndarray, " v"] | None = None,
+    start: Integer[np.ndarray, " s"] | None = None,
+    fixed: Integer[np.ndarray, " f"] | None = None,
+    **options: Any,
+) -> Found:
     """The S examples on which the correlation of out- with in-distribution accuracy is lowest.
 
     For every kappa of `KAPPAS`, each from where the last one ended: take the gradient at rho = kappa
@@ -60,7 +90,10 @@ def swap(train: AnswerTable, id_train: Accuracies, size: int, **options: Any) ->
         train: Correctness of the training models, m models x N examples.
         id_train: Their held-out in-distribution accuracy, in [0, 1].
         size: S, examples to select.
-        options: All others of `swap_sizes`.
+        id_validation: As of `SwapTask`.
+        start: As of `SwapTask`.
+        fixed: As of `SwapTask`.
+        options: All others of `swap_together`.
 
     Returns:
         The best set by validation. Its trace has per kappa: `iterations` (gradients), `accepted` (steps),
@@ -78,34 +111,29 @@ def swap(train: AnswerTable, id_train: Accuracies, size: int, **options: Any) ->
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4 for the objective; the solver is not in it.
     """
-    return swap_sizes(train, id_train, (size,), **options)[0]
+    task = SwapTask(size=size, id_train=id_train, id_validation=id_validation, start=start, fixed=fixed)
+    return swap_together(train, [task], **options)[0]
 
 
-def swap_sizes(
+def swap_together(
     train: AnswerTable,
-    id_train: Accuracies,
-    sizes: Sequence[int],
+    tasks: Sequence[SwapTask],
     *,
     validation: AnswerTable | None = None,
-    id_validation: Float64[np.ndarray, " v"] | None = None,
     strata: Integer[np.ndarray, " strata"] | None = None,
     allowed: Bool[np.ndarray, " mask"] | None = None,
     must_include: Integer[np.ndarray, " k"] | None = None,
     objective: str = "r",
     eps: float | int = EPS,
-    start: Integer[np.ndarray, " s"] | None = None,
-    fixed: Integer[np.ndarray, " f"] | None = None,
     keep_path: bool = False,
 ) -> list[Found]:
-    """`swap` for each of several sizes, side by side: the same sets, with a pass over the matrix for all.
+    """`swap` for each of several tasks, side by side: the same sets, with a pass over the matrix for all.
 
     Args:
         train: As of `swap`.
-        id_train: As of `swap`.
-        sizes: Examples to select.
+        tasks: Sets to select, none of which leads to another.
         validation: Correctness of the validation models on the same examples. The set of lowest validation R
             on the whole way is kept, the start included.
-        id_validation: Their in-distribution accuracy.
         strata: Stratum code (>= 0) of every example. The set has every stratum's share of the allowed
             examples (`stratum_quota`), and exchanges stay inside strata.
         allowed: Which examples may be selected; default all.
@@ -113,33 +141,37 @@ def swap_sizes(
         objective: `r` minimises R; `r2` minimises R^2, for sets on which the two accuracies are unrelated,
             and starts from the examples whose marginal score is nearest 0.
         eps: Clip of accuracies before the probit; the objective clips at max(eps, 0.25 / S).
-        start: Members to start from instead of the lowest marginal scores. Fewer than S are extended by
-            the lowest entries of the gradient of R at that set.
-        fixed: Members of a smaller set that may not leave, for nested sets.
         keep_path: Give the start and the set after every accepted step in `extras["path"]`, a tuple of dicts
             with `kappa` (None at the start), `r_train`, `r_validation` and ascending `indices`.
     """
     kappas = [each for each in KAPPAS if validation is not None or each >= LAST_KAPPA_WITHOUT_VALIDATION]
-    runs = []
-    for size in sizes:
+    trajectories = []
+    for task in tasks:
         pool = Pool(
             train.n_examples,
-            size,
+            task.size,
             strata=strata,
             allowed=allowed,
-            locked={"must_include": must_include, "fixed": fixed},
+            locked={"must_include": must_include, "fixed": task.fixed},
         )
         held_out = None
-        if validation is not None and id_validation is not None:
-            held_out = _ModelPart(validation, id_validation, size, eps, "id_validation")
-        run = _Trajectory(
-            training=_ModelPart(train, id_train, size, eps, "id_train"),
+        if validation is not None and task.id_validation is not None:
+            held_out = _ModelPart(validation, task.id_validation, task.size, eps, "id_validation")
+        trajectory = _Trajectory(
+            training=_ModelPart(train, task.id_train, task.size, eps, "id_train"),
             held_out=held_out,
             pool=pool,
             square=objective == "r2",
             keep_path=keep_path,
         )
-        runs.append(run.solve(start, kappas))
+        trajectories.append(trajectory)
+    # Sizes share their accuracies, and with them the marginal scores.
+    accuracies = {id(task.id_train): task.id_train for task in tasks}
+    scores = {key: marginal_scores(train, each, eps=eps) for key, each in accuracies.items()}
+    runs = [
+        each.solve(scores[id(task.id_train)], task.start, kappas)
+        for each, task in zip(trajectories, tasks, strict=True)
+    ]
     found = _side_by_side(runs, train)
     if validation is None:
         warnings.warn(
@@ -172,7 +204,7 @@ class _ModelPart:
 
     def __init__(self, matrix: AnswerTable, id_accuracy: np.ndarray, size: int, eps: float | int, name: str):
         self.matrix, self.size, self.eps = matrix, size, eps
-        self.id_accuracy, self.z = id_accuracy, unit_probit(id_accuracy, eps=eps, name=name)
+        self.z = unit_probit(id_accuracy, eps=eps, name=name)
         self.counts = np.zeros(matrix.n_models, dtype=np.int64)
 
     def after(self, pairs: Pairs, inside: Bool[np.ndarray, " n"]) -> Num[np.ndarray, " m"]:
@@ -222,17 +254,16 @@ class _Trajectory:
         self.trace: list[dict[str, Any]] = []
         self.path: list[dict[str, Any]] | None = [] if keep_path else None
 
-    def solve(self, start: np.ndarray | None, kappas: Sequence[float]) -> _Asking[Found]:
-        """The whole way."""
-        yield from self.begin(start)
+    def solve(self, scores: np.ndarray, start: np.ndarray | None, kappas: Sequence[float]) -> _Asking[Found]:
+        """The whole way, from the members of `start`, else from the lowest marginal scores."""
+        yield from self.begin(scores, start)
         for kappa in kappas:
             yield from self.descend(kappa)
         return (yield from self.found())
 
-    def begin(self, start: np.ndarray | None) -> _Asking[None]:
+    def begin(self, scores: np.ndarray, start: np.ndarray | None) -> _Asking[None]:
         """Takes the start; its spread is the unit of the ridge."""
         training, size = self.training, self.pool.size
-        scores = marginal_scores(training.matrix, training.id_accuracy, eps=training.eps)
         if self.square:
             scores = np.abs(scores)
         if start is not None:
@@ -240,6 +271,7 @@ class _Trajectory:
             if len(start) < size:
                 accuracy = training.matrix.count(start) / max(1, len(start))
                 scores = (yield from self.linearised(accuracy, 0.0)).gradient.astype(np.float64)
+            scores = scores.copy()  # other runs start from them
             scores[start] = -np.inf
         self.inside = self.pool.lowest(scores)
         members = np.flatnonzero(self.inside)

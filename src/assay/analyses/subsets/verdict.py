@@ -16,6 +16,7 @@ from assay.analyses.subsets.crossfit import (
     CrossFit,
     FoldPlan,
     FoldRuns,
+    combine,
     fit_folds,
     no_folds,
     plan_folds,
@@ -174,23 +175,61 @@ def judge_sizes(
     runs = FoldRuns(data, plan.splits, sizes, settings, path=path)
     threads = n_workers(workers, settings)
     fit = fit_folds(data, plan, runs, data.id_accuracy, level=INTERVAL_LEVEL, shelf=shelf, workers=threads)
-    exchange, test = Exchange.of(data), SequentialPermutation.of(n_permutations, LEVEL)
-
-    def rerun(place: int) -> Float64[np.ndarray, " k"]:
-        drawn = exchange.draw(data.id_accuracy, seed, place)
-        return runs.rerun(drawn, shelf=shelf, name=f"permutation {place}")
-
-    def settled(reruns: Sequence[Float64[np.ndarray, " k"]]) -> bool:
-        anywhere = reached(fit.r, np.stack(reruns))[1]
-        return all(test.settled(column) for column in anywhere.T[fit.r < 0])
-
-    reruns: list[Float64[np.ndarray, " k"]] = run_permutations(
-        rerun, n_permutations, workers=threads, progress=progress, settled=settled
-    )
-    null = np.stack(reruns)
+    test = SequentialPermutation.of(n_permutations, LEVEL)
+    null = _null(data, runs, fit, test, seed=seed, threads=threads, progress=progress, shelf=shelf)
     return tuple(
         _judged(untested(data, each, plan, sizes), data, each, fit, null, test) for each in selections
     )
+
+
+def _null(
+    data: CorrectnessData,
+    runs: FoldRuns,
+    fit: CrossFit,
+    test: SequentialPermutation,
+    *,
+    seed: int,
+    threads: int,
+    progress: Progress | None,
+    shelf: Shelf,
+) -> Float64[np.ndarray, "n k"]:
+    """R_cf per size of the reruns, as many as it takes; each fold of a wave of them is a part of the job."""
+    exchange, n_folds = Exchange.of(data), len(runs.problems)
+
+    def rerun(place: int) -> list[list[float]]:
+        wave, fold = divmod(place, n_folds)
+        reruns = range(wave * runs.wave, min((wave + 1) * runs.wave, test.n))
+
+        def compute() -> list[list[float]]:
+            return runs.rerun(fold, [exchange.draw(data.id_accuracy, seed, each) for each in reruns])
+
+        name = f"permutations {reruns[0]} to {reruns[-1]}, fold {fold}"
+        kept: list[list[float]] = shelf(name, compute)
+        return kept
+
+    def combined(folds: Sequence[list[list[float]]]) -> Float64[np.ndarray, "n k"]:
+        waves = range(0, len(folds), n_folds)
+        each = [np.array(folds[start : start + n_folds], dtype=np.float64) for start in waves]
+        return combine(np.concatenate(each, axis=1).swapaxes(0, 1), runs.n_models)
+
+    def settled(null: Float64[np.ndarray, "n k"]) -> bool:
+        anywhere = reached(fit.r, null)[1]
+        return all(test.settled(column) for column in anywhere.T[fit.r < 0])
+
+    def told(stage: str, done: int, total: int) -> None:
+        if progress is not None and done % n_folds == 0:
+            progress(stage, min(done // n_folds * runs.wave, test.n), test.n)
+
+    folds = run_permutations(
+        rerun,
+        math.ceil(test.n / runs.wave) * n_folds,
+        workers=threads,
+        progress=told,
+        settled=lambda folds: len(folds) % n_folds == 0 and settled(combined(folds)),
+    )
+    null = combined(folds)
+    # What a wave holds beyond the end counts for nothing.
+    return null[: next((n for n in range(1, len(null)) if settled(null[:n])), len(null))]
 
 
 def _judged(
