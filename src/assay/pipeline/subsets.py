@@ -164,9 +164,10 @@ def select_stored(
         InputError: As `assay.selection_path`.
 
     Notes:
-        An interrupted job goes on where it ended, with the same result: the store holds the selections and
-        every finished fold of the cross-fit and its reruns, as rows of kind `subset-part`, until the document
-        is there. What begins anew is the part that was under way.
+        An interrupted job goes on where it ended, with the same result: the store holds the selections,
+        every finished fold of the cross-fit and of its reruns (one, three or nine together) and the overlap
+        of halves, as rows of kind `subset-part`, until the document is there. What begins anew is the part
+        that was under way.
     """
     record = job_record(data, sizes, path=path, n_permutations=n_permutations, folds=folds, **options)
     parts = _Parts(store=store, job=record_id(KIND, record))
