@@ -239,7 +239,7 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--penalty", "squared"], "--solver adam"),
         (["--solver", "adam", "--penalty", "sqared"], "did you mean 'squared'"),
         (["--solver", "adam", "--path", "warm"], "use solver='swap' or path='independent'"),
-        (["--objective", "r3"], "did you mean 'r2'"),
+        (["--objective", "r3"], "did you mean 'r' or 'r2'"),
         (["--clip", "third"], "known: eps, half"),
         (["--refine", "0"], "give a count of at least 1, or bisection"),
         (["--refine", "bisection", "--path", "nested"], "use path='independent'"),
@@ -313,7 +313,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of files about the examples, which is the working directory."""
     names = planted().example_ids.tolist()
     (tmp_path / "half.txt").write_text("\n".join(names[::2]))
-    (tmp_path / "two.txt").write_text("\n".join(names[90:92]))
+    (tmp_path / "two.txt").write_text("\n".join(names[90:94:2]))
     np.save(tmp_path / "embeddings.npy", np.random.default_rng(0).normal(size=(N_EXAMPLES, 3)))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -354,8 +354,8 @@ def test_the_settings_of_the_paper_reach_the_solver(archive: Path, beside: Path)
         *given, "--sizes", "30,100", "--allowed", "half.txt", "--must-include", "two.txt", "--clip", "half",
         "--cross", "label,light", "--embeddings", "embeddings.npy", "--id-embeddings", "embeddings.npy",
     )  # fmt: skip
-    assert set(found["indices"]) <= set(range(0, N_EXAMPLES, 2)) | {91}
-    assert {"night-0", "day-90"} & set(found["example_ids"])
+    assert set(found["indices"]) <= set(range(0, N_EXAMPLES, 2))
+    assert {"day-90", "day-92"} <= set(found["example_ids"])
     assert found["settings"]["clip"] == "half"
     assert all(row["distance"]["r"] is not None for row in found["rows"])
     crossed = {row["value"] for row in found["prevalence"]["rows"] if row["attribute"] == "label x light"}

@@ -33,8 +33,9 @@ def read_places(path: Path, data: CorrectnessData, option: str) -> Places:
         option: What the file was given as, for errors.
 
     Raises:
-        InputError: If names are not among the examples, with their number, or one is given twice.
-        FileFormatError: If the file cannot be read, or names nothing.
+        InputError: If names are not among the examples, with their number, or one is given twice; if the file
+            names nothing or cannot be read.
+        FileFormatError: If it is not the table that its ending says.
     """
     known = data.example_ids.tolist()
     if path.suffix in SUFFIXES:
@@ -46,10 +47,10 @@ def read_places(path: Path, data: CorrectnessData, option: str) -> Places:
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
-            raise FileFormatError(f"--{option}: cannot read {path}: {error}") from error
+            raise InputError(f"--{option}: cannot read {path}: {error}") from error
         names = [line.strip() for line in lines if line.strip()]
     if not names:
-        raise FileFormatError(f"--{option}: {path} names no example; give one per line")
+        raise InputError(f"--{option}: {path} names no example; give one per line")
     lacking = "are not among the examples of the data"
     return _matched(names, known, f"--{option}: {path}", "examples that it names", lacking)
 
@@ -90,7 +91,7 @@ def read_embeddings(path: Path) -> tuple[list[str] | None, dict[str, np.ndarray]
     """
     with malformed(path, "a file of embeddings: .npz, .npy or a table with a column example_id"):
         if not path.is_file():
-            raise FileFormatError(f"{path} is not a file; give embeddings as .npz, .npy or a table")
+            raise InputError(f"{path} is not a file; give embeddings as .npz, .npy or a table")
         if path.suffix == ".npy":  # mapped: a size that the file only declares is not allocated
             return None, {"embedding": np.array(np.load(path, mmap_mode="r", allow_pickle=False), np.float32)}
         if path.suffix == ".npz":
