@@ -101,9 +101,9 @@ def size_table(document: Document) -> "pd.DataFrame":
         document: What `Subset.document` or `SelectionPath.document` gave.
 
     Returns:
-        A row per size: `dataset`, `ood` and `n` (examples); for `pearson` and `spearman`, of `ours` and each
-        baseline, the value and half the width of its interval (`_hw`); then `n_models` (test models) and the
-        ends of each interval (`_low`, `_high`), which is not symmetric. Intervals are of 95 %, through atanh,
+        A row per size: `dataset`, `ood` and `n` (examples); for `pearson` and `spearman`, of `ours`, `random`
+        and `hard`, the value and half the width of its interval (`_hw`); then `n_models` (test models), the
+        same of other baselines, and the ends of each interval (`_low`, `_high`), which is not symmetric. Intervals are of 95 %, through atanh,
         with the number of test models, where the printed table has 100 and the lower side alone; those of
         ranks by Bonett and Wright. They take models as independent. Undefined numbers are NaN.
 
@@ -122,7 +122,8 @@ def size_table(document: Document) -> "pd.DataFrame":
                 r = (row.get(kind) or {}).get(entry)
                 value, key = math.nan if r is None else r, f"{statistic}_{name}"
                 interval = fisher_z_interval(value, row["test"]["n"], kind=statistic)
-                values |= {key: value, f"{key}_hw": (interval.high - interval.low) / 2}
+                first = values if name in ("ours", "random", "hard") else ends
+                first |= {key: value, f"{key}_hw": (interval.high - interval.low) / 2}
                 ends |= {f"{key}_low": interval.low, f"{key}_high": interval.high}
         named = {"dataset": source.get("name", source.get("file")), "ood": source.get("domain")}
         rows.append({**named, "n": row["size"], **values, "n_models": row["test"]["n"], **ends})
