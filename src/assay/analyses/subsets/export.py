@@ -103,9 +103,10 @@ def size_table(document: Document) -> "pd.DataFrame":
     Returns:
         A row per size: `dataset`, `ood` and `n` (examples); for `pearson` and `spearman`, of `ours`, `random`
         and `hard`, the value and half the width of its interval (`_hw`); then `n_models` (test models), the
-        same of other baselines, and the ends of each interval (`_low`, `_high`), which is not symmetric. Intervals are of 95 %, through atanh,
-        with the number of test models, where the printed table has 100 and the lower side alone; those of
-        ranks by Bonett and Wright. They take models as independent. Undefined numbers are NaN.
+        same of other baselines, and the ends of each interval (`_low`, `_high`), which is not symmetric.
+        Intervals are of 95 %, through atanh, with the number of test models, where the printed table has 100
+        and the lower side alone; those of ranks by Bonett and Wright. They take models as independent.
+        Undefined numbers are NaN.
 
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Table A.3.
