@@ -232,6 +232,20 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--path", "warmish"], "did you mean 'warm'"),
         (["--strata", "lihgt"], "did you mean 'light'"),
         (["--layout", "pcked"], "packed"),
+        (
+            ["--trials", "3"],
+            "trials is an option of the solver 'adam', but the solver is 'swap'; remove trials",
+        ),
+        (["--penalty", "squared"], "--solver adam"),
+        (["--solver", "adam", "--penalty", "sqared"], "did you mean 'squared'"),
+        (["--solver", "adam", "--path", "warm"], "use solver='swap' or path='independent'"),
+        (["--objective", "r3"], "did you mean 'r' or 'r2'"),
+        (["--clip", "third"], "known: eps, half"),
+        (["--refine", "0"], "give a count of at least 1, or bisection"),
+        (["--refine", "bisection", "--path", "nested"], "use path='independent'"),
+        (["--allowed", "absent.txt"], "--allowed: cannot read absent.txt"),
+        (["--cross", "light"], "--cross is 'light'; give two or more"),
+        (["--embeddings", "absent.npz"], "absent.npz is not a file"),
         (["--groups", "runs.csv"], "--groups is 'runs.csv', which is not a file"),
         (["--ids", "chosen.xlsx"], "give NAME.csv"),
         (["--images", "photos"], "--images"),
@@ -281,6 +295,95 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(archive: Path
     assert found.exit_code == 1
     assert "is a directory" in found.stderr
     assert not (tmp_path / "store").exists()
+
+
+# ------------------------------------------------------------------------------------ the paper's settings
+
+ANSWERED = (  # other values of every option on which the answer depends
+    ("size", 20), ("sizes", "20,30"), ("refine", "bisection"), ("refine", 7), ("split", "random"),
+    ("compat", True), ("path", "warm"), ("strata", "label"), ("objective", "r2"), ("clip", "half"),
+    ("allowed", "half.txt"), ("must_include", "two.txt"), ("permutations", 1), ("folds", 4),
+    ("cross", ("label,light",)), ("embeddings", "embeddings.npy"), ("id_embeddings", "embeddings.npy"),
+)  # fmt: skip
+OF_ADAM = (("trials", 3), ("epochs", 9), ("patience", 9), ("penalty", "squared"))
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of files about the examples, which is the working directory."""
+    names = planted().example_ids.tolist()
+    (tmp_path / "half.txt").write_text("\n".join(names[::2]))
+    (tmp_path / "two.txt").write_text("\n".join(names[90:94:2]))
+    np.save(tmp_path / "embeddings.npy", np.random.default_rng(0).normal(size=(N_EXAMPLES, 3)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_option_on_which_the_answer_depends_is_part_of_the_identity(
+    archive: Path, beside: Path
+) -> None:
+    from dataclasses import fields
+    from typing import get_args
+
+    from assay.app.cli.select import SELECTION, VERDICT, PoolSettings, SelectSettings, _sizes
+    from assay.core.record import record_id
+    from assay.pipeline.subsets import KIND, job_record
+
+    def identity(**changed: Any) -> str:
+        given = {name: Path(value) if "." in str(value) else value for name, value in changed.items()}
+        settings = SelectSettings(**({"size": 30} | given | ({"size": None} if "sizes" in given else {})))
+        data = settings.read(archive, lambda *told: None).data
+        sizes = _sizes(settings.sizes, settings.size)
+        return record_id(KIND, job_record(data, sizes, **settings.solving(data)))
+
+    more = {"id_embeddings": {"embeddings": Path("embeddings.npy")}}
+    adam = {"solver": "adam"}
+    found = [identity(), identity(**adam)]
+    found += [identity(**more.get(name, {}), **{name: value}) for name, value in ANSWERED]
+    found += [identity(**adam, **{name: value}) for name, value in OF_ADAM]
+    assert len(set(found)) == len(found)
+    assert identity(objective="pearson", clip="eps") == found[0]
+    own = {each.name for each in fields(SelectSettings) if {SELECTION, VERDICT} & set(get_args(each.type))}
+    own |= set(PoolSettings.__annotations__) - {"digits_models"}
+    assert own == {name for name, _ in (*ANSWERED, *OF_ADAM)} | {"solver"}
+
+
+def test_the_settings_of_the_paper_reach_the_solver(archive: Path, beside: Path) -> None:
+    given = (archive, *UNTESTED, "--store", "store")
+    found = document(
+        *given, "--sizes", "30,100", "--allowed", "half.txt", "--must-include", "two.txt", "--clip", "half",
+        "--cross", "label,light", "--embeddings", "embeddings.npy", "--id-embeddings", "embeddings.npy",
+    )  # fmt: skip
+    assert set(found["indices"]) <= set(range(0, N_EXAMPLES, 2))
+    assert {"day-90", "day-92"} <= set(found["example_ids"])
+    assert found["settings"]["clip"] == "half"
+    assert all(row["distance"]["r"] is not None for row in found["rows"])
+    crossed = {row["value"] for row in found["prevalence"]["rows"] if row["attribute"] == "label x light"}
+    assert "dog x night" in crossed
+    given = (*given, "--size", "30", "--solver", "adam", "--trials", "2", "--epochs", "40", "--patience", "9")
+    adam = document(*given, "--penalty", "squared", "--objective", "r2")
+    told = adam["settings"]
+    assert told["options"] == {"trials": 2, "epochs": 40, "patience": 9, "penalty": "squared"}
+    assert (told["solver"], told["objective"]) == ("adam", "r2")
+
+
+def test_refined_sizes_are_in_the_plan_the_output_and_the_table(archive: Path, tmp_path: Path) -> None:
+    given = (archive, "--sizes", "20,190", "--refine", "40", *UNTESTED, "--store", tmp_path / "store")
+    planned = run(*given, "--dry-run")
+    assert "sizes 20, 190 and at most 4 between two of them" in planned.stdout
+    assert json.loads(run(*given, "--dry-run", "--json").stdout)["n_selections"] == 6
+    found = run(*given, "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    with (tmp_path / "out" / "sizes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["n"] for row in rows] == ["20", "60", "100", "140", "180", "190"]
+    written = json.loads((tmp_path / "out" / "selection.json").read_text())
+    test = written["rows"][0]["test"]
+    assert float(rows[0]["pearson_ours"]) == pytest.approx(test["r"], abs=1e-6)
+    assert float(rows[0]["pearson_ours_high"]) == pytest.approx(test["fisher_high"], abs=1e-6)
+    ends = f"[{test['fisher_low']:.2f}, {test['fisher_high']:.2f}]".replace("-", "\N{MINUS SIGN}")
+    assert ends in found.stdout.replace("-", "\N{MINUS SIGN}")
+    assert "Fisher interval" in (tmp_path / "out" / "report.html").read_text()
 
 
 # ------------------------------------------------------------------------------------- what was understood

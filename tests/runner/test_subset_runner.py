@@ -23,7 +23,6 @@ from assay.pipeline.subsets import (
     NOT_TESTED,
     _announce,
     _Parts,
-    checked_sizes,
     job_record,
     plan_selection,
     select_stored,
@@ -480,13 +479,42 @@ def test_a_killed_job_goes_on_with_the_same_bytes(data: CorrectnessData, tmp_pat
     assert store.count() == whole.count() == 1
 
 
-def test_sizes_are_sorted_and_checked() -> None:
-    assert checked_sizes([30, 10], 40) == (10, 30)
-    assert checked_sizes(None, 40) == default_sizes(40)
+def test_sizes_are_sorted_and_checked(data: CorrectnessData) -> None:
+    def planned(sizes: Any, **options: Any) -> tuple[int, ...]:
+        return plan_selection(data, sizes, n_permutations=0, **options).sizes
+
+    assert planned([30, 10]) == (10, 30)
+    assert planned(None) == default_sizes(N_EXAMPLES)
+    assert planned(None, allowed=range(40), must_include=range(15)) == (20, 40)
     with pytest.raises(InputError, match="sizes is empty"):
-        checked_sizes([], 40)
+        planned([])
     with pytest.raises(InputError, match="size 10 is given more than once"):
-        checked_sizes([10, 20, 10], 40)
+        planned([10, 20, 10])
+    with pytest.raises(InputError, match="size is 30, but allowed leaves only 20"):
+        planned([30], allowed=range(20))
+    with pytest.raises(InputError, match="size is 3, but must_include holds 4"):
+        planned([3], must_include=range(4))
+
+
+@pytest.mark.parametrize("refine", [True, 4])
+def test_refined_sizes_are_planned_judged_and_stored(
+    data: CorrectnessData, tmp_path: Path, refine: bool | int
+) -> None:
+    given: dict[str, Any] = {"n_permutations": 1, "folds": 3, "refine": refine}
+    store = Store(tmp_path)
+    found = select_stored(data, [10, 55], workers=1, store=store, **given)
+    sizes = [row["size"] for row in found.document["rows"]]
+    plan = plan_selection(data, [10, 55], **given)
+    assert {10, 55} < set(sizes)
+    assert len(sizes) - 2 <= plan.n_refined == (6 if refine is True else 11)
+    assert plan.n_selections == 2 + plan.n_refined
+    assert plan.n_reruns == 3 * 2 * plan.n_selections
+    assert found.document["verdict"]["sizes"] == sizes == sorted(sizes)
+    assert set(found.selections) == set(sizes)
+    assert found.document["largest"][0]["size"] == found.document["size"] >= 10
+    assert select_stored(data, [10, 55], store=store, **given).cached
+    with pytest.raises(InputError, match="use path='independent'"):
+        plan_selection(data, [10, 55], path="nested", refine=refine)
 
 
 def test_impossible_settings_are_refused(data: CorrectnessData) -> None:

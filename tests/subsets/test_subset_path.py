@@ -75,6 +75,36 @@ def test_the_largest_subset_by_each_rule(found):
     assert above - refined.size <= max(1, 0.05 * refined.size)
 
 
+def test_steps_try_every_size_in_between_and_bisection_no_more_than_planned(found):
+    from assay.analyses.subsets.path import most_refined
+
+    assert most_refined((40, 80, 150, 400), 25) == 9  # 175 to 375
+    assert most_refined((40, 80), 40) == most_refined((40,), True) == most_refined((40, 80), False) == 0
+    assert most_refined((10, 20), True) == 4  # of 10, 5 or less, 3 or less, ...: 20, 15, 12, 11
+    steps = found.refined(25)
+    largest = found.largest_aotil("val", refine=False).size
+    above = min(size for size in found.sizes if size > largest)
+    assert set(steps.sizes) - set(found.sizes) == set(range(largest + 25, above, 25)) - {above}
+    for size in steps.sizes:
+        assert steps[size].sweep == steps.sizes
+        assert not steps[size].judged
+    bisected = found.refined()
+    assert 0 < len(bisected.sizes) - len(found.sizes) <= most_refined(found.sizes, True)
+    with pytest.raises(InputError, match="step is -1"):
+        found.refined(-1)
+
+
+def test_refined_sizes_have_baselines_too(planted):
+    options = {"families": planted.families}
+    coarse = assay.selection_path(planted.correct, planted.id_accuracy, [40, 400], **options)
+    fine = coarse.refined(90)
+    assert fine.sizes == (40, 130, 220, 310, 400)
+    whole = assay.selection_path(planted.correct, planted.id_accuracy, fine.sizes, **options)
+    assert fine.baselines == whole.baselines
+    assert fine.provenance == whole.provenance
+    assert [each.to_dict() for each in fine] == [each.to_dict() for each in whole]
+
+
 def test_a_member_of_a_sweep_is_judged_with_all_of_it(unchecked, found, tmp_path):
     alone = found[80].judge(n_permutations=3, folds=3, workers=1)
     assert alone.sizes == found.sizes

@@ -38,18 +38,22 @@ def at_least(low: int, most: int | None = None) -> Parameter:
     return Parameter(validator=Number(gte=low, lte=most))
 
 
-def _steps(type_: Any, tokens: Sequence[Token]) -> int | str:
-    """A count, or `auto`."""
-    del type_
-    value = tokens[0].value
-    if value != "auto" and not (value.isdecimal() and int(value) > 0):
-        raise ValueError(f"{value!r} is not valid; give a count of at least 1, or auto")
-    return value if value == "auto" else int(value)
+def count_or(word: str) -> Parameter:
+    """An option that takes a count, or a word."""
+
+    def convert(type_: Any, tokens: Sequence[Token]) -> int | str:
+        del type_
+        value = tokens[0].value
+        if value != word and not (value.isdecimal() and int(value) > 0):
+            raise ValueError(f"{value!r} is not valid; give a count of at least 1, or {word}")
+        return value if value == word else int(value)
+
+    return Parameter(converter=convert, completer=lambda context: [word], metavar=f"COUNT|{word}")
 
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 Count = Annotated[int, at_least(1)]
-STEPS = Parameter(converter=_steps, completer=lambda context: ["auto"], metavar="COUNT|auto")
+STEPS = count_or("auto")
 Steps = int | Literal["auto"]
 
 NAMES: dict[str, tuple[str, ...]] = {

@@ -12,11 +12,11 @@ import numpy as np
 from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import N_HALVES
-from assay.analyses.subsets.path import SelectionPath, selection_path
+from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, selection_path
 from assay.analyses.subsets.permutation import n_workers
-from assay.analyses.subsets.problem import PATHS, check_sizes, default_sizes, make_problem
+from assay.analyses.subsets.problem import Problem, make_problem
 from assay.analyses.subsets.verdict import untested
-from assay.core.errors import InputError, UnknownNameError, check_name
+from assay.core.errors import InputError, UnknownNameError
 from assay.core.record import Record, library_version, plain, record_id
 from assay.pipeline.progress import duration
 from assay.pipeline.stage import Content, Progress, document_stage
@@ -65,6 +65,7 @@ class SelectionPlan(Record):
         n_examples: Examples of the data.
         n_train: Models that subsets are selected on.
         n_folds: Folds of the cross-fit; 0 where there is none.
+        n_refined: Sizes tried between these, at most.
         n_selections: Runs of the solver on the main split.
         n_reruns: Runs of the solver behind the verdicts.
         n_halves: Runs of the solver behind the overlap of two halves of the training models.
@@ -75,6 +76,7 @@ class SelectionPlan(Record):
     n_examples: int
     n_train: int
     n_folds: int
+    n_refined: int
     n_selections: int
     n_reruns: int
     n_halves: int
@@ -88,7 +90,7 @@ class SelectionPlan(Record):
             model={"id": f"{self.n_models} models"},
             n=self.n_examples,
             stages=(
-                Workload(stage="selection", runs=len(self.sizes), passes=self.n_selections),
+                Workload(stage="selection", runs=len(self.sizes) + self.n_refined, passes=self.n_selections),
                 Workload(stage="verdict", runs=self.n_folds, passes=self.n_reruns),
                 Workload(stage="overlap of two halves", runs=2 * bool(self.n_halves), passes=self.n_halves),
             ),
@@ -103,33 +105,44 @@ def plan_selection(
     path: str = "independent",
     n_permutations: int = PERMUTATIONS,
     folds: int = FOLDS,
+    refine: bool | int = False,
     **options: Any,
 ) -> SelectionPlan:
     """How often the solver runs; checks every argument as `select_stored` does and selects nothing."""
-    wanted = checked_sizes(sizes, data.n_examples)
-    problem = make_problem(data, **options)
+    problem, wanted = _checked(data, sizes, path, n_permutations, refine, options)
     splits = plan_folds(problem.data, folds).splits if n_permutations else None
     n_folds = 0 if splits is None else len(splits)
-    twice = len(wanted) - 1 if path == "warm" else 0
+    n_refined = most_refined(wanted, refine)
+    n_selections = len(wanted) + n_refined + (len(wanted) - 1 if path == "warm" else 0)
     return SelectionPlan(
         sizes=wanted,
         n_models=data.n_models,
         n_examples=data.n_examples,
         n_train=len(problem.split.train),
         n_folds=n_folds,
-        n_selections=len(wanted) + twice,
-        n_reruns=n_folds * (1 + n_permutations) * (len(wanted) + twice),
+        n_refined=n_refined,
+        n_selections=n_selections,
+        n_reruns=n_folds * (1 + n_permutations) * n_selections,
         n_halves=2 * (1 + N_HALVES) if n_permutations else 0,
     )
 
 
-def checked_sizes(sizes: Sequence[int] | None, n_examples: int) -> tuple[int, ...]:
-    """Sizes in ascending order; the usual grid where none are given.
-
-    Raises:
-        InputError: A size that is not between 1 and `n_examples`, or given twice.
-    """
-    return default_sizes(n_examples) if sizes is None else tuple(sorted(check_sizes(sizes, n_examples)))
+def _checked(
+    data: CorrectnessData,
+    sizes: Sequence[int] | None,
+    path: str,
+    n_permutations: int,
+    refine: bool | int,
+    options: Mapping[str, Any],
+) -> tuple[Problem, tuple[int, ...]]:
+    """The problem of a job and its sizes, before anything is solved."""
+    if n_permutations < 0:
+        raise InputError(f"n_permutations is {n_permutations}; give 0 (no test) or at least 19")
+    problem = make_problem(data, **options)
+    wanted = problem.grid(sizes, path=path)
+    if refine:
+        check_refinement(refine, path)
+    return problem, wanted
 
 
 def select_stored(
@@ -139,6 +152,7 @@ def select_stored(
     path: str = "independent",
     n_permutations: int = PERMUTATIONS,
     folds: int = FOLDS,
+    refine: bool | int = False,
     workers: int | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
@@ -154,6 +168,8 @@ def select_stored(
         n_permutations: Behind the verdicts; 0: none are tested, all are inconclusive, and the solver runs no
             more than for the selections.
         folds: Of the cross-fit.
+        refine: Try more sizes around the largest subset on the inverse line, as `SelectionPath.refined`; the
+            verdicts are corrected for them too.
         workers: Threads of the permutations; nothing depends on them.
         store: Where the document is kept.
         progress: Told of each stage.
@@ -169,15 +185,18 @@ def select_stored(
         of halves, as rows of kind `subset-part`, until the document is there. What begins anew is the part
         that was under way.
     """
-    record = job_record(data, sizes, path=path, n_permutations=n_permutations, folds=folds, **options)
+    how: dict[str, Any] = {"path": path, "n_permutations": n_permutations, "folds": folds, "refine": refine}
+    record = job_record(data, sizes, **how, **options)
     parts = _Parts(store=store, job=record_id(KIND, record))
 
     def compute() -> Content:
         shared: dict[str, Any] = {"progress": progress, "shelf": parts.value}
         found = selection_path(data, sizes=record["sizes"], path=path, **shared, **options)
+        if refine:
+            found = found.refined(refine, **shared)
         if n_permutations:
             threads = n_workers(workers, found.problem.settings)
-            _announce(parts.seconds[0], n_permutations * folds, threads, note)
+            _announce(sum(parts.seconds), n_permutations * folds, threads, note)
             found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
             _keep_untested(found)
@@ -248,6 +267,7 @@ def job_record(
     path: str = "independent",
     n_permutations: int = PERMUTATIONS,
     folds: int = FOLDS,
+    refine: bool | int = False,
     **options: Any,
 ) -> dict[str, Any]:
     """What the document of a job is a function of; its hash is the job's identity.
@@ -258,16 +278,13 @@ def job_record(
         path: `independent`, `warm` or `nested`.
         n_permutations: Behind the verdicts.
         folds: Of the cross-fit.
+        refine: As `select_stored`.
         options: All others of `assay.oodselect`.
 
     Raises:
         InputError: For whatever `select_stored` would refuse.
     """
-    check_name("kind of path", path, PATHS)
-    if n_permutations < 0:
-        raise InputError(f"n_permutations is {n_permutations}; give 0 (no test) or at least 19")
-    wanted = checked_sizes(sizes, data.n_examples)
-    problem = make_problem(data, **options)
+    problem, wanted = _checked(data, sizes, path, n_permutations, refine, options)
     return {
         "library": library_version(),
         "data": {
@@ -282,6 +299,7 @@ def job_record(
         "path": path,
         "settings": problem.settings.record(),
         "verdict": {"n_permutations": n_permutations, "folds": folds},
+        **({"refine": refine} if refine else {}),
     }
 
 

@@ -31,6 +31,12 @@ from assay.core.errors import InputError, check_least, check_name
 from assay.core.random import stream
 
 
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "penalty": ("softplus", "squared"),
+    "keep": ("last", "best"),
+    "search": ("random",),
+    "precision": ("float32", "float64"),
+}
 _LARGEST_BYTES = 4 * 2**30  # of the two matrices as floating-point numbers
 _LARGEST_BLOCK = 2**22  # logits descended side by side: restarts times examples
 
@@ -105,13 +111,9 @@ def adam(
     """
     import torch
 
-    for name, choice, known in (
-        ("penalty", penalty, ("softplus", "squared")),
-        ("keep", keep, ("last", "best")),
-        ("search", search, ("random",)),
-        ("precision", precision, ("float32", "float64")),
-    ):
-        check_name(name, choice, known)
+    choices = {"penalty": penalty, "keep": keep, "search": search, "precision": precision}
+    for name, choice in choices.items():
+        check_name(name, choice, CHOICES[name])
     check_least(1, trials=trials, epochs=epochs, patience=patience)
     whole = Pool(
         train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include}

@@ -107,8 +107,8 @@ class CorrectnessData(Carded):
         """Check arrays and give what is missing its default.
 
         Args:
-            correct: 0 and 1 (or booleans), models by examples; or packed; or data, of which only `groups` and
-                `families` are then replaced where given.
+            correct: 0 and 1 (or booleans), models by examples; or packed; or data, of which only `groups`,
+                `families` and embeddings are then replaced where given.
             id_accuracy: Accuracies as shares, not per cent.
             groups: Training run of each model: checkpoints of one run share it.
             families: Architecture family of each model; runs lie inside families.
@@ -142,8 +142,14 @@ class CorrectnessData(Carded):
                 for name, given in (("groups", groups), ("families", families))
                 if given is not None
             }
+            for name, rows, n in (
+                ("embedding", embedding, data.n_examples),
+                ("id_embedding", id_embedding, None),
+            ):
+                if rows is not None:
+                    changed[name] = checked_rows(rows, name, n)
             found = replace(data, **changed) if changed else data
-            found._check_nesting()
+            found._check_agreement()
             return found
         matrix = checked_matrix(correct, scores=scores)
         n_models, n_examples = shape_of(matrix)
@@ -174,13 +180,7 @@ class CorrectnessData(Carded):
             images=checked_images(images, n_examples),
             source=dict(source or {}),
         )
-        if found.embedding is not None and found.id_embedding is not None:
-            width, id_width = found.embedding.shape[1], found.id_embedding.shape[1]
-            if width != id_width:
-                raise ShapeError(
-                    f"embedding has width {width}, id_embedding {id_width}; use one encoder for both"
-                )
-        found._check_nesting()
+        found._check_agreement()
         return found
 
     def __repr__(self) -> str:
@@ -454,7 +454,14 @@ class CorrectnessData(Carded):
         noise = y * (1 - y) / (self.n_id * scipy_stats.norm.pdf(z) ** 2)
         return float(1 - noise.mean() / spread)
 
-    def _check_nesting(self) -> None:
+    def _check_agreement(self) -> None:
+        """Embeddings of one width, and runs inside families."""
+        if self.embedding is not None and self.id_embedding is not None:
+            width, id_width = self.embedding.shape[1], self.id_embedding.shape[1]
+            if width != id_width:
+                raise ShapeError(
+                    f"embedding has width {width}, id_embedding {id_width}; use one encoder for both"
+                )
         if self.groups is None or self.families is None:
             return
         family_of: dict[str, str] = {}

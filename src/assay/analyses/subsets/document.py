@@ -27,7 +27,6 @@ from assay.page.thumbnail import thumbnail
 
 SHOWN = 48  # single examples on either side
 FACTS = 6  # metadata columns beside a single example
-STEPS = 60  # numbers of models at which the curve over models is computed, about
 N_HALVES = 19  # permutations behind the overlap of halves
 MOST_CLASSES = 100  # of a subset, beyond which R inside each is left out
 
@@ -236,13 +235,12 @@ def _halves(
 
 
 def _models_needed(selection: SelectedExamples) -> dict[str, Any]:
-    """R on all examples over growing numbers of models, in random orders."""
+    """R on all examples over growing numbers of models, in random orders, at the step of Figure 7."""
     data = selection.problem.data
     curve = models_needed(
         data.id_accuracy,
         data.accuracy(),
         groups=data.groups,
-        step=max(10, math.ceil(data.n_models / STEPS / 10) * 10),
         seed=selection.settings.seed,
         eps=selection.settings.eps,
     )

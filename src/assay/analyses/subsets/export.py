@@ -1,15 +1,18 @@
 """A chosen subset for other programs: ids, tables, its card, and Croissant."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.analyses.subsets.card import card_text, subset_card
+from assay.analyses.subsets.page_words import baselines
 from assay.circuits import write_atomically
 from assay.core.errors import InputError
 from assay.core.extras import needs_extra
 from assay.core.record import plain
+from assay.stats import fisher_z_interval
 
 
 if TYPE_CHECKING:
@@ -83,6 +86,49 @@ def _table(document: Document) -> "pd.DataFrame":
     ranks = range(1, document["size"] + 1)
     held = (ranks, document["example_ids"], document["indices"], document["scores"])
     return pd.DataFrame(dict(zip(COLUMNS, held, strict=True)))
+
+
+def export_sizes(path: Path, document: Document) -> Path:
+    """Write `size_table` as CSV, with six decimals."""
+    text = size_table(document).to_csv(index=False, lineterminator="\n", float_format="%.6f")
+    return write_atomically(path, text.encode())
+
+
+def size_table(document: Document) -> "pd.DataFrame":
+    """R over the test models by size, for the subsets and their baselines, as Table A.3 of the paper.
+
+    Args:
+        document: What `Subset.document` or `SelectionPath.document` gave.
+
+    Returns:
+        A row per size: `dataset`, `ood` and `n` (examples); for `pearson` and `spearman`, of `ours`, `random`
+        and `hard`, the value and half the width of its interval (`_hw`); then `n_models` (test models), the
+        same of other baselines, and the ends of each interval (`_low`, `_high`), which is not symmetric.
+        Intervals are of 95 %, through atanh, with the number of test models, where the printed table has 100
+        and the lower side alone; those of ranks by Bonett and Wright. They take models as independent.
+        Undefined numbers are NaN.
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884, Table A.3.
+    """
+    import pandas as pd
+
+    source, rows = document["data"]["source"], []
+    kinds = {"ours": "test"} | {kind: kind for kind in ("random", "hard", *baselines(document))}
+    for row in document["rows"]:
+        values: dict[str, float] = {}
+        ends: dict[str, float] = {}
+        for statistic, entry in (("pearson", "r"), ("spearman", "spearman")):
+            for name, kind in kinds.items():
+                r = (row.get(kind) or {}).get(entry)
+                value, key = math.nan if r is None else r, f"{statistic}_{name}"
+                interval = fisher_z_interval(value, row["test"]["n"], kind=statistic)
+                first = values if name in ("ours", "random", "hard") else ends
+                first |= {key: value, f"{key}_hw": (interval.high - interval.low) / 2}
+                ends |= {f"{key}_low": interval.low, f"{key}_high": interval.high}
+        named = {"dataset": source.get("name", source.get("file")), "ood": source.get("domain")}
+        rows.append({**named, "n": row["size"], **values, "n_models": row["test"]["n"], **ends})
+    return pd.DataFrame(rows)
 
 
 def croissant(document: Document, licence: str | None = None) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from assay.page.thumbnail import png_source
 
 # Heads of the columns of the table by size, and what its caption says of each.
 HEADS = {"random": "random", "hard": "hardest", "marginal": "one-pass", "distance": "furthest"}
+FISHER = "Fisher interval"
+ESTIMATES = ("p", "R, cross-fitted", "R, test models", FISHER, "rank corr.", "R, validation")
 MEANINGS = {
     "random": "Random: mean and 95{percent} of random subsets. ",
     "hard": "Hardest: examples that the fewest training models classify correctly. ",
@@ -47,13 +49,12 @@ Document = Mapping[str, Any]
 def size_table(document: Document) -> Table:
     """A row per size: the verdict, R on each part of the models, and that of the baselines."""
     kinds = baselines(document)
-    sorted_by = ["p", "R, cross-fitted", "R, test models", "rank corr.", "R, validation"]
     return Table(
         columns=[
             Column(name="examples", numeric=True, sort=True),
             Column(name="share", numeric=True, sort=True),
             Column(name="verdict", sort=True),
-            *(Column(name=name, numeric=True, sort=True) for name in sorted_by),
+            *(Column(name=name, numeric=True, sort=name != FISHER) for name in ESTIMATES),
             *(Column(name=HEADS[kind], numeric=True, sort=True, title=NAMES[kind]) for kind in kinds),
         ],
         rows=[_size_row(row, document, kinds) for row in document["rows"]],
@@ -76,6 +77,7 @@ def _size_row(row: Document, document: Document, kinds: Sequence[str]) -> Row:
             Cell(text=p, value=p),
             correlation_cell(row.get("verdict")),
             correlation_cell(row["test"]),
+            Cell(text=ends(row["test"].get("fisher_low"), row["test"].get("fisher_high")), style="quiet"),
             correlation_cell(row["test"], "spearman"),
             correlation_cell(row["validation"]),
             *(correlation_cell(row.get(kind)) for kind in kinds),
@@ -104,8 +106,9 @@ def _size_caption(document: Document, kinds: Sequence[str]) -> str:
     return (
         "The verdict is based on the cross-fitted R: selected and judged again for each fold of "
         f"{tested_units(document)}, so every model is a test model once. p: share of shuffled accuracies "
-        f"that reach as low an R{tried}. R on the test models is that of the reported subset; R on the "
-        "validation models was used during the search and is slightly too low. "
+        f"that reach as low an R{tried}. R on the test models is that of the reported subset; the Fisher "
+        "interval holds if these are independent. R on the validation models was used during the search "
+        "and is slightly too low. "
         f"{''.join(MEANINGS[kind].format(percent=f'{NARROW}%') for kind in kinds)}On all "
         f"{words.number(document['data']['n_examples'])} examples R is {whole}."
     )

@@ -1,9 +1,10 @@
 """Subsets of many sizes, and the largest on which accuracy is on the inverse line."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -15,22 +16,13 @@ from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import AOTIL, Correlation
 from assay.analyses.subsets.objective import Found
-from assay.analyses.subsets.problem import (
-    PATHS,
-    Problem,
-    Progress,
-    Shelf,
-    check_sizes,
-    computed,
-    make_problem,
-    possible_sizes,
-)
-from assay.analyses.subsets.selection import Subset, make_selection, make_sweep
+from assay.analyses.subsets.problem import Problem, Progress, Shelf, computed, make_problem
+from assay.analyses.subsets.selection import Subset, make_selection, swept
 from assay.analyses.subsets.settings import SelectionOptions
 from assay.analyses.subsets.splits import ModelSplit
 from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict
 from assay.core import display
-from assay.core.errors import InputError, check_name
+from assay.core.errors import InputError, check_least, check_name
 from assay.core.record import HIDDEN, Record, record_id, same
 
 
@@ -173,33 +165,90 @@ class SelectionPath(display.Shown, Record):
         """Overlap of the subsets over sizes, between random (0) and nested (1); no sign that one is real."""
         return consistency_within([each.indices for each in self.selections], self.headline.pool)
 
-    def largest_aotil(self, rule: str = "val", *, refine: bool = True) -> LargestSubset:
+    def largest_aotil(self, rule: str = "val", *, refine: bool | int = True) -> LargestSubset:
         """The largest subset on which accuracy is on the inverse line, R <= -0.3.
 
         Args:
             rule: `val` chooses by the validation models; `ci` also wants the whole default interval of the
                 test correlation at or below -0.3; `paper` chooses by the test correlation itself.
-            refine: Bisect between the largest qualifying size and the next of the grid, to 5 %. A refined
-                subset is selected by itself, whatever the path, and its verdict is corrected for all sizes
-                tried.
+            refine: As of `refined`; False looks at the sizes of the path alone.
+
+        Raises:
+            InputError: For an unknown rule, and as `refined`.
 
         References:
             Salaudeen et al. (2025), arXiv:2510.24884, Table 1.
         """
         check_name("rule for the largest subset", rule, RULES)
-        best, seen = self._largest(rule), self.sizes
-        if best is None:
-            return LargestSubset(rule=rule, size=None, sizes=seen)
-        low, high = best.size, min((size for size in seen if size > best.size), default=best.size)
-        while refine and high - low > max(1.0, _REFINED * low):
+        path = self.refined(refine, rule=rule) if refine else self
+        best = path._largest(rule)
+        return LargestSubset(
+            rule=rule, size=None if best is None else best.size, sizes=path.sizes, selection=best
+        )
+
+    def refined(
+        self,
+        by: bool | int = True,
+        *,
+        rule: str = "val",
+        progress: Progress | None = None,
+        shelf: Shelf = computed,
+    ) -> "SelectionPath":
+        """This path with more sizes, between the largest on the inverse line and the next one.
+
+        Verdicts of the new path are corrected for all sizes tried.
+
+        Args:
+            by: True: bisect until the two differ by 5 %; a number: try every so many examples.
+            rule: As of `largest_aotil`.
+            progress: Called with the stage, the sizes done and all sizes, if all are known.
+            shelf: Of an interrupted run: the selections.
+
+        Raises:
+            InputError: For a path whose sizes are not independent, or a step below 1.
+        """
+        check_refinement(by, self.path)
+        best = self._largest(rule)
+        above = next((size for size in self.sizes if best is not None and size > best.size), None)
+        if best is None or above is None:
+            return self
+        low, high = best.size, above
+        found = shelf(
+            "refined", lambda: [each.to_dict() for each in self._between(low, high, by, rule, progress)]
+        )
+        new = [make_selection(self.problem, Found.from_dict(each)) for each in found]
+        subsets = sorted((*self.selections, *new), key=lambda each: each.size)
+        rows = baseline_rows(
+            self.problem,
+            [each.size for each in new],
+            kinds=[kind for kind in self.baselines if kind != "all"],
+        )
+        return replace(
+            self,
+            sizes=tuple(each.size for each in subsets),
+            selections=swept(subsets),
+            baselines={
+                kind: tuple(sorted((*known, *rows.get(kind, ())), key=lambda row: row.size))
+                for kind, known in self.baselines.items()
+            },
+        )
+
+    def _between(
+        self, low: int, high: int, by: bool | int, rule: str, progress: Progress | None
+    ) -> list[Found]:
+        """What the solver finds for the sizes that are tried between two of the path."""
+        if by is not True:
+            steps = range(low + by, high, by)
+            return self.problem.solve_path(steps, progress=progress) if steps else []
+        found = []
+        while high - low > max(1.0, _REFINED * low):
             middle = (low + high) // 2
-            seen = tuple(sorted({*seen, middle}))
-            subset = make_selection(self.problem, self.problem.solve(middle), sweep=seen)
-            if _qualifies(subset, rule):
-                low, best = middle, subset
+            found.append(self.problem.solve(middle))
+            if _qualifies(make_selection(self.problem, found[-1]), rule):
+                low = middle
             else:
                 high = middle
-        return LargestSubset(rule=rule, size=best.size, selection=best, sizes=seen)
+        return found
 
     @functools.cached_property
     def headline(self) -> Subset:
@@ -272,6 +321,25 @@ class SelectionPath(display.Shown, Record):
         return {"rule": rule, "size": largest.size, **ends, "status": largest.verdict.status}
 
 
+def check_refinement(by: bool | int, path: str) -> None:
+    """Refuse a refinement of sizes that depend on one another, and a step below 1."""
+    if path != "independent":
+        raise InputError(
+            f"refined sizes are selected by themselves, but path is {path!r}; use path='independent'"
+        )
+    check_least(1, step=by)
+
+
+def most_refined(sizes: Sequence[int], by: bool | int) -> int:
+    """How many sizes `SelectionPath.refined` tries at most; 0 if `by` is False."""
+    if by is True:
+        widths = (
+            (high - low) / math.floor(max(1.0, _REFINED * low)) for low, high in itertools.pairwise(sizes)
+        )
+        return max((math.ceil(math.log2(max(1.0, width))) for width in widths), default=0)
+    return max((len(range(low + by, high, by)) for low, high in itertools.pairwise(sizes) if by), default=0)
+
+
 def _qualifies(selection: Subset, rule: str) -> bool:
     test, validation = selection.correlation["test"], selection.correlation["validation"]
     if rule == "paper":
@@ -307,24 +375,16 @@ def selection_path(
     Raises:
         InputError: As `oodselect`, and for a size given twice.
     """
-    check_name("kind of path", path, PATHS)
     problem = make_problem(correct, id_accuracy, **options)
-    if path != "independent" and problem.settings.solver != "swap":
-        raise InputError(
-            f"path={path!r} starts each size from the previous one, which solver "
-            f"{problem.settings.solver!r} cannot do; use solver='swap' or path='independent'"
-        )
-    n_examples = problem.data.n_examples
-    grid = possible_sizes(problem.settings, n_examples) if sizes is None else sizes
-    ascending = tuple(sorted(check_sizes(grid, n_examples)))
-    swept = shelf(
+    ascending = problem.grid(sizes, path=path)
+    kept = shelf(
         "selections",
         lambda: [each.to_dict() for each in problem.solve_path(ascending, path=path, progress=progress)],
     )
-    solved = [Found.from_dict(each) for each in swept]
+    solved = [Found.from_dict(each) for each in kept]
     return SelectionPath(
         sizes=ascending,
-        selections=make_sweep(problem, solved, path=path),
+        selections=swept([make_selection(problem, each, path=path) for each in solved]),
         path=path,
         problem=problem,
         baselines=baseline_rows(problem, ascending) if baselines else {},

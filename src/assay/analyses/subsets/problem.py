@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from assay.analyses.subsets._arrays import Accuracies, Places
+from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
@@ -19,7 +20,7 @@ from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.settings import SelectionOptions, Settings, make_settings
 from assay.analyses.subsets.splits import ModelSplit, split_models
 from assay.analyses.subsets.swap import SwapTask, swap_together
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_name
 
 
 PATHS = ("independent", "warm", "nested")
@@ -117,6 +118,35 @@ class Problem:
         units = self.data.unit_codes(unit_kind or self.interval_units)[models]
         common: dict[str, Any] = {"units": units, "eps": settings.eps, "seed": settings.seed} | options
         return correlate(self.data.id_accuracy[models], accuracy, **common)
+
+    def grid(
+        self, sizes: Sequence[int] | np.ndarray | None = None, *, path: str = "independent"
+    ) -> tuple[int, ...]:
+        """Sizes in ascending order, none of which the settings rule out.
+
+        Args:
+            sizes: Default: the usual grid of what may be selected, from as many examples as must be.
+            path: How one size leads to the next.
+
+        Raises:
+            InputError: As `check_sizes`; for a size that allowed, compulsory or stratified examples make
+                impossible; for a path that the solver cannot follow.
+        """
+        check_name("kind of path", path, PATHS)
+        settings, n_examples = self.settings, self.data.n_examples
+        if path != "independent" and settings.solver != "swap":
+            raise InputError(
+                f"path={path!r} starts each size from the previous one, which solver {settings.solver!r} "
+                "cannot do; use solver='swap' or path='independent'"
+            )
+        if sizes is None:
+            least = 1 if settings.must_include is None else len(settings.must_include)
+            sizes = [size for size in default_sizes(len(settings.pool(n_examples))) if size >= least]
+        ascending = tuple(sorted(check_sizes(sizes, n_examples)))
+        locked = {"must_include": settings.must_include}
+        for size in ascending:
+            Pool(n_examples, size, strata=settings.strata, allowed=settings.allowed, locked=locked)
+        return ascending
 
     def constant_part(self, id_accuracy: Accuracies) -> str | None:
         """The part, of those that a solver reads, whose models do not differ in in-distribution accuracy."""
@@ -284,10 +314,3 @@ def default_sizes(n_examples: int) -> tuple[int, ...]:
     """The usual grid: 10 to 7500, then every 5000 to 50,000, then every 10,000, cut at N, and N itself."""
     grid = [*_FIRST_SIZES, *range(10_000, 50_000, 5000), *range(50_000, n_examples, 10_000)]
     return tuple(sorted({size for size in grid if size < n_examples} | {n_examples}))
-
-
-def possible_sizes(settings: Settings, n_examples: int) -> tuple[int, ...]:
-    """The usual grid among the examples that may be selected, from as many as must be."""
-    n_allowed = len(settings.pool(n_examples))
-    least = 1 if settings.must_include is None else len(settings.must_include)
-    return tuple(size for size in default_sizes(n_allowed) if size >= least)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -287,16 +287,13 @@ def oodselect(
     return make_selection(problem, problem.solve(check_size(size, problem.data.n_examples)))
 
 
-def make_selection(
-    problem: Problem, found: Found, *, sweep: Sequence[int] = (), path: str = "independent"
-) -> Subset:
+def make_selection(problem: Problem, found: Found, *, path: str = "independent") -> Subset:
     """What a solver found, evaluated on every part of the models.
 
     Args:
         problem: Where it was found.
         found: What the solver returned.
-        sweep: All sizes looked at. Default: this one.
-        path: How they led to one another.
+        path: How one size led to the next.
     """
     data, size = problem.data, len(found.indices)
     models, eps = problem.split.test, problem.settings.eps
@@ -329,7 +326,7 @@ def make_selection(
             data=facts,
             split=problem.split,
             size=size,
-            sweep=tuple(sweep) or (size,),
+            sweep=(size,),
             path=path,
             settings=problem.settings.record(),
         ),
@@ -337,13 +334,13 @@ def make_selection(
     )
 
 
-def make_sweep(problem: Problem, solved: Sequence[Found], *, path: str) -> tuple[Subset, ...]:
-    """Subsets of several sizes, each of which knows the others: they are judged together."""
-    sweep = [len(each.indices) for each in solved]
-    subsets = tuple(make_selection(problem, each, sweep=sweep, path=path) for each in solved)
-    for subset in subsets:
-        subset._kept["swept"] = subsets
-    return subsets
+def swept(subsets: Sequence[Subset]) -> tuple[Subset, ...]:
+    """Subsets of ascending sizes, each of which knows the others: they are judged together, and anew."""
+    sweep = tuple(each.size for each in subsets)
+    together = tuple(replace(each, made=replace(each.made, sweep=sweep), _kept={}) for each in subsets)
+    for subset in together:
+        subset._kept["swept"] = together
+    return together
 
 
 def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = None) -> Subset:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from assay.analyses.subsets._arrays import Places
-from assay.analyses.subsets.adam import adam
+from assay.analyses.subsets.adam import CHOICES, adam
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import EPS, clip_of
 from assay.analyses.subsets.objective import OBJECTIVES, Found
@@ -163,9 +163,15 @@ def make_settings(
         )
     check_name("solver", settings.solver, SOLVERS)
     check_name("objective of a selection", settings.objective, OBJECTIVES)
-    own_options = OPTIONS[settings.solver]
-    for name in options:
-        check_name(f"option of the solver {settings.solver!r}", name, own_options)
+    for name, value in options.items():
+        owner = next((each for each, names in OPTIONS.items() if name in names), settings.solver)
+        if owner != settings.solver:
+            raise InputError(
+                f"{name} is an option of the solver {owner!r}, but the solver is {settings.solver!r}; remove "
+                f"{name}, or choose the other solver: solver={owner!r}, --solver {owner}"
+            )
+        check_name(f"option of the solver {owner!r}", name, OPTIONS[owner])
+        check_name(name, value, CHOICES.get(name, (value,)))
     check_device(settings.device, settings.layout)
     return settings
 

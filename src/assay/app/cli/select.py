@@ -1,9 +1,9 @@
 """`assay select`: the examples on which better models do worse, and whether that is more than chance."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assay.app.cli.parsing import SUBSETS, app, command
 from assay.app.console import (
@@ -15,7 +15,7 @@ from assay.app.console import (
     say,
     show_cost,
 )
-from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, count_or, one_of, own_group
 from assay.app.running import (
     Computing,
     File,
@@ -31,12 +31,16 @@ from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
+    from assay.analyses.subsets.data import CorrectnessData
     from assay.pipeline import Progress
     from assay.pipeline.subset_data import GivenData
     from assay.pipeline.subsets import SelectionPlan, StoredSelection
 
 GATE_FIRED = 3
 IDS = (".csv", ".parquet", ".txt")
+OF_ADAM = ("trials", "epochs", "patience", "penalty")
+OBJECTIVES = {"pearson": "r"}
+REFINEMENTS: dict[int | str | None, bool] = {None: False, "bisection": True}
 SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
 
 
@@ -94,9 +98,23 @@ class PoolSettings(Seeded, AnswerSettings):
 
     Attributes:
         digits_models: Number of digit classifiers to train if no predictions are given.
+        cross: Facts whose combinations are facts too, e.g. sex,age or label,light; repeat for several.
+        embeddings: Embeddings of the examples: .npz, .npy, or a table with a column example_id.
+        id_embeddings: Embeddings of in-distribution examples, by the same encoder, for the baseline furthest.
     """
 
     digits_models: Annotated[int | None, INPUTS, at_least(32)] = None
+    cross: Annotated[tuple[str, ...], INPUTS] = ()
+    embeddings: Annotated[Path | None, INPUTS] = None
+    id_embeddings: Annotated[Path | None, INPUTS] = None
+
+    def read(self, predictions: Path | None, progress: "Progress", **more: Any) -> "GivenData":
+        """As that of answers, with what is given of the examples beside."""
+        from assay.analyses.subsets.example_files import with_crossed, with_embeddings
+
+        given = super().read(predictions, progress, **more)
+        data = with_embeddings(given.data, self.embeddings, self.id_embeddings)
+        return replace(given, data=with_crossed(data, self.cross) if self.cross else data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +124,17 @@ class SelectSettings(PoolSettings, Computing, Reporting):
     Attributes:
         sizes: Subset sizes, separated by commas. Default: 10, 20, 50, 100, 250, ... and all.
         size: One subset size, instead of --sizes.
+        refine: Try more sizes between the largest subset on the inverse line and the next size: bisection, or
+            steps of so many examples.
         solver: Solver: swap, or adam (the published optimiser).
+        trials: Restarts of adam. Default: 20.
+        epochs: Most epochs of each restart. Default: 3000.
+        patience: Epochs without a lower validation R that end a restart. Default: 500.
+        penalty: Penalty of adam on the size: softplus (published code, the default) or squared (paper).
+        objective: Correlation to select for: pearson (most negative) or r2 (weakest).
+        clip: Clip of reported accuracies: eps (1e-6), or half an example.
+        allowed: File of the ids that may be selected: one per line, or a table such as --ids writes.
+        must_include: The same for ids that are selected in any case.
         split: Unit kept on one side of the split of the models: group (training run), family, or random
             (none). Default: group.
         compat: Repeat the authors' random split of the models, seed 42, to compare with published numbers.
@@ -118,13 +146,23 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         workers: Threads that run the permutations. Default: one per CPU.
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
         gate: Exit with code 3 if such a subset is supported: a failure that the average hides.
+        table: CSV file of R by size and baseline with Fisher intervals, as Table A.3 of the paper.
         ids: File for the examples of the chosen subset: .csv, .parquet, or .txt of ids.
         subset: JSON file for the chosen subset, for assay.load_subset.
     """
 
     sizes: Annotated[str | None, SELECTION] = None
     size: Annotated[Count | None, SELECTION] = None
+    refine: Annotated[int | Literal["bisection"] | None, SELECTION, count_or("bisection")] = None
     solver: Annotated[str, SELECTION, one_of("swap", "adam")] = "swap"
+    trials: Annotated[Count | None, SELECTION] = None
+    epochs: Annotated[Count | None, SELECTION] = None
+    patience: Annotated[Count | None, SELECTION] = None
+    penalty: Annotated[str | None, SELECTION, one_of("softplus", "squared")] = None
+    objective: Annotated[str, SELECTION, one_of("pearson", "r2")] = "pearson"
+    clip: Annotated[str, SELECTION, one_of("eps", "half")] = "eps"
+    allowed: Annotated[Path | None, SELECTION] = None
+    must_include: Annotated[Path | None, SELECTION] = None
     split: Annotated[str | None, SELECTION, one_of("group", "family", "random")] = None
     compat: Annotated[bool, SELECTION] = False
     path: Annotated[str, SELECTION, one_of("independent", "warm", "nested")] = "independent"
@@ -134,16 +172,26 @@ class SelectSettings(PoolSettings, Computing, Reporting):
     workers: Annotated[Count | None, RUNNING] = None
     layout: Annotated[str, RUNNING, one_of("auto", "dense", "packed", "accelerator")] = "auto"
     gate: Annotated[bool, RUNNING] = False
+    table: Annotated[Path | None, OUTPUT] = None
     ids: Annotated[Path | None, OUTPUT] = None
     subset: Annotated[Path | None, OUTPUT] = None
 
-    @property
-    def solving(self) -> dict[str, Any]:
+    def solving(self, data: "CorrectnessData") -> dict[str, Any]:
         """Arguments beside data and sizes; only a device given by name gets the matrix."""
-        device = None if self.device == "auto" else self.device
-        names = ("path", "folds", "solver", "split", "compat", "strata", "layout", "seed")
+        from assay.analyses.subsets.example_files import read_places
+
+        names = ("path", "folds", "solver", "split", "compat", "strata", "clip", "layout", "seed")
         options = {name: getattr(self, name) for name in names}
-        return options | {"n_permutations": self.permutations, "device": device}
+        options |= {name: value for name in OF_ADAM if (value := getattr(self, name)) is not None}
+        for name in ("allowed", "must_include"):
+            if (path := getattr(self, name)) is not None:
+                options[name] = read_places(path, data, name.replace("_", "-"))
+        return options | {
+            "n_permutations": self.permutations,
+            "device": None if self.device == "auto" else self.device,
+            "objective": OBJECTIVES.get(self.objective, self.objective),
+            "refine": REFINEMENTS.get(self.refine, self.refine),
+        }
 
 
 @command(SUBSETS, example="assay select predictions.csv --groups run --sizes 50,100 --report subset.html")
@@ -164,7 +212,7 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
     with progress_on_stderr() as progress:
         folder = None if settings.dry_run else settings.store_folder()
         read = settings.read(predictions, progress, folder=folder)
-        solving = settings.solving
+        solving = settings.solving(read.data)
         if settings.dry_run:
             _show_plan(plan_selection(read.data, sizes or read.sizes, **solving), as_json=settings.json)
             return 0
@@ -192,16 +240,19 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
             f"--ids is {settings.ids}; give NAME.csv or NAME.parquet, or NAME.txt for the ids alone"
         )
     if not settings.dry_run:
-        check_outputs(settings, settings.ids, settings.subset)
+        check_outputs(settings, settings.table, settings.ids, settings.subset)
     return sizes
 
 
 def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
     """The result to files and to stdout."""
-    from assay.analyses.subsets.export import export_subset
+    from assay.analyses.subsets.export import export_sizes, export_subset
 
     ids = partial(export_subset, document=result.document)
     files = settings.files(result.document, "selection.json") | {
+        "table": File(
+            settings.path_of(settings.table, "sizes.csv"), partial(export_sizes, document=result.document)
+        ),
         "ids": File(settings.path_of(settings.ids, "ids.csv"), ids),
         "subset": json_file(settings.path_of(settings.subset, "subset.json"), result.headline),
     }
@@ -228,6 +279,7 @@ def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
     """Runs of the solver: no model runs."""
     if not as_json:
         sizes = ", ".join(f"{size:,}" for size in plan.sizes)
+        sizes += f" and at most {plan.n_refined:,} between two of them" if plan.n_refined else ""
         echo(f"{plan.n_train} of {plan.n_models} models select; sizes {sizes}; {plan.n_folds} folds")
     show_cost(plan.cost, as_json=as_json, **plan.to_dict())
 
