@@ -386,7 +386,7 @@ class TestJudge:
         assert verdict.status == "inconclusive"
         assert "use at least 19" in verdict.reasons[0]
 
-    def test_eight_test_units_bring_their_interval_in(self, planted, planted_selections):
+    def test_the_interval_of_the_subset_itself_is_told_and_decides_nothing(self, planted, planted_selections):
         selection = planted_selections[0]
         test = selection.split.test
         wide = correlate(
@@ -398,10 +398,10 @@ class TestJudge:
         assert wide.n_units == 8
         assert wide.high > 0
         verdict = judge_sizes(planted, (doubtful,), n_permutations=19)[0]
-        assert verdict.status == "inconclusive"
-        assert not verdict.aotil
-        assert len(verdict.reasons) == 1
-        assert "over 8 units, reaches up to +" in verdict.reasons[0]
+        assert verdict.supported
+        assert f"with an interval that reaches up to {wide.high:+.2f}" in verdict.notes[-1]
+        told = judge_sizes(planted, (selection,), n_permutations=19)[0].notes
+        assert not any("R of the subset itself" in note for note in told)
 
     def test_accuracies_that_do_not_vary_are_undefined_and_no_crash(self):
         data = data_with(40, groups=np.arange(40))
