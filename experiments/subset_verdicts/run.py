@@ -1,10 +1,10 @@
 """How often does a verdict on a subset err? Data sets of known truth, selected on and judged again and again.
 
 Draws data sets of three structures of dependent models (structures.py), with all slopes >= 0 or with 10 % of
-the examples on an inverse line, and judges the subset of 250 by everything one might go by: the interval of
-Fisher and the cluster bootstrap of the test R of one split, its permutation tests, and the product's verdict,
-which rests on a cross-fit. One line of JSON per data set is written as soon as it is done; a later start goes
-on from there.
+the examples on an inverse line, and judges the subset of 250 by all that one might go by after one split: the
+interval of Fisher and the cluster bootstrap of the test R, and its permutation tests. The product's verdict,
+which rests on a cross-fit, is judged by rules.py. One line of JSON per data set is written as soon as it is
+done; a later start goes on from there.
 
     python experiments/subset_verdicts/run.py [--sets 100] [--processes 2] [--cells null power]
     [--tables-only]
@@ -15,6 +15,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterable
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from assay.analyses.subsets.problem import Problem
 from assay.analyses.subsets.selection import make_selection
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import split_models
-from assay.analyses.subsets.verdict import judge_sizes
 from assay.stats import clopper_pearson
 
 
@@ -84,19 +84,6 @@ def judge_split(data: CorrectnessData, kind: str, seed: int, drawn: Drawn, *, pe
     }
     for permutation in ("free", "group") if permuted else ():
         record[permutation] = significant(problem, Exchange.of(data, permutation), test.r, seed)
-    if kind == "group":
-        verdict = judge_sizes(data, (selection,), n_permutations=N_PERMUTATIONS, seed=seed, workers=1)[0]
-        record["verdict"] = {
-            "status": verdict.status,
-            "aotil": verdict.aotil,
-            "r": verdict.r,
-            "low": verdict.low,
-            "high": verdict.high,
-            "p": verdict.p_value,
-            "n_permutations": verdict.n_permutations,
-            "folds": list(verdict.fold_correlations),
-            "consistency": verdict.mean_consistency,
-        }
     return rounded(record)
 
 
@@ -124,10 +111,10 @@ def rounded(value: Any) -> Any:
 # ------------------------------------------------------------------------------------- many, one at a time
 
 
-def done() -> list[Record]:
+def done(lines: Path = LINES) -> list[Record]:
     """What earlier starts have written; a line cut off by a kill is left out."""
     records = []
-    for line in LINES.read_text().splitlines() if LINES.exists() else ():
+    for line in lines.read_text().splitlines() if lines.exists() else ():
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:
@@ -145,17 +132,22 @@ def measure(n_sets: int, processes: int, cells: list[str]) -> None:
         for name in STRUCTURES
         if (cell, name, seed) not in known
     ]
-    LINES.parent.mkdir(exist_ok=True)
-    with Pool(processes) as pool, LINES.open("a") as file:
-        if file.tell() and not LINES.read_text().endswith("\n"):
+    with Pool(processes) as pool:
+        append(LINES, pool.imap_unordered(judge_one, jobs), len(jobs))
+
+
+def append(lines: Path, records: Iterable[Record], total: int) -> None:
+    """Each record as a line of its own, on the disk before the next one."""
+    lines.parent.mkdir(exist_ok=True)
+    with lines.open("a") as file:
+        if file.tell() and not lines.read_text().endswith("\n"):
             file.write("\n")
-        for count, record in enumerate(pool.imap_unordered(judge_one, jobs), 1):
+        for count, record in enumerate(records, 1):
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
-            if count % 20 == 0 or count == len(jobs):
-                print(f"{count}/{len(jobs)}: {record['cell']} {record['structure']}", flush=True)
-                write_results()
+            if count % 20 == 0 or count == total:
+                print(f"{count}/{total}: {record['cell']} {record['structure']}", flush=True)
 
 
 # ----------------------------------------------------------------------------------------------- summary
@@ -166,8 +158,6 @@ TESTS = {
     "bootstrap": "cluster bootstrap below 0",
     "free": "permutation of models, p <= .05",
     "group": "permutation of units, p <= .05",
-    "crossfit": "cross-fit, p <= .05",
-    "verdict": "verdict: supported",
 }
 
 
@@ -177,14 +167,7 @@ def found_negative(record: Record, split: str, test: str) -> bool | None:
     if test in ("fisher", "bootstrap"):
         high = given[f"{test}_high"]
         return high is not None and high < 0
-    if test in ("free", "group"):
-        return given.get(test)
-    if "verdict" not in given:
-        return None
-    verdict = given["verdict"]
-    if test == "verdict":
-        return verdict["status"] == "supported"
-    return verdict["r"] is not None and verdict["r"] < 0 and verdict["p"] <= 0.05
+    return given.get(test)
 
 
 def summarize(records: list[Record]) -> Record:
@@ -207,9 +190,6 @@ def summarize(records: list[Record]) -> Record:
                         "n": len(mine),
                         "mean_train_r": mean([each[split]["train"] for each in mine]),
                         "mean_test_r": mean([each[split]["test"] for each in mine]),
-                        "mean_crossfit_r": mean([each[split]["verdict"]["r"] for each in mine])
-                        if split == "group"
-                        else None,
                         "precision": mean([each[split]["precision"] for each in mine]),
                         "tested": {test: n for test, (_, n) in counts.items()},
                         "count": {test: count for test, (count, _) in counts.items()},
@@ -239,7 +219,7 @@ def interval(count: int, n: int) -> list[float]:
 
 
 def table(summary: Record, cell: str) -> str:
-    """Shares declared negative as Markdown, with intervals for the verdict."""
+    """Shares declared negative as Markdown."""
     head = ["structure", "split", "n", "mean test R", *(TESTS[test] for test in TESTS)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in summary["rows"]:
@@ -249,9 +229,6 @@ def table(summary: Record, cell: str) -> str:
         for test in TESTS:
             if test not in row["share"]:
                 shares.append("")
-            elif test == "verdict":
-                low, high = row["interval"][test]
-                shares.append(f"**{row['share'][test]:.2f}** ({low:.2f} to {high:.2f})")
             else:
                 shares.append(f"{row['share'][test]:.2f}")
         split = "random" if row["split"] == "random" else "units apart"
@@ -299,9 +276,7 @@ def draw_rates(summary: Record) -> None:
     from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
 
     figure = Figure(figsize=(9.5, 4.2), facecolor=PAPER, layout="constrained")
-    shown = [
-        (split, test) for split in SPLITS for test in TESTS if split == "group" or test in list(TESTS)[:4]
-    ]
+    shown = [(split, test) for split in SPLITS for test in TESTS]
     marks = dict(zip(STRUCTURES, ("o", "s", "^"), strict=True))
     for axes, cell, colour, title in zip(
         figure.subplots(1, 2, sharey=True),

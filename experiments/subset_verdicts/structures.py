@@ -11,7 +11,7 @@ that all models of a unit share: no held-out model of a known unit can tell it f
 success probability Phi(1 + x_i / 2).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import ndtr
@@ -31,7 +31,8 @@ class Structure:
     Attributes:
         name: In words.
         word: What a unit is.
-        n_units: Units of equal size.
+        n_units: How many units.
+        equal: Whether they are of equal size; else unit u is drawn with weight 1 / (u + 1).
         within: Share of the variance of skill inside units.
         n_factors: Latent factors beside skill.
         factors: Standard deviation of what they add to a probit.
@@ -51,6 +52,7 @@ class Structure:
     accident: float
     slope: float
     slope_sd: float
+    equal: bool = True
 
 
 # Chosen so that single tests after a random split err about as often as the definition's own simulation says:
@@ -91,6 +93,7 @@ STRUCTURES = {
         ),
     )
 }
+UNEQUAL = replace(STRUCTURES["25 families"], name="25 families, unequal", equal=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,6 +111,7 @@ def draw(
     seed: int,
     *,
     planted: float = 0.0,
+    slope: float = SLOPE,
     n_models: int = N_MODELS,
     n_examples: int = N_EXAMPLES,
 ) -> Drawn:
@@ -117,11 +121,12 @@ def draw(
         structure: How models are alike.
         seed: Of this data set.
         planted: Share of the examples with a negative slope.
+        slope: Mean size of these slopes.
         n_models: M, spread evenly over the units.
         n_examples: N.
     """
     rng = stream(seed, f"subset-verdicts {structure.name} {planted}")
-    units = rng.permutation(np.arange(n_models) % structure.n_units)
+    units = rng.permutation(_units(structure, n_models))
 
     def mixed(within: float, *shape: int) -> np.ndarray:
         shared = rng.standard_normal((structure.n_units, *shape))[units]
@@ -132,7 +137,7 @@ def draw(
     factors = mixed(structure.factors_within, structure.n_factors)
     inverse = np.sort(rng.choice(n_examples, round(planted * n_examples), replace=False))
     slopes = np.abs(rng.normal(structure.slope, structure.slope_sd, n_examples))
-    slopes[inverse] = -np.abs(rng.normal(SLOPE, SLOPE / 3, len(inverse)))
+    slopes[inverse] = -np.abs(rng.normal(slope, slope / 3, len(inverse)))
     loadings = rng.standard_normal((structure.n_factors, n_examples))
     loadings *= structure.factors / np.sqrt(structure.n_factors)
     probits = rng.normal(0.3, 0.8, n_examples) + np.outer(skill, slopes) + factors @ loadings
@@ -143,3 +148,13 @@ def draw(
         units=units,
         planted=inverse,
     )
+
+
+def _units(structure: Structure, n_models: int) -> np.ndarray:
+    """Unit of each model `[M]`: every unit has a model, then by weight."""
+    if structure.equal:
+        return np.arange(n_models) % structure.n_units
+    weights = 1 / np.arange(1, structure.n_units + 1)
+    quotas = np.cumsum(weights) / weights.sum() * (n_models - structure.n_units)
+    counts = 1 + np.diff(np.round(quotas).astype(int), prepend=0)
+    return np.repeat(np.arange(structure.n_units), counts)

@@ -80,7 +80,7 @@ def test_an_inconclusive_verdict_gives_its_reasons_as_sentences() -> None:
     assert "is not established" in text
     reasons = page_words.sentences(found, "reasons")
     assert reasons[0].startswith("p = 0.43, corrected")
-    assert reasons[1].startswith("The interval of R")
+    assert reasons[1].startswith("Models of 3 families")
     assert all(reason.endswith(".") for reason in reasons)
 
 

@@ -398,7 +398,7 @@ class TestJudge:
         assert verdict.status == "inconclusive"
         assert "use at least 19" in verdict.reasons[0]
 
-    def test_eight_test_units_bring_their_interval_in(self, planted, planted_selections):
+    def test_the_interval_of_the_subset_itself_is_told_and_decides_nothing(self, planted, planted_selections):
         selection = planted_selections[0]
         test = selection.split.test
         wide = correlate(
@@ -410,10 +410,10 @@ class TestJudge:
         assert wide.n_units == 8
         assert wide.high > 0
         verdict = judge_sizes(planted, (doubtful,), n_permutations=19)[0]
-        assert verdict.status == "inconclusive"
-        assert not verdict.aotil
-        assert len(verdict.reasons) == 1
-        assert "over 8 units, reaches up to +" in verdict.reasons[0]
+        assert verdict.supported
+        assert f"with an interval that reaches up to {wide.high:+.2f}" in verdict.notes[-1]
+        told = judge_sizes(planted, (selection,), n_permutations=19)[0].notes
+        assert not any("R of the subset itself" in note for note in told)
 
     def test_accuracies_that_do_not_vary_are_undefined_and_no_crash(self):
         data = data_with(40, groups=np.arange(40))
@@ -504,44 +504,53 @@ def test_golden_matrices_are_judged_rightly_at_every_size(size):
 def experiment(monkeypatch):
     """The modules of experiments/subset_verdicts, on small data sets."""
     monkeypatch.syspath_prepend(str(EXPERIMENT))
-    for name in ("run", "structures"):
+    for name in ("run", "rules", "structures"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+    import rules
     import run
     import structures
 
     monkeypatch.setattr(run, "SIZE", 30)
     monkeypatch.setattr(run, "draw", lambda *a, **k: structures.draw(*a, **k, n_models=120, n_examples=300))
-    yield run
-    for name in ("run", "structures"):
+    cells = {cell: (*values[:2], 120, 300, 30) for cell, values in rules.CELLS.items()}
+    monkeypatch.setattr(rules, "CELLS", cells)
+    yield rules
+    for name in ("run", "rules", "structures"):
         sys.modules.pop(name, None)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_experiment_counts_its_small_form(experiment):
-    records = [
-        experiment.judge_one((cell, name, seed))
-        for cell, seeds in (("null", (0, 1)), ("power", (100,)))
-        for name in experiment.STRUCTURES
-        for seed in seeds
-    ]
+    run = experiment.run
+    records = [run.judge_one((cell, name, 0)) for cell in run.CELLS for name in run.STRUCTURES]
     assert json.loads(json.dumps(records)) == records
-    summary = experiment.summarize(records)
-    false = sum(row["count"].get("verdict", 0) for row in summary["rows"] if row["cell"] == "null")
-    assert false == 0
-    assert "units apart" in experiment.table(summary, "null")
-    again = experiment.judge_one(("null", "8 families", 0))
+    assert "units apart" in run.table(run.summarize(records), "null")
+    again = run.judge_one(("null", "8 families", 0))
     assert again | {"seconds": 0} == records[0] | {"seconds": 0}
 
 
-def test_the_committed_results_are_the_summary_of_their_lines(experiment):
+@pytest.mark.usefixtures("unchecked")
+def test_the_rules_are_counted_on_the_verdicts_of_the_product(experiment):
+    records = [experiment.judge_one((cell, "8 families", 3)) for cell in ("null", "planted")]
+    for record in records:
+        assert experiment.declared(record)["crossfit"] == (record["status"] == "supported")
+    rows = experiment.summarize(records)["rows"]
+    assert [(row["cell"], row["count"]["crossfit"]) for row in rows] == [("null", 0), ("planted", 1)]
+    drawn = experiment.draw(experiment.UNEQUAL, 0)
+    assert np.bincount(drawn.units).sum() == 400
+    assert sorted(np.bincount(drawn.units))[0] >= 1
+
+
+def test_the_committed_results_are_the_summaries_of_their_lines(experiment):
+    run = experiment.run
     summary = json.loads((EXPERIMENT / "results" / "summary.json").read_text())
-    # Lines that a run has added since are left out.
-    n_counted = sum(row["n"] for row in summary["rows"] if row["split"] == "random")
-    assert experiment.summarize(experiment.done()[:n_counted])["rows"] == summary["rows"]
-    for row in summary["rows"]:
-        if row["cell"] == "null" and "verdict" in row["share"]:
-            low, _ = row["interval"]["verdict"]
-            assert low <= 0.05, "more false positives than chance allows"
+    assert run.summarize(run.done())["rows"] == summary["rows"]
+    rules = json.loads((EXPERIMENT / "results" / "rules.json").read_text())
+    assert experiment.summarize(run.done(experiment.LINES))["rows"] == rules["rows"]
+    for row in rules["rows"]:
+        if not experiment.CELLS[row["cell"]][0]:
+            assert row["n"] >= 300
+            assert row["interval"]["crossfit"][0] <= 0.05, "more false positives than chance allows"
 
 
 def test_reruns_follow_the_path_of_the_selections(unchecked, planted):

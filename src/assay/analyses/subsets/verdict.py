@@ -22,7 +22,7 @@ from assay.analyses.subsets.crossfit import (
     plan_folds,
 )
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.line import AOTIL, RELIABLE_UNITS
+from assay.analyses.subsets.line import AOTIL, RELIABLE_UNITS, Correlation
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.permutation import (
     N_PERMUTATIONS,
@@ -127,9 +127,8 @@ def judge_sizes(
 ) -> tuple[SubsetVerdict, ...]:
     """A verdict for each selection of a sweep over sizes, corrected for the sweep.
 
-    Supported iff the units of the selection's own split are disjoint between its parts, R_cf < 0 with
-    adjusted p <= 0.05, and, where that split tests on 8 or more units, the upper end of the cluster bootstrap
-    of its test R is below 0. `aotil` iff also R_cf <= -0.3.
+    Supported iff the units of the selection's own split are disjoint between its parts and R_cf < 0 with
+    adjusted p <= 0.05. `aotil` iff also R_cf <= -0.3.
 
     Args:
         data: Models by examples.
@@ -154,6 +153,10 @@ def judge_sizes(
         The reruns end once every size is settled, as supported or not: `SequentialPermutation` on those whose
         lowest R_cf over the sizes is at most that of the size. It errs in at most 5 % of the sweeps without
         any such subset.
+
+        The interval of the subset's own R on the test models is a note, not a condition: the permutations
+        keep the level without it, and asking for it too costs half of the power where the split tests on
+        few runs of near-copies (`experiments/subset_verdicts`).
 
         No size is left out of the reruns because its own R_cf is not below 0: the minimum over sizes must be
         taken over the same sizes in each rerun. Such sizes end after few steps of the solver anyway.
@@ -348,14 +351,19 @@ def _reasons(
         )
     elif verdict.p_value > LEVEL:
         yield _chance(verdict, asked, n_reached)
-    test = selection.correlation["test"]
-    if test.n_units >= RELIABLE_UNITS and math.isnan(test.high):
-        yield f"R of this subset on the {test.n} test models is undefined: try a larger size"
-    elif test.n_units >= RELIABLE_UNITS and test.high >= 0:
-        yield (
-            f"the interval of R on the {test.n} test models, over {test.n_units} units, reaches up to "
-            f"{test.high:+.2f}: this subset may not be on an inverse line; test it on more models"
-        )
+
+
+def _own_interval(test: Correlation) -> str:
+    """That R of the subset itself is not shown to be negative, though R_cf is."""
+    if math.isnan(test.high):
+        found = "has no interval"
+    else:
+        found = f"is {test.r:+.2f}, with an interval that reaches up to {test.high:+.2f}"
+    return (
+        f"R of the subset itself on its {test.n} test models {found}: that single split leaves open whether it "
+        "is below 0. The verdict rests on the cross-fit, which tests all models on subsets selected in the "
+        "same way; to be sure of this very subset, evaluate it on further models"
+    )
 
 
 def _chance(verdict: SubsetVerdict, asked: int, n_reached: int) -> str:
@@ -401,13 +409,10 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> I
     if test.n_units < RELIABLE_UNITS:
         yield (
             f"the test models come from {test.n_units} independent unit{'s' if test.n_units != 1 else ''}; "
-            f"below {RELIABLE_UNITS}, the interval of R on them does not enter the verdict"
+            f"below {RELIABLE_UNITS}, the interval of R on them is unreliable"
         )
-    if verdict.r < 0 and test.r > 0:
-        yield (
-            f"R of the subset itself on its {test.n} test models is {test.r:+.2f}, above 0, though the "
-            "cross-fit is below 0: check the folds"
-        )
+    if verdict.r < 0 and not test.high < 0:
+        yield _own_interval(test)
     data = selection.data
     across = 0
     if data is not None and data.families is not None and data.groups is not None:
