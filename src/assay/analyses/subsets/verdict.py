@@ -360,7 +360,7 @@ def _own_interval(test: Correlation) -> str:
     else:
         found = f"is {test.r:+.2f}, with an interval that reaches up to {test.high:+.2f}"
     return (
-        f"R of the subset itself on its {test.n} test models {found}: that split alone leaves open whether it "
+        f"R of the subset itself on its {test.n} test models {found}: this split leaves open whether it "
         "is below 0. The verdict rests on the cross-fit, which tests all models on subsets selected in the "
         "same way; to be sure of this very subset, evaluate it on further models"
     )
