@@ -1,4 +1,4 @@
-"""`assay select --encoder --phrases --endpoint --text`: what describes a subset, and what happens if it fails."""
+"""`assay select --encoder --phrases --endpoint --text`: what describes a subset, and failures of it."""
 
 import json
 from pathlib import Path
@@ -178,9 +178,11 @@ def test_the_images_of_a_zoo_are_embedded_at_the_size_of_the_encoder(tmp_path: P
     data = read_data(
         Zoo.embedded().path, images="shapes:flat", id_images="shapes:photo", encoder=encoder
     ).data
-    assert data.embedding is not None and data.id_embedding is not None
+    assert data.embedding is not None
+    assert data.id_embedding is not None
     assert data.embedding.shape == (data.n_examples, 16)
-    assert data.images is not None and data.images.shape[1:3] != (24, 24)
+    assert data.images is not None
+    assert data.images.shape[1:3] != (24, 24)
     (domain,) = find_domains("shapes:flat", start=0, drawn=3)
     assert domain.read(ReadOptions(transform=encoder.transform), None).image_size == (24, 24)
     assert data.source["encoder"] == tmp_path.name
