@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from assay.analyses.subsets.data import CorrectnessData
 from assay.core.random import stream
 
 
@@ -155,3 +156,21 @@ def run_checkpoints(
     return planted_matrix(
         400, n_examples, planted=planted, slope=slope, n_families=40, within=0.15, seed=seed
     )
+
+
+def planted_embedding(seed: int, kind: str, *, n_models: int = 80, n_planted: int = 120) -> CorrectnessData:
+    """600 examples with embeddings; on the planted ones better models do worse.
+
+    Kinds: `cluster`, where the planted ones lie apart in the embedding; `weak`, where they overlap with the
+    others; `ids`, where the embedding knows nothing of them; `null`, without planted ones.
+    """
+    rng, n = np.random.default_rng(seed), 600
+    accuracy = rng.uniform(0.55, 0.95, n_models)
+    embedding = rng.normal(size=(n, 8))
+    planted = np.zeros(n, dtype=bool)
+    if kind != "null":
+        planted[rng.choice(n, n_planted, replace=False)] = True
+    embedding[planted, 0] += {"cluster": 3.0, "weak": 1.0}.get(kind, 0.0)
+    chance = np.where(planted, 1.45 - accuracy[:, None], accuracy[:, None])
+    correct = rng.uniform(size=(n_models, n)) < chance
+    return CorrectnessData.of(correct, accuracy, groups=range(n_models), embedding=embedding)

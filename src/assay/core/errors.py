@@ -15,6 +15,7 @@ AssayError
 │   └── UnsafeFileError                 a pickle where safetensors was expected
 ├── WorkerError (RuntimeError)          a process that reads images ended by itself
 ├── HubError (OSError)                  a model repository is missing, gated or out of reach
+├── EndpointError (OSError)             an address that answers prompts is out of reach or gives no answer
 ├── OutputError (OSError)               a result cannot be written
 ├── MissingExtraError (ImportError)     an optional dependency is not installed
 └── PluginError (ImportError)           what another package registers cannot be used
@@ -85,6 +86,10 @@ class WorkerError(AssayError, RuntimeError):
 
 class HubError(AssayError, OSError):
     """A model repository is missing, gated or out of reach, or has no such revision."""
+
+
+class EndpointError(AssayError, OSError):
+    """A model behind an address is out of reach, refuses, or answers with something that is no answer."""
 
 
 class OutputError(AssayError, OSError):

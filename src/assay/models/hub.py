@@ -16,6 +16,7 @@ _DESCRIPTION = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "adapter_config.json",
     "adapter_model.safetensors",
     INDEX,

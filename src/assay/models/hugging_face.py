@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 
@@ -31,23 +32,34 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 @contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """No bars of transformers inside: a zoo of small models would print hundreds."""
+def without_progress_bars(*, report: bool = True) -> Iterator[None]:
+    """No bars of transformers inside: a zoo of small models would print hundreds.
+
+    Args:
+        report: Let it tell which weights it left out.
+    """
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    if not report:
+        logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 
 
 def image_processor(directory: Path) -> dict[str, Any] | None:
-    """The stored `preprocessor_config.json`; None if there is none."""
+    """The stored `preprocessor_config.json`, or that part of `processor_config.json`; None without either."""
     path = directory / "preprocessor_config.json"
-    return read_object(path) if path.is_file() else None
+    if path.is_file():
+        return read_object(path)
+    path = directory / "processor_config.json"
+    found = read_object(path).get("image_processor") if path.is_file() else None
+    return found if isinstance(found, dict) else None
 
 
 def check_description(directory: Path, name: str | None = None) -> None:
@@ -122,6 +134,42 @@ def from_pretrained(
     module, info = loaded
     _refuse_missing(location, info, len(list(module.parameters())))
     return module if placement is not None else module.to(main)
+
+
+def encoder_from_pretrained(directory: Path, *, allow_pickle: bool) -> nn.Module:
+    """The model of a directory without its head, of whatever layout, in float32 on the CPU.
+
+    A pooler that the checkpoint lacks, as those of classifiers do, is left out.
+
+    Args:
+        directory: As `save_pretrained` writes it.
+        allow_pickle: Accept checkpoints that are pickles.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    location, described = str(directory), directory / "config.json"
+    with _file_errors(location, "an encoder"), without_progress_bars(report=False):
+        files = weight_files(directory, timm=False, allow_pickle=allow_pickle)
+        shapes = check_sizes(described, files)
+        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+        config._attn_implementation = None  # a name of a repository here would load a kernel from it
+        if shapes is not None:
+            check_shapes(lambda: AutoModel.from_config(config, trust_remote_code=False), shapes, described)
+        loaded: Any = AutoModel.from_pretrained(
+            location,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    module, info = loaded
+    if any(str(key).startswith("pooler.") for key in info["missing_keys"]):
+        module.pooler = None
+    missing = {key for key in info["missing_keys"] if not str(key).startswith("pooler.")}
+    _refuse_missing(location, {**info, "missing_keys": missing}, len(list(module.parameters())))
+    encoder: nn.Module = module
+    return encoder
 
 
 @contextmanager

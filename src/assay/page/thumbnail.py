@@ -2,11 +2,15 @@
 
 import base64
 import io
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from assay.core.errors import InputError
 
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 PNG = "data:image/png;base64,"
 SIDE = 64  # pixels
@@ -21,10 +25,15 @@ def thumbnail(image: np.ndarray) -> str:
     from PIL import Image
 
     pixels = image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image
-    picture = Image.fromarray(np.ascontiguousarray(pixels))
-    picture.thumbnail((SIDE, SIDE))
+    return png_uri(Image.fromarray(np.ascontiguousarray(pixels)), SIDE)
+
+
+def png_uri(picture: "Image.Image", side: int) -> str:
+    """A picture as a PNG data URI, no side longer than so many pixels."""
+    shrunk = picture.copy()
+    shrunk.thumbnail((side, side))
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
+    shrunk.save(buffer, format="PNG", optimize=True)
     return f"{PNG}{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.digits import digits_data
+from assay.analyses.subsets.encoder import Encoder, embed_examples, with_embedding
 from assay.analyses.subsets.header import ROLES
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.parquet import is_archive
@@ -23,6 +24,8 @@ from assay.pipeline.stage import Progress
 
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from assay.tasks import ImageSet
 
 DIGITS_SIZES = (50, 100, 200)
@@ -62,6 +65,8 @@ def read_data(
     examples: Path | None = None,
     images: str | None = None,
     id_images: str | None = None,
+    encoder: Encoder | None = None,
+    text: str | None = None,
     digits_models: int | None = None,
     at_least: int = MIN_MODELS,
     device: str | None = None,
@@ -89,6 +94,8 @@ def read_data(
         examples: Of a table: a file of what is known of the examples, their names first.
         images: Of a zoo: labelled images out of distribution.
         id_images: Of a zoo: labelled images in distribution that no model was trained on.
+        encoder: Embeds the images of a zoo at its own size, the images of an archive, or texts.
+        text: Column with the text of each example.
         digits_models: Without a source: classifiers to train.
         at_least: Of a table: models that are needed; 1 for models that select nothing.
         device: Of the models of a zoo.
@@ -116,7 +123,8 @@ def read_data(
     if source is None:
         _refuse("the built-in digits", domains | of_zoo | of_table | of_csvs)
         data = _digits(digits_models or DIGITS_MODELS, seed, folder, progress)
-        return GivenData(data=_with_units(data, groups, families), sizes=DIGITS_SIZES)
+        data = _told(_with_units(data, groups, families), encoder, text)
+        return GivenData(data=data, sizes=DIGITS_SIZES)
     if digits_models is not None:
         raise InputError(f"--digits-models is for the built-in data, but {source} is given; remove one")
     if not source.exists():
@@ -126,7 +134,10 @@ def read_data(
         )
     if source.is_dir() and (images is not None or id_images is not None):
         _refuse("a zoo", domains | of_table | of_csvs)
-        data = _from_zoo(source, images, id_images, device=device, seed=seed, progress=progress)
+        data = _from_zoo(
+            source, images, id_images, encoder=encoder, device=device, seed=seed, progress=progress
+        )
+        encoder = None  # the images are embedded as they lie there, not at the size of the models
     elif source.is_dir() and next(source.rglob(PATTERN), None) is not None:
         _refuse("a folder of prediction CSVs", of_table)
         data = _from_folder(source, id_envs, ood_env, checkpoints, progress)
@@ -135,10 +146,17 @@ def read_data(
         data = CorrectnessData.load(source)
     else:
         _refuse("a table", of_zoo | of_csvs)
-        return GivenData(
-            data=_from_table(source, {"group": groups, "family": families}, of_table, domains, at_least)
-        )
-    return GivenData(data=_with_units(data, groups, families))
+        data = _from_table(source, {"group": groups, "family": families}, of_table, domains, at_least)
+        return GivenData(data=_told(data, encoder, text))
+    return GivenData(data=_told(_with_units(data, groups, families), encoder, text))
+
+
+def _told(data: CorrectnessData, encoder: Encoder | None, text: str | None) -> CorrectnessData:
+    """The data with the column of texts named in their source, and embeddings by an encoder."""
+    if text is not None:
+        check_name("column of the examples", text, data.meta)
+        data = dataclasses.replace(data, source={**data.source, "text": text})
+    return data if encoder is None else embed_examples(data, encoder)
 
 
 def _refuse(kind: str, given: Mapping[str, object]) -> None:
@@ -183,13 +201,14 @@ def _from_zoo(
     images: str | None,
     id_images: str | None,
     *,
+    encoder: Encoder | None,
     device: str | None,
     seed: int,
     progress: Progress | None,
 ) -> CorrectnessData:
     """The answers of the models of a zoo, each image at their geometry."""
     from assay.pipeline.targets import FIRST_KNOWN, FIRST_TARGET, N_SHAPES
-    from assay.tasks import EvalTransform, ReadOptions, one_domain, read_source
+    from assay.tasks import EvalTransform, ReadOptions, find_domains, one_domain, read_source
     from assay.zoo import Zoo
     from assay.zoo.archive import missing_text
 
@@ -213,13 +232,22 @@ def _from_zoo(
         )
         return one_domain(sets, given)
 
-    return CorrectnessData.from_zoo(
+    def embedded(given: str, start: int, model: Encoder) -> "np.ndarray":
+        domains = {each.name: each for each in find_domains(given, start=start, drawn=N_SHAPES)}
+        options = ReadOptions(transform=model.transform, seed=seed)
+        return model.embed_stream(one_domain(domains, given).stream(options, zoo.classes or first.classes))
+
+    data = CorrectnessData.from_zoo(
         zoo,
         read(images, FIRST_TARGET),
         id_images=None if id_images is None else read(id_images, FIRST_KNOWN),
         device=device,
         progress=progress,
     )
+    if encoder is None:
+        return data
+    known = None if id_images is None else embedded(id_images, FIRST_KNOWN, encoder)
+    return with_embedding(data, encoder, embedded(images, FIRST_TARGET, encoder), known)
 
 
 # --------------------------------------------------------------------------------------------- tables

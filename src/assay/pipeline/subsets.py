@@ -12,6 +12,7 @@ import numpy as np
 from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import N_HALVES
+from assay.analyses.subsets.holdout import EXAMPLE_FOLDS
 from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, selection_path
 from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import Problem, make_problem
@@ -69,6 +70,7 @@ class SelectionPlan(Record):
         n_selections: Runs of the solver on the main split.
         n_reruns: Runs of the solver behind the verdicts.
         n_halves: Runs of the solver behind the overlap of two halves of the training models.
+        n_holdout: Runs of the solver behind the hold-out of examples, where they are embedded.
     """
 
     sizes: tuple[int, ...]
@@ -80,6 +82,7 @@ class SelectionPlan(Record):
     n_selections: int
     n_reruns: int
     n_halves: int
+    n_holdout: int = 0
 
     @property
     def cost(self) -> "Forecast":
@@ -93,6 +96,7 @@ class SelectionPlan(Record):
                 Workload(stage="selection", runs=len(self.sizes) + self.n_refined, passes=self.n_selections),
                 Workload(stage="verdict", runs=self.n_folds, passes=self.n_reruns),
                 Workload(stage="overlap of two halves", runs=2 * bool(self.n_halves), passes=self.n_halves),
+                Workload(stage="hold-out of examples", runs=self.n_holdout, passes=self.n_holdout),
             ),
             unit="runs of the solver over all examples",
         )
@@ -124,6 +128,7 @@ def plan_selection(
         n_selections=n_selections,
         n_reruns=n_folds * (1 + n_permutations) * n_selections,
         n_halves=2 * (1 + N_HALVES) if n_permutations else 0,
+        n_holdout=EXAMPLE_FOLDS if n_permutations and data.embedding is not None else 0,
     )
 
 
@@ -305,7 +310,8 @@ def job_record(
 
 def _digest_of_descriptions(data: CorrectnessData) -> str:
     """Hash of what the selection does not depend on but its document does: classes, columns, pictures."""
-    digest = hashlib.sha256(repr((data.model_ids, data.label_names, sorted(data.meta))).encode())
+    told = [data.source[name] for name in ("text", "encoder") if name in data.source]
+    digest = hashlib.sha256(repr((data.model_ids, data.label_names, sorted(data.meta), *told)).encode())
     arrays = {
         "labels": data.labels,
         "n_id": data.n_id,

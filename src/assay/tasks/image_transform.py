@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from assay.core.errors import AssayWarning, InputError, ShapeError, check_name
+from assay.core.errors import AssayWarning, FileFormatError, InputError, ShapeError, check_name
 from assay.core.record import Record
 
 
@@ -327,6 +327,31 @@ def read_rgb(content: Path | bytes) -> Image.Image:
         _check_pixels(image.width, image.height)
         image.load()
         return as_rgb(image)
+
+
+def picture_of(image: Any) -> Image.Image:
+    """An image in three channels of 8 bits, from a file, a Pillow image or an array.
+
+    Args:
+        image: A path; a Pillow image; or uint8 of shape `[H, W]`, `[H, W, 1]` or `[H, W, 3]`.
+
+    Raises:
+        FileFormatError: If a file cannot be decoded.
+        ShapeError: For an array that is not an 8-bit image.
+    """
+    if isinstance(image, Image.Image):
+        return as_rgb(image)
+    if isinstance(image, str | Path):
+        try:
+            return read_rgb(Path(image))
+        except BROKEN as error:
+            raise FileFormatError(f"cannot read {image} as an image: {error}") from error
+    pixels = np.asarray(image)
+    if pixels.ndim == 3 and pixels.shape[-1] == 1:
+        pixels = pixels[..., 0]
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3):
+        raise ShapeError(f"an image is {pixels.dtype} of shape {pixels.shape}; expected uint8 [H, W, 3]")
+    return Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
 
 
 def _check_pixels(width: int, height: int) -> None:

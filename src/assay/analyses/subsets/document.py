@@ -10,9 +10,11 @@ from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.baselines import BaselineRow
 from assay.analyses.subsets.composition import class_composition, class_correlations
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.holdout import example_holdout
 from assay.analyses.subsets.line import clip_of, fit_line
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.model_curve import models_needed
+from assay.analyses.subsets.ngrams import ngram_shift
 from assay.analyses.subsets.placement import as_matrix
 from assay.analyses.subsets.prevalence import LABEL, prevalence_shift
 from assay.analyses.subsets.problem import Shelf, computed
@@ -49,7 +51,8 @@ def subset_document(
         headline: The subset that the page is about.
         verdicts: The subsets, ascending by size, with their verdicts.
         baselines: By kind, a row per size.
-        n_halves: Permutations behind the overlap of halves; 0 leaves it out. Default: 19.
+        n_halves: Permutations behind the overlap of halves; 0 leaves out that and the hold-out of examples.
+            Default: 19.
         workers: As of `replicate_halves`.
         shelf: As of `replicate_halves`.
 
@@ -79,8 +82,10 @@ def subset_document(
             "null": _null(verdict),
             "composition": _composition(headline, tuple(verdicts)),
             "prevalence": _prevalence(headline),
+            "ngrams": _ngrams(headline),
             "replication": _replication(headline),
             "halves": _halves(headline, N_HALVES if n_halves is None else n_halves, workers, shelf),
+            "holdout": None if n_halves == 0 else _holdout(headline),
             "models_needed": _models_needed(headline),
             **_models(headline),
             "examples": _examples(headline),
@@ -187,10 +192,25 @@ def _prevalence(selection: SelectedExamples) -> dict[str, Any] | None:
     """Shares and means in the subset against the pool; None where nothing is known of the examples."""
     data = selection.problem.data
     # Labels stand under a name of their own, so a column of that name gets another.
-    facts = {name if name != LABEL else f"{LABEL} (fact)": column for name, column in data.meta.items()}
+    facts = {
+        name if name != LABEL else f"{LABEL} (fact)": column
+        for name, column in data.meta.items()
+        if name != data.source.get("text")
+    }
     if data.labels is None and not facts:
         return None
     return prevalence_shift(selection, facts, seed=selection.settings.seed).to_dict()
+
+
+def _ngrams(selection: SelectedExamples) -> dict[str, Any] | None:
+    """Words and phrases of texts in the subset against the pool; the reason where there are none."""
+    text = selection.problem.data.source.get("text")
+    if text is None:
+        return None
+    try:
+        return ngram_shift(selection, text, seed=selection.settings.seed).to_dict()
+    except InputError as error:
+        return {"rows": [], "reason": str(error)}
 
 
 # ----------------------------------------------------------------------------------------- is it real
@@ -232,6 +252,19 @@ def _halves(
         **{name: getattr(halves, name) for name in ("p_value", "n_models", "n_units", "kind")},
         "reason": None,
     }
+
+
+def _holdout(selection: SelectedExamples) -> dict[str, Any] | None:
+    """New examples that a rule on the embedding picks; the reason where the subset leaves none to pick."""
+    data = selection.problem.data
+    if data.embedding is None:
+        return None
+    try:
+        found = example_holdout(selection, "embedding").to_dict()
+    except InputError as error:
+        return {"correlation": None, "reason": str(error)}
+    del found["predicted"]
+    return found | {"encoder": data.source.get("encoder"), "reason": None}
 
 
 def _models_needed(selection: SelectedExamples) -> dict[str, Any]:

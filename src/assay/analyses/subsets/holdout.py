@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXAMPLE_FOLDS = 5
 _INNER_FOLDS = 3
 _STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C of the logistic regression
-_MOST_OTHERS = 20_000  # unselected examples the membership model is trained on
+_MOST_TAUGHT = 20_000  # selected and unselected examples each that the membership model is trained on
 _MOST_VALUES = 50  # values of a column of text beyond which it is not a category
 
 
@@ -48,6 +48,8 @@ class ExampleHoldout(Record):
         n_features: How many.
         strengths: C chosen in each fold.
     """
+
+    derived = ("describable",)
 
     correlation: Correlation
     random_mean: float
@@ -94,9 +96,9 @@ def example_holdout(
         ShapeError: If `features` has not one row per example.
 
     Notes:
-        L2 penalty, classes balanced, C by cross-validation inside the training folds (AUROC). Beyond 20 000
-        unselected examples a random 20 000 of them train the regression. Quotas of the selection are kept
-        within the folds; examples that must be included are not forced.
+        L2 penalty, classes balanced, C by cross-validation inside the training folds (AUROC). Of more than
+        20 000 selected or unselected examples a random 20 000 train the regression. Quotas of the selection
+        are kept within the folds; examples that must be included are not forced.
     """
     check_least(2, folds=folds)
     data, settings, size = selection.require_data("example hold-out"), selection.settings, selection.size
@@ -146,7 +148,7 @@ def _predict_folds(
     for fold in range(folds):
         n_predicted = size // folds + (fold < size % folds)
         others, here = (fold_of >= 0) & (fold_of != fold), np.flatnonzero(fold_of == fold)
-        if size - n_predicted > others.sum() or n_predicted > len(here):
+        if size - n_predicted >= others.sum() or n_predicted > len(here):
             raise InputError(
                 f"a subset of {size} of {len(possible)} examples leaves too few examples to predict in "
                 f"{folds} folds; choose a smaller subset"
@@ -173,9 +175,10 @@ def _membership(
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    others = np.setdiff1d(pool, chosen)
-    if len(others) > _MOST_OTHERS:
-        others = rng.choice(others, _MOST_OTHERS, replace=False)
+    others, chosen = (
+        each if len(each) <= _MOST_TAUGHT else rng.choice(each, _MOST_TAUGHT, replace=False)
+        for each in (np.setdiff1d(pool, chosen), chosen)
+    )
     rows = np.concatenate([chosen, others])
     is_member = np.arange(len(rows)) < len(chosen)
     pipeline = make_pipeline(

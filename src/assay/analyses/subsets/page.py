@@ -258,7 +258,22 @@ def _contents(document: Document) -> list[Block]:
         summary = f"{significant} of {len(prevalence['rows'])} values differ significantly: the table"
         table = tables.prevalence_table(prevalence)
         blocks.append(Details(summary=summary, blocks=[table], printed=True))
-    return [*blocks, *_examples(document)]
+    return [*blocks, *_words(document), *_examples(document)]
+
+
+def _words(document: Document) -> list[Block]:
+    """N-grams and phrases, or why there are none."""
+    blocks: list[Block] = []
+    if grams := document.get("ngrams"):
+        significant = sum(bool(row["significant"]) for row in grams["rows"])
+        summary = f"{significant} of {len(grams['rows'])} words and phrases of the texts differ significantly"
+        table = tables.prevalence_table(grams)
+        blocks.append(Details(summary=summary, blocks=[table], open=bool(significant), printed=True))
+    if described := document.get("description"):
+        blocks += [Note(text=text) for text in words.description(described)]
+        if described.get("scores"):
+            blocks.append(tables.phrase_table(described))
+    return blocks
 
 
 def _class_picture(document: Document) -> list[Block]:
@@ -311,6 +326,7 @@ def _examples(document: Document) -> list[Block]:
 def _sensitivity(document: Document) -> list[Block]:
     consistency, needed = document["consistency"], document["models_needed"]
     figures: list[Block] = []
+    notes: list[Block] = []
     if consistency and len(consistency["sizes"]) > 1:
         overlap = _figure(
             plots.plot_consistency,
@@ -322,6 +338,11 @@ def _sensitivity(document: Document) -> list[Block]:
             name="consistency",
         )
         figures.append(overlap)
+    if (held_out := document.get("holdout")) and held_out["correlation"]:
+        label = "Correlations on the subset, on new examples that a rule picks, and on random ones"
+        figures.append(_figure(plots.plot_holdout, document, label, words.holdout(document), name="holdout"))
+    elif held_out:
+        notes.append(Note(text=words.holdout(document), style="quiet note"))
     if needed:
         runs = ", whole training runs at a time" if needed["unit"] == "group" else ""
         curve = _figure(
@@ -333,7 +354,7 @@ def _sensitivity(document: Document) -> list[Block]:
             name="models",
         )
         figures.append(curve)
-    return _pair(figures)
+    return [*_pair(figures), *notes]
 
 
 def _data(document: Document) -> list[Block]:

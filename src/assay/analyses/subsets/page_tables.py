@@ -246,6 +246,37 @@ def _prevalence_row(row: Document) -> list[Cell | Text]:
     ]
 
 
+def phrase_table(described: Document) -> Table:
+    """Phrases by how far they fit the chosen examples better than the others, best first."""
+    return Table(
+        columns=[
+            Column(name="phrase", sort=True),
+            *(Column(name=name, numeric=True, sort=True) for name in ("AUROC", "difference", "q")),
+        ],
+        rows=[
+            [
+                bold(each["phrase"]) if each["significant"] else each["phrase"],
+                _scored(each, "auroc", "auroc_"),
+                _scored(each, "difference", ""),
+                Cell(text=p_value(each["q_value"]), value=each["q_value"]),
+            ]
+            for each in described["scores"]
+        ],
+        note=f"{words.number(described['n_selected'])} chosen examples against "
+        f"{words.number(described['n_comparison'])} of the pool that were not chosen. AUROC above 0.5 and a "
+        "difference of mean cosines above 0: more true of the chosen ones. q: rank-sum test after "
+        "Benjamini-Hochberg over the phrases.",
+        style="gate-table",
+        named=False,
+    )
+
+
+def _scored(score: Document, name: str, prefix: str) -> Cell:
+    low, high = score[f"{prefix}low"], score[f"{prefix}high"]
+    interval = words.interval(low, high, 3)
+    return Cell(text=words.number(score[name], 3), below=interval, value=f"{score[name]:.6f}")
+
+
 def _sorted_by(value: float | int | None) -> float | int | str:
     return "" if value is None else value
 

@@ -18,6 +18,7 @@ UNITS = {
 NAMES = {
     "selection": "chosen subset",
     "random": "random subset",
+    "holdout": "picked by a rule",
     "hard": "hardest examples",
     "marginal": "one-pass screening",
     "distance": "furthest from the known data",
@@ -256,6 +257,44 @@ def _reliability(data: Document) -> list[str]:
         f"{share(min(1.0, 1 - reliability))} of their variance is sampling noise from too few examples, "
         "which moves every R towards 0."
     ]
+
+
+def holdout(document: Document) -> str:
+    """What the hold-out of examples shows, and what that means."""
+    found = document["holdout"]
+    if found["correlation"] is None:
+        return f"Whether a rule picks new examples of the kind was not tested: {found['reason']}."
+    space = f"the embedding by {found['encoder']}" if found["encoder"] else "the embedding of the examples"
+    own, folds = found["correlation"], len(found["strengths"])
+    shown = (
+        f"Can the subset be described? A rule on {space}, learned on {folds - 1} of {folds} parts of the "
+        f"examples, picks new ones in the part left out. On the {words.number(found['size'])} examples that "
+        f"it picked R is {signed(own['r'])} {ends(own['low'], own['high'])} over the test models; on random "
+        f"subsets it is {signed(found['random_mean'])} {ends(found['random_low'], found['random_high'])}. "
+        f"AUROC of membership: {signed(found['auroc'])} (chance 0.5). "
+    )
+    if found["describable"]:
+        return shown + (
+            "The subset is a describable kind of input: the rule finds new examples on which better models "
+            "do worse."
+        )
+    if own["r"] is not None and found["random_low"] is not None and own["r"] < found["random_low"]:
+        return shown + (
+            "The rule finds examples that favour better models less than random ones do, but not on an "
+            "inverse line: this embedding describes the subset in part at most."
+        )
+    return shown + (
+        "The rule finds no such examples: by this embedding the subset is a list of single examples, not a "
+        "recognisable kind of input. Another encoder may see more."
+    )
+
+
+def description(described: Document) -> list[str]:
+    """What is to be said of phrases for the subset, the reason where describing it failed among it."""
+    if reason := described.get("failed"):
+        return [f"Describing the subset failed: {reason}. The selection and its verdict do not depend on it."]
+    proposed = "" if described["scores"] else f"Phrases, not scored: {'; '.join(described['phrases'])}."
+    return [text for text in (proposed, *described["notes"]) if text]
 
 
 def settled(document: Document) -> str:

@@ -34,6 +34,7 @@ STYLES: dict[str, tuple[str, Any, str]] = {
     "hard": (INK, (0, (4, 2)), "s"),
     "marginal": (SUPPORTS, (0, (1, 1.6)), "^"),
     "distance": (SUPPORTS, (0, (6, 2, 1, 2)), "D"),
+    "holdout": (OPPOSES, (0, (1, 1.6)), "D"),
 }
 KEYS = {"pearson": ("r", "low", "high"), "spearman": ("spearman", "spearman_low", "spearman_high")}
 Document = Mapping[str, Any]
@@ -173,7 +174,21 @@ def plot_comparison(document: Document, ax: Axes | None = None) -> Axes:
     """Draw R at the size of the page with its interval: all examples, the chosen ones, the baselines."""
     row = headline_row(document)
     records = {"all": document["full"]["test"], "selection": row["test"]}
-    records |= {kind: row[kind] for kind in BASELINES if row.get(kind)}
+    return _correlation_lines(records | {kind: row[kind] for kind in BASELINES if row.get(kind)}, ax)
+
+
+def plot_holdout(document: Document, ax: Axes | None = None) -> Axes:
+    """Draw R on the chosen examples, on those that a rule learned on others picks, and on random ones."""
+    holdout = document["holdout"]
+    random = {
+        end: holdout[f"random_{name}"] for end, name in (("r", "mean"), ("low", "low"), ("high", "high"))
+    }
+    chosen = headline_row(document)["test"]
+    return _correlation_lines({"selection": chosen, "holdout": holdout["correlation"], "random": random}, ax)
+
+
+def _correlation_lines(records: Mapping[str, Document], ax: Axes | None) -> Axes:
+    """Correlations over the test models as points with intervals, one below the other."""
     ax = axes_of(ax, 6.4, 0.95 + 0.38 * len(records))
     for place, (kind, (value, low, high)) in enumerate(
         zip(records, _correlations([*records.values()], "pearson").T, strict=True)

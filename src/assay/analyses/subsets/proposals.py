@@ -13,7 +13,7 @@ CAPTION_PROMPT = (
 )
 FIXED_CLASS_PROMPT = " It shows: {fixed_class}. Do not dwell on that; describe everything else."
 PROPOSAL_PROMPT = """\
-Below are descriptions of two groups of pictures.
+Below are {things}.
 
 Group A:
 {captions_a}
@@ -22,13 +22,21 @@ Group B:
 {captions_b}
 
 Name {n} properties that are more common in group B than in group A. {about}
-Each property is a single concept in a few words, such as a colour, a material, a pose, a viewpoint, a style,
-a background or an object beside the main one. Name the property itself: do not begin with words for picture,
-do not mention the groups, and do not join two properties.
+Each property is a single concept in a few words, such as {examples}. Name the property itself: do not begin
+with words for picture or text, do not mention the groups, and do not join two properties.
 Answer with one property per line, each line beginning with "* ".
 """
-ABOUT_ANY_CLASS = "Leave out what kind of object is shown: the classes are known already."
-ABOUT_ONE_CLASS = "All pictures of both groups show: {fixed_class}. Leave that out."
+OF_PICTURES = {
+    "things": "descriptions of two groups of pictures",
+    "examples": "a colour, a material, a pose, a viewpoint, a style, a background or an object beside the "
+    "main one",
+}
+OF_TEXTS = {
+    "things": "two groups of texts",
+    "examples": "a topic, a tone, a style, a length, a form of sentence or a kind of word",
+}
+ABOUT_ANY_CLASS = "Leave out the class of an example: the classes are known already."
+ABOUT_ONE_CLASS = "All examples of both groups show: {fixed_class}. Leave that out."
 
 Captioner = Callable[[Any, str], Sequence[str | None]]
 Proposer = Callable[[Sequence[str], Sequence[str], int], Sequence[str]]
@@ -62,19 +70,23 @@ def parse_phrases(text: str) -> list[str]:
     return list(phrases.values())
 
 
-def text_proposer(generate: Callable[[str], str], *, fixed_class: str | None = None) -> Proposer:
+def text_proposer(
+    generate: Callable[[str], str], *, fixed_class: str | None = None, of_texts: bool = False
+) -> Proposer:
     """A proposer from a language model, with this package's prompt and `parse_phrases`.
 
     Args:
         generate: From a prompt to the answer.
         fixed_class: What all images show, if they do; the phrases are to be about something else.
+        of_texts: The examples are texts, which are their own captions.
     """
+    wording = OF_TEXTS if of_texts else OF_PICTURES
     about = ABOUT_ANY_CLASS if fixed_class is None else ABOUT_ONE_CLASS.format(fixed_class=fixed_class)
 
     def propose(captions_a: Sequence[str], captions_b: Sequence[str], n: int) -> list[str]:
         listed = ("\n".join(f"- {each}" for each in captions) for captions in (captions_a, captions_b))
         first, second = listed
-        prompt = PROPOSAL_PROMPT.format(captions_a=first, captions_b=second, n=n, about=about)
+        prompt = PROPOSAL_PROMPT.format(captions_a=first, captions_b=second, n=n, about=about, **wording)
         return parse_phrases(generate(prompt))
 
     return propose

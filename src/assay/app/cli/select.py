@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from assay.analyses.subsets.data import CorrectnessData
     from assay.pipeline import Progress
     from assay.pipeline.subset_data import GivenData
+    from assay.pipeline.subset_description import SubsetDescriber
     from assay.pipeline.subsets import SelectionPlan, StoredSelection
 
 GATE_FIRED = 3
@@ -42,6 +43,7 @@ OF_ADAM = ("trials", "epochs", "patience", "penalty")
 OBJECTIVES = {"pearson": "r"}
 REFINEMENTS: dict[int | str | None, bool] = {None: False, "bisection": True}
 SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
+DESCRIPTION = own_group("Description", 42)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,13 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         folds: Folds of the cross-fit of the test.
         workers: Threads that run the permutations. Default: one per CPU.
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
+        encoder: Model that embeds the examples: a directory, hub id or timm:NAME, of CLIP, DINOv2, BERT, ...
+        text: Column of facts with the text of each example, for n-grams and --encoder.
+        phrases: Phrases to score by --encoder, separated by semicolons.
+        endpoint: Address of a language model that captions images and proposes phrases, e.g.
+            http://localhost:8000/v1 (any that speaks the protocol of OpenAI).
+        endpoint_model: Name of the model at --endpoint.
+        endpoint_key: Environment variable with the API key of --endpoint. Default: no key is sent.
         gate: Exit with code 3 if such a subset is supported: a failure that the average hides.
         table: CSV file of R by size and baseline with Fisher intervals, as Table A.3 of the paper.
         ids: File for the examples of the chosen subset: .csv, .parquet, or .txt of ids.
@@ -169,6 +178,12 @@ class SelectSettings(PoolSettings, Computing, Reporting):
     strata: Annotated[str | None, SELECTION] = None
     permutations: Annotated[int, VERDICT, at_least(0)] = 99
     folds: Annotated[int, VERDICT, at_least(3)] = 5
+    encoder: Annotated[str | None, DESCRIPTION] = None
+    text: Annotated[str | None, DESCRIPTION] = None
+    phrases: Annotated[str | None, DESCRIPTION] = None
+    endpoint: Annotated[str | None, DESCRIPTION] = None
+    endpoint_model: Annotated[str | None, DESCRIPTION] = None
+    endpoint_key: Annotated[str | None, DESCRIPTION] = None
     workers: Annotated[Count | None, RUNNING] = None
     layout: Annotated[str, RUNNING, one_of("auto", "dense", "packed", "accelerator")] = "auto"
     gate: Annotated[bool, RUNNING] = False
@@ -193,6 +208,23 @@ class SelectSettings(PoolSettings, Computing, Reporting):
             "refine": REFINEMENTS.get(self.refine, self.refine),
         }
 
+    def describer(self) -> "SubsetDescriber":
+        """What embeds the examples and describes the subset; loads the encoder."""
+        from assay.pipeline.subset_description import SubsetDescriber
+
+        if (self.endpoint is None) != (self.endpoint_model is None):
+            raise InputError("--endpoint and --endpoint-model belong together; give both")
+        if self.endpoint is None and self.endpoint_key is not None:
+            raise InputError("--endpoint-key has no effect without --endpoint; give both")
+        return SubsetDescriber.of(
+            encoder=self.encoder,
+            phrases=[each.strip() for each in (self.phrases or "").split(";") if each.strip()],
+            endpoint=None
+            if self.endpoint is None
+            else {"url": self.endpoint, "model": self.endpoint_model, "key_variable": self.endpoint_key},
+            device=self.place(),
+        )
+
 
 @command(SUBSETS, example="assay select predictions.csv --groups run --sizes 50,100 --report subset.html")
 def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> int:
@@ -208,10 +240,11 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
     """
     from assay.pipeline.subsets import plan_selection, select_stored
 
-    sizes = _check(settings)
+    sizes, describer = _check(settings), settings.describer()
     with progress_on_stderr() as progress:
         folder = None if settings.dry_run else settings.store_folder()
-        read = settings.read(predictions, progress, folder=folder)
+        read = settings.read(predictions, progress, folder=folder, encoder=describer.encoder)
+        describer.check(read.data)
         solving = settings.solving(read.data)
         if settings.dry_run:
             _show_plan(plan_selection(read.data, sizes or read.sizes, **solving), as_json=settings.json)
@@ -225,11 +258,15 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
             note=remark,
             **solving,
         )
-    _hand_over(settings, result)
+        described = describer.described(result, read.data)
+    _hand_over(settings, result, described)
+    failed = described.get("description", {}).get("failed")
+    if failed:
+        say(f"error: the subset is selected, but not described: {failed}")
     if settings.gate and result.document["verdict"]["status"] == "supported":
         say(f"gate: better models do worse on {result.document['size']} of the examples (supported)")
         return GATE_FIRED
-    return 0
+    return 1 if failed else 0
 
 
 def _check(settings: SelectSettings) -> tuple[int, ...] | None:
@@ -239,24 +276,29 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
         raise InputError(
             f"--ids is {settings.ids}; give NAME.csv or NAME.parquet, or NAME.txt for the ids alone"
         )
+    if settings.encoder is not None and settings.embeddings is not None:
+        raise InputError(
+            "--encoder and --embeddings both give the embeddings of the examples; give one of them"
+        )
     if not settings.dry_run:
         check_outputs(settings, settings.table, settings.ids, settings.subset)
     return sizes
 
 
-def _hand_over(settings: SelectSettings, result: "StoredSelection") -> None:
+def _hand_over(settings: SelectSettings, result: "StoredSelection", described: dict[str, Any]) -> None:
     """The result to files and to stdout."""
     from assay.analyses.subsets.export import export_sizes, export_subset
 
+    document = {**result.document, **described}
     ids = partial(export_subset, document=result.document)
-    files = settings.files(result.document, "selection.json") | {
+    files = settings.files(document, "selection.json") | {
         "table": File(
             settings.path_of(settings.table, "sizes.csv"), partial(export_sizes, document=result.document)
         ),
         "ids": File(settings.path_of(settings.ids, "ids.csv"), ids),
         "subset": json_file(settings.path_of(settings.subset, "subset.json"), result.headline),
     }
-    settings.deliver(result.document, files, identity=result.id, cached=result.cached)
+    settings.deliver(document, files, identity=result.id, cached=result.cached)
 
 
 def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:

@@ -1,7 +1,6 @@
 """Where alarms go: a file of JSON lines, a webhook."""
 
 import base64
-import http.client
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from filelock import lock_descriptor
 
 from assay.app.monitor.webhook_bodies import KEY, body_of
 from assay.core.errors import AssayError, InputError, OutputError
+from assay.core.posting import FAILURES, failure, opener_without_redirects
 from assay.core.record import library_version, plain
 from assay.core.untrusted import is_json
 
@@ -160,16 +160,7 @@ class Webhook(Sink):
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         self._timeout = timeout
-        # Without the handler of redirects: a redirected POST loses its content, and may go to another scheme.
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.HTTPErrorProcessor(),
-        ):
-            self._opener.add_handler(handler)
+        self._opener = opener_without_redirects()
         self._asking: threading.Thread | None = None
 
     def deliver(self, event: Mapping[str, Any]) -> None:
@@ -191,16 +182,9 @@ class Webhook(Sink):
         """Why the request failed, without any part of the request; empty where it succeeded."""
         try:
             answer = self._opener.open(request, timeout=self._timeout)
-        except urllib.error.HTTPError as error:
-            error.close()
-            if 300 <= error.code < 400:
-                return f"status {error.code}, a redirect; redirects are not followed. Give the final address"
-            return f"status {error.code}"
-        except urllib.error.URLError as error:
-            reason = error.reason
-            known = isinstance(reason, OSError) and reason.strerror
-            return str(known or type(reason).__name__)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            return (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        except FAILURES as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            return failure(error)
         answer.close()
         return ""

@@ -1,0 +1,317 @@
+"""Captions, proposals and text embeddings by language models: behind an endpoint, or in a local pipeline."""
+
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from assay.analyses.subsets.proposals import Captioner
+from assay.core.errors import EndpointError, InputError, check_least
+from assay.core.posting import FAILURES, failure, opener_without_redirects
+from assay.core.record import library_version
+from assay.core.untrusted import parse_json, printable
+from assay.page.thumbnail import png_uri
+from assay.tasks.image_transform import picture_of
+
+
+SIDE = 512  # pixels of the longer side of an image that is sent
+_BUSY = frozenset((408, 429, 500, 502, 503, 504))  # worth asking again
+_OF_ONE_IMAGE = frozenset((400, 413, 415, 422))  # what an endpoint answers to one that it will not take
+_LONGEST_ANSWER = 1 << 24  # bytes
+_LONGEST_PAUSE = 30.0  # seconds that an endpoint may ask to wait
+_SHOWN = 200  # characters of an answer in a message
+
+
+class _StatusError(EndpointError):
+    """An answer with a status other than 2xx."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RefusalError(EndpointError):
+    """A model declined to answer, or a filter stopped its answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatEndpoint:
+    """Any address that speaks the chat protocol of OpenAI: vLLM, llama.cpp, Ollama, hosted services.
+
+    Args:
+        url: Its base, as `http://localhost:8000/v1`; a query stays (`?api-version=...`).
+        model: Name of the model there.
+        key_variable: Environment variable that holds the API key, read at each request and not stored or
+            shown. None: no key is sent.
+        timeout: Seconds for one answer, all in all.
+        retries: Further attempts after no answer or the status of a busy host (408, 429, 500, 502 to 504).
+        pause: Seconds before the first of them; doubles, unless the host asks for another pause, at most 30.
+        max_tokens: Longest answer.
+
+    Raises:
+        InputError: For another scheme, no host, a password in the address, or an empty key variable.
+    """
+
+    url: str
+    model: str
+    key_variable: str | None = None
+    timeout: float = 120.0
+    retries: int = 2
+    pause: float = 1.0
+    max_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            _ = parts.port
+        except ValueError:
+            parts = urllib.parse.SplitResult("", "", "", "", "")
+        if parts.scheme not in ("http", "https") or not parts.hostname or not self.url.isascii():
+            raise InputError("the endpoint is not an address; give its base, as http://localhost:8000/v1")
+        if parts.username is not None:
+            raise InputError(
+                "the address of the endpoint holds a password; put the key into an environment variable and "
+                "give the variable's name"
+            )
+        if not self.timeout > 0 or self.pause < 0:
+            raise InputError(
+                f"timeout is {self.timeout} s, pause {self.pause} s; expected above 0, at least 0"
+            )
+        check_least(0, retries=self.retries)
+        check_least(1, max_tokens=self.max_tokens)
+        _ = self._key  # a missing key is an error before work starts
+
+    @property
+    def shown(self) -> str:
+        """The address without its query."""
+        parts = urllib.parse.urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+    @property
+    def _key(self) -> str | None:
+        if self.key_variable is None:
+            return None
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key or not key.isascii() or not key.isprintable():
+            raise InputError(
+                f"the environment variable {self.key_variable} does not hold an API key; set it, or name the "
+                "variable that does"
+            )
+        return key
+
+    # ------------------------------------------------------------------------------------ what it can do
+
+    def answer(self, prompt: str, image: Any = None) -> str:
+        """The answer to a prompt, with an image or without: what `text_proposer` takes.
+
+        Args:
+            prompt: The text.
+            image: A path, a Pillow image or an 8-bit array; sent as PNG, at most 512 pixels wide and high.
+
+        Raises:
+            EndpointError: Out of reach, too slow, a status other than 2xx, an answer that is not JSON, has no
+                choice or no text; `RefusalError` if the model refuses.
+        """
+        content: Any = prompt
+        if image is not None:
+            content = [
+                {"type": "text", "text": prompt},
+                {"type": "image_url", "image_url": {"url": png_uri(picture_of(image), SIDE)}},
+            ]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": self.max_tokens}
+        document = self._ask("chat/completions", body | {"temperature": 0})
+        choices = document.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise EndpointError(f"{self._said} without choices: {self._excerpt(document)}")
+        message = choices[0].get("message")
+        message = message if isinstance(message, dict) else {}
+        if message.get("refusal") or choices[0].get("finish_reason") == "content_filter":
+            why = self._excerpt(message.get("refusal") or "stopped by a content filter")
+            raise RefusalError(f"{self._said} by refusing: {why}")
+        text: Any = message.get("content")
+        if not isinstance(text, str) or not text.strip():
+            ended = self._excerpt(choices[0].get("finish_reason"))
+            raise EndpointError(f"{self._said} without text (finish_reason {ended})")
+        return text.strip()
+
+    def captions(self, images: Any, prompt: str) -> list[str | None]:
+        """A caption of each image: a `Captioner`; None where the model refuses or will not take the image.
+
+        Raises:
+            EndpointError: As `answer`; also where none of several images gets a caption.
+        """
+        return _captions(images, lambda image: self.answer(prompt, image))
+
+    def embed_texts(self, texts: Sequence[str]) -> Float64[np.ndarray, "k d"]:
+        """Embeddings of texts, where the endpoint serves them (`/embeddings`).
+
+        Raises:
+            EndpointError: As `answer`, and for an answer without a vector for each text.
+        """
+        document = self._ask("embeddings", {"input": [str(text) for text in texts]})
+        rows: Any = document.get("data")
+        try:
+            ordered = sorted(rows, key=lambda row: row["index"])
+            vectors = np.array([row["embedding"] for row in ordered], dtype=np.float64)
+        except (TypeError, KeyError, ValueError):
+            vectors = np.empty(0)
+        if vectors.ndim != 2 or len(vectors) != len(texts):
+            raise EndpointError(
+                f"{self._said} without a vector for each of {len(texts)} texts: {self._excerpt(document)}"
+            )
+        return vectors
+
+    # ---------------------------------------------------------------------------------------- requests
+
+    @property
+    def _said(self) -> str:
+        return f"the endpoint {self.shown} (model {self.model}) answered"
+
+    def _excerpt(self, answer: Any) -> str:
+        """The beginning of an answer, for a message; a key that it repeats is left out."""
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+        key = self._key
+        return printable(text if key is None else text.replace(key, "***"))[:_SHOWN]
+
+    def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON of an answer; busy hosts are asked again."""
+        parts = urllib.parse.urlsplit(self.url)
+        url = urllib.parse.urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{path}", fragment=""))
+        headers = {"Content-Type": "application/json", "User-Agent": f"assay/{library_version()}"}
+        if (key := self._key) is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        content = json.dumps({"model": self.model, **body}).encode()
+        for attempt in range(self.retries + 1):
+            answer = self._posted(urllib.request.Request(url, data=content, headers=headers, method="POST"))
+            if not answer.again or attempt == self.retries:
+                break
+            time.sleep(answer.pause if answer.pause is not None else self.pause * 2**attempt)
+        if answer.problem:
+            tried = f" ({self.retries + 1} attempts)" if answer.again and self.retries else ""
+            raise _StatusError(
+                f"the endpoint {self.shown} (model {self.model}) failed{tried}: {answer.problem}",
+                answer.status,
+            )
+        try:
+            document = parse_json(answer.body)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            text = self._excerpt(answer.body[: 4 * _SHOWN].decode(errors="replace"))
+            raise EndpointError(f"{self._said} with something that is not a JSON object: {text!r}")
+        return document
+
+    def _posted(self, request: urllib.request.Request) -> "_Answer":
+        answers: list[_Answer] = []
+        # In a thread: the time-out of a socket starts again with every byte, a host that drips has none.
+        asking = threading.Thread(target=lambda: answers.append(self._opened(request)), daemon=True)
+        asking.start()
+        asking.join(self.timeout)
+        return answers[0] if answers else _Answer(problem=f"no answer within {self.timeout:g} s", again=True)
+
+    def _opened(self, request: urllib.request.Request) -> "_Answer":
+        try:
+            with opener_without_redirects().open(request, timeout=self.timeout) as answer:
+                body = answer.read(_LONGEST_ANSWER + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                told = self._excerpt(error.read(4 * _SHOWN).decode(errors="replace")).strip()
+            pause = error.headers.get("Retry-After", "")
+            return _Answer(
+                problem=f"{failure(error)}{f', {told!r}' if told else ''}",
+                status=error.code,
+                again=error.code in _BUSY,
+                pause=min(float(pause), _LONGEST_PAUSE) if pause.isdecimal() else None,
+            )
+        except FAILURES as error:
+            return _Answer(problem=failure(error), again=True)
+        if len(body) > _LONGEST_ANSWER:
+            return _Answer(problem=f"its answer is longer than {_LONGEST_ANSWER:,} bytes")
+        return _Answer(body=body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What came of one request: a body or a problem."""
+
+    body: bytes = b""
+    problem: str = ""
+    status: int = 0
+    again: bool = False
+    pause: float | None = None
+
+
+def _captions(images: Any, caption: Callable[[Any], str]) -> list[str | None]:
+    """A caption of each image; None for those that an endpoint will not caption."""
+    captions: list[str | None] = []
+    failed: EndpointError | None = None
+    for image in images:
+        try:
+            captions.append(caption(image))
+        except EndpointError as error:
+            if not isinstance(error, RefusalError) and getattr(error, "status", 0) not in _OF_ONE_IMAGE:
+                raise
+            failed = error
+            captions.append(None)
+    if failed is not None and not any(captions):
+        raise failed
+    return captions
+
+
+# ------------------------------------------------------------------------------------------- local pipelines
+
+
+def pipeline_answers(pipeline: Any, *, max_new_tokens: int = 512) -> Callable[[str], str]:
+    """From a prompt to the answer of a `transformers` pipeline `text-generation`: what `text_proposer` takes.
+
+    Args:
+        pipeline: `transformers.pipeline("text-generation", model=...)`; decoded greedily. A model with a chat
+            template is asked as in a chat.
+        max_new_tokens: Longest answer.
+    """
+    chats = getattr(pipeline.tokenizer, "chat_template", None) is not None
+
+    def answer(prompt: str) -> str:
+        given: Any = [{"role": "user", "content": prompt}] if chats else prompt
+        found = pipeline(given, max_new_tokens=max_new_tokens, do_sample=False, return_full_text=False)
+        return _generated(found)
+
+    return answer
+
+
+def pipeline_captioner(pipeline: Any, *, max_new_tokens: int = 128) -> Captioner:
+    """A captioner from a `transformers` pipeline `image-text-to-text`.
+
+    Args:
+        pipeline: `transformers.pipeline("image-text-to-text", model=...)`; decoded greedily.
+        max_new_tokens: Longest caption.
+    """
+
+    def caption(images: Any, prompt: str) -> list[str | None]:
+        captions: list[str | None] = []
+        for image in images:
+            content = [{"type": "image", "image": picture_of(image)}, {"type": "text", "text": prompt}]
+            found = pipeline(
+                text=[{"role": "user", "content": content}],
+                return_full_text=False,
+                generate_kwargs={"max_new_tokens": max_new_tokens, "do_sample": False},
+            )
+            captions.append(_generated(found).strip() or None)
+        return captions
+
+    return caption
+
+
+def _generated(found: Any) -> str:
+    """The text that a pipeline generated for one input."""
+    text = found[0]["generated_text"]
+    return str(text if isinstance(text, str) else text[-1]["content"])

@@ -1,0 +1,109 @@
+"""Texts: which words and phrases a subset has more of than its pool, and the same as features."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from assay.analyses.subsets.members import SelectedExamples
+from assay.analyses.subsets.prevalence import PrevalenceShift, prevalence_shift
+from assay.core.errors import InputError, ShapeError, check_least, check_name
+
+
+LONGEST, FEWEST, MOST = 2, 5, 500
+_WORD = r"(?u)\b\w+\b"
+_HELD = ("absent", "present")
+
+
+class NGrams(NamedTuple):
+    """Which text holds which n-gram.
+
+    Attributes:
+        names: The n-grams, in alphabetical order.
+        present: `[N, k]`: 1 where a text holds one, else 0; features for `example_holdout`.
+    """
+
+    names: tuple[str, ...]
+    present: Float64[np.ndarray, "n k"]
+
+
+def ngram_features(
+    texts: Sequence[Any] | np.ndarray, *, longest: int = LONGEST, fewest: int = FEWEST, most: int = MOST
+) -> NGrams:
+    """The n-grams of texts: sequences of 1 to `longest` words, in lower case.
+
+    Args:
+        texts: One per example; None and NaN count as empty.
+        longest: Words of the longest n-gram.
+        fewest: Texts that must hold an n-gram, and that must lack it.
+        most: N-grams at most; the most frequent ones are kept.
+
+    Raises:
+        InputError: If no n-gram is held by `fewest` texts and lacked by as many.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    check_least(1, longest=longest, fewest=fewest, most=most)
+    written = [text if isinstance(text, str) else "" for text in np.asarray(texts, dtype=object).tolist()]
+    vectorizer = CountVectorizer(
+        binary=True,
+        ngram_range=(1, longest),
+        token_pattern=_WORD,
+        min_df=fewest,
+        max_df=max(fewest, len(written) - fewest),
+        max_features=most,
+    )
+    try:
+        counts = vectorizer.fit_transform(written)
+    except ValueError as error:  # no text has a word, or all n-grams are left out
+        raise InputError(
+            f"none of {len(written)} texts gives an n-gram that at least {fewest} of them hold and {fewest} "
+            "lack; lower fewest"
+        ) from error
+    return NGrams(tuple(vectorizer.get_feature_names_out().tolist()), counts.toarray().astype(np.float64))
+
+
+def ngram_shift(
+    selection: SelectedExamples,
+    texts: str | Sequence[Any] | np.ndarray,
+    *,
+    longest: int = LONGEST,
+    fewest: int = FEWEST,
+    most: int = MOST,
+    **options: Any,
+) -> PrevalenceShift:
+    """The share of texts that hold an n-gram, in a subset against its pool, for each n-gram.
+
+    Args:
+        selection: With its data.
+        texts: One per example of the data, or the name of a column of their `meta`.
+        longest: As in `ngram_features`, which looks at the texts of the pool.
+        fewest: Likewise.
+        most: Likewise.
+        options: `n_resamples`, `level`, `q` and `seed` of `prevalence_shift`.
+
+    Returns:
+        A row per n-gram, the attribute being the n-gram in quotes and the value `present`; difference,
+        interval and exact test as in `prevalence_shift`, adjusted over all n-grams.
+
+    Raises:
+        InputError: For an unknown column, or texts without a common n-gram.
+        ShapeError: If there is not one text per example.
+    """
+    data = selection.require_data("n-grams")
+    if isinstance(texts, str):
+        check_name("column of the examples", texts, data.meta)
+        texts = data.meta[texts]
+    if len(texts) != data.n_examples:
+        raise ShapeError(f"got {len(texts)} texts for {data.n_examples} examples; give one per example")
+    pool = selection.pool
+    grams = ngram_features(np.asarray(texts, dtype=object)[pool], longest=longest, fewest=fewest, most=most)
+    columns = {
+        f'"{name}"': np.take(_HELD, held.astype(np.int64))
+        for name, held in zip(grams.names, grams.present.T, strict=True)
+    }
+    found = prevalence_shift(np.searchsorted(pool, selection.indices), columns, **options)
+    # Each n-gram was tested twice, present and absent, with one p: the adjustment is that over n-grams.
+    return replace(found, rows=tuple(row for row in found.rows if row.value == _HELD[1]))

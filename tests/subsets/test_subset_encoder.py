@@ -1,0 +1,274 @@
+"""Encoders with random weights, loaded from files; n-grams of texts; the words for the hold-out."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from planted_subsets import planted_embedding
+from scipy import stats as scipy_stats
+
+from assay.analyses.subsets import page_words
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.describe import describe_selection
+from assay.analyses.subsets.encoder import Encoder, TextRanker, embed_examples
+from assay.analyses.subsets.holdout import example_holdout
+from assay.analyses.subsets.ngrams import ngram_features, ngram_shift
+from assay.analyses.subsets.page import subset_page
+from assay.analyses.subsets.selection import Subset, oodselect
+from assay.core.errors import FileFormatError, InputError, ShapeError, UnsupportedModelError
+from assay.stats import benjamini_hochberg
+
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "cat", "at", "night", "day", "red", "blue")
+CLIP_IMAGES = {
+    "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 32},
+    "crop_size": {"height": 32, "width": 32}, "do_center_crop": True, "resample": 3,
+    "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2],
+}  # fmt: skip
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def save(folder: Path, model: Any, *, images: dict[str, Any] | None = None, texts: bool = False) -> Path:
+    import json
+
+    from assay.models.hugging_face import without_progress_bars
+
+    with without_progress_bars():
+        model.save_pretrained(folder)
+    if images is not None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    if texts:
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        core = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="[UNK]"))
+        core.pre_tokenizer = pre_tokenizers.Whitespace()
+        core.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", model_max_length=12
+        ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import CLIPConfig, CLIPModel
+
+    torch.manual_seed(0)
+    text = {**SMALL, "vocab_size": len(WORDS), "max_position_embeddings": 16, "eos_token_id": 3}
+    vision = {**SMALL, "image_size": 32, "patch_size": 8}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+    return save(tmp_path_factory.mktemp("clip"), model, images=CLIP_IMAGES, texts=True)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (40, 40, 48, 3), dtype=np.uint8)
+
+
+def test_images_of_any_form_get_the_embedding_that_the_model_gives(
+    clip: Path, pictures: np.ndarray, tmp_path: Path
+) -> None:
+    from transformers import CLIPModel
+
+    encoder = Encoder.load(clip, device="cpu")
+    found = encoder.embed_images(pictures)
+    assert found.shape == (40, 8)
+    Image.fromarray(pictures[3]).save(tmp_path / "3.png")
+    for form in (pictures[3], Image.fromarray(pictures[3]), tmp_path / "3.png"):
+        np.testing.assert_allclose(encoder.embed_images([form])[0], found[3], atol=1e-6)
+    # By hand: shorter side to 32, centre crop, normalised, the image tower and its projection.
+    small = Image.fromarray(pictures[3]).resize((38, 32), Image.Resampling.BICUBIC).crop((3, 0, 35, 32))
+    pixels = (np.asarray(small) / 255 - [0.5, 0.4, 0.3]) / 0.2
+    model = CLIPModel.from_pretrained(clip).eval()
+    with torch.inference_mode():
+        given = torch.tensor(pixels.transpose(2, 0, 1)[None], dtype=torch.float32)
+        expected = model.visual_projection(model.vision_model(pixel_values=given).pooler_output)
+    np.testing.assert_allclose(found[3], expected[0], atol=1e-5)
+
+
+def test_texts_do_not_depend_on_what_stands_beside_them(clip: Path) -> None:
+    encoder = Encoder.load(clip, device="cpu")
+    together = encoder.embed_texts(["a dog", "a red cat at night", "blue " * 50])
+    assert together.shape == (3, 8)
+    np.testing.assert_allclose(encoder.embed_texts(["a dog"])[0], together[0], atol=1e-5)
+
+
+def test_a_clip_model_scores_phrases_of_a_selection(clip: Path, pictures: np.ndarray) -> None:
+    selection = dataclasses.replace(chosen("cluster"), data=None)
+    images = np.resize(pictures, (selection.facts["n_examples"], *pictures.shape[1:]))
+    encoder = Encoder.load(clip, device="cpu")
+    described = describe_selection(selection, images, ranker=encoder, phrases=["a dog", "a cat at night"])
+    assert {each.phrase for each in described.scores} == {"a dog", "a cat at night"}
+    assert all(0 < each.auroc < 1 for each in described.scores)
+
+
+def test_sentences_are_means_over_their_own_tokens(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(1)
+    model = BertModel(BertConfig(vocab_size=len(WORDS), **SMALL), add_pooling_layer=False)
+    encoder = Encoder.load(save(tmp_path / "bert", model, texts=True), device="cpu")
+    assert (encoder.reads_texts, encoder.reads_images) == (True, False)
+    found = encoder.embed_texts(["a dog", "a red cat at night"])
+    with torch.inference_mode():
+        expected = encoder.module(input_ids=torch.tensor([[2, 4, 5, 3]])).last_hidden_state.mean(1)
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    with pytest.raises(UnsupportedModelError, match="cannot embed images: it reads texts"):
+        encoder.embed_images(np.zeros((1, 8, 8, 3), dtype=np.uint8))
+    ranked = TextRanker(embed_texts=encoder.embed_texts)
+    np.testing.assert_array_equal(ranked.embed_images(["a dog"]), ranked.embed_texts(["a dog"]))
+
+
+def test_dino_gives_its_class_token_and_a_classifier_works_without_its_head(
+    tmp_path: Path, pictures: np.ndarray
+) -> None:
+    from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    dino = Dinov2Model(Dinov2Config(image_size=28, patch_size=14, **sizes))
+    stored = {**CLIP_IMAGES, "image_processor_type": "BitImageProcessor"}
+    # Another size than that of the position table.
+    stored["crop_size"] = {"height": 42, "width": 42}
+    stored["size"] = {"shortest_edge": 48}
+    encoder = Encoder.load(save(tmp_path / "dino", dino, images=stored), device="cpu")
+    pixels = encoder.transform.normalised(
+        np.stack([encoder.transform.pixels(Image.fromarray(each)) for each in pictures[:2]])
+    )
+    with torch.inference_mode():
+        expected = encoder.module(pixel_values=pixels).last_hidden_state[:, 0]
+    np.testing.assert_allclose(encoder.embed_images(pictures[:2]), expected, atol=1e-5)
+    with pytest.raises(UnsupportedModelError, match="cannot embed texts"):
+        encoder.embed_texts(["a dog"])
+
+    vit = ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, **SMALL))
+    encoder = Encoder.load(save(tmp_path / "vit", vit), device="cpu")
+    with pytest.warns(UserWarning, match="does not state how to prepare"):
+        found = encoder.embed_images(pictures[:2])
+    with torch.inference_mode():
+        pixels = encoder.transform.normalised(
+            np.stack([encoder.transform.pixels(Image.fromarray(each)) for each in pictures[:2]])
+        )
+        expected = vit.eval().vit(pixel_values=pixels).last_hidden_state[:, 0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_what_cannot_be_loaded_or_embedded_is_named(clip: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"has no config\.json"):
+        Encoder.load(tmp_path)
+    encoder = Encoder.load(clip, device="cpu")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    with pytest.raises(FileFormatError, match=r"bad\.png as an image"):
+        encoder.embed_images([tmp_path / "bad.png"])
+    with pytest.raises(ShapeError, match="float64"):
+        encoder.embed_images(np.zeros((1, 8, 8)))
+    with pytest.raises(InputError, match="nothing to embed"):
+        encoder.embed_images([])
+    with pytest.raises(InputError, match="neither images nor a text"):
+        embed_examples(planted_embedding(0, "ids"), encoder)
+
+
+def test_data_get_the_embedding_of_their_images_or_of_a_column(clip: Path, pictures: np.ndarray) -> None:
+    encoder = Encoder.load(clip, device="cpu")
+    bare = CorrectnessData.of(
+        np.resize([0, 1, 1], (8, 40)), np.linspace(0.5, 0.9, 8), images=pictures,
+        meta={"review": ["a dog", "a cat"] * 20},
+    )  # fmt: skip
+    seen = embed_examples(bare, encoder)
+    np.testing.assert_allclose(seen.embedding, encoder.embed_images(pictures), atol=1e-6)
+    assert seen.source["encoder"] == encoder.name
+    read = embed_examples(bare, encoder, text="review")
+    assert read.source["text"] == "review"
+    np.testing.assert_allclose(read.embedding[1], read.embedding[3], atol=1e-6)
+    with pytest.raises(InputError, match="reviews"):
+        embed_examples(bare, encoder, text="reviews")
+
+
+# ------------------------------------------------------------------------------------------------- n-grams
+
+
+def test_n_grams_by_hand() -> None:
+    texts = ["Not good", "not good at all", "good", "bad", None, "Bad day"]
+    grams = ngram_features(texts, fewest=2)
+    assert grams.names == ("bad", "good", "not", "not good")
+    assert grams.present.T.tolist() == [
+        [0, 0, 0, 1, 0, 1],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+    ]
+    with pytest.raises(InputError, match="lower fewest"):
+        ngram_features(texts, fewest=4)
+
+
+def test_over_represented_n_grams_are_found_and_adjusted_over_n_grams() -> None:
+    selection = chosen("cluster")
+    rng = np.random.default_rng(0)
+    planted = np.isin(np.arange(selection.facts["n_examples"]), selection.indices)
+    texts = [
+        ("not good " if each else "very good ") + " ".join(rng.choice(["a", "b", "c", "d"], 3))
+        for each in planted
+    ]
+    found = ngram_shift(selection, texts, n_resamples=50)
+    rows = {row.attribute: row for row in found.rows}
+    assert rows['"not"'].significant
+    assert rows['"not good"'].difference > 0.5
+    assert rows['"very"'].difference < -0.5
+    assert not any(row.significant for name, row in rows.items() if name in ('"a"', '"b c"'))
+    expected = benjamini_hochberg(np.array([row.p_value for row in found.rows]))
+    np.testing.assert_allclose([row.q_value for row in found.rows], expected, rtol=1e-9)
+    n = len(planted)
+    assert rows['"not"'].p_value == pytest.approx(scipy_stats.hypergeom.sf(59, n, 60, 60), rel=1e-6)
+    with pytest.raises(ShapeError, match="got 3 texts"):
+        ngram_shift(selection, ["a", "b", "c"])
+    assert example_holdout(selection, ngram_features(texts).present, folds=2).auroc > 0.9
+
+
+# ----------------------------------------------------------------------------------- words for the hold-out
+
+
+def chosen(kind: str, seed: int = 0) -> Subset:
+    return oodselect(planted_embedding(seed, kind), size=60)
+
+
+def document_of(selection: Subset) -> dict[str, Any]:
+    selection.judge(n_permutations=3, folds=3, workers=1)
+    return dict(selection.to_document(n_halves=2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence", "others"),
+    [
+        ("cluster", "is a describable kind of input", ("list of single", "in part at most")),
+        ("ids", "is a list of single examples", ("describable kind", "in part at most")),
+        ("weak", "describes the subset in part at most", ("describable kind", "list of single")),
+    ],
+)
+def test_the_page_says_rightly_whether_a_rule_finds_new_examples(
+    kind: str, sentence: str, others: tuple[str, ...]
+) -> None:
+    document = document_of(chosen(kind))
+    held_out = document["holdout"]
+    assert held_out["describable"] is (kind == "cluster")
+    text = page_words.holdout(document)
+    assert sentence in text
+    assert not any(each in text for each in others)
+    assert f"AUROC of membership: {held_out['auroc']:.2f}" in text
+    sections = {each.title: each for each in subset_page(document).sections}
+    (pair,) = sections["How much it depends on size and models"].blocks
+    assert "holdout" in [figure.name for figure in pair.blocks]
+
+
+def test_a_subset_of_the_whole_pool_says_why_there_is_no_hold_out() -> None:
+    data = planted_embedding(0, "cluster").take_examples(np.arange(40))
+    document = document_of(oodselect(data, size=40))
+    assert document["holdout"]["correlation"] is None
+    assert "was not tested: " in page_words.holdout(document)
+    subset_page(document)

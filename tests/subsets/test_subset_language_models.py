@@ -1,0 +1,211 @@
+"""Endpoints and local pipelines: what they are asked, and every way in which an answer can be none."""
+
+import base64
+import io
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_server import Asked, Reply, chat_server, said
+from PIL import Image
+
+from assay.analyses.subsets.describe import describe_subset
+from assay.analyses.subsets.language_models import (
+    ChatEndpoint,
+    RefusalError,
+    pipeline_answers,
+    pipeline_captioner,
+)
+from assay.analyses.subsets.proposals import text_proposer
+from assay.core.errors import EndpointError, InputError
+
+
+SECRET = "sk-very-secret-1234"
+IMAGES = np.stack([np.full((8, 8, 3), shade, dtype=np.uint8) for shade in (10, 20, 240, 250)])
+
+
+def endpoint(url: str, **options: Any) -> ChatEndpoint:
+    return ChatEndpoint(url=url, model="tiny", **{"pause": 0.0, "timeout": 10.0, **options})
+
+
+def shade_of(asked: Asked) -> int | None:
+    """Mean of the image in a request, of which the server sees a PNG; None without one."""
+    content = asked.body["messages"][0]["content"]
+    if isinstance(content, str):
+        return None
+    uri = content[1]["image_url"]["url"]
+    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
+        return round(np.asarray(image).mean())
+
+
+def test_images_are_captioned_and_phrases_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", SECRET)
+
+    def reply(asked: Asked) -> Reply:
+        if (shade := shade_of(asked)) is None:
+            return said('* "bright"\n* dark')
+        return said(f"a {'bright' if shade > 128 else 'dark'} square")
+
+    with chat_server(reply) as server:
+        found = endpoint(f"{server.url}/?api-version=1", key_variable="TEST_KEY")
+        described = describe_subset(
+            IMAGES[2:], IMAGES[:2], captioner=found.captions, proposer=text_proposer(found.answer)
+        )
+    assert described.captions_selected == ("a bright square", "a bright square")
+    assert described.captions_comparison == ("a dark square", "a dark square")
+    assert described.phrases == ("bright", "dark")
+    assert {each.path for each in server.asked} == {"/v1/chat/completions?api-version=1"}
+    assert {each.headers["Authorization"] for each in server.asked} == {f"Bearer {SECRET}"}
+    assert all(each.body["model"] == "tiny" and each.body["temperature"] == 0 for each in server.asked)
+    assert "a bright square" in server.asked[-1].body["messages"][0]["content"]
+    assert SECRET not in repr(found)
+
+
+def test_texts_are_embedded_in_their_order_whatever_that_of_the_answer() -> None:
+    def reply(asked: Asked) -> Reply:
+        rows = [{"index": k, "embedding": [len(text), 1]} for k, text in enumerate(asked.body["input"])]
+        return 200, {"data": rows[::-1]}
+
+    with chat_server(reply) as server:
+        found = endpoint(server.url).embed_texts(["a", "bcd"])
+    assert found.tolist() == [[1.0, 1.0], [3.0, 1.0]]
+    with chat_server(lambda asked: (200, {"data": []})) as server:
+        found = endpoint(server.url)
+        with pytest.raises(EndpointError, match="2 texts"):
+            found.embed_texts(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        ((200, b"<html>not json"), EndpointError, "not a JSON object: '<html>not json'"),
+        ((200, [1]), EndpointError, "not a JSON object"),
+        ((200, {"choices": []}), EndpointError, "without choices"),
+        ((200, {"error": "no"}), EndpointError, "without choices"),
+        (said("  ", finish_reason="length"), EndpointError, "without text .finish_reason length"),
+        (said(None), EndpointError, "without text"),
+        (said("x", finish_reason="content_filter"), RefusalError, "refusing: stopped by a content filter"),
+        ((200, {"choices": [{"message": {"refusal": "I cannot"}}]}), RefusalError, "refusing: I cannot"),
+        ((401, {"error": "bad key"}), EndpointError, "failed: status 401, .*bad key"),
+        ((404, b""), EndpointError, "failed: status 404$"),
+        ((302, b"", {"Location": "http://elsewhere/"}), EndpointError, "redirects are not followed"),
+        ((503, b"busy"), EndpointError, r"failed \(2 attempts\): status 503, 'busy'"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_one_error(reply: Reply, error: type, message: str) -> None:
+    with chat_server(lambda asked: reply) as server:
+        found = endpoint(server.url, retries=1)
+        with pytest.raises(error, match=message) as raised:
+            found.answer("hello")
+    assert server.url in str(raised.value)
+    assert len(server.asked) == 1 + (reply[0] == 503)
+
+
+def test_a_busy_host_is_asked_again_after_the_pause_it_wants() -> None:
+    answers: list[Reply] = [(429, b"", {"Retry-After": "0"}), (500, b""), said("done")]
+    with chat_server(lambda asked: answers.pop(0)) as server:
+        assert endpoint(server.url, pause=0.01).answer("hello") == "done"
+
+
+def test_a_key_that_the_host_repeats_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", SECRET)
+    told = {"error": {"message": f"Incorrect API key: {SECRET}"}}
+    for reply in ((401, told), said(None, finish_reason=SECRET), (200, {"choices": [], "echo": SECRET})):
+        with chat_server(lambda asked, reply=reply: reply) as server:
+            found = endpoint(server.url, key_variable="TEST_KEY")
+            with pytest.raises(EndpointError, match=r"\*\*\*") as raised:
+                found.answer("hello")
+        assert SECRET not in str(raised.value)
+
+
+def test_a_host_that_never_ends_its_answer_is_given_up() -> None:
+    done = threading.Event()
+
+    def reply(asked: Asked) -> Reply:
+        done.wait(20)
+        return 200, b""
+
+    with chat_server(reply) as server:
+        found = endpoint(server.url, timeout=0.2, retries=0)
+        with pytest.raises(EndpointError, match="no answer within 0.2 s"):
+            found.answer("hello")
+        done.set()
+
+
+def test_a_host_that_is_not_there_is_named() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(EndpointError, match=f"127.0.0.1:{port}/v1 .model tiny. failed .*refused"):
+        endpoint(f"http://127.0.0.1:{port}/v1").answer("hello")
+
+
+def test_an_image_that_is_refused_has_no_caption_and_a_host_that_fails_ends_the_step() -> None:
+    def reply(asked: Asked) -> Reply:
+        shade = shade_of(asked)
+        return {10: (413, b"too large"), 20: said("x", finish_reason="content_filter")}.get(
+            shade or 0, said("bright")
+        )
+
+    with chat_server(reply) as server:
+        found = endpoint(server.url)
+        assert found.captions(IMAGES, "Describe") == [None, None, "bright", "bright"]
+        with pytest.raises(RefusalError):  # no image got any
+            found.captions(IMAGES[:2], "Describe")
+    with chat_server(lambda asked: (403, b"")) as server, pytest.raises(EndpointError, match="status 403"):
+        endpoint(server.url).captions(IMAGES, "Describe")
+    assert len(server.asked) == 1  # the others are not tried
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "localhost:8000"}, "not an address"),
+        ({"url": "ftp://host/v1"}, "not an address"),
+        ({"url": "http://host:port/v1"}, "not an address"),
+        ({"url": "http://me:pass@host/v1"}, "holds a password"),
+        ({"key_variable": "NOT_SET"}, "NOT_SET does not hold an API key"),
+        ({"timeout": 0.0}, "timeout is 0"),
+        ({"retries": -1}, "retries is -1"),
+    ],
+)
+def test_settings_are_checked_before_any_request(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        ChatEndpoint(**{"url": "http://localhost:1/v1", "model": "m", **options})
+    assert "pass@" not in str(raised.value)
+
+
+# ------------------------------------------------------------------------------------------- local pipelines
+
+
+def test_a_local_model_answers_a_prompt() -> None:
+    from transformers import pipeline
+
+    from assay.models import load_model
+
+    model = load_model("mini")
+    generate = pipeline("text-generation", model=model.module, tokenizer=model.tokenizer, device="cpu")
+    prompt = model.tokenizer.decode(model.tokenizer("When Mary and John")["input_ids"])
+    answer = pipeline_answers(generate, max_new_tokens=3)(prompt)
+    assert answer
+    assert not answer.startswith(prompt)
+    assert pipeline_answers(generate, max_new_tokens=3)(prompt) == answer
+
+
+class Recorded:
+    """A pipeline's call and answer, as `transformers` documents them for `image-text-to-text`."""
+
+    def __call__(self, text: Any, **options: Any) -> Any:
+        self.given, self.options = text, options
+        return [{"input_text": text, "generated_text": " a square "}]
+
+
+def test_a_captioning_pipeline_is_given_each_image_and_the_prompt() -> None:
+    pipe = Recorded()
+    assert pipeline_captioner(pipe)(IMAGES[:2], "Describe") == ["a square", "a square"]
+    (message,) = pipe.given
+    assert message["content"][1] == {"type": "text", "text": "Describe"}
+    assert message["content"][0]["image"].size == (8, 8)
+    assert pipe.options["return_full_text"] is False
