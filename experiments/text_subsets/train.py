@@ -1,10 +1,10 @@
-"""Small language models on subject-verb agreement: which model is right on which prompt, at points of training.
+"""Small language models on subject-verb agreement: which model is right on which prompt, over training.
 
-    python experiments/text_subsets/train.py --out FILE.npz [--runs 40] [--first 0]
+    python experiments/text_subsets/train.py --out FILE.npz --work DIR [--runs 24]
 
-Each run is a GPT-2 of two blocks with the tokenizer of `mini`. Runs differ in their seed alone: weights and order of
-prompts. A fifth of all triples (noun, preposition, noun) gives the in-distribution accuracy, a fifth the prompts to
-select from, the rest is for training.
+Each run is a GPT-2 of two blocks with the tokenizer of `mini`. Runs differ in their seed alone: weights and
+order of prompts. A fifth of all triples (noun, preposition, noun) gives the in-distribution accuracy, a fifth
+the prompts to select from, the rest is for training.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SEED = 0
 
 
 class Prompts(NamedTuple):
-    """All prompts of the grammar: token ids `[n, pos]`, ids of right and wrong verbs `[n, 4]`, and their facts."""
+    """All prompts of the grammar: token ids `[n, pos]`, ids of right and wrong verbs `[n, 4]`, and facts."""
 
     ids: Tensor
     right: Tensor
@@ -134,7 +134,9 @@ def is_right(model: GPT2LMHeadModel, prompts: Prompts, rows: np.ndarray) -> np.n
 def train(prompts: Prompts, n_vocabulary: int, seed: int, asked: np.ndarray) -> Iterator[np.ndarray]:
     """Train one run; which of the asked prompts it has right, at each checkpoint."""
     model = build_model(n_vocabulary, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.1, fused=True
+    )
     drawn = batches(prompts, stream(seed, "text_subsets/batches"))
     for step in range(1, max(CHECKPOINTS) + 1):
         rows = next(drawn)
@@ -149,37 +151,42 @@ def train(prompts: Prompts, n_vocabulary: int, seed: int, asked: np.ndarray) -> 
             yield is_right(model, prompts, asked)
 
 
+def answers_of(
+    prompts: Prompts, n_vocabulary: int, seed: int, asked: np.ndarray, inside: np.ndarray, work: Path
+) -> np.ndarray:
+    """Which asked prompts the checkpoints of a run have right, `[checkpoint, prompt]`; kept in a file."""
+    path = work / f"run-{seed:02d}.npy"
+    if path.exists():
+        return np.load(path)
+    began = time.process_time()
+    answers = np.stack(list(train(prompts, n_vocabulary, seed, asked)))
+    np.save(path, answers)
+    # The prompts to select from are not looked at here.
+    accuracies = " ".join(f"{accuracy:.3f}" for accuracy in answers[:, : len(inside)].mean(axis=1))
+    print(f"run {seed}: in distribution {accuracies}, {time.process_time() - began:.1f} s", flush=True)
+    return answers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="archive of answers")
-    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--work", type=Path, required=True, help="answers of each run; not committed")
+    parser.add_argument("--runs", type=int, default=24)
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    given.work.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(MINI)
     prompts = all_prompts(Tokens(tokenizer))
     inside, pool = in_distribution(prompts), np.flatnonzero(prompts.part == OOD)
-    asked, within = np.concatenate([inside, pool]), prompts.incongruent[inside]
-    answers, names, groups = [], [], []
-    began = time.process_time()
-    for seed in range(given.first, given.first + given.runs):
-        for step, right in zip(CHECKPOINTS, train(prompts, len(tokenizer), seed, asked), strict=True):
-            answers.append(right)
-            names.append(f"run-{seed:02d}-step-{step}")
-            groups.append(f"run-{seed:02d}")
-            of_inside = right[: len(inside)]
-            # The prompts to select from are not looked at here.
-            print(
-                f"{names[-1]}: in distribution {of_inside.mean():.3f}, congruent {of_inside[~within].mean():.3f}, "
-                f"incongruent {of_inside[within].mean():.3f}, {time.process_time() - began:.0f} s",
-                flush=True,
-            )
-    matrix = np.stack(answers)
+    asked, seeds = np.concatenate([inside, pool]), range(given.first, given.first + given.runs)
+    each = [answers_of(prompts, len(tokenizer), seed, asked, inside, given.work) for seed in seeds]
+    matrix = np.concatenate(each)
     data = CorrectnessData.of(
         matrix[:, len(inside) :].astype(np.uint8),
         matrix[:, : len(inside)].mean(axis=1),
-        model_ids=names,
-        groups=groups,
+        model_ids=[f"run-{seed:02d}-step-{step}" for seed in seeds for step in CHECKPOINTS],
+        groups=[f"run-{seed:02d}" for seed in seeds for _ in CHECKPOINTS],
         example_ids=prompts.texts[pool],
         n_id=len(inside),
         meta={name: column[pool] for name, column in prompts.facts.items()},
@@ -187,7 +194,6 @@ def main() -> None:
     )
     given.out.parent.mkdir(parents=True, exist_ok=True)
     data.save(given.out)
-    print(data.quality())
 
 
 if __name__ == "__main__":
