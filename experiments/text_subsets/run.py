@@ -30,7 +30,7 @@ SHOWN = {
     "hard": ("r", "low", "high"),
     "marginal": ("r", "low", "high"),
 }
-FACTS = ("name", "value", "n_selected", "n_pool", "p_selected", "p_pool", "p_value", "q_value")
+FACTS = ("attribute", "value", "selected", "pool", "q_value", "significant")
 
 
 def analyses(data: CorrectnessData) -> dict[str, tuple[CorrectnessData, tuple[str, ...]]]:
@@ -61,7 +61,6 @@ def short(document: dict[str, Any]) -> dict[str, Any]:
         | {part: {name: row[part][name] for name in names} for part, names in SHOWN.items()}
         for row in document["rows"]
     ]
-    prevalence = document["prevalence"]["rows"]
     return {
         "n_models": document["data"]["n_models"],
         "n_runs": document["data"]["n_groups"],
@@ -72,9 +71,9 @@ def short(document: dict[str, Any]) -> dict[str, Any]:
         "indices": document["indices"],
         "null": None if document["null"] is None else document["null"]["values"],
         "facts": [
-            {name: row[name] for name in FACTS if name in row}
-            for row in prevalence
-            if row.get("name") in ("attractor", "number")
+            {name: row[name] for name in FACTS}
+            for row in document["prevalence"]["rows"]
+            if row["attribute"] in ("attractor", "number", "prep")
         ],
     }
 
