@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,23 @@ def short(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def table(results: dict[str, Any]) -> Iterator[str]:
+    """The table of `docs/text-subsets.md`."""
+
+    def number(value: float | None, digits: int = 2) -> str:
+        return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+    yield "| analysis | size | verdict | p | R, cross-fitted | R, test | random | hardest | one-pass |"
+    yield f"|{' --- |' * 9}"
+    for name, found in results.items():
+        for row in found["rows"]:
+            verdict = row["verdict"]
+            ends = f"{number(verdict['r'])} [{number(verdict['low'])}, {number(verdict['high'])}]"
+            others = [number(row[kind]["r"]) for kind in ("test", "random", "hard", "marginal")]
+            cells = [name, str(row["size"]), verdict["status"], number(verdict["p_value"], 3), ends, *others]
+            yield f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--permutations", type=int, default=99)
@@ -93,7 +111,7 @@ def main() -> None:
             command = [sys.executable, "-m", "assay", "select", str(place / "answers.npz"), "--sizes", SIZES]
             command += ["--permutations", str(given.permutations), "--workers", str(given.workers), *options]
             command += ["--store", str(place / "store"), "--save", str(place / "selection.json"), "--quiet"]
-            subprocess.run(command, check=True)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             found[name] = short(json.loads((place / "selection.json").read_text(encoding="utf-8")))
     text = json.dumps(rounded(found), indent=1, allow_nan=False)
     text = PLAIN_LIST.sub(lambda part: f"[{' '.join(part[1].split())}]", text)
