@@ -50,6 +50,8 @@ def over_training(ax: Axes, data: CorrectnessData) -> None:
         ax.plot(grid, means, color=colour, marker=MARKERS[place], ms=5, lw=1.8, label=label)
     ax.set_xlabel("training steps", fontsize=9)
     ax.set_ylabel("accuracy on the prompts to select from", fontsize=9)
+    ax.set_ylim(-0.36, 1.04)  # room for the legend
+    ax.set_yticks(np.linspace(0, 1, 6))
     ax.legend(fontsize=8, frameon=False, loc="lower right")
     bare(ax, "Every run (thin) and their mean")
 
