@@ -13,8 +13,10 @@ import pytest
 
 from assay.analyses.subsets import CorrectnessData, oodselect
 from assay.analyses.subsets._exchange import stratum_quota
-from assay.analyses.subsets.crossfit import combine
+from assay.analyses.subsets.baselines import baseline_indices, distance_scores
+from assay.analyses.subsets.crossfit import combine, plan_folds
 from assay.analyses.subsets.line import correlate, fit_line, line_correlation
+from assay.analyses.subsets.problem import Problem, make_problem
 from assay.analyses.subsets.splits import folds, split_models, unit_codes
 
 
@@ -211,3 +213,51 @@ def test_answers_to_the_selected_sketches_fit_the_archive(data: CorrectnessData)
                 assert sum(record[third]) == pytest.approx(1, abs=1e-5)
                 right = data.accuracy_on(members, models).mean()
                 assert record[third][code] == pytest.approx(right, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(("mix", "strata", "name"), [("any", None, "path"), ("fixed", "label", "strata")])
+def test_baselines_side_by_side_follow_from_the_archive(
+    mix: str, strata: str | None, name: str, data: CorrectnessData
+) -> None:
+    found = results("splits")
+    cell, sizes = found[f"family, {mix}"], found["sizes"]
+    committed = {row["size"]: row for row in results(name)["sizes"]}
+    for size, test, fitted in zip(sizes, cell["test"], cell["cross_fitted"]["selection"], strict=True):
+        assert test["r"] == pytest.approx(committed[size]["test"]["r"], abs=TOLERANCE)
+        assert fitted["r"] == pytest.approx(committed[size]["verdict"]["r"], abs=TOLERANCE)
+    settings = make_problem(data, None, split="family", seed=0, strata=strata).settings
+    plan = plan_folds(data)
+    assert plan.splits is not None
+    counts = np.array([len(split.test) for split in plan.splits])
+    place = sizes.index(250)
+    for kind in ("hard", "marginal"):
+        r = []
+        for split in plan.splits:
+            (examples,) = baseline_indices(Problem(data, split, settings), kind, [250])
+            assert data.labels is not None
+            if strata is not None:
+                classes = np.bincount(data.labels[examples], minlength=7)
+                assert classes.tolist() == stratum_quota(data.labels, 250).tolist()
+            y, accuracy = data.id_accuracy[split.test], data.accuracy_on(examples, split.test)
+            r.append([line_correlation(y, accuracy)])
+        wanted = cell["cross_fitted"][kind][place]
+        assert float(combine(np.array(r), counts)[0]) == pytest.approx(wanted["r"], abs=TOLERANCE)
+        # The difference on the page is that of the two numbers beside it.
+        ours = cell["cross_fitted"]["selection"][place]["r"]
+        z = np.arctanh(ours) - np.arctanh(wanted["r"])
+        assert wanted["difference"]["z"] == pytest.approx(z, abs=1e-5)
+        assert wanted["difference"]["low"] < z < wanted["difference"]["high"]
+
+
+def test_the_furthest_sketches_follow_from_the_committed_embedding(data: CorrectnessData) -> None:
+    with np.load(EXPERIMENT / "results" / "embedding.npz") as archive:
+        embedding, known = (archive[name].astype(np.float32) for name in ("embedding", "id_embedding"))
+    assert embedding.shape == (3929, 32)
+    assert known.shape == (1212, 32)
+    found = results("holdout")
+    furthest = np.argsort(-distance_scores(embedding, known).round(12), kind="stable")
+    test = parts(results("path"))["test"]
+    for place, size in enumerate(found["sizes"]):
+        accuracy = data.accuracy_on(furthest[:size], test)
+        r = line_correlation(data.id_accuracy[test], accuracy)
+        assert found["any"]["distance"][place]["r"] == pytest.approx(r, abs=TOLERANCE)

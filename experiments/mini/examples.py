@@ -12,6 +12,7 @@ from assay.tasks import TASKS, Docstring, Grammar, Prompt, Tokens
 from assay.tasks.grammar import fill
 
 
+KEYS = ("ioi", "greater-than", "docstring", "induction", "sva", "gendered-pronoun")
 # Variants of each task; a batch takes one of them at random. Tasks not named come as they are.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "ioi": [{"template_ids": range(20), "orders": ("ABBA", "BABA")}],
@@ -51,7 +52,10 @@ class Source:
         if isinstance(self.grammar, Docstring):
             prompts = [varied_signature(prompt, self.grammar.template, rng) for prompt in prompts]
         coded = self.tokens.encode([p.text for p in prompts], [p.slots for p in prompts])
-        return [self._answered(p, ids, where, rng) for p, (ids, where) in zip(prompts, coded, strict=True)]
+        return [
+            self._answered(p, each.ids, {name: first for name, (first, _) in each.slots.items()}, rng)
+            for p, each in zip(prompts, coded, strict=True)
+        ]
 
     def _answered(
         self, prompt: Prompt, ids: tuple[int, ...], where: dict[str, int], rng: np.random.Generator
@@ -102,6 +106,6 @@ def varied_signature(prompt: Prompt, template: str, rng: np.random.Generator) ->
 
 
 def sources(tokenizer: PreTrainedTokenizerFast) -> dict[str, Sequence[Source]]:
-    """The variants of every registered task."""
+    """The variants of the six tasks."""
     tokens = Tokens(tokenizer)
-    return {key: [Source(TASKS[key](tokens, **kwargs)) for kwargs in OPTIONS.get(key, [{}])] for key in TASKS}
+    return {key: [Source(TASKS[key](tokens, **kwargs)) for kwargs in OPTIONS.get(key, [{}])] for key in KEYS}

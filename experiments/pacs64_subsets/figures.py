@@ -222,6 +222,41 @@ def one_by_one(examples: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return found[np.argsort(labels[found], kind="stable")]
 
 
+def compare(splits: Any, held_out: Any) -> None:
+    """Selections beside baselines for both class mixes, and sketches predicted from features."""
+    figure = Figure(figsize=(13.5, 8.6), layout="constrained")
+    axes = figure.subplots(2, 2, sharey=True)
+    titles = {"any": "Any class mix", "fixed": "Class shares of all sketches"}
+    for column, (mix, title) in enumerate(titles.items()):
+        top, bottom = axes[:, column]
+        cell = splits[f"family, {mix}"]
+        sizes, fitted = splits["sizes"], cell["cross_fitted"]
+        curve(top, sizes, fitted["selection"], OURS, "o", "selection")
+        curve(top, sizes, fitted["marginal"], MARGINAL, "^", "one-pass", ":")
+        curve(top, sizes, fitted["hard"], HARD, "s", "hardest", ":")
+        top.plot(
+            sizes, [row["r"] for row in cell["baselines"]["random"]], color=MUTED, lw=1.2, label="random"
+        )
+        size_axis(top, f"{title}: cross-fitted over families")
+        top.legend(fontsize=8, frameon=False, loc="upper left")
+        cell, sizes = held_out[mix], held_out["sizes"]
+        curve(bottom, sizes, cell["selection"], OURS, "o", "selection")
+        rules = (("embedding", THEIRS, "D", "-"), ("class", "#cc79a7", "v", "--"))
+        for name, colour, marker, dash in rules:
+            rows = [row["correlation"] for row in cell[name]]
+            curve(bottom, sizes, rows, colour, marker, f"predicted from the {name}", dash)
+        curve(bottom, sizes, cell["distance"], HARD, "s", "furthest in the embedding", ":")
+        rows = cell["embedding"]
+        bottom.plot(sizes, [row["random_mean"] for row in rows], color=MUTED, lw=1.2, label="random")
+        size_axis(bottom, f"{title}: new sketches, on test families")
+        bottom.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
+        for ax in (top, bottom):
+            ax.set_xlim(15, 1300)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("R over models, probit accuracies", fontsize=9)
+    save(figure, "compare")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the four .npz files")
@@ -240,6 +275,7 @@ def main() -> None:
     sizes(found, strata, published)
     scatter(data, found, theirs[500])
     classes(found, published, data)
+    compare(load("splits"), load("holdout"))
     size = found["headline"]
     ours, fixed = (
         next(np.array(row["indices"]) for row in record["sizes"] if row["size"] == record["headline"])

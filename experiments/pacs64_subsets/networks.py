@@ -75,7 +75,7 @@ def convolution(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def network(kind: str, channels: int, settings: dict[str, Any]) -> nn.Module:
+def network(kind: str, channels: int, settings: dict[str, Any]) -> nn.Sequential:
     """An untrained network for 32 x 32 images."""
     width = settings["width"]
     if kind in ("cnn", "residual-cnn"):
@@ -120,10 +120,10 @@ def augmented(batch: Tensor, kind: str, generator: torch.Generator) -> Tensor:
     return batch
 
 
-def predict_network(
-    recipe: Recipe, pixels: np.ndarray, labels: np.ndarray, rows: np.ndarray, asked: np.ndarray, seed: int
-) -> np.ndarray:
-    """Train a network on `rows` and return its predicted classes for `asked`."""
+def train_network(
+    recipe: Recipe, pixels: np.ndarray, labels: np.ndarray, rows: np.ndarray, seed: int
+) -> nn.Sequential:
+    """A network trained on `rows`, in evaluation mode; its last layer gives the classes."""
     settings = dict(recipe.settings)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -143,7 +143,18 @@ def predict_network(
             loss.backward()
             optimizer.step()
             schedule.step()
-    model.eval()
-    with torch.no_grad():
-        parts = [model(inputs(pixels[part], recipe.kind)) for part in np.array_split(asked, 10)]
-    return torch.cat(parts).argmax(dim=1).numpy()
+    return model.eval()
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, pixels: np.ndarray, kind: str) -> np.ndarray:
+    """What a network, or the layers of one before its last, gives for each image."""
+    return torch.cat([model(inputs(part, kind)) for part in np.array_split(pixels, 10)]).numpy()
+
+
+def predict_network(
+    recipe: Recipe, pixels: np.ndarray, labels: np.ndarray, rows: np.ndarray, asked: np.ndarray, seed: int
+) -> np.ndarray:
+    """Train a network on `rows` and return its predicted classes for `asked`."""
+    model = train_network(recipe, pixels, labels, rows, seed)
+    return outputs(model, pixels[asked], recipe.kind).argmax(axis=1)

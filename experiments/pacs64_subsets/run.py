@@ -25,6 +25,8 @@ def main() -> None:
         ("train.py", *data, *work),
         ("collect.py", *data, *work),
         ("analyse.py",),
+        ("embed.py", *data),
+        ("compare.py",),
         ("answers.py", *work),
         ("replicate.py", "--published", str(given.published.resolve())),
         ("figures.py", *data, "--published", str(given.published.resolve())),

@@ -178,6 +178,70 @@ def overlaps() -> Iterator[str]:
         )
 
 
+MIXES = ("any", "fixed")
+
+
+def baselines() -> Iterator[str]:
+    """Selections and baselines chosen on the same folds of families, with and without fixed class shares."""
+    found = load("splits")
+    yield line("classes", "size", "selection", "one-pass", "hardest", "random", "selection − one-pass, in z")
+    yield line(*["---"] * 7)
+    for mix in MIXES:
+        cell = found[f"family, {mix}"]
+        for place, size in enumerate(found["sizes"]):
+            fitted = {kind: rows[place] for kind, rows in cell["cross_fitted"].items()}
+            between = fitted["marginal"]["difference"]
+            yield line(
+                mix,
+                f"{size:,}",
+                *(with_interval(fitted[kind]) for kind in ("selection", "marginal", "hard")),
+                number(cell["baselines"]["random"][place]["r"]),
+                f"{number(between['z'])} [{number(between['low'])}, {number(between['high'])}]",
+            )
+
+
+def splits() -> Iterator[str]:
+    """Models split by family and at random."""
+    found = load("splits")
+    yield line(
+        "classes", "size", "families: test", "families: cross-fitted", "random: test", "random: cross-fitted"
+    )
+    yield line(*["---"] * 6)
+    for mix in MIXES:
+        by_family, at_random = (found[f"{split}, {mix}"] for split in ("family", "random"))
+        for place, size in enumerate(found["sizes"]):
+            cells = []
+            for cell in (by_family, at_random):
+                cells += [cell["test"][place], cell["cross_fitted"]["selection"][place]]
+            yield line(mix, f"{size:,}", *map(with_interval, cells))
+
+
+def holdout() -> Iterator[str]:
+    """Sketches predicted from features, and those furthest from the other images."""
+    found = load("holdout")
+    names = ("embedding", "class", "both")
+    yield line(
+        "classes", "size", "selection", "furthest", "random", *(f"by {name}" for name in names), "AUROC"
+    )
+    yield line(*["---"] * 9)
+    for mix in MIXES:
+        cell = found[mix]
+        for place, size in enumerate(found["sizes"]):
+            rules = [cell[name][place] for name in names]
+            random = {"r": rules[0]["random_mean"]} | {
+                end: rules[0][f"random_{end}"] for end in ("low", "high")
+            }
+            yield line(
+                mix,
+                f"{size:,}",
+                number(cell["selection"][place]["r"]),
+                with_interval(cell["distance"][place]),
+                with_interval(random),
+                *(with_interval(each["correlation"]) for each in rules),
+                ", ".join(number(each["auroc"]) for each in rules),
+            )
+
+
 TABLES = {
     "zoo": zoo,
     "classes": classes,
@@ -186,6 +250,9 @@ TABLES = {
     "families": families,
     "published": published,
     "overlaps": overlaps,
+    "baselines": baselines,
+    "splits": splits,
+    "holdout": holdout,
 }
 
 

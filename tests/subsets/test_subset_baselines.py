@@ -434,6 +434,22 @@ def test_one_pass_screening_gives_the_golden_correlations(name: str, kind: str) 
 # ----------------------------------------------------------------------------------------------- strata
 
 
+def test_hardest_and_one_pass_choose_inside_the_quotas() -> None:
+    """Probits of y: -a, -b, b, a with a = .84, b = .25; a column's score sums them where it is 1."""
+    correct = np.array(
+        # -a - b, -a, -b, b, a + b, a
+        [[1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1]],
+        dtype=np.uint8,
+    )
+    data = CorrectnessData.of(correct, [0.2, 0.4, 0.6, 0.8])
+    strata = np.array([0, 0, 0, 0, 1, 1])  # quotas of 3: two and one
+    every = np.arange(4)
+    assert chosen(data, "marginal", every, 3).tolist() == [0, 1, 2]
+    assert chosen(data, "marginal", every, 3, strata=strata).tolist() == [0, 1, 5]
+    assert chosen(data, "hard", every, 3).tolist() == [1, 2, 3]
+    assert chosen(data, "hard", every, 3, strata=strata).tolist() == [1, 2, 5]
+
+
 def test_baselines_keep_the_shares_of_strata() -> None:
     data = small()
     strata = (np.arange(data.n_examples) % 4 == 0).astype(np.int64)  # three quarters and a quarter

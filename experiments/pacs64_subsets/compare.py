@@ -1,0 +1,155 @@
+"""Selections beside baselines, with and without fixed class shares, on family-disjoint and random splits.
+
+python experiments/pacs64_subsets/compare.py [--only splits holdout]
+
+Writes `results/splits.json` and `results/holdout.json`. The selections on family-disjoint splits are those of
+`path.json` and `strata.json` again.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from analyse import SEED, read, write
+from images import RESULTS
+
+from assay.analyses.subsets import CorrectnessData, selection_path
+from assay.analyses.subsets.baselines import baseline_indices, baseline_rows
+from assay.analyses.subsets.crossfit import CrossFit, combine, cross_fit, unit_jackknife
+from assay.analyses.subsets.holdout import example_holdout
+from assay.analyses.subsets.line import line_correlation, probit
+from assay.analyses.subsets.problem import Problem
+from assay.analyses.subsets.settings import Settings
+
+
+SIZES = (20, 100, 250, 500, 1000)
+HELD_OUT_SIZES = (100, 250, 500, 1000)
+KINDS = ("hard", "marginal")
+
+
+def folds_of(fit: CrossFit, n_models: int) -> np.ndarray:
+    """The fold that tests each model."""
+    fold_of = np.empty(n_models, dtype=np.int64)
+    for fold, split in enumerate(fit.splits):
+        fold_of[split.test] = fold
+    return fold_of
+
+
+def z_of(y: np.ndarray, accuracy: np.ndarray, fold_of: np.ndarray) -> float:
+    """The atanh of R_cf from accuracies on subsets that were chosen without the fold of the model."""
+    folds = range(fold_of.max() + 1)
+    each = [[line_correlation(y[fold_of == fold], accuracy[fold_of == fold])] for fold in folds]
+    return math.atanh(float(combine(np.array(each), np.bincount(fold_of))[0]))
+
+
+def difference(
+    y: np.ndarray, ours: np.ndarray, other: np.ndarray, units: np.ndarray, fold_of: np.ndarray
+) -> dict[str, float]:
+    """atanh(R_cf) of the selection minus that of a baseline, with the jackknife over units."""
+
+    def between(kept: np.ndarray) -> float:
+        z = [z_of(y[kept], each[kept], fold_of[kept]) for each in (ours, other)]
+        return z[0] - z[1]
+
+    without = np.array([between(units != unit) for unit in np.unique(units)])
+    n = len(without)
+    found = between(np.ones(len(y), dtype=bool))
+    half = 1.96 * math.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
+    return {"z": found, "low": found - half, "high": found + half}
+
+
+def cross_fitted(data: CorrectnessData, sizes: Sequence[int], settings: Settings) -> dict[str, Any]:
+    """R_cf of the selections and of the baselines that are chosen on the same folds, by size."""
+    fit = cross_fit(data, sizes, settings=settings)
+    units, fold_of, y = data.units, folds_of(fit, data.n_models), data.id_accuracy
+    problems = [Problem(data, split, settings) for split in fit.splits]
+    found: dict[str, Any] = {
+        "selection": [
+            {"r": fit.r[row], "low": fit.low[row], "high": fit.high[row]} for row in range(len(sizes))
+        ]
+    }
+    for kind in KINDS:
+        chosen = [baseline_indices(problem, kind, sizes) for problem in problems]
+        rows = []
+        for row in range(len(sizes)):
+            accuracy = np.empty(data.n_models)
+            for problem, of_fold in zip(problems, chosen, strict=True):
+                test = problem.split.test
+                accuracy[test] = data.accuracy_on(of_fold[row], test)
+            low, high = unit_jackknife(probit(y), probit(accuracy), units, fold_of)
+            r = math.tanh(z_of(y, accuracy, fold_of))
+            lower = difference(y, fit.accuracy[row], accuracy, units, fold_of)
+            rows.append({"r": r, "low": low, "high": high, "difference": lower})
+        found[kind] = rows
+    return found
+
+
+def splits(data: CorrectnessData) -> dict[str, Any]:
+    """The four cells: families kept whole or models at random, any class mix or that of all sketches."""
+    found: dict[str, Any] = {"sizes": SIZES}
+    for split in ("family", "random"):
+        # Without families, every model is a unit of its own in the folds, too.
+        given = data if split == "family" else replace(data, families=None)
+        for mix, strata in (("any", None), ("fixed", "label")):
+            path = selection_path(given, sizes=SIZES, split=split, seed=SEED, strata=strata)
+            found[f"{split}, {mix}"] = {
+                "test": [each.correlation["test"].to_dict() for each in path.selections],
+                "baselines": {kind: [row.to_dict() for row in rows] for kind, rows in path.baselines.items()},
+                "cross_fitted": cross_fitted(given, SIZES, path.problem.settings),
+            }
+            print(split, mix, flush=True)
+    return found
+
+
+def holdout(data: CorrectnessData) -> dict[str, Any]:
+    """Whether features of a sketch tell if it is in a subset; and the sketches furthest from other images."""
+    with np.load(RESULTS / "embedding.npz") as archive:
+        embedding, known = (archive[name].astype(np.float32) for name in ("embedding", "id_embedding"))
+        facts = json.loads(str(archive["facts"]))
+    data = replace(data, embedding=embedding, id_embedding=known)
+    assert data.labels is not None
+    one_hot = np.asarray(data.labels[:, None] == np.arange(7), dtype=np.float64)
+    features: dict[str, Any] = {
+        "embedding": "embedding",
+        "class": "label",
+        "both": np.concatenate([embedding.astype(np.float64), one_hot], axis=1),
+    }
+    found: dict[str, Any] = {"sizes": HELD_OUT_SIZES, "network": facts}
+    for mix, strata in (("any", None), ("fixed", "label")):
+        path = selection_path(
+            data, sizes=HELD_OUT_SIZES, split="family", seed=SEED, strata=strata, baselines=False
+        )
+        distance = baseline_rows(path.problem, HELD_OUT_SIZES, kinds=["distance"])["distance"]
+        cell: dict[str, Any] = {
+            "selection": [each.correlation["test"].to_dict() for each in path.selections],
+            "distance": [row.to_dict() for row in distance],
+        }
+        for name, phi in features.items():
+            rows = []
+            for each in path.selections:
+                held = example_holdout(each, phi)
+                record = held.to_dict()
+                rows.append({key: value for key, value in record.items() if key != "predicted"})
+                print(mix, name, each.size, round(held.auroc, 3), round(held.correlation.r, 3), flush=True)
+            cell[name] = rows
+        found[mix] = cell
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=["splits", "holdout"])
+    given = parser.parse_args()
+    data, _ = read()
+    if "splits" in given.only:
+        write("splits", splits(data))
+    if "holdout" in given.only:
+        write("holdout", holdout(data))
+
+
+if __name__ == "__main__":
+    main()
