@@ -246,6 +246,7 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--allowed", "absent.txt"], "--allowed: cannot read absent.txt"),
         (["--cross", "light"], "--cross is 'light'; give two or more"),
         (["--embeddings", "absent.npz"], "absent.npz is not a file"),
+        (["--embeddings", "absent.npz", "--encoder", "clip"], "--encoder and --embeddings both give"),
         (["--groups", "runs.csv"], "--groups is 'runs.csv', which is not a file"),
         (["--ids", "chosen.xlsx"], "give NAME.csv"),
         (["--images", "photos"], "--images"),
