@@ -176,7 +176,7 @@ def test_the_images_of_a_zoo_are_embedded_at_the_size_of_the_encoder(tmp_path: P
     (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 24, "width": 24}}')
     encoder = Encoder.load(tmp_path, device="cpu")
     data = read_data(
-        Zoo.embedded().path, images="shapes:flat", id_images="shapes:photo", encoder=encoder
+        Zoo.embedded().path, images="shapes:flat", id_images="shapes:sketch", encoder=encoder
     ).data
     assert data.embedding is not None
     assert data.id_embedding is not None

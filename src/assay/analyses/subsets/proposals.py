@@ -27,16 +27,20 @@ with words for picture or text, do not mention the groups, and do not join two p
 Answer with one property per line, each line beginning with "* ".
 """
 OF_PICTURES = {
+    "what": "what kind of object is shown",
+    "shown": "pictures",
     "things": "descriptions of two groups of pictures",
     "examples": "a colour, a material, a pose, a viewpoint, a style, a background or an object beside the "
     "main one",
 }
 OF_TEXTS = {
+    "what": "the class of a text",
+    "shown": "texts",
     "things": "two groups of texts",
     "examples": "a topic, a tone, a style, a length, a form of sentence or a kind of word",
 }
-ABOUT_ANY_CLASS = "Leave out the class of an example: the classes are known already."
-ABOUT_ONE_CLASS = "All examples of both groups show: {fixed_class}. Leave that out."
+ABOUT_ANY_CLASS = "Leave out {what}: the classes are known already."
+ABOUT_ONE_CLASS = "All {shown} of both groups show: {fixed_class}. Leave that out."
 
 Captioner = Callable[[Any, str], Sequence[str | None]]
 Proposer = Callable[[Sequence[str], Sequence[str], int], Sequence[str]]
@@ -81,7 +85,9 @@ def text_proposer(
         of_texts: The examples are texts, which are their own captions.
     """
     wording = OF_TEXTS if of_texts else OF_PICTURES
-    about = ABOUT_ANY_CLASS if fixed_class is None else ABOUT_ONE_CLASS.format(fixed_class=fixed_class)
+    about = (ABOUT_ANY_CLASS if fixed_class is None else ABOUT_ONE_CLASS).format(
+        **wording, fixed_class=fixed_class
+    )
 
     def propose(captions_a: Sequence[str], captions_b: Sequence[str], n: int) -> list[str]:
         listed = ("\n".join(f"- {each}" for each in captions) for captions in (captions_a, captions_b))
