@@ -89,7 +89,7 @@ class HubError(AssayError, OSError):
 
 
 class EndpointError(AssayError, OSError):
-    """A model behind an address is out of reach, refuses, or answers with something that is no answer."""
+    """A model behind an address is out of reach, refuses, or sends what cannot be used as an answer."""
 
 
 class OutputError(AssayError, OSError):
