@@ -65,8 +65,8 @@ class ExampleHoldout(Record):
 
     @property
     def describable(self) -> bool:
-        """Whether R of the predicted set lies below 95 % of random sets and below 0."""
-        return self.correlation.r < min(self.random_low, 0.0)
+        """Whether R of the predicted set lies below 95 % of random sets, and its whole interval below 0."""
+        return self.correlation.r < self.random_low and self.correlation.high < 0
 
 
 def example_holdout(

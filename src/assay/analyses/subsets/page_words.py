@@ -280,8 +280,8 @@ def holdout(document: Document) -> str:
         )
     if own["r"] is not None and found["random_low"] is not None and own["r"] < found["random_low"]:
         return shown + (
-            "The rule finds examples that favour better models less than random ones do, but not on an "
-            "inverse line: this embedding describes the subset in part at most."
+            "The rule finds examples that favour better models less than random ones do, but R is not "
+            "shown to be below 0 on them: this embedding describes the subset in part at most."
         )
     return shown + (
         "The rule finds no such examples: by this embedding the subset is a list of single examples, not a "
