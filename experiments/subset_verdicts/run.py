@@ -1,7 +1,7 @@
 """How often does a verdict on a subset err? Data sets of known truth, selected on and judged again and again.
 
 Draws data sets of three structures of dependent models (structures.py), with all slopes >= 0 or with 10 % of
-the examples on an inverse line, and judges the subset of 250 by all that one might go by after one split: the
+the examples on an inverse line, and judges the subset of 250 by the evidence that one split gives: the
 interval of Fisher and the cluster bootstrap of the test R, and its permutation tests. The product's verdict,
 which rests on a cross-fit, is judged by rules.py. One line of JSON per data set is written as soon as it is
 done; a later start goes on from there.

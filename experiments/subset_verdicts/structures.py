@@ -32,7 +32,7 @@ class Structure:
         name: In words.
         word: What a unit is.
         n_units: How many units.
-        equal: Whether they are of equal size; else unit u is drawn with weight 1 / (u + 1).
+        equal: Whether they are of equal size; else unit u is drawn with weight 1 / (u + 3).
         within: Share of the variance of skill inside units.
         n_factors: Latent factors beside skill.
         factors: Standard deviation of what they add to a probit.
@@ -154,7 +154,7 @@ def _units(structure: Structure, n_models: int) -> np.ndarray:
     """Unit of each model `[M]`: every unit has a model, then by weight."""
     if structure.equal:
         return np.arange(n_models) % structure.n_units
-    weights = 1 / np.arange(1, structure.n_units + 1)
+    weights = 1 / np.arange(3, structure.n_units + 3)
     quotas = np.cumsum(weights) / weights.sum() * (n_models - structure.n_units)
     counts = 1 + np.diff(np.round(quotas).astype(int), prepend=0)
     return np.repeat(np.arange(structure.n_units), counts)

@@ -216,7 +216,7 @@ def cross_fit(
         data: Models by examples.
         sizes: Examples to select, one size or several.
         settings: Of the solver.
-        k: Folds; fewer where the units fill no more.
+        k: Folds; fewer if there are too few units.
         y: In-distribution accuracies to use instead of the data's.
         level: Two-sided coverage of the interval.
 

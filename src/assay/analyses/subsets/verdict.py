@@ -135,7 +135,7 @@ def judge_sizes(
         selections: All sizes that were looked at, selected on the same data with the same settings.
         path: How one size led to the next (`Problem.solve_path`); the reruns go the same way.
         n_permutations: Reruns of the whole cross-fit, at most; below 19 no p can reach 0.05.
-        folds: Folds of the models; fewer where the units fill no more.
+        folds: Folds of the models; fewer if there are too few units.
         seed: Root seed. Default: that of the selections.
         workers: Threads, which share the matrices. Default: one per core. The result does not depend on it.
         progress: Called with stage, reruns done and their number.
@@ -155,8 +155,11 @@ def judge_sizes(
         any such subset.
 
         The interval of the subset's own R on the test models is a note, not a condition: the permutations
-        keep the level without it, and asking for it too costs half of the power where the split tests on
-        few runs of near-copies (`experiments/subset_verdicts`).
+        keep the level without it, and the condition costs power where the split tests on few runs of
+        near-copies (`experiments/subset_verdicts`).
+
+        The level is exact for sizes that were fixed beforehand. Sizes of `SelectionPath.refined` were chosen
+        under the observed accuracies, while the reruns keep to them.
 
         No size is left out of the reruns because its own R_cf is not below 0: the minimum over sizes must be
         taken over the same sizes in each rerun. Such sizes end after few steps of the solver anyway.

@@ -56,8 +56,8 @@ class AnswerSettings(Placed):
         families: Architecture family of each model: a column, or a CSV file of model and family.
         columns: Columns of a table by role, if their names are other ones: model=run,example=uid.
         id_accuracy: Accuracies in distribution: a column, or a CSV file of model and accuracy.
-        orientation: How a table lies, if it was not found out: long, wide or transposed.
-        cells: What cells of a table hold, if it was not found out: correct, prediction or score.
+        orientation: How a table lies, if detection fails: long, wide or transposed.
+        cells: What cells of a table hold, if detection fails: correct, prediction or score.
         scores: Worse and better end of scores, e.g. 5,0 for a loss. Default: 0,1.
         missing: Missing cells of a table: refuse, drop, drop-models or drop-examples. Default: refuse.
         id_envs: In distribution: environments of prediction CSVs, e.g. 0,1,2; tasks of sample logs; splits;
@@ -102,7 +102,7 @@ class PoolSettings(Seeded, AnswerSettings):
         digits_models: Number of digit classifiers to train if no predictions are given.
         cross: Facts whose combinations are facts too, e.g. sex,age or label,light; repeat for several.
         embeddings: Embeddings of the examples: .npz, .npy, or a table with a column example_id.
-        id_embeddings: Embeddings of in-distribution examples, by the same encoder, for the baseline furthest.
+        id_embeddings: Embeddings of in-distribution examples, by the same encoder, for the distance baseline.
     """
 
     digits_models: Annotated[int | None, INPUTS, at_least(32)] = None
