@@ -40,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 LINES = HERE / "results" / "datasets.jsonl"
 SUMMARY = HERE / "results" / "summary.json"
 FIGURE = HERE / "results" / "rates.png"
+VERDICTS, VERDICT = HERE / "results" / "rules.json", "crossfit"  # of rules.py, drawn beside
 N_PERMUTATIONS = 19  # p <= 0.05 iff none of them reaches the observed correlation
 CELLS = {"null": 0.0, "power": PLANTED}
 SPLITS = ("random", "group")
@@ -276,7 +277,12 @@ def draw_rates(summary: Record) -> None:
     from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS
 
     figure = Figure(figsize=(9.5, 4.2), facecolor=PAPER, layout="constrained")
-    shown = [(split, test) for split in SPLITS for test in TESTS]
+    shown = [(split, test) for split in SPLITS for test in TESTS] + [("group", VERDICT)]
+    judged = [
+        {**row, "split": "group", "cell": {"planted": "power"}.get(row["cell"], row["cell"])}
+        for row in (json.loads(VERDICTS.read_text())["rows"] if VERDICTS.exists() else ())
+        if row["structure"] in STRUCTURES
+    ]
     marks = dict(zip(STRUCTURES, ("o", "s", "^"), strict=True))
     for axes, cell, colour, title in zip(
         figure.subplots(1, 2, sharey=True),
@@ -286,17 +292,17 @@ def draw_rates(summary: Record) -> None:
         strict=True,
     ):
         axes.set_facecolor(PAPER)
-        for row in summary["rows"]:
+        for row in (*summary["rows"], *judged):
             if row["cell"] != cell:
                 continue
             shift = (list(STRUCTURES).index(row["structure"]) - 1) * 0.22
             for place, (split, test) in enumerate(shown):
-                if split != row["split"] or test not in row["share"]:
+                if split != row["split"] or test not in row["count"]:
                     continue
                 low, high = row["interval"][test]
                 axes.plot([low, high], [place + shift] * 2, color=RULE, linewidth=1.5, zorder=1)
                 axes.plot(
-                    row["share"][test],
+                    row["count"][test] / row.get("tested", {}).get(test, row["n"]),
                     place + shift,
                     marks[row["structure"]],
                     color=colour,
@@ -310,7 +316,10 @@ def draw_rates(summary: Record) -> None:
         axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.set_yticks(
             range(len(shown)),
-            [f"{'random' if split == 'random' else 'units apart'}: {TESTS[test]}" for split, test in shown],
+            [
+                f"{'random' if split == 'random' else 'units apart'}: {TESTS.get(test, 'verdict')}"
+                for split, test in shown
+            ],
             fontsize=8,
             color=INK,
         )
