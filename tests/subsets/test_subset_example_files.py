@@ -135,6 +135,37 @@ def test_embeddings_that_do_not_fit_are_refused(data: CorrectnessData, tmp_path:
         with_embeddings(data, None, tmp_path / "all.npy")
 
 
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"embedding": np.ones((50, 5))}, "'example_id' has 60 names for 50 rows"),
+        ({"embedding": np.float32(3)}, r"'embedding' has shape \(\); expected one or more rows"),
+        ({"embedding": np.ones(N)}, r"'embedding' has shape \(60,\)"),
+        ({"embedding": np.ones((N, 0))}, r"'embedding' has shape \(60, 0\)"),
+        (
+            {"embedding": np.ones((N, 5)), "example_id": np.full((N, 2), "a")},
+            r"shape \(60, 2\); give one name",
+        ),
+        ({"embedding": np.ones((N, 5)), "id_embedding": np.ones(5)}, r"'id_embedding' has shape \(5,\)"),
+        ({"embedding": np.full((N, 5), "x")}, "not a file of embeddings"),
+    ],
+)
+def test_arrays_that_are_no_rows_of_numbers_are_refused(
+    data: CorrectnessData, tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, **({"example_id": data.example_ids} | arrays))
+    with pytest.raises(FileFormatError, match=message):
+        with_embeddings(data, path, None)
+
+
+def test_a_table_of_names_alone_is_not_one_of_embeddings(data: CorrectnessData, tmp_path: Path) -> None:
+    path = tmp_path / "names.csv"
+    path.write_text("\n".join(["example_id", *data.example_ids]))
+    with pytest.raises(FileFormatError, match=r"names.csv: 'embedding' has shape \(60, 0\)"):
+        with_embeddings(data, path, None)
+
+
 def test_crossed_facts_are_compared_as_in_python(data: CorrectnessData) -> None:
     subset = assay.oodselect(data, size=20)
     crossed = with_crossed(data, ["sex, light", "label,sex"])

@@ -87,25 +87,44 @@ def read_embeddings(path: Path) -> tuple[list[str] | None, dict[str, np.ndarray]
             column `embedding` of lists or a column per number.
 
     Raises:
-        FileFormatError: If it is none of these.
+        FileFormatError: If it is none of these, or its rows are not of one or more numbers each, one per name.
     """
     with malformed(path, "a file of embeddings: .npz, .npy or a table with a column example_id"):
         if not path.is_file():
             raise InputError(f"{path} is not a file; give embeddings as .npz, .npy or a table")
-        if path.suffix == ".npy":  # mapped: a size that the file only declares is not allocated
-            return None, {"embedding": np.array(np.load(path, mmap_mode="r", allow_pickle=False), np.float32)}
-        if path.suffix == ".npz":
-            arrays = load_npz(path)
-            if "embedding" not in arrays:
-                raise FileFormatError(f"{path} holds {', '.join(arrays)}; expected an array 'embedding'")
-            names = arrays["example_id"].astype(str).tolist() if "example_id" in arrays else None
-            return names, {name: arrays[name] for name in ("embedding", "id_embedding") if name in arrays}
-        frame = read_table(path)
-        if (column := _id_column(frame)) is None:
-            raise FileFormatError(f"{path} has no column 'example_id'; name the column of examples so")
-        rest = frame.drop(columns=column)
-        held = np.stack(rest["embedding"].tolist()) if "embedding" in rest else rest.to_numpy()
-        return frame[column].astype(str).tolist(), {"embedding": np.asarray(held, np.float32)}
+        names, arrays = _named_rows(path)
+        for name, given in arrays.items():
+            rows = arrays[name] = np.asarray(given, np.float32)
+            if rows.ndim != 2 or not rows.size:
+                raise FileFormatError(
+                    f"{path}: {name!r} has shape {rows.shape}; expected one or more rows of one or more numbers"
+                )
+        if names is not None and len(names) != len(arrays["embedding"]):
+            n = len(arrays["embedding"])
+            raise FileFormatError(f"{path}: 'example_id' has {len(names)} names for {n} rows; name each row")
+    return names, arrays
+
+
+def _named_rows(path: Path) -> tuple[list[str] | None, dict[str, Any]]:
+    """Names and embeddings as they stand in a file."""
+    if path.suffix == ".npy":  # mapped: a size that the file only declares is not allocated
+        return None, {"embedding": np.array(np.load(path, mmap_mode="r", allow_pickle=False), np.float32)}
+    if path.suffix == ".npz":
+        arrays = load_npz(path)
+        if "embedding" not in arrays:
+            raise FileFormatError(f"{path} holds {', '.join(arrays)}; expected an array 'embedding'")
+        found = {name: arrays[name] for name in ("embedding", "id_embedding") if name in arrays}
+        if (names := arrays.get("example_id")) is None:
+            return None, found
+        if names.ndim != 1:
+            raise FileFormatError(f"{path}: 'example_id' has shape {names.shape}; give one name per row")
+        return names.astype(str).tolist(), found
+    frame = read_table(path)
+    if (column := _id_column(frame)) is None:
+        raise FileFormatError(f"{path} has no column 'example_id'; name the column of examples so")
+    rest = frame.drop(columns=column)
+    held = np.stack(rest["embedding"].tolist()) if "embedding" in rest else rest.to_numpy()
+    return frame[column].astype(str).tolist(), {"embedding": held}
 
 
 def with_embeddings(
