@@ -159,6 +159,22 @@ def test_arrays_that_are_no_rows_of_numbers_are_refused(
         with_embeddings(data, path, None)
 
 
+def test_embeddings_of_a_file_replace_those_of_another_encoder(data: CorrectnessData, tmp_path: Path) -> None:
+    source = {"kind": "archive", "encoder": "clip-A"}
+    clip = replace(data, embedding=rows() + 1, id_embedding=rows()[:7], source=source)
+    np.save(tmp_path / "own.npy", rows())
+    np.save(tmp_path / "known.npy", rows()[:4])
+    found = with_embeddings(clip, tmp_path / "own.npy", None)
+    assert found.id_embedding is None
+    assert "encoder" not in found.source
+    beside = with_embeddings(clip, tmp_path / "own.npy", tmp_path / "known.npy")
+    assert beside.id_embedding is not None
+    np.testing.assert_array_equal(beside.id_embedding, rows()[:4])
+    known = with_embeddings(clip, None, tmp_path / "known.npy")  # said to be by the encoder of the others
+    assert known.source["encoder"] == "clip-A"
+    assert known.embedding is clip.embedding
+
+
 def test_a_table_of_names_alone_is_not_one_of_embeddings(data: CorrectnessData, tmp_path: Path) -> None:
     path = tmp_path / "names.csv"
     path.write_text("\n".join(["example_id", *data.example_ids]))

@@ -133,7 +133,7 @@ def with_embeddings(
     """The data with embeddings from files, for the distance baseline and `example_holdout`.
 
     Args:
-        data: The examples.
+        data: The examples. Embeddings that they have, of both kinds, give way to those of `embeddings`.
         embeddings: Of the examples, matched by name; a file without names must hold all of them in order.
         id_embeddings: Of in-distribution examples, by the same encoder, if not in the file of the others.
 
@@ -158,6 +158,9 @@ def with_embeddings(
             arrays["embedding"] = arrays["embedding"][places]
         told = "by name" if names is not None else "in the order of the examples, as the file has no names"
         notes.append(f"embeddings of {embeddings.name} are matched {told}")
+        # What the data had is of another encoder.
+        source = {name: value for name, value in data.source.items() if name != "encoder"}
+        data = replace(data, embedding=None, id_embedding=None, source=source)
     if id_embeddings is not None:
         arrays["id_embedding"] = read_embeddings(id_embeddings)[1]["embedding"]
     with naming_arrays(embeddings or Path(str(id_embeddings))):
