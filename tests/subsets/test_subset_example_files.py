@@ -175,6 +175,21 @@ def test_embeddings_of_a_file_replace_those_of_another_encoder(data: Correctness
     assert known.embedding is clip.embedding
 
 
+@pytest.mark.parametrize("kind", ["embedding", "id_embedding"])
+def test_rows_without_a_direction_are_refused_on_reading(
+    data: CorrectnessData, tmp_path: Path, kind: str
+) -> None:
+    bad = rows()
+    bad[[3, 8]] = 0
+    np.save(tmp_path / "own.npy", bad if kind == "embedding" else rows())
+    np.save(tmp_path / "known.npy", bad if kind == "id_embedding" else rows())
+    file = "own" if kind == "embedding" else "known"
+    with pytest.raises(
+        InputError, match=rf"/{file}.npy, array '{kind}': {kind}\[3\] has length 0.0 \(2 such"
+    ):
+        with_embeddings(data, tmp_path / "own.npy", tmp_path / "known.npy")
+
+
 def test_a_table_of_names_alone_is_not_one_of_embeddings(data: CorrectnessData, tmp_path: Path) -> None:
     path = tmp_path / "names.csv"
     path.write_text("\n".join(["example_id", *data.example_ids]))

@@ -87,7 +87,7 @@ def read_embeddings(path: Path) -> tuple[list[str] | None, dict[str, np.ndarray]
             column `embedding` of lists or a column per number.
 
     Raises:
-        FileFormatError: If it is none of these, or its rows are not of one or more numbers each, one per name.
+        FileFormatError: If it is none of these, or not rows of one or more numbers, one per name.
     """
     with malformed(path, "a file of embeddings: .npz, .npy or a table with a column example_id"):
         if not path.is_file():
@@ -97,7 +97,7 @@ def read_embeddings(path: Path) -> tuple[list[str] | None, dict[str, np.ndarray]
             rows = arrays[name] = np.asarray(given, np.float32)
             if rows.ndim != 2 or not rows.size:
                 raise FileFormatError(
-                    f"{path}: {name!r} has shape {rows.shape}; expected one or more rows of one or more numbers"
+                    f"{path}: {name!r} has shape {rows.shape}; expected one or more rows of numbers"
                 )
         if names is not None and len(names) != len(arrays["embedding"]):
             n = len(arrays["embedding"])
@@ -138,7 +138,8 @@ def with_embeddings(
         id_embeddings: Of in-distribution examples, by the same encoder, if not in the file of the others.
 
     Raises:
-        InputError: If an example has no embedding, or widths differ (`ShapeError`).
+        InputError: If an example has no embedding, a row is zero where there are both kinds, or widths differ
+            (`ShapeError`).
         FileFormatError: As `read_embeddings`.
     """
     if embeddings is None:
@@ -163,7 +164,8 @@ def with_embeddings(
         data = replace(data, embedding=None, id_embedding=None, source=source)
     if id_embeddings is not None:
         arrays["id_embedding"] = read_embeddings(id_embeddings)[1]["embedding"]
-    with naming_arrays(embeddings or Path(str(id_embeddings))):
+    where = f"the data with {id_embeddings}" if embeddings is None else embeddings
+    with naming_arrays(where, id_embedding=id_embeddings):
         described = CorrectnessData.of(data, **arrays)
     return replace(described, source={**data.source, "notes": notes})
 
