@@ -75,6 +75,24 @@ def test_ids_that_do_not_fit_are_counted(
         read_places(tmp_path / "ids.txt", data, "allowed")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("ids.csv", None, "--allowed: .*cannot read .*ids.csv"),
+        ("ids.csv", "", "--allowed: .*cannot read .*ids.csv"),
+        ("ids.jsonl", "", "--allowed: .*ids.jsonl names no example"),
+        ("ids.csv", "rank,example_id\n1,007\n2,\n3,\n", "--allowed: .* has 2 of 3 rows without a name"),
+    ],
+)
+def test_tables_of_ids_that_hold_no_names_are_told_by_the_option(
+    data: CorrectnessData, tmp_path: Path, name: str, text: str | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_places(tmp_path / name, data, "allowed")
+
+
 def rows() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(N, 5)).astype(np.float32)
 
@@ -188,6 +206,18 @@ def test_rows_without_a_direction_are_refused_on_reading(
         InputError, match=rf"/{file}.npy, array '{kind}': {kind}\[3\] has length 0.0 \(2 such"
     ):
         with_embeddings(data, tmp_path / "own.npy", tmp_path / "known.npy")
+
+
+def test_in_distribution_embeddings_are_read_by_their_own_name(data: CorrectnessData, tmp_path: Path) -> None:
+    np.save(tmp_path / "own.npy", rows())
+    np.savez(tmp_path / "known.npz", id_embedding=rows()[:4])
+    np.savez(tmp_path / "both.npz", embedding=rows(), id_embedding=rows()[:4])
+    for own, known in (("own.npy", "known.npz"), ("own.npy", "both.npz"), ("both.npz", "both.npz")):
+        found = with_embeddings(data, tmp_path / own, tmp_path / known)
+        assert found.id_embedding is not None
+        np.testing.assert_array_equal(found.id_embedding, rows()[:4])
+    with pytest.raises(InputError, match="known.npz has no array 'embedding'; give its rows by --id"):
+        with_embeddings(data, tmp_path / "known.npz", None)
 
 
 def test_a_table_of_names_alone_is_not_one_of_embeddings(data: CorrectnessData, tmp_path: Path) -> None:

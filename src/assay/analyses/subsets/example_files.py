@@ -34,15 +34,23 @@ def read_places(path: Path, data: CorrectnessData, option: str) -> Places:
 
     Raises:
         InputError: If names are not among the examples, with their number, or one is given twice; if the file
-            names nothing or cannot be read.
-        FileFormatError: If it is not the table that its ending says.
+            names nothing, has rows without a name, or cannot be read as what its ending says.
     """
     known = data.example_ids.tolist()
     if path.suffix in SUFFIXES:
-        frame = read_table(path, 0)
-        column = _id_column(frame) or frame.columns[0]
-        names = frame[column].astype(str).tolist()
-        names = [str(column), *names] if str(column) in known else names  # a list without a header
+        try:
+            frame = read_table(path, 0)
+        except FileFormatError as error:
+            raise InputError(f"--{option}: {error}") from error
+        column = _id_column(frame) or next(iter(frame.columns), None)
+        cells = None if column is None else frame[column]
+        held = [] if cells is None else cells.astype(str).where(cells.notna(), "").tolist()
+        names = [str(column), *held] if str(column) in known else held  # a list without a header
+        if blank := sum(not name.strip() for name in names):
+            raise InputError(
+                f"--{option}: {path} has {blank:,} of {len(names):,} rows without a name in the column "
+                f"{str(column)!r}; name every example"
+            )
     else:
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -82,7 +90,7 @@ def read_embeddings(path: Path) -> tuple[list[str] | None, dict[str, np.ndarray]
     """Names of examples, where a file has them, and their embeddings.
 
     Args:
-        path: `.npz` of `embedding` and, if known, `example_id` and `id_embedding`, as archives name them;
+        path: `.npz` of `embedding`, `id_embedding` or both and, if known, `example_id`, as in archives;
             `.npy` of the embeddings alone; or a table with a column of names (`example_id`) and either a
             column `embedding` of lists or a column per number.
 
@@ -99,8 +107,8 @@ def read_embeddings(path: Path) -> tuple[list[str] | None, dict[str, np.ndarray]
                 raise FileFormatError(
                     f"{path}: {name!r} has shape {rows.shape}; expected one or more rows of numbers"
                 )
-        if names is not None and len(names) != len(arrays["embedding"]):
-            n = len(arrays["embedding"])
+        n = len(arrays.get("embedding", names or ()))
+        if names is not None and len(names) != n:
             raise FileFormatError(f"{path}: 'example_id' has {len(names)} names for {n} rows; name each row")
     return names, arrays
 
@@ -111,9 +119,9 @@ def _named_rows(path: Path) -> tuple[list[str] | None, dict[str, Any]]:
         return None, {"embedding": np.array(np.load(path, mmap_mode="r", allow_pickle=False), np.float32)}
     if path.suffix == ".npz":
         arrays = load_npz(path)
-        if "embedding" not in arrays:
-            raise FileFormatError(f"{path} holds {', '.join(arrays)}; expected an array 'embedding'")
         found = {name: arrays[name] for name in ("embedding", "id_embedding") if name in arrays}
+        if not found:
+            raise FileFormatError(f"{path} holds {', '.join(arrays)}; expected an array 'embedding'")
         if (names := arrays.get("example_id")) is None:
             return None, found
         if names.ndim != 1:
@@ -135,7 +143,8 @@ def with_embeddings(
     Args:
         data: The examples. Embeddings that they have, of both kinds, give way to those of `embeddings`.
         embeddings: Of the examples, matched by name; a file without names must hold all of them in order.
-        id_embeddings: Of in-distribution examples, by the same encoder, if not in the file of the others.
+        id_embeddings: Of in-distribution examples, by the same encoder, if not in the file of the others: its
+            array `id_embedding`, else `embedding`.
 
     Raises:
         InputError: If an example has no embedding, a row is zero where there are both kinds, or widths differ
@@ -151,6 +160,8 @@ def with_embeddings(
     notes = list(data.source.get("notes", ()))
     if embeddings is not None:
         names, found = read_embeddings(embeddings)
+        if "embedding" not in found:
+            raise InputError(f"{embeddings} has no array 'embedding'; give its rows by --id-embeddings")
         arrays |= found
         if names is not None:
             lacking = "have no embedding there"
@@ -163,7 +174,8 @@ def with_embeddings(
         source = {name: value for name, value in data.source.items() if name != "encoder"}
         data = replace(data, embedding=None, id_embedding=None, source=source)
     if id_embeddings is not None:
-        arrays["id_embedding"] = read_embeddings(id_embeddings)[1]["embedding"]
+        _, found = read_embeddings(id_embeddings)
+        arrays["id_embedding"] = found["id_embedding" if "id_embedding" in found else "embedding"]
     where = f"the data with {id_embeddings}" if embeddings is None else embeddings
     with naming_arrays(where, id_embedding=id_embeddings):
         described = CorrectnessData.of(data, **arrays)
