@@ -16,6 +16,8 @@ from assay.analyses.subsets import CorrectnessData, prevalence_shift
 from assay.analyses.subsets.example_files import read_places, with_crossed, with_embeddings
 from assay.analyses.subsets.export import export_sizes, size_table
 from assay.core.errors import AssayError, FileFormatError, InputError
+from assay.pipeline.subset_data import read_data
+from assay.pipeline.subsets import job_record
 
 
 N = 60
@@ -220,6 +222,13 @@ def test_in_distribution_embeddings_are_read_by_their_own_name(data: Correctness
         with_embeddings(data, tmp_path / "known.npz", None)
 
 
+def test_rows_of_no_example_are_counted_in_the_note(data: CorrectnessData, tmp_path: Path) -> None:
+    names = [*data.example_ids, *(f"further-{place}" for place in range(20))]
+    np.savez(tmp_path / "more.npz", embedding=np.ones((N + 20, 5)), example_id=names)
+    (note,) = with_embeddings(data, tmp_path / "more.npz", None).source["notes"]
+    assert note.endswith("matched by name; 20 of its 80 rows are of no example of the data and not used")
+
+
 def test_a_table_of_names_alone_is_not_one_of_embeddings(data: CorrectnessData, tmp_path: Path) -> None:
     path = tmp_path / "names.csv"
     path.write_text("\n".join(["example_id", *data.example_ids]))
@@ -280,6 +289,31 @@ def test_the_table_of_sizes_has_fisher_intervals_of_the_test_models() -> None:
     assert math.isnan(row["pearson_hard"])
     assert math.isnan(row["pearson_hard_hw"])
     assert (row["dataset"], row["n"], row["n_models"]) == ("PACS", 50, 103)
+
+
+def test_the_table_names_what_was_read_and_a_renamed_file_is_the_same_job(tmp_path: Path) -> None:
+    planted = planted_matrix(60, N, planted=0.4, slope=0.6, n_families=12, seed=3)
+    long = pd.DataFrame(
+        {
+            "model": np.repeat([f"m{place}" for place in range(60)], 2 * N),
+            "example_id": np.tile([f"e{place}" for place in range(2 * N)], 60),
+            "domain": np.tile(np.repeat(["photo", "sketch"], N), 60),
+            "correct": np.concatenate([planted.correct, planted.correct[:, ::-1]], axis=1).ravel(),
+        }
+    )
+    records = []
+    for name in ("PACS.csv", "renamed.csv"):
+        long.to_csv(tmp_path / name, index=False)
+        data = read_data(tmp_path / name, id_envs="photo", ood_env="sketch").data
+        assert data.source["read_from"] == name
+        records.append(job_record(data, [10]))
+        read = document_of(-0.6, 103) | {"data": {"source": data.source}}
+        (row,) = size_table(read).to_dict("records")
+        assert (row["dataset"], row["ood"]) == (name, "sketch")
+    assert records[0] == records[1]
+    csvs = {"kind": "predictions", "ood_env": [1, 3]}
+    (row,) = size_table(document_of(-0.6, 103) | {"data": {"source": csvs}}).to_dict("records")
+    assert row["ood"] == "1, 3"
 
 
 PUBLISHED = (

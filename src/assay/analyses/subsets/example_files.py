@@ -169,6 +169,8 @@ def with_embeddings(
             places = _matched(data.example_ids.tolist(), names, where, "examples of the data", lacking)
             arrays["embedding"] = arrays["embedding"][places]
         told = "by name" if names is not None else "in the order of the examples, as the file has no names"
+        if names is not None and (unused := len(names) - data.n_examples):
+            told += f"; {unused:,} of its {len(names):,} rows are of no example of the data and not used"
         notes.append(f"embeddings of {embeddings.name} are matched {told}")
         # What the data had is of another encoder.
         source = {name: value for name, value in data.source.items() if name != "encoder"}
