@@ -16,6 +16,8 @@ from assay.analyses.subsets import CorrectnessData, prevalence_shift
 from assay.analyses.subsets.example_files import read_places, with_crossed, with_embeddings
 from assay.analyses.subsets.export import export_sizes, size_table
 from assay.core.errors import AssayError, FileFormatError, InputError
+from assay.pipeline.subset_data import read_data
+from assay.pipeline.subsets import job_record
 
 
 N = 60
@@ -73,6 +75,24 @@ def test_ids_that_do_not_fit_are_counted(
         (tmp_path / "ids.txt").write_text(text)
     with pytest.raises(AssayError, match=message):
         read_places(tmp_path / "ids.txt", data, "allowed")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("ids.csv", None, "--allowed: .*cannot read .*ids.csv"),
+        ("ids.csv", "", "--allowed: .*cannot read .*ids.csv"),
+        ("ids.jsonl", "", "--allowed: .*ids.jsonl names no example"),
+        ("ids.csv", "rank,example_id\n1,007\n2,\n3,\n", "--allowed: .* has 2 of 3 rows without a name"),
+    ],
+)
+def test_tables_of_ids_that_hold_no_names_are_told_by_the_option(
+    data: CorrectnessData, tmp_path: Path, name: str, text: str | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_places(tmp_path / name, data, "allowed")
 
 
 def rows() -> np.ndarray:
@@ -135,6 +155,87 @@ def test_embeddings_that_do_not_fit_are_refused(data: CorrectnessData, tmp_path:
         with_embeddings(data, None, tmp_path / "all.npy")
 
 
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"embedding": np.ones((50, 5))}, "'example_id' has 60 names for 50 rows"),
+        ({"embedding": np.float32(3)}, r"'embedding' has shape \(\); expected one or more rows"),
+        ({"embedding": np.ones(N)}, r"'embedding' has shape \(60,\)"),
+        ({"embedding": np.ones((N, 0))}, r"'embedding' has shape \(60, 0\)"),
+        (
+            {"embedding": np.ones((N, 5)), "example_id": np.full((N, 2), "a")},
+            r"shape \(60, 2\); give one name",
+        ),
+        ({"embedding": np.ones((N, 5)), "id_embedding": np.ones(5)}, r"'id_embedding' has shape \(5,\)"),
+        ({"embedding": np.full((N, 5), "x")}, "not a file of embeddings"),
+    ],
+)
+def test_arrays_that_are_no_rows_of_numbers_are_refused(
+    data: CorrectnessData, tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, **({"example_id": data.example_ids} | arrays))
+    with pytest.raises(FileFormatError, match=message):
+        with_embeddings(data, path, None)
+
+
+def test_embeddings_of_a_file_replace_those_of_another_encoder(data: CorrectnessData, tmp_path: Path) -> None:
+    source = {"kind": "archive", "encoder": "clip-A"}
+    clip = replace(data, embedding=rows() + 1, id_embedding=rows()[:7], source=source)
+    np.save(tmp_path / "own.npy", rows())
+    np.save(tmp_path / "known.npy", rows()[:4])
+    found = with_embeddings(clip, tmp_path / "own.npy", None)
+    assert found.id_embedding is None
+    assert "encoder" not in found.source
+    beside = with_embeddings(clip, tmp_path / "own.npy", tmp_path / "known.npy")
+    assert beside.id_embedding is not None
+    np.testing.assert_array_equal(beside.id_embedding, rows()[:4])
+    known = with_embeddings(clip, None, tmp_path / "known.npy")  # said to be by the encoder of the others
+    assert known.source["encoder"] == "clip-A"
+    assert known.embedding is clip.embedding
+
+
+@pytest.mark.parametrize("kind", ["embedding", "id_embedding"])
+def test_rows_without_a_direction_are_refused_on_reading(
+    data: CorrectnessData, tmp_path: Path, kind: str
+) -> None:
+    bad = rows()
+    bad[[3, 8]] = 0
+    np.save(tmp_path / "own.npy", bad if kind == "embedding" else rows())
+    np.save(tmp_path / "known.npy", bad if kind == "id_embedding" else rows())
+    file = "own" if kind == "embedding" else "known"
+    with pytest.raises(
+        InputError, match=rf"/{file}.npy, array '{kind}': {kind}\[3\] has length 0.0 \(2 such"
+    ):
+        with_embeddings(data, tmp_path / "own.npy", tmp_path / "known.npy")
+
+
+def test_in_distribution_embeddings_are_read_by_their_own_name(data: CorrectnessData, tmp_path: Path) -> None:
+    np.save(tmp_path / "own.npy", rows())
+    np.savez(tmp_path / "known.npz", id_embedding=rows()[:4])
+    np.savez(tmp_path / "both.npz", embedding=rows(), id_embedding=rows()[:4])
+    for own, known in (("own.npy", "known.npz"), ("own.npy", "both.npz"), ("both.npz", "both.npz")):
+        found = with_embeddings(data, tmp_path / own, tmp_path / known)
+        assert found.id_embedding is not None
+        np.testing.assert_array_equal(found.id_embedding, rows()[:4])
+    with pytest.raises(InputError, match="known.npz has no array 'embedding'; give its rows by --id"):
+        with_embeddings(data, tmp_path / "known.npz", None)
+
+
+def test_rows_of_no_example_are_counted_in_the_note(data: CorrectnessData, tmp_path: Path) -> None:
+    names = [*data.example_ids, *(f"further-{place}" for place in range(20))]
+    np.savez(tmp_path / "more.npz", embedding=np.ones((N + 20, 5)), example_id=names)
+    (note,) = with_embeddings(data, tmp_path / "more.npz", None).source["notes"]
+    assert note.endswith("matched by name; 20 of its 80 rows are of no example of the data and not used")
+
+
+def test_a_table_of_names_alone_is_not_one_of_embeddings(data: CorrectnessData, tmp_path: Path) -> None:
+    path = tmp_path / "names.csv"
+    path.write_text("\n".join(["example_id", *data.example_ids]))
+    with pytest.raises(FileFormatError, match=r"names.csv: 'embedding' has shape \(60, 0\)"):
+        with_embeddings(data, path, None)
+
+
 def test_crossed_facts_are_compared_as_in_python(data: CorrectnessData) -> None:
     subset = assay.oodselect(data, size=20)
     crossed = with_crossed(data, ["sex, light", "label,sex"])
@@ -188,6 +289,31 @@ def test_the_table_of_sizes_has_fisher_intervals_of_the_test_models() -> None:
     assert math.isnan(row["pearson_hard"])
     assert math.isnan(row["pearson_hard_hw"])
     assert (row["dataset"], row["n"], row["n_models"]) == ("PACS", 50, 103)
+
+
+def test_the_table_names_what_was_read_and_a_renamed_file_is_the_same_job(tmp_path: Path) -> None:
+    planted = planted_matrix(60, N, planted=0.4, slope=0.6, n_families=12, seed=3)
+    long = pd.DataFrame(
+        {
+            "model": np.repeat([f"m{place}" for place in range(60)], 2 * N),
+            "example_id": np.tile([f"e{place}" for place in range(2 * N)], 60),
+            "domain": np.tile(np.repeat(["photo", "sketch"], N), 60),
+            "correct": np.concatenate([planted.correct, planted.correct[:, ::-1]], axis=1).ravel(),
+        }
+    )
+    records = []
+    for name in ("PACS.csv", "renamed.csv"):
+        long.to_csv(tmp_path / name, index=False)
+        data = read_data(tmp_path / name, id_envs="photo", ood_env="sketch").data
+        assert data.source["read_from"] == name
+        records.append(job_record(data, [10]))
+        read = document_of(-0.6, 103) | {"data": {"source": data.source}}
+        (row,) = size_table(read).to_dict("records")
+        assert (row["dataset"], row["ood"]) == (name, "sketch")
+    assert records[0] == records[1]
+    csvs = {"kind": "predictions", "ood_env": [1, 3]}
+    (row,) = size_table(document_of(-0.6, 103) | {"data": {"source": csvs}}).to_dict("records")
+    assert row["ood"] == "1, 3"
 
 
 PUBLISHED = (

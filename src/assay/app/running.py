@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from assay.app.console import echo, echo_files, echo_result, note, print_json, print_result, show_cost
 from assay.app.option_groups import DEFAULT_STORE, OUTPUT, RUNNING, STORED, Count, at_least, one_of
-from assay.core.errors import OutputError
+from assay.core.errors import InputError, OutputError
 
 
 if TYPE_CHECKING:
@@ -345,7 +345,10 @@ class Reporting(Saving):
 
 
 def check_outputs(settings: object, *more: Path | None) -> None:
-    """Refuse places that cannot be written, before the work is done; a directory is not made yet."""
+    """Refuse places that cannot be written, or are given twice, before the work is done.
+
+    A directory is not made yet.
+    """
     from assay.pipeline import check_writable
 
     if isinstance(settings, Storing):
@@ -357,8 +360,13 @@ def check_outputs(settings: object, *more: Path | None) -> None:
             check_writable(settings.out)
     if isinstance(settings, Reporting):
         files.append(settings.report)
+    placed: set[Path] = set()
     for path in files:
         if path is not None and path.is_dir():
             raise OutputError(f"{path} is a directory; give the name of a file to write")
         if path is not None:
             check_writable(path.parent)
+            if path.resolve() in placed:
+                raise InputError(f"{path} is given for two outputs; give each a file of its own")
+            if path.is_file() or not path.exists():  # not /dev/null
+                placed.add(path.resolve())

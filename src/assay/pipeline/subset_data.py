@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def read_data(
     if source is None:
         _refuse("the built-in digits", domains | of_zoo | of_table | of_csvs)
         data = _digits(digits_models or DIGITS_MODELS, seed, folder, progress)
-        data = _told(_with_units(data, groups, families), encoder, text)
+        data = _told(_with_units(data, groups, families), None, encoder, text)
         return GivenData(data=data, sizes=DIGITS_SIZES)
     if digits_models is not None:
         raise InputError(f"--digits-models is for the built-in data, but {source} is given; remove one")
@@ -147,12 +148,17 @@ def read_data(
     else:
         _refuse("a table", of_zoo | of_csvs)
         data = _from_table(source, {"group": groups, "family": families}, of_table, domains, at_least)
-        return GivenData(data=_told(data, encoder, text))
-    return GivenData(data=_told(_with_units(data, groups, families), encoder, text))
+        return GivenData(data=_told(data, source, encoder, text))
+    return GivenData(data=_told(_with_units(data, groups, families), source, encoder, text))
 
 
-def _told(data: CorrectnessData, encoder: Encoder | None, text: str | None) -> CorrectnessData:
-    """The data with the column of texts named in their source, and embeddings by an encoder."""
+def _told(
+    data: CorrectnessData, read_from: Path | None, encoder: Encoder | None, text: str | None
+) -> CorrectnessData:
+    """The data with file and column of texts named in their source, and embeddings by an encoder."""
+    if read_from is not None:  # not part of the identity: a renamed file is the same data
+        named = {"read_from": Path(os.path.abspath(read_from)).name}
+        data = dataclasses.replace(data, source=named | dict(data.source))
     if text is not None:
         check_name("column of the examples", text, data.meta)
         data = dataclasses.replace(data, source={**data.source, "text": text})
@@ -291,6 +297,8 @@ def _from_table(
     with malformed(source, "a table of answers"):
         data = CorrectnessData.from_frame(frame, **arguments)
     told = {"kind": found.kind, **({"notes": list(found.notes)} if found.notes else {})}
+    if "ood_domains" in arguments:
+        told["ood_env"] = arguments["ood_domains"]
     data = dataclasses.replace(data, source={**data.source, **told})
     return _with_units(data, units["group"], units["family"])
 

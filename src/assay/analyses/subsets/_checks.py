@@ -152,6 +152,19 @@ def checked_rows(given: Any, name: str, n: int | None) -> np.ndarray | None:
     return rows
 
 
+def row_lengths(rows: np.ndarray, name: str) -> Float64[np.ndarray, " n"]:
+    """Euclidean lengths, none of which is 0: a zero row has no direction."""
+    rows = rows.astype(np.float64)
+    lengths = np.asarray(np.sqrt((rows * rows).sum(axis=1)))
+    bad = np.flatnonzero(~((lengths > 0) & np.isfinite(lengths)))
+    if len(bad):
+        raise InputError(
+            f"{name}[{bad[0]}] has length {lengths[bad[0]]} ({len(bad)} such rows), but a direction needs "
+            "finite numbers that are not all 0. Drop these examples or embed them again"
+        )
+    return lengths
+
+
 def checked_images(given: Any, n_examples: int) -> np.ndarray | None:
     """Images of 8 bits per channel."""
     if given is None:

@@ -75,13 +75,18 @@ def read_archive(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def naming_arrays(path: Path) -> Iterator[None]:
-    """Errors of `CorrectnessData.of` name the file, and the array instead of the argument."""
+def naming_arrays(path: Path | str, **others: Path | None) -> Iterator[None]:
+    """Errors of `CorrectnessData.of` name the file, and the array instead of the argument.
+
+    Args:
+        path: The file, or what to call the data.
+        **others: Arrays that lie in another file, by name.
+    """
     try:
         yield
     except InputError as error:
         named = _KEYS.get(re.split(r"\W", str(error), maxsplit=1)[0])
-        where = f"{path}, array {named!r}" if named else str(path)
+        where = f"{others.get(named) or path}, array {named!r}" if named else str(path)
         raise type(error)(f"{where}: {error}") from error
 
 

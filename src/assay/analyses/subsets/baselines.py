@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from assay.analyses.subsets._arrays import Places
+from assay.analyses.subsets._checks import row_lengths
 from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.line import Correlation, clip_of, line_correlations
 from assay.analyses.subsets.objective import marginal_scores
@@ -311,15 +312,7 @@ def distance_scores(
 
 def _directions(rows: Float[np.ndarray, "n d"], name: str) -> Float64[np.ndarray, "n d"]:
     """Rows of unit length."""
-    rows = rows.astype(np.float64)
-    lengths = np.sqrt((rows * rows).sum(axis=1))
-    bad = np.flatnonzero(~((lengths > 0) & np.isfinite(lengths)))
-    if len(bad):
-        raise InputError(
-            f"{name}[{bad[0]}] has length {lengths[bad[0]]} ({len(bad)} such rows), but a direction needs "
-            "finite numbers that are not all 0. Drop these examples or embed them again"
-        )
-    return np.asarray(rows / lengths[:, None])
+    return np.asarray(rows.astype(np.float64) / row_lengths(rows, name)[:, None])
 
 
 def _nearest(

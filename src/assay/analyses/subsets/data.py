@@ -24,6 +24,7 @@ from assay.analyses.subsets._checks import (
     checked_n_id,
     checked_names,
     checked_rows,
+    row_lengths,
 )
 from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
@@ -455,13 +456,15 @@ class CorrectnessData(Carded):
         return float(1 - noise.mean() / spread)
 
     def _check_agreement(self) -> None:
-        """Embeddings of one width, and runs inside families."""
+        """Embeddings of one width that can be compared, and runs inside families."""
         if self.embedding is not None and self.id_embedding is not None:
             width, id_width = self.embedding.shape[1], self.id_embedding.shape[1]
             if width != id_width:
                 raise ShapeError(
                     f"embedding has width {width}, id_embedding {id_width}; use one encoder for both"
                 )
+            row_lengths(self.embedding, "embedding")
+            row_lengths(self.id_embedding, "id_embedding")
         if self.groups is None or self.families is None:
             return
         family_of: dict[str, str] = {}

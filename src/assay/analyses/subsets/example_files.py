@@ -34,15 +34,23 @@ def read_places(path: Path, data: CorrectnessData, option: str) -> Places:
 
     Raises:
         InputError: If names are not among the examples, with their number, or one is given twice; if the file
-            names nothing or cannot be read.
-        FileFormatError: If it is not the table that its ending says.
+            names nothing, has rows without a name, or cannot be read as what its ending says.
     """
     known = data.example_ids.tolist()
     if path.suffix in SUFFIXES:
-        frame = read_table(path, 0)
-        column = _id_column(frame) or frame.columns[0]
-        names = frame[column].astype(str).tolist()
-        names = [str(column), *names] if str(column) in known else names  # a list without a header
+        try:
+            frame = read_table(path, 0)
+        except FileFormatError as error:
+            raise InputError(f"--{option}: {error}") from error
+        column = _id_column(frame) or next(iter(frame.columns), None)
+        cells = None if column is None else frame[column]
+        held = [] if cells is None else cells.astype(str).where(cells.notna(), "").tolist()
+        names = [str(column), *held] if str(column) in known else held  # a list without a header
+        if blank := sum(not name.strip() for name in names):
+            raise InputError(
+                f"--{option}: {path} has {blank:,} of {len(names):,} rows without a name in the column "
+                f"{str(column)!r}; name every example"
+            )
     else:
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -82,30 +90,49 @@ def read_embeddings(path: Path) -> tuple[list[str] | None, dict[str, np.ndarray]
     """Names of examples, where a file has them, and their embeddings.
 
     Args:
-        path: `.npz` of `embedding` and, if known, `example_id` and `id_embedding`, as archives name them;
+        path: `.npz` of `embedding`, `id_embedding` or both and, if known, `example_id`, as in archives;
             `.npy` of the embeddings alone; or a table with a column of names (`example_id`) and either a
             column `embedding` of lists or a column per number.
 
     Raises:
-        FileFormatError: If it is none of these.
+        FileFormatError: If it is none of these, or not rows of one or more numbers, one per name.
     """
     with malformed(path, "a file of embeddings: .npz, .npy or a table with a column example_id"):
         if not path.is_file():
             raise InputError(f"{path} is not a file; give embeddings as .npz, .npy or a table")
-        if path.suffix == ".npy":  # mapped: a size that the file only declares is not allocated
-            return None, {"embedding": np.array(np.load(path, mmap_mode="r", allow_pickle=False), np.float32)}
-        if path.suffix == ".npz":
-            arrays = load_npz(path)
-            if "embedding" not in arrays:
-                raise FileFormatError(f"{path} holds {', '.join(arrays)}; expected an array 'embedding'")
-            names = arrays["example_id"].astype(str).tolist() if "example_id" in arrays else None
-            return names, {name: arrays[name] for name in ("embedding", "id_embedding") if name in arrays}
-        frame = read_table(path)
-        if (column := _id_column(frame)) is None:
-            raise FileFormatError(f"{path} has no column 'example_id'; name the column of examples so")
-        rest = frame.drop(columns=column)
-        held = np.stack(rest["embedding"].tolist()) if "embedding" in rest else rest.to_numpy()
-        return frame[column].astype(str).tolist(), {"embedding": np.asarray(held, np.float32)}
+        names, arrays = _named_rows(path)
+        for name, given in arrays.items():
+            rows = arrays[name] = np.asarray(given, np.float32)
+            if rows.ndim != 2 or not rows.size:
+                raise FileFormatError(
+                    f"{path}: {name!r} has shape {rows.shape}; expected one or more rows of numbers"
+                )
+        n = len(arrays.get("embedding", names or ()))
+        if names is not None and len(names) != n:
+            raise FileFormatError(f"{path}: 'example_id' has {len(names)} names for {n} rows; name each row")
+    return names, arrays
+
+
+def _named_rows(path: Path) -> tuple[list[str] | None, dict[str, Any]]:
+    """Names and embeddings as they stand in a file."""
+    if path.suffix == ".npy":  # mapped: a size that the file only declares is not allocated
+        return None, {"embedding": np.array(np.load(path, mmap_mode="r", allow_pickle=False), np.float32)}
+    if path.suffix == ".npz":
+        arrays = load_npz(path)
+        found = {name: arrays[name] for name in ("embedding", "id_embedding") if name in arrays}
+        if not found:
+            raise FileFormatError(f"{path} holds {', '.join(arrays)}; expected an array 'embedding'")
+        if (names := arrays.get("example_id")) is None:
+            return None, found
+        if names.ndim != 1:
+            raise FileFormatError(f"{path}: 'example_id' has shape {names.shape}; give one name per row")
+        return names.astype(str).tolist(), found
+    frame = read_table(path)
+    if (column := _id_column(frame)) is None:
+        raise FileFormatError(f"{path} has no column 'example_id'; name the column of examples so")
+    rest = frame.drop(columns=column)
+    held = np.stack(rest["embedding"].tolist()) if "embedding" in rest else rest.to_numpy()
+    return frame[column].astype(str).tolist(), {"embedding": held}
 
 
 def with_embeddings(
@@ -114,12 +141,14 @@ def with_embeddings(
     """The data with embeddings from files, for the distance baseline and `example_holdout`.
 
     Args:
-        data: The examples.
+        data: The examples. Embeddings that they have, of both kinds, give way to those of `embeddings`.
         embeddings: Of the examples, matched by name; a file without names must hold all of them in order.
-        id_embeddings: Of in-distribution examples, by the same encoder, if not in the file of the others.
+        id_embeddings: Of in-distribution examples, by the same encoder, if not in the file of the others: its
+            array `id_embedding`, else `embedding`.
 
     Raises:
-        InputError: If an example has no embedding, or widths differ (`ShapeError`).
+        InputError: If an example has no embedding, a row is zero where there are both kinds, or widths differ
+            (`ShapeError`).
         FileFormatError: As `read_embeddings`.
     """
     if embeddings is None:
@@ -131,6 +160,8 @@ def with_embeddings(
     notes = list(data.source.get("notes", ()))
     if embeddings is not None:
         names, found = read_embeddings(embeddings)
+        if "embedding" not in found:
+            raise InputError(f"{embeddings} has no array 'embedding'; give its rows by --id-embeddings")
         arrays |= found
         if names is not None:
             lacking = "have no embedding there"
@@ -138,10 +169,17 @@ def with_embeddings(
             places = _matched(data.example_ids.tolist(), names, where, "examples of the data", lacking)
             arrays["embedding"] = arrays["embedding"][places]
         told = "by name" if names is not None else "in the order of the examples, as the file has no names"
+        if names is not None and (unused := len(names) - data.n_examples):
+            told += f"; {unused:,} of its {len(names):,} rows are of no example of the data and not used"
         notes.append(f"embeddings of {embeddings.name} are matched {told}")
+        # What the data had is of another encoder.
+        source = {name: value for name, value in data.source.items() if name != "encoder"}
+        data = replace(data, embedding=None, id_embedding=None, source=source)
     if id_embeddings is not None:
-        arrays["id_embedding"] = read_embeddings(id_embeddings)[1]["embedding"]
-    with naming_arrays(embeddings or Path(str(id_embeddings))):
+        _, found = read_embeddings(id_embeddings)
+        arrays["id_embedding"] = found["id_embedding" if "id_embedding" in found else "embedding"]
+    where = f"the data with {id_embeddings}" if embeddings is None else embeddings
+    with naming_arrays(where, id_embedding=id_embeddings):
         described = CorrectnessData.of(data, **arrays)
     return replace(described, source={**data.source, "notes": notes})
 

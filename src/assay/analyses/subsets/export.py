@@ -101,7 +101,8 @@ def size_table(document: Document) -> "pd.DataFrame":
         document: What `Subset.document` or `SelectionPath.document` gave.
 
     Returns:
-        A row per size: `dataset`, `ood` and `n` (examples); for `pearson` and `spearman`, of `ours`, `random`
+        A row per size: `dataset` (a name, or the file or folder that was read), `ood` (environments out of
+        distribution, where known) and `n` (examples); for `pearson` and `spearman`, of `ours`, `random`
         and `hard`, the value and half the width of its interval (`_hw`); then `n_models` (test models), the
         same of other baselines, and the ends of each interval (`_low`, `_high`), which is not symmetric.
         Intervals are of 95 %, through atanh, with the number of test models, where the printed table has 100
@@ -114,6 +115,11 @@ def size_table(document: Document) -> "pd.DataFrame":
     import pandas as pd
 
     source, rows = document["data"]["source"], []
+    outside = ", ".join(map(str, source.get("ood_env", ()))) or None
+    named = {
+        "dataset": next((source[key] for key in ("name", "file", "read_from") if key in source), None),
+        "ood": source.get("domain", outside),
+    }
     kinds = {"ours": "test"} | {kind: kind for kind in ("random", "hard", *baselines(document))}
     for row in document["rows"]:
         values: dict[str, float] = {}
@@ -126,7 +132,6 @@ def size_table(document: Document) -> "pd.DataFrame":
                 first = values if name in ("ours", "random", "hard") else ends
                 first |= {key: value, f"{key}_hw": (interval.high - interval.low) / 2}
                 ends |= {f"{key}_low": interval.low, f"{key}_high": interval.high}
-        named = {"dataset": source.get("name", source.get("file")), "ood": source.get("domain")}
         rows.append({**named, "n": row["size"], **values, "n_models": row["test"]["n"], **ends})
     return pd.DataFrame(rows)
 

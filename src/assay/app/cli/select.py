@@ -276,12 +276,15 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
         raise InputError(
             f"--ids is {settings.ids}; give NAME.csv or NAME.parquet, or NAME.txt for the ids alone"
         )
+    if settings.table is not None and settings.table.suffix != ".csv":
+        raise InputError(f"--table is {settings.table}; give NAME.csv, the format that is written")
     if settings.encoder is not None and settings.embeddings is not None:
         raise InputError(
             "--encoder and --embeddings both give the embeddings of the examples; give one of them"
         )
     if not settings.dry_run:
-        check_outputs(settings, settings.table, settings.ids, settings.subset)
+        table, ids = settings.path_of(settings.table, "sizes.csv"), settings.path_of(settings.ids, "ids.csv")
+        check_outputs(settings, table, ids, settings.path_of(settings.subset, "subset.json"))
     return sizes
 
 
