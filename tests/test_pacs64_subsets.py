@@ -249,6 +249,17 @@ def test_baselines_side_by_side_follow_from_the_archive(
         assert wanted["difference"]["low"] < z < wanted["difference"]["high"]
 
 
+def test_no_rule_describes_a_subset() -> None:
+    found = results("holdout")
+    for mix in ("any", "fixed"):
+        for name in ("embedding", "class", "both"):
+            assert len(found[mix][name]) == len(found["sizes"])
+            for row in found[mix][name]:
+                r = row["correlation"]
+                assert row["describable"] == (r["r"] < row["random_low"] and r["high"] < 0)
+                assert not row["describable"]
+
+
 def test_the_furthest_sketches_follow_from_the_committed_embedding(data: CorrectnessData) -> None:
     with np.load(EXPERIMENT / "results" / "embedding.npz") as archive:
         embedding, known = (archive[name].astype(np.float32) for name in ("embedding", "id_embedding"))

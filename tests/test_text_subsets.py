@@ -11,6 +11,7 @@ import pytest
 
 from assay.analyses.subsets import CorrectnessData
 from assay.analyses.subsets.line import line_correlation
+from assay.analyses.subsets.permutation import SequentialPermutation
 from assay.analyses.subsets.splits import split_models
 
 
@@ -65,12 +66,12 @@ def test_the_verdicts_follow_from_their_numbers(results: Any) -> None:
         for row in found["rows"]:
             verdict = row["verdict"]
             assert verdict["n_permutations"] == len(null)
-            supported = verdict["status"] == "supported"
-            assert supported == (verdict["reasons"] == [])
+            p = SequentialPermutation.of(99, 0.05).p_value(np.isnan(null) | (null <= verdict["r"]))
+            assert verdict["p_value"] == pytest.approx(p, abs=1e-5)
+            supported = verdict["r"] < 0 and p <= 0.05
+            assert verdict["status"] == ("supported" if supported else "inconclusive")
+            assert (verdict["reasons"] == []) == supported
             assert verdict["aotil"] == (supported and verdict["r"] <= -0.3)
-            if supported:
-                assert verdict["r"] < 0
-                assert verdict["p_value"] <= 0.05
 
 
 def test_the_chosen_prompts_have_the_committed_correlation(data: CorrectnessData, results: Any) -> None:

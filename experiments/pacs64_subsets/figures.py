@@ -59,12 +59,19 @@ def size_axis(ax: Axes, label: str) -> None:
 
 
 def curve(
-    ax: Axes, sizes: Sequence[int], rows: Sequence[Any], colour: str, marker: str, label: str, dash: Any = "-"
+    ax: Axes,
+    sizes: Sequence[int],
+    rows: Sequence[Any],
+    colour: str,
+    marker: str,
+    label: str,
+    dash: Any = "-",
+    hollow: bool = False,
 ) -> None:
-    """R with its interval."""
-    ax.plot(
-        sizes, [row["r"] for row in rows], color=colour, marker=marker, ms=5, lw=1.6, ls=dash, label=label
-    )
+    """R with its interval. Large hollow markers leave a curve beneath them visible."""
+    face, width = ("none", 9) if hollow else (colour, 5)
+    values = [row["r"] for row in rows]
+    ax.plot(sizes, values, color=colour, marker=marker, mfc=face, ms=width, lw=1.6, ls=dash, label=label)
     ends = [[row[end] for row in rows] for end in ("low", "high")]
     ax.fill_between(sizes, *ends, color=colour, alpha=0.15, lw=0)
 
@@ -245,7 +252,7 @@ def compare(splits: Any, held_out: Any) -> None:
         for name, colour, marker, dash in rules:
             rows = [row["correlation"] for row in cell[name]]
             curve(bottom, sizes, rows, colour, marker, f"predicted from the {name}", dash)
-        curve(bottom, sizes, cell["distance"], HARD, "s", "furthest in the embedding", ":")
+        curve(bottom, sizes, cell["distance"], HARD, "s", "furthest in the embedding", ":", hollow=True)
         rows = cell["embedding"]
         bottom.plot(sizes, [row["random_mean"] for row in rows], color=MUTED, lw=1.2, label="random")
         size_axis(bottom, f"{title}: new sketches, on test families")

@@ -80,7 +80,7 @@ def scatter(ax: Axes, data: CorrectnessData, found: Any) -> None:
 
 
 def by_size(ax: Axes, results: Any) -> None:
-    """Cross-fitted R against size, for each analysis."""
+    """Cross-fitted R against size for each analysis, and R of random prompts on its test models."""
     for place, (name, found) in enumerate(results.items()):
         rows = [row for row in found["rows"] if row["verdict"]["r"] is not None]
         sizes = [row["size"] for row in rows]
@@ -99,6 +99,8 @@ def by_size(ax: Axes, results: Any) -> None:
             for end in ("low", "high")
         ]
         ax.fill_between(sizes, *ends, color=COLOURS[place], alpha=0.12, lw=0)
+        ax.plot(sizes, [row["random"]["r"] for row in rows], color=COLOURS[place], lw=1.2, ls="--")
+    ax.plot([], [], color=INK, lw=1.2, ls="--", label="random prompts")
     ax.axhline(0, color=MUTED, lw=0.8)
     ax.axhline(-0.3, color=MUTED, lw=0.8, ls=":")
     ax.set_xscale("log")
@@ -107,7 +109,7 @@ def by_size(ax: Axes, results: Any) -> None:
     ax.set_ylim(-1.05, 1.05)
     ax.set_xlabel("prompts in the subset", fontsize=9)
     ax.set_ylabel("R over models, cross-fitted over runs", fontsize=9)
-    ax.legend(fontsize=8, frameon=False, loc="best")
+    ax.legend(fontsize=8, frameon=False, loc="lower left", ncols=2)
     bare(ax, "Four analyses")
 
 
