@@ -12,7 +12,8 @@ Parts, one or more with `--part`; without it the first three, about a minute:
     resumed     300 x 4000, the verdict on three sizes, killed ten times, and the bytes compared    (a minute)
     verdict     1800 x 71,433, the verdict on eight sizes, two workers              (less than half an hour)
 
-The last two take `--models`, `--examples` and `--judged` (sizes) for another problem of the same kind.
+The last two take `--models`, `--examples` and `--judged` (sizes) for another problem of the same kind, which
+is not saved. Exit code 1, and nothing saved, if the resumed verdict was killed less often or has other bytes.
 
 Every part but the last two runs on one core. The large matrices are generated packed, a chunk of examples at
 a time, into a file; the process that is measured reads only that. Prints one JSON document; `--save` merges
@@ -59,8 +60,13 @@ from planted_subsets import CHUNK, planted_columns, planted_examples, planted_ma
 ROOT = Path(__file__).resolve().parent.parent
 RESIDUAL = 1.0  # latent factors as strong as screening by covariance cannot see through
 QUICK = ("planted", "kernels", "cost")
-SHAPES = {"small": (300, 4000), "large": (1800, 71_433), "largest": (4200, 146_722)}
-JUDGED = {"small": (20, 100, 400), "large": (100, 500, 1000, 2500, 5000, 10_000, 20_000, 40_000)}
+SHAPES = {
+    "large": (1800, 71_433),
+    "largest": (4200, 146_722),
+    "resumed": (300, 4000),
+    "verdict": (1800, 71_433),
+}
+JUDGED = {"resumed": (20, 100, 400), "verdict": (100, 500, 1000, 2500, 5000, 10_000, 20_000, 40_000)}
 KILLS = 10
 LARGE_SIZES = {"large": (10_000,), "largest": (10_000, 60_000)}
 SWEEP = (  # 25 sizes of the default grid
@@ -391,9 +397,20 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "large": lambda: large_part("large", LARGE_SIZES["large"], {"seconds": 15, "peak MB": 1000}),
     "largest": lambda: large_part("largest", LARGE_SIZES["largest"], {"seconds": 90, "peak MB": 2000}),
     "sweep": sweep_part,
-    "resumed": lambda: resumed_part("small"),
-    "verdict": lambda: verdict_part("large"),
+    "resumed": lambda: resumed_part("resumed"),
+    "verdict": lambda: verdict_part("verdict"),
 }
+
+
+def failures(parts: dict[str, dict[str, Any]]) -> list[str]:
+    """What did not hold that must."""
+    resumed = parts.get("resumed", {"kills": KILLS, "same bytes": True})
+    found = []
+    if resumed["kills"] < KILLS:
+        found.append(f"resumed: killed {resumed['kills']} times, expected {KILLS}; take a larger problem")
+    if not resumed["same bytes"]:
+        found.append("resumed: the document after kills has other bytes than the whole one")
+    return found
 
 
 def main() -> None:
@@ -410,7 +427,13 @@ def main() -> None:
     parser.add_argument("--examples", type=int, help="examples of these parts")
     parser.add_argument("--judged", type=int, nargs="+", help="subset sizes of these parts")
     options = parser.parse_args()
-    for name in ("small", "large"):
+    other = options.models or options.examples or options.judged
+    if other and (options.save or not {*options.part} <= {*JUDGED}):
+        parser.error(
+            "--models, --examples and --judged are for the parts resumed and verdict, without --save: "
+            "what is saved is of the standard problems"
+        )
+    for name in JUDGED:
         n_models, n_examples = SHAPES[name]
         SHAPES[name] = options.models or n_models, options.examples or n_examples
         JUDGED[name] = tuple(options.judged or JUDGED[name])
@@ -432,12 +455,15 @@ def main() -> None:
         "parts": {name: PARTS[name]() for name in options.part},
     }
     path = Path(__file__).parent / "results" / "subsets_cpu.json"
-    if options.save and path.exists():
+    failed = failures(document["parts"])
+    if options.save and not failed and path.exists():
         saved = json.loads(path.read_text(encoding="utf-8"))["parts"]
         merged = saved | document["parts"]
         document["parts"] = {name: merged[name] for name in PARTS if name in merged}
     text = json.dumps(document, indent=1)
     print(text)
+    if failed:
+        sys.exit("\n".join(failed))
     if options.save:
         path.write_text(text + "\n", encoding="utf-8")
 
