@@ -75,6 +75,29 @@ def test_the_largest_subset_by_each_rule(found):
     assert above - refined.size <= max(1, 0.05 * refined.size)
 
 
+def test_the_weakest_correlation_is_shown_first_where_it_was_selected_for(planted, tmp_path):
+    from assay.pipeline.subsets import select_stored
+
+    data = assay.CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
+    given = {"sizes": [100, 150, 400], "objective": "r2", "clip": "half", "seed": 1}
+    found = assay.selection_path(data, **given, baselines=False)
+    r = [each.correlation["validation"].r for each in found]
+    weakest = found.sizes[np.argmin(np.square(r))]
+    assert weakest != found.sizes[np.argmin(r)]  # so that the order matters
+    assert found.headline.size == weakest
+    for refused in (found.largest_aotil, found.refined):
+        with pytest.raises(InputError, match="selects the weakest correlation"):
+            refused()
+    with pytest.raises(InputError, match="n_permutations=19"):
+        select_stored(data, **given, n_permutations=19)
+    document = select_stored(data, **given, n_permutations=0).document
+    assert (document["size"], document["largest"]) == (weakest, None)
+    text = assay.save_report(tmp_path / "page.html", document).read_text()
+    assert "chosen for the weakest correlation" in text
+    assert "chosen against better models" not in text
+    assert "solver swap; weakest correlation (objective r2); accuracies clipped at half an example." in text
+
+
 def test_steps_try_every_size_in_between_and_bisection_no_more_than_planned(found):
     from assay.analyses.subsets.path import most_refined
 

@@ -13,7 +13,13 @@ from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.holdout import EXAMPLE_FOLDS
-from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, selection_path
+from assay.analyses.subsets.path import (
+    SelectionPath,
+    check_inverse,
+    check_refinement,
+    most_refined,
+    selection_path,
+)
 from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import Problem, make_problem
 from assay.analyses.subsets.verdict import untested
@@ -147,6 +153,12 @@ def _checked(
     wanted = problem.grid(sizes, path=path)
     if refine:
         check_refinement(refine, path)
+        check_inverse(problem.settings.objective, "the refinement of sizes (--refine)")
+    if n_permutations:
+        check_inverse(
+            problem.settings.objective,
+            f"the test of n_permutations={n_permutations} (--permutations; 0: no test)",
+        )
     return problem, wanted
 
 

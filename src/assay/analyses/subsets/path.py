@@ -174,12 +174,13 @@ class SelectionPath(display.Shown, Record):
             refine: As of `refined`; False looks at the sizes of the path alone.
 
         Raises:
-            InputError: For an unknown rule, and as `refined`.
+            InputError: For an unknown rule, for subsets selected with the objective `r2`, and as `refined`.
 
         References:
             Salaudeen et al. (2025), arXiv:2510.24884, Table 1.
         """
         check_name("rule for the largest subset", rule, RULES)
+        check_inverse(self.problem.settings.objective, "a largest subset on the inverse line")
         path = self.refined(refine, rule=rule) if refine else self
         best = path._largest(rule)
         return LargestSubset(
@@ -205,9 +206,10 @@ class SelectionPath(display.Shown, Record):
             shelf: Of an interrupted run: the selections.
 
         Raises:
-            InputError: For a path whose sizes are not independent, or a step below 1.
+            InputError: For a path whose sizes are not independent, a step below 1, or the objective `r2`.
         """
         check_refinement(by, self.path)
+        check_inverse(self.problem.settings.objective, "the refinement of sizes")
         best = self._largest(rule)
         above = next((size for size in self.sizes if best is not None and size > best.size), None)
         if best is None or above is None:
@@ -254,16 +256,25 @@ class SelectionPath(display.Shown, Record):
     def headline(self) -> Subset:
         """The subset to show first: the largest of the grid with validation R <= -0.3, else the lowest.
 
-        The test models have no part in the choice.
+        With the objective `r2` it is the one with the weakest validation R. The test models have no part in
+        the choice.
         """
         largest = self._largest("val")
         if largest is not None:
             return largest
-        r = [each.correlation["validation"].r for each in self.selections]
-        return self.selections[0 if all(map(math.isnan, r)) else int(np.nanargmin(r))]
+        r = np.array([each.correlation["validation"].r for each in self.selections])
+        order = r**2 if self._weakest else r
+        return self.selections[0 if np.isnan(r).all() else int(np.nanargmin(order))]
+
+    @property
+    def _weakest(self) -> bool:
+        """Whether the weakest correlation was selected for, so that no size is to be on the inverse line."""
+        return self.problem.settings.objective == "r2"
 
     def _largest(self, rule: str) -> Subset | None:
-        """The largest of the grid that qualifies."""
+        """The largest of the grid that qualifies; none where the weakest correlation was selected for."""
+        if self._weakest:
+            return None
         return next((each for each in reversed(self.selections) if _qualifies(each, rule)), None)
 
     # -------------------------------------------------------------------------------------------- files
@@ -299,7 +310,7 @@ class SelectionPath(display.Shown, Record):
         return subset_document(
             header
             | {
-                "largest": [self._largest_of_grid(rule) for rule in RULES],
+                "largest": None if self._weakest else [self._largest_of_grid(rule) for rule in RULES],
                 "consistency": self.consistency,
                 "provenance": self.provenance,
             },
@@ -319,6 +330,15 @@ class SelectionPath(display.Shown, Record):
         test = largest.correlation["test"]
         ends = {name: getattr(test, name) for name in ("r", "low", "high")}
         return {"rule": rule, "size": largest.size, **ends, "status": largest.verdict.status}
+
+
+def check_inverse(objective: str, what: str) -> None:
+    """Refuse what presupposes a negative correlation where the weakest is selected for."""
+    if objective == "r2":
+        raise InputError(
+            f"objective is 'r2', which selects the weakest correlation, but {what} presupposes a search for "
+            "the most negative; leave that out, or use objective='r' (--objective pearson)"
+        )
 
 
 def check_refinement(by: bool | int, path: str) -> None:
