@@ -92,9 +92,11 @@ def _pair(figures: Sequence[Block]) -> list[Block]:
 
 def _by_size(document: Document) -> list[Block]:
     pictures = _size_pictures if len(document["rows"]) > 1 else _comparison
-    blocks = [*pictures(document), tables.size_table(document)]
+    blocks = [*pictures(document), tables.judged_sizes_table(document)]
     if document["largest"]:
         blocks.append(tables.largest_table(document["largest"]))
+    if document.get("unrefined"):
+        blocks.append(Note(text=document["unrefined"], style="quiet note"))
     return blocks
 
 

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -165,13 +166,14 @@ class SelectionPath(display.Shown, Record):
         """Overlap of the subsets over sizes, between random (0) and nested (1); no sign that one is real."""
         return consistency_within([each.indices for each in self.selections], self.headline.pool)
 
-    def largest_aotil(self, rule: str = "val", *, refine: bool | int = True) -> LargestSubset:
+    def largest_aotil(self, rule: str = "val", *, refine: bool | int | None = None) -> LargestSubset:
         """The largest subset on which accuracy is on the inverse line, R <= -0.3.
 
         Args:
             rule: `val` chooses by the validation models; `ci` also wants the whole default interval of the
                 test correlation at or below -0.3; `paper` chooses by the test correlation itself.
-            refine: As of `refined`; False looks at the sizes of the path alone.
+            refine: As of `refined`; False looks at the sizes of the path alone. Default: True for a path of
+                several independent sizes, else False.
 
         Raises:
             InputError: For an unknown rule, for subsets selected with the objective `r2`, and as `refined`.
@@ -181,6 +183,8 @@ class SelectionPath(display.Shown, Record):
         """
         check_name("rule for the largest subset", rule, RULES)
         check_inverse(self.problem.settings.objective, "a largest subset on the inverse line")
+        if refine is None:
+            refine = self.path == "independent" and len(self) > 1
         path = self.refined(refine, rule=rule) if refine else self
         best = path._largest(rule)
         return LargestSubset(
@@ -206,9 +210,10 @@ class SelectionPath(display.Shown, Record):
             shelf: Of an interrupted run: the selections.
 
         Raises:
-            InputError: For a path whose sizes are not independent, a step below 1, or the objective `r2`.
+            InputError: For a path of one size or whose sizes are not independent, a step that is no whole
+                number of at least 1, or the objective `r2`.
         """
-        check_refinement(by, self.path)
+        by = check_refinement(by, self.path, self.sizes)
         check_inverse(self.problem.settings.objective, "the refinement of sizes")
         best = self._largest(rule)
         above = next((size for size in self.sizes if best is not None and size > best.size), None)
@@ -218,6 +223,8 @@ class SelectionPath(display.Shown, Record):
         found = shelf(
             "refined", lambda: [each.to_dict() for each in self._between(low, high, by, rule, progress)]
         )
+        if not found:
+            return self
         new = [make_selection(self.problem, Found.from_dict(each)) for each in found]
         subsets = sorted((*self.selections, *new), key=lambda each: each.size)
         rows = baseline_rows(
@@ -341,13 +348,28 @@ def check_inverse(objective: str, what: str) -> None:
         )
 
 
-def check_refinement(by: bool | int, path: str) -> None:
-    """Refuse a refinement of sizes that depend on one another, and a step below 1."""
+def check_refinement(by: bool | int, path: str, sizes: Sequence[int]) -> bool | int:
+    """True or a step of at least 1; refuses sizes that depend on one another, and one size alone."""
     if path != "independent":
         raise InputError(
             f"refined sizes are selected by themselves, but path is {path!r}; use path='independent'"
         )
+    if len(sizes) < 2:
+        raise InputError(
+            f"refined sizes lie between two sizes, but {sizes[0]} is the only one; give several, "
+            "or do not refine"
+        )
+    if isinstance(by, bool | np.bool_):
+        by = bool(by)
+    else:
+        try:
+            by = operator.index(by)
+        except TypeError:
+            raise InputError(
+                f"refine is {by!r}; expected True (bisection) or a whole number of examples"
+            ) from None
     check_least(1, step=by)
+    return by
 
 
 def most_refined(sizes: Sequence[int], by: bool | int) -> int:
