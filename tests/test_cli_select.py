@@ -344,7 +344,11 @@ def test_every_option_on_which_the_answer_depends_is_part_of_the_identity(
         sizes = _sizes(settings.sizes, settings.size)
         return record_id(KIND, job_record(data, sizes, **settings.solving(data)))
 
-    more = {"id_embeddings": {"embeddings": Path("embeddings.npy")}, "objective": {"permutations": 0}}
+    more = {
+        "id_embeddings": {"embeddings": Path("embeddings.npy")},
+        "objective": {"permutations": 0},
+        "refine": {"sizes": "20,30"},
+    }
     adam = {"solver": "adam"}
     found = [identity(), identity(**adam)]
     found += [identity(**more.get(name, {}), **{name: value}) for name, value in ANSWERED]
