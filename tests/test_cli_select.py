@@ -239,7 +239,14 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--penalty", "squared"], "--solver adam"),
         (["--solver", "adam", "--penalty", "sqared"], "did you mean 'squared'"),
         (["--solver", "adam", "--path", "warm"], "use solver='swap' or path='independent'"),
-        (["--objective", "r3"], "did you mean 'r' or 'r2'"),
+        (["--objective", "r3"], "did you mean 'r2'"),
+        (["--objective", "r"], "Known: pearson, r2"),
+        (["--objective", "r2"], "n_permutations=99 (--permutations; 0: no test) presupposes"),
+        (
+            ["--objective", "r2", "--permutations", "0", "--refine", "9"],
+            "refinement of sizes (--refine) presupposes",
+        ),
+        (["--objective", "r2", "--permutations", "0", "--gate"], "--objective r2 selects the weakest"),
         (["--clip", "third"], "known: eps, half"),
         (["--refine", "0"], "give a count of at least 1, or bisection"),
         (["--refine", "bisection", "--path", "nested"], "use path='independent'"),
@@ -340,7 +347,11 @@ def test_every_option_on_which_the_answer_depends_is_part_of_the_identity(
         sizes = _sizes(settings.sizes, settings.size)
         return record_id(KIND, job_record(data, sizes, **settings.solving(data)))
 
-    more = {"id_embeddings": {"embeddings": Path("embeddings.npy")}}
+    more = {
+        "id_embeddings": {"embeddings": Path("embeddings.npy")},
+        "objective": {"permutations": 0},
+        "refine": {"sizes": "20,30"},
+    }
     adam = {"solver": "adam"}
     found = [identity(), identity(**adam)]
     found += [identity(**more.get(name, {}), **{name: value}) for name, value in ANSWERED]

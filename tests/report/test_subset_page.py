@@ -194,7 +194,7 @@ def test_the_table_has_a_row_per_size_with_its_own_verdict(folder: Path) -> None
 
 def test_numbers_of_a_column_that_is_missing_are_empty() -> None:
     def shown(found: dict[str, Any], column: str) -> str:
-        table = page_tables.size_table(found)
+        table = page_tables.judged_sizes_table(found)
         cell = table.rows[0].cells[[each.name for each in table.columns].index(column)]
         assert isinstance(cell, Cell)
         return str(cell.text)

@@ -9,6 +9,7 @@ from goldens import SMALL, arrays, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import assay
 from assay.analyses.subsets import _descent
 from assay.analyses.subsets import adam as module
 from assay.analyses.subsets._descent import AdamParameters, AdamTarget, Judge, Relaxation, descend
@@ -382,6 +383,7 @@ def test_strata_keep_their_share(problem):
 
 
 def test_bad_options_are_named(problem):
+    data = assay.CorrectnessData.of(np.eye(30, 80, dtype=np.uint8), np.linspace(0.4, 0.8, 30))
     for options, message in (
         ({"penalty": "hinge"}, "unknown penalty 'hinge'"),
         ({"keep": "first"}, "unknown keep 'first'"),
@@ -390,7 +392,7 @@ def test_bad_options_are_named(problem):
         ({"parameters": {"lr": 1.0}}, "unknown parameter of solver='adam' 'lr'"),
     ):
         with pytest.raises(UnknownNameError, match=message):
-            adam(**{**problem, **options})
+            assay.oodselect(data, size=9, solver="adam", trials=1, epochs=1, **options)
     for options, message in (
         ({"trials": 0}, "trials is 0"),
         ({"epochs": 0}, "epochs is 0"),
@@ -404,6 +406,12 @@ def test_bad_options_are_named(problem):
     ):
         with pytest.raises(InputError, match=message):
             adam(**{**problem, **options})
+
+
+def test_an_accelerator_that_it_would_leave_idle_is_refused():
+    data = assay.CorrectnessData.of(np.eye(30, 80, dtype=np.uint8), np.linspace(0.4, 0.8, 30))
+    with pytest.raises(InputError, match=r"solver 'adam' computes on the CPU.*layout 'accelerator'"):
+        assay.oodselect(data, size=9, solver="adam", trials=1, epochs=1, layout="accelerator")
 
 
 def test_matrices_too_large_for_floating_point_are_refused(problem, monkeypatch):

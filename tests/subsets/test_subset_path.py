@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 from planted_subsets import planted_matrix
+from type_checks import no_type_checks
 
 import assay
 from assay.analyses.subsets import default_sizes
+from assay.analyses.subsets.problem import PATHS
 from assay.core.errors import InputError
 
 
@@ -75,6 +77,29 @@ def test_the_largest_subset_by_each_rule(found):
     assert above - refined.size <= max(1, 0.05 * refined.size)
 
 
+def test_the_weakest_correlation_is_shown_first_where_it_was_selected_for(planted, tmp_path):
+    from assay.pipeline.subsets import select_stored
+
+    data = assay.CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
+    given = {"sizes": [100, 150, 400], "objective": "r2", "clip": "half", "seed": 1}
+    found = assay.selection_path(data, **given, baselines=False)
+    r = [each.correlation["validation"].r for each in found]
+    weakest = found.sizes[np.argmin(np.square(r))]
+    assert weakest != found.sizes[np.argmin(r)]  # so that the order matters
+    assert found.headline.size == weakest
+    for refused in (found.largest_aotil, found.refined):
+        with pytest.raises(InputError, match="selects the weakest correlation"):
+            refused()
+    with pytest.raises(InputError, match="n_permutations=19"):
+        select_stored(data, **given, n_permutations=19)
+    document = select_stored(data, **given, n_permutations=0).document
+    assert (document["size"], document["largest"]) == (weakest, None)
+    text = assay.save_report(tmp_path / "page.html", document).read_text()
+    assert "chosen for the weakest correlation" in text
+    assert "chosen against better models" not in text
+    assert "solver swap; weakest correlation (objective r2); accuracies clipped at half an example." in text
+
+
 def test_steps_try_every_size_in_between_and_bisection_no_more_than_planned(found):
     from assay.analyses.subsets.path import most_refined
 
@@ -90,8 +115,78 @@ def test_steps_try_every_size_in_between_and_bisection_no_more_than_planned(foun
         assert not steps[size].judged
     bisected = found.refined()
     assert 0 < len(bisected.sizes) - len(found.sizes) <= most_refined(found.sizes, True)
-    with pytest.raises(InputError, match="step is -1"):
-        found.refined(-1)
+    with no_type_checks():
+        for by, message in ((-1, "step is -1"), (2.5, "refine is 2.5; expected True"), (False, "step is 0")):
+            with pytest.raises(InputError, match=message):
+                found.refined(by)
+        assert found.refined(np.int64(25)).sizes == steps.sizes
+        assert found.refined(np.True_).sizes == bisected.sizes
+
+
+def test_a_path_that_cannot_be_refined_says_so(planted, tmp_path):
+    from assay.pipeline.subsets import select_stored
+
+    data = assay.CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
+    warm = assay.selection_path(data, sizes=[40, 80], path="warm", baselines=False)
+    assert warm.largest_aotil().sizes == (40, 80)
+    with pytest.raises(InputError, match="path is 'warm'"):
+        warm.largest_aotil(refine=True)
+    one = assay.selection_path(data, sizes=[40], baselines=False)
+    assert one.largest_aotil().size == 40
+    with pytest.raises(InputError, match="40 is the only one"):
+        one.refined()
+    for sizes, step, message in (
+        ([20, 40], 5, "the largest, 40, is on the inverse line"),
+        ([399, 400], 1, "on none of them"),
+        ([40, 400], 900, "the step leaves none between 40"),
+    ):
+        document = select_stored(data, sizes, n_permutations=0, refine=step).document
+        assert message in document["unrefined"]
+        assert document["unrefined"] in assay.save_report(tmp_path / "page.html", document).read_text()
+    assert "unrefined" not in select_stored(data, [40, 400], n_permutations=0, refine=180).document
+
+
+def test_default_sizes_are_those_that_the_settings_allow(planted):
+    from assay.analyses.subsets.problem import make_problem
+
+    data = assay.CorrectnessData.of(
+        planted.correct,
+        planted.id_accuracy,
+        families=planted.families,
+        labels=np.where(np.arange(400) % 3 == 0, "dog", "cat"),
+    )
+    assert make_problem(data, strata=np.arange(400) % 12).grid() == (20, 50, 100, 250, 400)
+    dogs = np.arange(0, 36, 3)  # 12 of them; a third of the examples
+    classes = make_problem(data, strata="label", must_include=dogs)
+    assert classes.grid() == (50, 100, 250, 400)
+    with pytest.raises(InputError, match="12 examples of stratum 'dog', whose quota at size 20 is 7"):
+        classes.grid([20, 50])
+    with pytest.raises(InputError, match="allowed excludes"):
+        make_problem(data, allowed=np.arange(10, 400), must_include=[3]).grid()
+
+
+def test_options_given_as_they_are_by_default_are_the_same_job(planted):
+    from assay.pipeline.subsets import job_record
+
+    data = assay.CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
+
+    def record(**options):
+        return job_record(data, [40], n_permutations=0, **options)
+
+    adam = record(solver="adam")
+    assert record(solver="adam", trials=20, epochs=3000, patience=500, penalty="softplus") == adam
+    assert record(solver="adam", penalty="squared") != adam
+    assert record(folds=4) == record()
+
+
+def test_a_wave_holds_as_many_reruns_as_run_side_by_side(planted):
+    from assay.analyses.subsets.crossfit import FoldRuns, plan_folds
+    from assay.analyses.subsets.settings import Settings
+
+    data = assay.CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
+    splits, sizes = plan_folds(data).splits, tuple(range(10, 100, 10))
+    waves = {path: FoldRuns(data, splits, sizes, Settings(), path=path).wave for path in PATHS}
+    assert waves == {"independent": 1, "warm": 9, "nested": 9}
 
 
 def test_refined_sizes_have_baselines_too(planted):

@@ -13,7 +13,13 @@ from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.holdout import EXAMPLE_FOLDS
-from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, selection_path
+from assay.analyses.subsets.path import (
+    SelectionPath,
+    check_inverse,
+    check_refinement,
+    most_refined,
+    selection_path,
+)
 from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import Problem, make_problem
 from assay.analyses.subsets.verdict import untested
@@ -113,7 +119,7 @@ def plan_selection(
     **options: Any,
 ) -> SelectionPlan:
     """How often the solver runs; checks every argument as `select_stored` does and selects nothing."""
-    problem, wanted = _checked(data, sizes, path, n_permutations, refine, options)
+    problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
     splits = plan_folds(problem.data, folds).splits if n_permutations else None
     n_folds = 0 if splits is None else len(splits)
     n_refined = most_refined(wanted, refine)
@@ -139,15 +145,21 @@ def _checked(
     n_permutations: int,
     refine: bool | int,
     options: Mapping[str, Any],
-) -> tuple[Problem, tuple[int, ...]]:
-    """The problem of a job and its sizes, before anything is solved."""
+) -> tuple[Problem, tuple[int, ...], bool | int]:
+    """The problem of a job, its sizes and how they are refined, before anything is solved."""
     if n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations}; give 0 (no test) or at least 19")
     problem = make_problem(data, **options)
     wanted = problem.grid(sizes, path=path)
     if refine:
-        check_refinement(refine, path)
-    return problem, wanted
+        refine = check_refinement(refine, path, wanted)
+        check_inverse(problem.settings.objective, "the refinement of sizes (--refine)")
+    if n_permutations:
+        check_inverse(
+            problem.settings.objective,
+            f"the test of n_permutations={n_permutations} (--permutations; 0: no test)",
+        )
+    return problem, wanted, refine
 
 
 def select_stored(
@@ -197,8 +209,10 @@ def select_stored(
     def compute() -> Content:
         shared: dict[str, Any] = {"progress": progress, "shelf": parts.value}
         found = selection_path(data, sizes=record["sizes"], path=path, **shared, **options)
+        unrefined: dict[str, str] = {}
         if refine:
-            found = found.refined(refine, **shared)
+            coarse, found = found, found.refined(refine, **shared)
+            unrefined = {"unrefined": _unrefined(coarse)} if found.sizes == coarse.sizes else {}
         if n_permutations:
             threads = n_workers(workers, found.problem.settings)
             _announce(sum(parts.seconds), n_permutations * folds, threads, note)
@@ -209,7 +223,7 @@ def select_stored(
             n_halves=None if n_permutations else 0, workers=workers, shelf=parts.value
         )
         selections = [each.to_dict() for each in found]
-        payload = document | {"id": record_id(KIND, record), "selections": selections}
+        payload = document | unrefined | {"id": record_id(KIND, record), "selections": selections}
         return Content(payload=payload, about=_about(data, record, document))
 
     stage = document_stage(KIND, record, compute)
@@ -254,6 +268,18 @@ class _Parts:
                 self.store.remove([each.id])
 
 
+def _unrefined(path: SelectionPath) -> str:
+    """Why no size was tried between those of a path."""
+    largest = path.largest_aotil(refine=False).size
+    if largest is None:
+        return "No size was refined: on none of them are the validation models on the inverse line."
+    if largest == path.sizes[-1]:
+        return (
+            f"No size was refined: the largest, {largest}, is on the inverse line by the validation models."
+        )
+    return f"No size was refined: the step leaves none between {largest} and the next one."
+
+
 def _about(data: CorrectnessData, record: Mapping[str, Any], document: Mapping[str, Any]) -> About:
     """What selections are found by; the hash distinguishes data of one kind."""
     source = data.source.get("name") or data.source.get("kind")
@@ -289,7 +315,7 @@ def job_record(
     Raises:
         InputError: For whatever `select_stored` would refuse.
     """
-    problem, wanted = _checked(data, sizes, path, n_permutations, refine, options)
+    problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
     return {
         "library": library_version(),
         "data": {
@@ -303,7 +329,8 @@ def job_record(
         "sizes": list(wanted),
         "path": path,
         "settings": problem.settings.record(),
-        "verdict": {"n_permutations": n_permutations, "folds": folds},
+        # Without a test nothing depends on its folds.
+        "verdict": {"n_permutations": n_permutations, "folds": folds if n_permutations else FOLDS},
         **({"refine": refine} if refine else {}),
     }
 

@@ -1,6 +1,6 @@
 """What a selection may hold: allowed and compulsory examples, quotas of strata, and the swaps they leave."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +49,7 @@ class Pool:
         n_examples: N.
         size: S.
         strata: Stratum code (>= 0) of every example, or None.
+        stratum_names: Of each code, for messages; empty where only codes are known.
         allowed: Which examples may be selected; None is all.
         locked: By argument name, examples that are always selected.
 
@@ -62,6 +63,7 @@ class Pool:
         size: int,
         *,
         strata: Integer[np.ndarray, " strata"] | None = None,
+        stratum_names: Sequence[str] = (),
         allowed: Bool[np.ndarray, " mask"] | None = None,
         locked: Mapping[str, Integer[np.ndarray, " _"] | None],
     ):
@@ -88,7 +90,7 @@ class Pool:
                     f"size is {size}, but strata has {n_strata} values: some strata would get no example. "
                     "Merge values, or choose a larger size"
                 )
-            self._divide(self._names(locked), nested=locked.get("fixed") is not None)
+            self._divide(self._names(locked), stratum_names, nested=locked.get("fixed") is not None)
         # A sort by this many bits of index below a whole gradient is the stable sort by gradient.
         self._bits = n_examples.bit_length()
 
@@ -108,7 +110,7 @@ class Pool:
             raise InputError(f"size is {self.size}, but {name} holds {len(examples)} examples")
         return examples
 
-    def _divide(self, names: str, *, nested: bool) -> None:
+    def _divide(self, names: str, stratum_names: Sequence[str], *, nested: bool) -> None:
         assert self.strata is not None
         n_strata = int(self.strata.max()) + 1
         quota = stratum_quota(self.strata[self.allowed], self.size)
@@ -117,8 +119,9 @@ class Pool:
         if nested:
             self._keep_held(n_locked)
         if (over := np.flatnonzero(n_locked > self.quota)).size:
+            stratum = repr(stratum_names[over[0]]) if stratum_names else over[0]
             raise InputError(
-                f"{names} holds {n_locked[over[0]]} examples of stratum {over[0]}, whose quota at size "
+                f"{names} holds {n_locked[over[0]]} examples of stratum {stratum}, whose quota at size "
                 f"{self.size} is {self.quota[over[0]]}; lock fewer of them or raise size"
             )
 

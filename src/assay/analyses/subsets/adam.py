@@ -111,9 +111,7 @@ def adam(
     """
     import torch
 
-    choices = {"penalty": penalty, "keep": keep, "search": search, "precision": precision}
-    for name, choice in choices.items():
-        check_name(name, choice, CHOICES[name])
+    del search  # one of `CHOICES`, as the other names: `make_settings` refuses those that are not
     check_least(1, trials=trials, epochs=epochs, patience=patience)
     whole = Pool(
         train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include}

@@ -174,7 +174,9 @@ class FoldRuns:
         """
         if self.settings.solver != "swap":
             return 1
-        return next(wave for wave in (9, 3, 1) if wave == 1 or wave * len(self.sizes) <= _TOGETHER)
+        # In one step each rerun solves all sizes, or one size: from scratch, and warm also from the last.
+        each = {"independent": len(self.sizes), "warm": 2, "nested": 1}[self.path]
+        return next(wave for wave in (9, 3, 1) if wave == 1 or wave * each <= _TOGETHER)
 
     def select(self, fold: int, accuracies: Sequence[Accuracies]) -> list[list[Places]]:
         """Per accuracies of the models, the selection of each size; empty where these do not differ."""

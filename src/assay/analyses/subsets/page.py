@@ -54,11 +54,7 @@ def subset_page(document: Document) -> Page:
         status=words.status(document),
         reasons=words.sentences(document, "reasons"),
         caveats=[*words.caveats(document), *words.sentences(document, "notes")],
-        lede="R is the correlation, over models, of accuracy on the chosen examples with in-distribution "
-        "accuracy, both on probit axes. Below 0, models with higher in-distribution accuracy do worse here. "
-        "A search finds a negative R among its own models in any data. The verdict therefore uses "
-        f"{words.tested_units(document)} that the search did not see, the same search on shuffled "
-        "accuracies, and a correction for every size tried.",
+        lede=words.lede(document),
         sections=[section for section in sections if section.blocks],
         facts=[("result", code(document["id"])), ("data", code(document["data"]["hash"]))],
         records=[Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])],
@@ -96,9 +92,11 @@ def _pair(figures: Sequence[Block]) -> list[Block]:
 
 def _by_size(document: Document) -> list[Block]:
     pictures = _size_pictures if len(document["rows"]) > 1 else _comparison
-    blocks = [*pictures(document), tables.size_table(document)]
+    blocks = [*pictures(document), tables.judged_sizes_table(document)]
     if document["largest"]:
         blocks.append(tables.largest_table(document["largest"]))
+    if document.get("unrefined"):
+        blocks.append(Note(text=document["unrefined"], style="quiet note"))
     return blocks
 
 
@@ -364,10 +362,13 @@ def _data(document: Document) -> list[Block]:
         "settings": settings,
         "split": {name: value for name, value in split.items() if name not in PLACES},
     }
-    how = f"Split by {SPLITS[split['kind']]}, seed {split['seed']}{published}; solver {settings['solver']}."
+    how = [
+        f"Split by {SPLITS[split['kind']]}, seed {split['seed']}{published}",
+        f"solver {settings['solver']}",
+    ]
     return [
         Facts(facts=[*_quality(document["data"]), *_parts(split)]),
-        Note(text=how, style="quiet note"),
+        Note(text=f"{'; '.join([*how, *words.departures(document)])}.", style="quiet note"),
         Details(summary="All parameters", blocks=[Code(text=record_text(parameters))]),
     ]
 

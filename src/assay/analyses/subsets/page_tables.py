@@ -46,7 +46,7 @@ Document = Mapping[str, Any]
 # ------------------------------------------------------------------------------------------------- sizes
 
 
-def size_table(document: Document) -> Table:
+def judged_sizes_table(document: Document) -> Table:
     """A row per size: the verdict, R on each part of the models, and that of the baselines."""
     kinds = baselines(document)
     return Table(

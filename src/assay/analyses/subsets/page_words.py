@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from assay.analyses.subsets.line import EPS
 from assay.page import text as words
 from assay.page.text import MINUS, NARROW
 
@@ -115,9 +116,16 @@ def tested_units(document: Document) -> str:
 # --------------------------------------------------------------------------------------------- sentences
 
 
+def weakest(document: Document) -> bool:
+    """Whether the weakest correlation was selected for, not the most negative."""
+    return bool(document["settings"]["objective"] == "r2")
+
+
 def title(document: Document) -> str:
     """What the page is about; says that better models do worse only where the verdict does."""
     size, pool = words.number(document["size"]), words.number(document["data"]["n_examples"])
+    if weakest(document):
+        return f"The {size} of {pool} examples chosen for the weakest correlation"
     if status(document) == "supported":
         return f"The {size} of {pool} examples where better models do worse"
     if status(document) == "inconclusive":
@@ -129,6 +137,13 @@ def verdict(document: Document) -> str:
     """The finding as a sentence; R only together with its caveats."""
     judged = document["verdict"]
     size = words.number(document["size"])
+    if weakest(document):
+        r = headline_row(document)["test"]
+        return (
+            f"Not tested. {size} examples were chosen so that accuracy on them depends least on accuracy in "
+            f"distribution: R over test models is {signed(r['r'])} {ends(r['low'], r['high'])}".strip()
+            + ". The test for examples on which better models do worse does not apply to this search."
+        )
     if judged is None:
         return (
             f"Not judged. {size} examples were chosen so that models better in distribution do worse on "
@@ -157,6 +172,40 @@ def verdict(document: Document) -> str:
         f"Supported. On such a subset of {size} examples, models that are better in distribution do worse, "
         f"including models that took no part in the selection: cross-fitted {over}, {r}{chance}. {strength}"
     )
+
+
+def lede(document: Document) -> str:
+    """What R is, and what the search makes of it."""
+    meaning = (
+        "R is the correlation, over models, of accuracy on the chosen examples with in-distribution "
+        "accuracy, both on probit axes. Below 0, models with higher in-distribution accuracy do worse here. "
+    )
+    if weakest(document):
+        return meaning + (
+            "The search looked for the R closest to 0, not for a negative one. It finds one among its own "
+            "models in any data; only R on the test models says whether it holds for others."
+        )
+    return meaning + (
+        "A search finds a negative R among its own models in any data. The verdict therefore uses "
+        f"{tested_units(document)} that the search did not see, the same search on shuffled "
+        "accuracies, and a correction for every size tried."
+    )
+
+
+def departures(document: Document) -> list[str]:
+    """The settings of the selection that are not the defaults, apart from the solver and the seed."""
+    settings = document["settings"]
+    how = {
+        "weakest correlation (objective r2)": weakest(document),
+        "accuracies clipped at half an example": settings.get("clip") == "half",
+        "only allowed examples": settings.get("allowed"),
+        "with compulsory examples": settings.get("must_include"),
+        f"shares of {settings.get('strata_name')} kept": settings.get("strata_name"),
+        f"{document.get('path')} path": document.get("path", "independent") != "independent",
+        f"eps {settings.get('eps')}": settings.get("eps", EPS) != EPS,
+    }
+    options = settings.get("options") or {}
+    return [text for text, given in how.items() if given] + [f"{name} {options[name]}" for name in options]
 
 
 def sentences(document: Document, name: str) -> list[str]:
@@ -239,7 +288,7 @@ def _test_caveats(document: Document) -> list[str]:
             "a subset of this size includes unrelated examples. Choose a smaller one."
         )
     hard = (row.get("hard") or {}).get("r")
-    if test["r"] is not None and hard is not None and hard < test["r"]:
+    if not weakest(document) and test["r"] is not None and hard is not None and hard < test["r"]:
         notes.append(
             f"The {words.number(document['size'])} examples that the fewest training models classify "
             f"correctly have R {signed(hard)} on the test models, below the {signed(test['r'])} of the "

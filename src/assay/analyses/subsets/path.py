@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -165,21 +166,25 @@ class SelectionPath(display.Shown, Record):
         """Overlap of the subsets over sizes, between random (0) and nested (1); no sign that one is real."""
         return consistency_within([each.indices for each in self.selections], self.headline.pool)
 
-    def largest_aotil(self, rule: str = "val", *, refine: bool | int = True) -> LargestSubset:
+    def largest_aotil(self, rule: str = "val", *, refine: bool | int | None = None) -> LargestSubset:
         """The largest subset on which accuracy is on the inverse line, R <= -0.3.
 
         Args:
             rule: `val` chooses by the validation models; `ci` also wants the whole default interval of the
                 test correlation at or below -0.3; `paper` chooses by the test correlation itself.
-            refine: As of `refined`; False looks at the sizes of the path alone.
+            refine: As of `refined`; False looks at the sizes of the path alone. Default: True for a path of
+                several independent sizes, else False.
 
         Raises:
-            InputError: For an unknown rule, and as `refined`.
+            InputError: For an unknown rule, for subsets selected with the objective `r2`, and as `refined`.
 
         References:
             Salaudeen et al. (2025), arXiv:2510.24884, Table 1.
         """
         check_name("rule for the largest subset", rule, RULES)
+        check_inverse(self.problem.settings.objective, "a largest subset on the inverse line")
+        if refine is None:
+            refine = self.path == "independent" and len(self) > 1
         path = self.refined(refine, rule=rule) if refine else self
         best = path._largest(rule)
         return LargestSubset(
@@ -205,9 +210,11 @@ class SelectionPath(display.Shown, Record):
             shelf: Of an interrupted run: the selections.
 
         Raises:
-            InputError: For a path whose sizes are not independent, or a step below 1.
+            InputError: For a path of one size or whose sizes are not independent, a step that is no whole
+                number of at least 1, or the objective `r2`.
         """
-        check_refinement(by, self.path)
+        by = check_refinement(by, self.path, self.sizes)
+        check_inverse(self.problem.settings.objective, "the refinement of sizes")
         best = self._largest(rule)
         above = next((size for size in self.sizes if best is not None and size > best.size), None)
         if best is None or above is None:
@@ -216,6 +223,8 @@ class SelectionPath(display.Shown, Record):
         found = shelf(
             "refined", lambda: [each.to_dict() for each in self._between(low, high, by, rule, progress)]
         )
+        if not found:
+            return self
         new = [make_selection(self.problem, Found.from_dict(each)) for each in found]
         subsets = sorted((*self.selections, *new), key=lambda each: each.size)
         rows = baseline_rows(
@@ -254,16 +263,25 @@ class SelectionPath(display.Shown, Record):
     def headline(self) -> Subset:
         """The subset to show first: the largest of the grid with validation R <= -0.3, else the lowest.
 
-        The test models have no part in the choice.
+        With the objective `r2` it is the one with the weakest validation R. The test models have no part in
+        the choice.
         """
         largest = self._largest("val")
         if largest is not None:
             return largest
-        r = [each.correlation["validation"].r for each in self.selections]
-        return self.selections[0 if all(map(math.isnan, r)) else int(np.nanargmin(r))]
+        r = np.array([each.correlation["validation"].r for each in self.selections])
+        order = r**2 if self._weakest else r
+        return self.selections[0 if np.isnan(r).all() else int(np.nanargmin(order))]
+
+    @property
+    def _weakest(self) -> bool:
+        """Whether the weakest correlation was selected for, so that no size is to be on the inverse line."""
+        return self.problem.settings.objective == "r2"
 
     def _largest(self, rule: str) -> Subset | None:
-        """The largest of the grid that qualifies."""
+        """The largest of the grid that qualifies; none where the weakest correlation was selected for."""
+        if self._weakest:
+            return None
         return next((each for each in reversed(self.selections) if _qualifies(each, rule)), None)
 
     # -------------------------------------------------------------------------------------------- files
@@ -299,7 +317,7 @@ class SelectionPath(display.Shown, Record):
         return subset_document(
             header
             | {
-                "largest": [self._largest_of_grid(rule) for rule in RULES],
+                "largest": None if self._weakest else [self._largest_of_grid(rule) for rule in RULES],
                 "consistency": self.consistency,
                 "provenance": self.provenance,
             },
@@ -321,13 +339,37 @@ class SelectionPath(display.Shown, Record):
         return {"rule": rule, "size": largest.size, **ends, "status": largest.verdict.status}
 
 
-def check_refinement(by: bool | int, path: str) -> None:
-    """Refuse a refinement of sizes that depend on one another, and a step below 1."""
+def check_inverse(objective: str, what: str) -> None:
+    """Refuse what presupposes a negative correlation where the weakest is selected for."""
+    if objective == "r2":
+        raise InputError(
+            f"objective is 'r2', which selects the weakest correlation, but {what} presupposes a search for "
+            "the most negative; leave that out, or use objective='r' (--objective pearson)"
+        )
+
+
+def check_refinement(by: bool | int, path: str, sizes: Sequence[int]) -> bool | int:
+    """True or a step of at least 1; refuses sizes that depend on one another, and one size alone."""
     if path != "independent":
         raise InputError(
             f"refined sizes are selected by themselves, but path is {path!r}; use path='independent'"
         )
+    if len(sizes) < 2:
+        raise InputError(
+            f"refined sizes lie between two sizes, but {sizes[0]} is the only one; give several, "
+            "or do not refine"
+        )
+    if isinstance(by, bool | np.bool_):
+        by = bool(by)
+    else:
+        try:
+            by = operator.index(by)
+        except TypeError:
+            raise InputError(
+                f"refine is {by!r}; expected True (bisection) or a whole number of examples"
+            ) from None
     check_least(1, step=by)
+    return by
 
 
 def most_refined(sizes: Sequence[int], by: bool | int) -> int:

@@ -156,7 +156,7 @@ def n_workers(workers: int | None, settings: Settings) -> int:
     """Threads to use: as asked, else one per available core; one where an accelerator does the work."""
     if workers is not None and workers < 1:
         raise InputError(f"workers is {workers}; expected at least 1, or None for one per core")
-    if settings.layout == "accelerator":
+    if settings.on_accelerator:
         return 1
     if workers is not None:
         return workers

@@ -125,7 +125,7 @@ class Problem:
         """Sizes in ascending order, none of which the settings rule out.
 
         Args:
-            sizes: Default: the usual grid of what may be selected, from as many examples as must be.
+            sizes: Default: those of the usual grid of what may be selected that the settings allow.
             path: How one size leads to the next.
 
         Raises:
@@ -140,13 +140,36 @@ class Problem:
                 "cannot do; use solver='swap' or path='independent'"
             )
         if sizes is None:
-            least = 1 if settings.must_include is None else len(settings.must_include)
-            sizes = [size for size in default_sizes(len(settings.pool(n_examples))) if size >= least]
+            return self._possible(default_sizes(len(settings.pool(n_examples))))
         ascending = tuple(sorted(check_sizes(sizes, n_examples)))
-        locked = {"must_include": settings.must_include}
         for size in ascending:
-            Pool(n_examples, size, strata=settings.strata, allowed=settings.allowed, locked=locked)
+            self._check_pool(size)
         return ascending
+
+    def _check_pool(self, size: int) -> None:
+        """Refuse a size that allowed, compulsory or stratified examples make impossible."""
+        settings = self.settings
+        Pool(
+            self.data.n_examples,
+            size,
+            strata=settings.strata,
+            stratum_names=settings.stratum_names,
+            allowed=settings.allowed,
+            locked={"must_include": settings.must_include},
+        )
+
+    def _possible(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Those of some ascending sizes that the settings allow; where they allow none, the last refusal."""
+        possible: list[int] = []
+        for size in sizes:
+            try:
+                self._check_pool(size)
+            except InputError:
+                if size == sizes[-1] and not possible:
+                    raise
+            else:
+                possible.append(size)
+        return tuple(possible)
 
     def constant_part(self, id_accuracy: Accuracies) -> str | None:
         """The part, of those that a solver reads, whose models do not differ in in-distribution accuracy."""

@@ -1,6 +1,7 @@
 """How subsets are selected, apart from data, size and split: the solver, its options and constraints."""
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -69,6 +70,7 @@ class Settings:
         objective: `r`: the most negative correlation; `r2`: the weakest.
         strata: Stratum of each example `[N]`: each keeps its share; None for no quotas.
         strata_name: What the strata are, for the record.
+        stratum_names: Of each code, for messages.
         allowed: Boolean `[N]`: examples that may be selected; None for all.
         must_include: Examples that are selected in any case.
         layout: Of the matrix: `auto`, `dense`, `packed` or `accelerator`.
@@ -83,6 +85,7 @@ class Settings:
     objective: str = "r"
     strata: Int64[np.ndarray, " n"] | None = None
     strata_name: str | None = None
+    stratum_names: tuple[str, ...] = ()
     allowed: np.ndarray | None = None
     must_include: Int64[np.ndarray, " k"] | None = None
     layout: str = "auto"
@@ -91,6 +94,12 @@ class Settings:
     clip: str = "eps"
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_accelerator(self) -> bool:
+        """Whether an accelerator holds the matrix: by its layout, or by a device that is not the CPU."""
+        named = self.device is not None and str(self.device) != "cpu"
+        return self.layout == "accelerator" or (self.layout == "auto" and named)
 
     def pool(self, n_examples: int) -> Places:
         """Examples that may be selected of `n_examples`, ascending."""
@@ -144,10 +153,18 @@ def make_settings(
         InputError: For an unknown name, or an array that does not fit the data.
     """
     common = {name: options.pop(name) for name in list(options) if name in Settings.__dataclass_fields__}
-    codes, strata_name = _strata(data, strata)
+    codes, strata_name, stratum_names = _strata(data, strata)
+    if (solver := common.get("solver", "swap")) in SOLVERS:  # what is given as it is by default is not given
+        known = inspect.signature(SOLVERS[solver]).parameters
+        options = {
+            name: value
+            for name, value in options.items()
+            if name not in OPTIONS[solver] or value != known[name].default
+        }
     settings = Settings(
         strata=codes,
         strata_name=strata_name,
+        stratum_names=stratum_names,
         allowed=None if allowed is None else _mask(allowed, data.n_examples),
         must_include=None if must_include is None else _places(must_include, data.n_examples, "must_include"),
         options=options,
@@ -171,14 +188,23 @@ def make_settings(
                 f"{name}, or choose the other solver: solver={owner!r}, --solver {owner}"
             )
         check_name(f"option of the solver {owner!r}", name, OPTIONS[owner])
-        check_name(name, value, CHOICES.get(name, (value,)))
+        if name in CHOICES:
+            check_name(name, value, CHOICES[name])
     check_device(settings.device, settings.layout)
+    if settings.solver == "adam" and settings.on_accelerator:
+        raise InputError(
+            f"solver 'adam' computes on the CPU, but device is {settings.device!r} and layout "
+            f"{settings.layout!r}; remove them, or use solver 'swap'"
+        )
     return settings
 
 
-def _strata(data: CorrectnessData, strata: Any) -> tuple[Int64[np.ndarray, " n"] | None, str | None]:
+def _strata(
+    data: CorrectnessData, strata: Any
+) -> tuple[Int64[np.ndarray, " n"] | None, str | None, tuple[str, ...]]:
+    """Codes, what the strata are, and the name of each code."""
     if strata is None:
-        return None, None
+        return None, None, ()
     name, column = "given", np.asarray(strata)
     if isinstance(strata, str):
         columns = {**data.meta, **({} if data.labels is None else {"label": data.labels})}
@@ -191,7 +217,10 @@ def _strata(data: CorrectnessData, strata: Any) -> tuple[Int64[np.ndarray, " n"]
     missing = [each for each in column.tolist() if each is None or each != each]
     if missing:
         raise InputError(f"strata holds {missing[0]} {len(missing)} times; give every example a stratum")
-    return unit_codes(column), name
+    values = np.unique(column).tolist()
+    if name == "label" and data.labels is not None and data.label_names is not None:
+        values = [data.label_names[value] for value in values]
+    return unit_codes(column), name, tuple(map(str, values))
 
 
 def _mask(allowed: Any, n_examples: int) -> np.ndarray:

@@ -27,7 +27,7 @@ from assay.app.running import (
     check_outputs,
     json_file,
 )
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_name
 
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 GATE_FIRED = 3
 IDS = (".csv", ".parquet", ".txt")
 OF_ADAM = ("trials", "epochs", "patience", "penalty")
-OBJECTIVES = {"pearson": "r"}
+OBJECTIVES = {"pearson": "r", "r2": "r2"}
 REFINEMENTS: dict[int | str | None, bool] = {None: False, "bisection": True}
 SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
 DESCRIPTION = own_group("Description", 42)
@@ -133,7 +133,8 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         epochs: Most epochs of each restart. Default: 3000.
         patience: Epochs without a lower validation R that end a restart. Default: 500.
         penalty: Penalty of adam on the size: softplus (published code, the default) or squared (paper).
-        objective: Correlation to select for: pearson (most negative) or r2 (weakest).
+        objective: Correlation to select for: pearson (most negative) or r2 (weakest; without test, so with
+            --permutations 0).
         clip: Clip of reported accuracies: eps (1e-6), or half an example.
         allowed: File of the ids that may be selected: one per line, or a table such as --ids writes.
         must_include: The same for ids that are selected in any case.
@@ -204,7 +205,7 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         return options | {
             "n_permutations": self.permutations,
             "device": None if self.device == "auto" else self.device,
-            "objective": OBJECTIVES.get(self.objective, self.objective),
+            "objective": OBJECTIVES[self.objective],
             "refine": REFINEMENTS.get(self.refine, self.refine),
         }
 
@@ -272,6 +273,12 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
 def _check(settings: SelectSettings) -> tuple[int, ...] | None:
     """Refuse settings that do not go together; returns the sizes asked for."""
     sizes = _sizes(settings.sizes, settings.size)
+    check_name("objective", settings.objective, OBJECTIVES)
+    if settings.gate and settings.objective == "r2":
+        raise InputError(
+            "--gate asks for examples on which better models do worse, but --objective r2 selects the "
+            "weakest correlation; remove one of them"
+        )
     if settings.ids is not None and settings.ids.suffix not in IDS:
         raise InputError(
             f"--ids is {settings.ids}; give NAME.csv or NAME.parquet, or NAME.txt for the ids alone"
