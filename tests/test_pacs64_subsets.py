@@ -258,6 +258,9 @@ def test_no_rule_describes_a_subset() -> None:
                 r = row["correlation"]
                 assert row["describable"] == (r["r"] < row["random_low"] and r["high"] < 0)
                 assert not row["describable"]
+    common = [row["common_with_furthest"] for row in found["any"]["embedding"]]
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert "{} of 100 sketches are in both, {} of 250, {} of 500 and {} of 1,000".format(*common) in page
 
 
 def test_the_furthest_sketches_follow_from_the_committed_embedding(data: CorrectnessData) -> None:

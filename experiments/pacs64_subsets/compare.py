@@ -124,16 +124,17 @@ def holdout(data: CorrectnessData) -> dict[str, Any]:
             data, sizes=HELD_OUT_SIZES, split="family", seed=SEED, strata=strata, baselines=False
         )
         distance = baseline_rows(path.problem, HELD_OUT_SIZES, kinds=["distance"])["distance"]
+        furthest = baseline_indices(path.problem, "distance", HELD_OUT_SIZES)
         cell: dict[str, Any] = {
             "selection": [each.correlation["test"].to_dict() for each in path.selections],
             "distance": [row.to_dict() for row in distance],
         }
         for name, phi in features.items():
             rows = []
-            for each in path.selections:
+            for each, far in zip(path.selections, furthest, strict=True):
                 held = example_holdout(each, phi)
-                record = held.to_dict()
-                rows.append({key: value for key, value in record.items() if key != "predicted"})
+                record = {key: value for key, value in held.to_dict().items() if key != "predicted"}
+                rows.append(record | {"common_with_furthest": len(np.intersect1d(held.predicted, far))})
                 print(mix, name, each.size, round(held.auroc, 3), round(held.correlation.r, 3), flush=True)
             cell[name] = rows
         found[mix] = cell
