@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 from assay.analyses.subsets.describe import SubsetDescription, describe_selection, describe_subset
 from assay.analyses.subsets.proposals import caption_prompt, parse_phrases, text_proposer
+from assay.app.cli.select import SelectSettings
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 
 
@@ -343,6 +344,12 @@ def test_what_models_answer_is_bounded_and_printable(digits: tuple[np.ndarray, n
 def test_wrong_use_is_answered_with_what_to_do(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         describe_subset(np.ones((3, 2, 2)), np.ones((4, 2, 2)), **options)
+
+
+def test_an_option_without_a_phrase_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no phrase to score"):
+        SelectSettings(phrases=" ;").describer()
+    assert SelectSettings().describer().phrases == ()
 
 
 @pytest.mark.usefixtures("unchecked")
