@@ -151,6 +151,12 @@ def test_an_answer_and_the_address_do_not_show_what_is_secret(monkeypatch: pytes
     assert "secret" not in str(raised.value)
 
 
+def test_a_key_of_one_letter_leaves_words_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "x")
+    with chat_server(lambda asked: said("a box; key x")) as server:
+        assert endpoint(server.url, key_variable="TEST_KEY").answer("hello") == "a box; key ***"
+
+
 def test_a_status_whose_body_breaks_off_is_told_once() -> None:
     broken = {"Transfer-Encoding": "chunked"}
     with (
@@ -199,6 +205,11 @@ def test_a_host_that_is_not_there_is_named() -> None:
         port = free.getsockname()[1]
     with pytest.raises(EndpointError, match=f"127.0.0.1:{port}/v1 .model tiny. failed .*refused"):
         endpoint(f"http://127.0.0.1:{port}/v1").answer("hello")
+
+
+def test_an_address_that_cannot_be_asked_is_tried_once() -> None:
+    with pytest.raises(EndpointError, match=r"\(model tiny\) failed: UnicodeError"):
+        endpoint("http://a..b/v1", retries=1).answer("hello")
 
 
 def test_an_image_that_is_refused_has_no_caption_and_a_host_that_fails_ends_the_step() -> None:

@@ -31,7 +31,7 @@ _OF_ONE_IMAGE = frozenset((400, 413, 415, 422))  # what an endpoint answers to o
 _LONGEST_ANSWER = 1 << 24  # bytes
 _LONGEST_PAUSE = 30.0  # seconds that an endpoint may ask to wait
 _SHOWN = 200  # characters of an answer in a message
-_SHORTEST_SECRET = 8  # characters of a value in the query of an address that is left out of answers
+_SHORTEST_SECRET = 8  # characters of a query value that is masked, and of a key that is inside other words
 
 
 class _StatusError(EndpointError):
@@ -190,7 +190,10 @@ class ChatEndpoint:
         values = [form for value in pairs for form in (value, urllib.parse.unquote_plus(value))]
         secrets = [value for value in values if len(value) >= _SHORTEST_SECRET]
         for secret in sorted({*secrets, *filter(None, [self._key])}, key=len, reverse=True):
-            text = re.sub("".join(map(_written, secret)), "***", text, flags=re.IGNORECASE)
+            written = "".join(map(_written, secret))
+            if len(secret) < _SHORTEST_SECRET:  # a local host takes any key, such as x: a word by itself only
+                written = rf"(?<!\w){written}(?!\w)"
+            text = re.sub(written, "***", text, flags=re.IGNORECASE)
         return text
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
