@@ -140,6 +140,18 @@ def test_reliable_data_of_known_families_have_no_caveat_but_of_the_class() -> No
     assert len(page_words.caveats(found)) == 1
 
 
+def test_an_undefined_hold_out_is_no_finding() -> None:
+    defined = {"r": -0.5, "low": -0.7, "high": -0.3}
+    found = {"encoder": "tiny", "strengths": [1.0] * 5, "size": 9, "auroc": 0.6, "describable": False}
+    found |= {"random_mean": 0.5, "random_low": 0.3, "random_high": 0.7, "correlation": defined}
+    undefined = {"correlation": {"r": None, "low": None, "high": None}}
+    for part, where in ((undefined, "the examples that it picks"), ({"random_low": None}, "random subsets")):
+        text = page_words.holdout({"holdout": found | part})
+        assert text.endswith(f"is undefined on {where}, so this was not tested.")
+        assert "n/a" not in text
+    assert "in part at most" in page_words.holdout({"holdout": found})
+
+
 # -------------------------------------------------------------------------------------------------- page
 
 
@@ -218,6 +230,14 @@ def test_examples_are_shown_with_class_and_share_of_right_models(folder: Path) -
     assert "Not chosen, at random" in text
     for name in CLASSES:
         assert f'<span class="what">{name}</span>' in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_texts_without_a_common_word_give_the_reason(tmp_path: Path) -> None:
+    found = document() | {"ngrams": {"rows": [], "reason": "none of 40 texts gives an n-gram"}}
+    text = save_report(tmp_path / "page.html", found).read_text()
+    assert "were not compared: none of 40 texts gives an n-gram." in text
+    assert "words and phrases of the texts differ" not in text
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 from assay.analyses.subsets.describe import SubsetDescription, describe_selection, describe_subset
 from assay.analyses.subsets.proposals import caption_prompt, parse_phrases, text_proposer
+from assay.app.cli.select import SelectSettings
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 
 
@@ -215,7 +216,8 @@ def test_a_selection_is_compared_with_what_it_left(digits: tuple[np.ndarray, np.
     images = load_digits().images
     indices = np.argsort(-images.sum(axis=(1, 2)), kind="stable")[:50]
     pool = SimpleNamespace(n_examples=len(images), images=None)
-    selection: Any = SimpleNamespace(indices=indices, data=pool)
+    everything = np.arange(len(images))
+    selection: Any = SimpleNamespace(indices=indices, data=pool, pool=everything)
     found = describe_selection(selection, images, ranker=PixelRanker(), phrases=CONCEPTS)
     assert found.scores[0].phrase == "much ink"
     assert (found.n_selected, found.n_comparison) == (50, 200)
@@ -223,9 +225,12 @@ def test_a_selection_is_compared_with_what_it_left(digits: tuple[np.ndarray, np.
         describe_selection(selection, ranker=PixelRanker(), phrases=CONCEPTS)
     with pytest.raises(InputError, match="7 images for 1797 examples"):
         describe_selection(selection, images[:7], phrases=CONCEPTS)
-    whole: Any = SimpleNamespace(indices=np.arange(1797), data=pool)
+    whole: Any = SimpleNamespace(indices=everything, data=pool, pool=everything)
     with pytest.raises(InputError, match="no example is left"):
         describe_selection(whole, images, phrases=CONCEPTS)
+    selection.pool = np.union1d(indices, everything[:30])  # only these could be selected
+    found = describe_selection(selection, images, ranker=PixelRanker(), phrases=CONCEPTS)
+    assert found.n_comparison == len(selection.pool) - 50
 
 
 def test_results_survive_json(digits: tuple[np.ndarray, np.ndarray]) -> None:
@@ -268,6 +273,8 @@ def test_captions_alone_and_phrases_alone_are_enough(digits: tuple[np.ndarray, n
         ("*" + " word" * 12 + "\n*" + " word" * 13, ["word " * 11 + "word"]),
         ("  -  “curly quotes”.  \n-\n* ''\n", ["curly quotes"]),
         ("* **bold phrase**", ["bold phrase"]),
+        ("---\n**Light**: dim\n* **Pose**: seated\n***", ["Light: dim", "Pose: seated"]),
+        ("* " + "w" * 120 + "\n* " + "w" * 121, ["w" * 120]),
         ("", []),
     ],
 )
@@ -299,6 +306,18 @@ def test_a_language_model_is_asked_for_properties_other_than_the_class() -> None
     assert "dog" in caption_prompt("dog")
 
 
+def test_what_models_answer_is_bounded_and_printable(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    found = describe_subset(
+        *digits,
+        captioner=lambda images, prompt: ["a\x1b[2J\n" + "b" * 5000] * len(images),
+        proposer=lambda a, b, n: [f"phrase\x1b {k}" for k in range(1000)],
+        n_phrases=3,
+    )
+    assert found.phrases == tuple(f"phrase\\x1b {k}" for k in range(3))
+    assert {len(each) for each in found.captions_selected} == {2000}
+    assert found.captions_selected[0].startswith("a\\x1b[2J b")
+
+
 # -------------------------------------------------------------------------------------------- wrong use
 
 
@@ -325,6 +344,12 @@ def test_a_language_model_is_asked_for_properties_other_than_the_class() -> None
 def test_wrong_use_is_answered_with_what_to_do(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         describe_subset(np.ones((3, 2, 2)), np.ones((4, 2, 2)), **options)
+
+
+def test_an_option_without_a_phrase_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no phrase to score"):
+        SelectSettings(phrases=" ;").describer()
+    assert SelectSettings().describer().phrases == ()
 
 
 @pytest.mark.usefixtures("unchecked")

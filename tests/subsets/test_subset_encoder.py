@@ -266,6 +266,11 @@ def test_the_page_says_rightly_whether_a_rule_finds_new_examples(
     assert "holdout" in [figure.name for figure in pair.blocks]
 
 
+def test_without_tests_the_hold_out_says_why_it_is_missing() -> None:
+    document = chosen("cluster").to_document(n_halves=0)
+    assert page_words.holdout(document).endswith("was not tested: no tests were asked for.")
+
+
 def test_a_subset_of_the_whole_pool_says_why_there_is_no_hold_out() -> None:
     data = planted_embedding(0, "cluster").take_examples(np.arange(40))
     document = document_of(oodselect(data, size=40))

@@ -1,9 +1,11 @@
-"""Endpoints and local pipelines: what they are asked, and every way in which an answer can be none."""
+"""Endpoints and local pipelines: what they are asked, and every way in which one can fail."""
 
 import base64
 import io
+import json
 import socket
 import threading
+import urllib.parse
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,10 @@ from PIL import Image
 from assay.analyses.subsets.describe import describe_subset
 from assay.analyses.subsets.language_models import (
     ChatEndpoint,
-    RefusalError,
     pipeline_answers,
     pipeline_captioner,
 )
-from assay.analyses.subsets.proposals import text_proposer
+from assay.analyses.subsets.proposals import RefusalError, text_proposer
 from assay.core.errors import EndpointError, InputError
 
 
@@ -71,10 +72,12 @@ def test_texts_are_embedded_in_their_order_whatever_that_of_the_answer() -> None
     with chat_server(reply) as server:
         found = endpoint(server.url).embed_texts(["a", "bcd"])
     assert found.tolist() == [[1.0, 1.0], [3.0, 1.0]]
-    with chat_server(lambda asked: (200, {"data": []})) as server:
-        found = endpoint(server.url)
-        with pytest.raises(EndpointError, match="2 texts"):
-            found.embed_texts(["a", "b"])
+    one = {"index": 0, "embedding": [1.0]}
+    for rows in ([], [one, one], [one, {"index": 1, "embedding": [10**400]}]):
+        with chat_server(lambda asked, rows=rows: (200, {"data": rows})) as server:
+            found = endpoint(server.url)
+            with pytest.raises(EndpointError, match="2 texts"):
+                found.embed_texts(["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_texts_are_embedded_in_their_order_whatever_that_of_the_answer() -> None
         ((503, b"busy"), EndpointError, r"failed \(2 attempts\): status 503, 'busy'"),
     ],
 )  # fmt: skip
-def test_an_answer_that_is_none_is_one_error(reply: Reply, error: type, message: str) -> None:
+def test_a_failed_answer_is_one_error(reply: Reply, error: type, message: str) -> None:
     with chat_server(lambda asked: reply) as server:
         found = endpoint(server.url, retries=1)
         with pytest.raises(error, match=message) as raised:
@@ -120,6 +123,68 @@ def test_a_key_that_the_host_repeats_is_not_shown(monkeypatch: pytest.MonkeyPatc
         assert SECRET not in str(raised.value)
 
 
+@pytest.mark.parametrize("secret", ["sk-" + "x" * 900, 'sk-"quoted"\\and-more', "sk-a/b+c/d12345"])
+def test_a_key_is_masked_however_long_or_escaped_it_is(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    monkeypatch.setenv("TEST_KEY", secret)
+    twice = json.dumps({"error": json.dumps({"error": f"Bearer {secret}"})})
+    for told in (secret, twice, twice.replace("/", "\\/"), urllib.parse.quote(secret, safe="")):
+        with (
+            chat_server(lambda asked, told=told: (401, told.encode())) as server,
+            pytest.raises(EndpointError, match=r"401, .*\*\*\*") as raised,
+        ):
+            endpoint(server.url, key_variable="TEST_KEY").answer("hello")
+        assert not any(part in str(raised.value) for part in ("sk-", "xxxx", "quoted", "12345"))
+
+
+def test_an_answer_and_the_address_do_not_show_what_is_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", SECRET)
+    query = "?version=1&api-key=query%2Bsecret"
+    with chat_server(lambda asked: said(f"* Bearer {SECRET} of query+secret, 1")) as server:
+        found = endpoint(server.url + query, key_variable="TEST_KEY")
+        assert found.answer("hello") == "* Bearer *** of ***, 1"  # a short value is no secret
+    assert "secret" not in repr(found)
+    with (
+        chat_server(lambda asked: (403, f"denied: {asked.path}".encode())) as server,
+        pytest.raises(EndpointError, match="denied") as raised,
+    ):
+        endpoint(server.url + query).answer("hello")
+    assert "secret" not in str(raised.value)
+
+
+def test_a_key_of_one_letter_leaves_words_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "x")
+    with chat_server(lambda asked: said("a box; key x")) as server:
+        assert endpoint(server.url, key_variable="TEST_KEY").answer("hello") == "a box; key ***"
+
+
+def test_a_status_whose_body_breaks_off_is_told_once() -> None:
+    broken = {"Transfer-Encoding": "chunked"}
+    with (
+        chat_server(lambda asked: (403, b"zz\r\n", broken)) as server,
+        pytest.raises(EndpointError, match="failed: status 403$"),
+    ):
+        endpoint(server.url, retries=1).answer("hello")
+    assert len(server.asked) == 1
+
+
+def test_images_that_are_refused_late_are_left_out() -> None:
+    """The second request of a side is for what the first one lacks: here for refused images only."""
+    images = [*IMAGES[2:], *IMAGES[:2], *IMAGES[:2]]
+
+    def reply(asked: Asked) -> Reply:
+        if (shade := shade_of(asked)) is None:
+            return said("* bright")
+        return said("bright") if shade > 128 else (400, b"no")
+
+    with chat_server(reply) as server:
+        found = endpoint(server.url)
+        described = describe_subset(
+            images, IMAGES[2:], captioner=found.captions, proposer=text_proposer(found.answer), n_captions=4
+        )
+    assert described.captions_selected == ("bright", "bright")
+    assert described.n_failed == 4
+
+
 def test_a_host_that_never_ends_its_answer_is_given_up() -> None:
     done = threading.Event()
 
@@ -140,6 +205,11 @@ def test_a_host_that_is_not_there_is_named() -> None:
         port = free.getsockname()[1]
     with pytest.raises(EndpointError, match=f"127.0.0.1:{port}/v1 .model tiny. failed .*refused"):
         endpoint(f"http://127.0.0.1:{port}/v1").answer("hello")
+
+
+def test_an_address_that_cannot_be_asked_is_tried_once() -> None:
+    with pytest.raises(EndpointError, match=r"\(model tiny\) failed: UnicodeError"):
+        endpoint("http://a..b/v1", retries=1).answer("hello")
 
 
 def test_an_image_that_is_refused_has_no_caption_and_a_host_that_fails_ends_the_step() -> None:
@@ -165,6 +235,8 @@ def test_an_image_that_is_refused_has_no_caption_and_a_host_that_fails_ends_the_
         ({"url": "localhost:8000"}, "not an address"),
         ({"url": "ftp://host/v1"}, "not an address"),
         ({"url": "http://host:port/v1"}, "not an address"),
+        ({"url": "http://x y/v1"}, "not an address"),
+        ({"url": "http://host/v1\n"}, "not an address"),
         ({"url": "http://me:pass@host/v1"}, "holds a password"),
         ({"key_variable": "NOT_SET"}, "NOT_SET does not hold an API key"),
         ({"timeout": 0.0}, "timeout is 0"),

@@ -21,7 +21,7 @@ class EncoderParts(NamedTuple):
         module: In evaluation mode, float32, on its device.
         name: As results call it.
         preprocessing: What is stored of how images are prepared; None if nothing is.
-        tokenizer: None of models that read no text.
+        tokenizer: None for a model that does not read texts.
     """
 
     module: nn.Module

@@ -44,16 +44,18 @@ class SubsetDescriber:
         cls,
         *,
         encoder: str | None = None,
-        phrases: Sequence[str] = (),
+        phrases: Sequence[str] | None = None,
         endpoint: Mapping[str, Any] | None = None,
         device: str | None = None,
     ) -> "SubsetDescriber":
         """From the name of an encoder, which is loaded, and arguments of `ChatEndpoint`."""
         reached = None if endpoint is None else ChatEndpoint(**endpoint)
+        if phrases is not None and not phrases:
+            raise InputError('there is no phrase to score; give some, separated by semicolons: "night; rain"')
         if phrases and encoder is None:
             raise InputError("phrases are scored by an encoder; give --encoder, a model such as CLIP")
         loaded = None if encoder is None else Encoder.load(encoder, device=device)
-        return cls(encoder=loaded, phrases=phrases, endpoint=reached)
+        return cls(encoder=loaded, phrases=phrases or (), endpoint=reached)
 
     def check(self, data: CorrectnessData) -> None:
         """Refuse data that hold neither images nor texts."""

@@ -18,16 +18,25 @@ import numpy as np
 from jaxtyping import Int64
 
 from assay.analyses.subsets.phrase_scores import PhraseScore, Ranker, score_phrases
-from assay.analyses.subsets.proposals import LONGEST_PHRASE, Captioner, Proposer, caption_prompt
+from assay.analyses.subsets.proposals import (
+    LONGEST_PHRASE,
+    MOST_CHARACTERS,
+    Captioner,
+    Proposer,
+    RefusalError,
+    caption_prompt,
+)
 from assay.core.errors import InputError, ShapeError, check_fraction, check_least
 from assay.core.random import stream
 from assay.core.record import Record
+from assay.core.untrusted import printable
 
 
 if TYPE_CHECKING:
     from assay.analyses.subsets.members import SelectedExamples
 
 N_IMAGES, N_CAPTIONS, N_PHRASES = 200, 25, 25
+LONGEST_CAPTION = 2000  # characters of a caption that are kept
 
 Images = np.ndarray | Sequence[Any]
 
@@ -100,7 +109,8 @@ def describe_subset(
             callables take (arrays, paths, pictures). The first `n_images` are used.
         images_comparison: What to compare with, best the images of the same pool that were not selected:
             against images in distribution, the shift itself is what the phrases would be about.
-        captioner: `(images, prompt) -> captions`, None where an image failed. Not needed with `phrases`.
+        captioner: `(images, prompt) -> captions`, None where an image failed; 2000 characters of each are
+            kept. Not needed with `phrases`.
         proposer: `(captions_a, captions_b, n) -> phrases` that are more true of b, the selected. See
             `text_proposer`. Not needed with `phrases`.
         ranker: Embeds images and phrases, see `Ranker`. None: phrases without scores.
@@ -109,7 +119,7 @@ def describe_subset(
         fixed_class: What all images show, if they do; goes into the prompt of the captioner.
         n_images: Images of either side at most.
         n_captions: Captions of either side that the proposer sees at most; no more are asked for.
-        n_phrases: Phrases that the proposer is asked for.
+        n_phrases: Phrases that the proposer is asked for; no more are taken.
         held_out: Score only on images whose captions the proposer has not seen. The phrases were made for the
             others, so that tests on those are a little too favourable.
         level: Coverage of the intervals.
@@ -159,12 +169,13 @@ def describe_subset(
         if not (selected.captions and comparison.captions):
             name = "selected" if not selected.captions else "comparison"
             raise InputError(f"the captioner failed on all {name} images, so phrases cannot be proposed")
-        proposed += list(proposer(list(comparison.captions), list(selected.captions), n_phrases))
+        found = proposer(list(comparison.captions), list(selected.captions), n_phrases)
+        proposed += list(found)[:n_phrases]
     listed = _distinct(proposed)
     if not listed and (phrases is not None or proposer is not None):
         raise InputError(
             "no phrases were given or proposed: a proposed phrase begins with '*' or '-' and has at most "
-            f"{LONGEST_PHRASE} words"
+            f"{LONGEST_PHRASE} words or {MOST_CHARACTERS} characters"
         )
     kept, others = (side.scored(held_out=held_out) for side in sides)
     scores: tuple[PhraseScore, ...] = ()
@@ -209,9 +220,10 @@ def describe_selection(
     n_examples = len(given) if data is None else data.n_examples
     if len(given) != n_examples:
         raise InputError(f"got {len(given)} images for {n_examples} examples; give one per example")
-    rest = np.setdiff1d(np.arange(n_examples), selection.indices)
+    pool = np.arange(n_examples) if data is None else selection.pool
+    rest = np.setdiff1d(pool, selection.indices)
     if not len(rest):
-        raise InputError(f"all {n_examples} examples are selected, so no example is left for comparison")
+        raise InputError(f"all {len(pool)} examples are selected, so no example is left for comparison")
     return describe_subset(_taken(given, np.asarray(selection.indices)), _taken(given, rest), **options)
 
 
@@ -238,14 +250,19 @@ class _CaptionedImages:
         while len(self.captions) < wanted and len(self.answers) < len(self.images):
             done = len(self.answers)
             rows = np.arange(done, min(done + wanted - len(self.captions), len(self.images)))
-            answers = list(captioner(_taken(self.images, rows), prompt))
+            try:
+                answers = list(captioner(_taken(self.images, rows), prompt))
+            except RefusalError:
+                if not self.captions:
+                    raise
+                answers = [None] * len(rows)  # others of this side have captions
             if len(answers) != len(rows):
                 raise ShapeError(
                     f"the captioner returned {len(answers)} captions for {len(rows)} images; expected one "
                     "per image, None where it failed"
                 )
             for row, answer in zip(rows.tolist(), answers, strict=True):
-                self.answers[row] = " ".join(answer.split()) if isinstance(answer, str) else None
+                self.answers[row] = _line(answer)[:LONGEST_CAPTION] if isinstance(answer, str) else None
 
     def scored(self, *, held_out: bool) -> Images:
         """The images that phrases are scored on."""
@@ -308,9 +325,14 @@ def _distinct(phrases: Sequence[str]) -> list[str]:
     for phrase in phrases:
         if not isinstance(phrase, str):
             raise InputError(f"a phrase is {phrase!r} of type {type(phrase).__name__}; expected a text")
-        if text := phrase.strip():
+        if text := _line(phrase):
             distinct.setdefault(text.casefold(), text)
     return list(distinct.values())
+
+
+def _line(text: str) -> str:
+    """A text as one line, control characters spelled out."""
+    return printable(" ".join(text.split()))
 
 
 def _notes(*, proposed: bool, held_out: bool, scored: bool) -> tuple[str, ...]:

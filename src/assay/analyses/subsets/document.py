@@ -85,7 +85,7 @@ def subset_document(
             "ngrams": _ngrams(headline),
             "replication": _replication(headline),
             "halves": _halves(headline, N_HALVES if n_halves is None else n_halves, workers, shelf),
-            "holdout": None if n_halves == 0 else _holdout(headline),
+            "holdout": _holdout(headline, tested=n_halves != 0),
             "models_needed": _models_needed(headline),
             **_models(headline),
             "examples": _examples(headline),
@@ -254,11 +254,13 @@ def _halves(
     }
 
 
-def _holdout(selection: SelectedExamples) -> dict[str, Any] | None:
-    """New examples that a rule on the embedding picks; the reason where the subset leaves none to pick."""
+def _holdout(selection: SelectedExamples, *, tested: bool) -> dict[str, Any] | None:
+    """New examples that a rule on the embedding picks; the reason where there are none."""
     data = selection.problem.data
     if data.embedding is None:
         return None
+    if not tested:
+        return {"correlation": None, "reason": "no tests were asked for"}
     try:
         found = example_holdout(selection, "embedding").to_dict()
     except InputError as error:

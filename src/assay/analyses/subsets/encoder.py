@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BATCH = 32
 _LONGEST = 512  # tokens of a text, where neither tokenizer nor configuration sets a limit
-_FIRST_TOKENS = ("cls_token", "class_embedding")  # weights of a token that stands for the whole image
+_FIRST_TOKENS = ("cls_token", "class_embedding")  # weights of a class token
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class Encoder:
     """A model that embeds images, texts or, as CLIP does, both in one space; a `Ranker` if it does both.
 
     An image is embedded as `get_image_features` gives it (CLIP, SigLIP); else as the pooled output, if the
-    checkpoint has a pooler; else as the token of the whole image; else as the mean over positions. Of timm:
+    checkpoint has a pooler; else as the class token; else as the mean over positions. Of timm:
     the features before the head. A text: `get_text_features`, else the mean of the last layer over its
     tokens.
 
@@ -38,7 +38,7 @@ class Encoder:
         module: In evaluation mode.
         name: As results call it.
         preprocessing: What is stored of how images are prepared.
-        tokenizer: None of models that read no text.
+        tokenizer: None for a model that does not read texts.
     """
 
     module: nn.Module

@@ -65,7 +65,7 @@ class ExampleHoldout(Record):
 
     @property
     def describable(self) -> bool:
-        """Whether R of the predicted set lies below 95 % of random sets, and its whole interval below 0."""
+        """Whether R of the predicted set is below the range of 95 % of random sets, its interval below 0."""
         return self.correlation.r < self.random_low and self.correlation.high < 0
 
 

@@ -1,20 +1,22 @@
 """Captions, proposals and text embeddings by language models: behind an endpoint, or in a local pipeline."""
 
+import http.client
 import json
 import os
+import re
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from assay.analyses.subsets.proposals import Captioner
+from assay.analyses.subsets.proposals import Captioner, RefusalError
 from assay.core.errors import EndpointError, InputError, check_least
 from assay.core.posting import FAILURES, failure, opener_without_redirects
 from assay.core.record import library_version
@@ -29,6 +31,7 @@ _OF_ONE_IMAGE = frozenset((400, 413, 415, 422))  # what an endpoint answers to o
 _LONGEST_ANSWER = 1 << 24  # bytes
 _LONGEST_PAUSE = 30.0  # seconds that an endpoint may ask to wait
 _SHOWN = 200  # characters of an answer in a message
+_SHORTEST_SECRET = 8  # characters of a query value that is masked, and of a key that is inside other words
 
 
 class _StatusError(EndpointError):
@@ -39,29 +42,27 @@ class _StatusError(EndpointError):
         self.status = status
 
 
-class RefusalError(EndpointError):
-    """A model declined to answer, or a filter stopped its answer."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChatEndpoint:
     """Any address that speaks the chat protocol of OpenAI: vLLM, llama.cpp, Ollama, hosted services.
 
     Args:
-        url: Its base, as `http://localhost:8000/v1`; a query stays (`?api-version=...`).
+        url: Its base, as `http://localhost:8000/v1`; a query stays (`?api-version=...`), but is not shown.
         model: Name of the model there.
         key_variable: Environment variable that holds the API key, read at each request and not stored or
-            shown. None: no key is sent.
+            shown: an answer that repeats it, or a query value of 8 characters or more, has `***` there.
+            None: no key is sent.
         timeout: Seconds for one answer, all in all.
         retries: Further attempts after no answer or the status of a busy host (408, 429, 500, 502 to 504).
         pause: Seconds before the first of them; doubles, unless the host asks for another pause, at most 30.
         max_tokens: Longest answer.
 
     Raises:
-        InputError: For another scheme, no host, a password in the address, or an empty key variable.
+        InputError: For another scheme, no host, a space or a password in the address, or an empty key
+            variable.
     """
 
-    url: str
+    url: str = field(repr=False)
     model: str
     key_variable: str | None = None
     timeout: float = 120.0
@@ -75,7 +76,8 @@ class ChatEndpoint:
             _ = parts.port
         except ValueError:
             parts = urllib.parse.SplitResult("", "", "", "", "")
-        if parts.scheme not in ("http", "https") or not parts.hostname or not self.url.isascii():
+        plain = self.url.isascii() and self.url.isprintable() and " " not in self.url
+        if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
             raise InputError("the endpoint is not an address; give its base, as http://localhost:8000/v1")
         if parts.username is not None:
             raise InputError(
@@ -141,13 +143,13 @@ class ChatEndpoint:
         if not isinstance(text, str) or not text.strip():
             ended = self._excerpt(choices[0].get("finish_reason"))
             raise EndpointError(f"{self._said} without text (finish_reason {ended})")
-        return text.strip()
+        return self._masked(text).strip()
 
     def captions(self, images: Any, prompt: str) -> list[str | None]:
         """A caption of each image: a `Captioner`; None where the model refuses or will not take the image.
 
         Raises:
-            EndpointError: As `answer`; also where none of several images gets a caption.
+            EndpointError: As `answer`; `RefusalError` where none of several images gets a caption.
         """
         return _captions(images, lambda image: self.answer(prompt, image))
 
@@ -162,9 +164,10 @@ class ChatEndpoint:
         try:
             ordered = sorted(rows, key=lambda row: row["index"])
             vectors = np.array([row["embedding"] for row in ordered], dtype=np.float64)
-        except (TypeError, KeyError, ValueError):
-            vectors = np.empty(0)
-        if vectors.ndim != 2 or len(vectors) != len(texts):
+            complete = [row["index"] for row in ordered] == list(range(len(texts)))
+        except (TypeError, KeyError, ValueError, OverflowError):
+            vectors, complete = np.empty(0), False
+        if vectors.ndim != 2 or not complete:
             raise EndpointError(
                 f"{self._said} without a vector for each of {len(texts)} texts: {self._excerpt(document)}"
             )
@@ -177,10 +180,21 @@ class ChatEndpoint:
         return f"the endpoint {self.shown} (model {self.model}) answered"
 
     def _excerpt(self, answer: Any) -> str:
-        """The beginning of an answer, for a message; a key that it repeats is left out."""
+        """The beginning of an answer, for a message."""
         text = answer if isinstance(answer, str) else json.dumps(answer)
-        key = self._key
-        return printable(text if key is None else text.replace(key, "***"))[:_SHOWN]
+        return printable(self._masked(text))[:_SHOWN]
+
+    def _masked(self, text: str) -> str:
+        """A whole text of the host without the secrets that it repeats, however it escapes them."""
+        pairs = (pair.partition("=")[2] for pair in urllib.parse.urlsplit(self.url).query.split("&"))
+        values = [form for value in pairs for form in (value, urllib.parse.unquote_plus(value))]
+        secrets = [value for value in values if len(value) >= _SHORTEST_SECRET]
+        for secret in sorted({*secrets, *filter(None, [self._key])}, key=len, reverse=True):
+            written = "".join(map(_written, secret))
+            if len(secret) < _SHORTEST_SECRET:  # a local host takes any key, such as x: a word by itself only
+                written = rf"(?<!\w){written}(?!\w)"
+            text = re.sub(written, "***", text, flags=re.IGNORECASE)
+        return text
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON of an answer; busy hosts are asked again."""
@@ -206,7 +220,7 @@ class ChatEndpoint:
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            text = self._excerpt(answer.body[: 4 * _SHOWN].decode(errors="replace"))
+            text = self._excerpt(answer.body.decode(errors="replace"))
             raise EndpointError(f"{self._said} with something that is not a JSON object: {text!r}")
         return document
 
@@ -223,8 +237,7 @@ class ChatEndpoint:
             with opener_without_redirects().open(request, timeout=self.timeout) as answer:
                 body = answer.read(_LONGEST_ANSWER + 1)
         except urllib.error.HTTPError as error:
-            with error:
-                told = self._excerpt(error.read(4 * _SHOWN).decode(errors="replace")).strip()
+            told = self._excerpt(_body_of(error)).strip()
             pause = error.headers.get("Retry-After", "")
             return _Answer(
                 problem=f"{failure(error)}{f', {told!r}' if told else ''}",
@@ -233,7 +246,8 @@ class ChatEndpoint:
                 pause=min(float(pause), _LONGEST_PAUSE) if pause.isdecimal() else None,
             )
         except FAILURES as error:
-            return _Answer(problem=failure(error), again=True)
+            wrong = isinstance(error, ValueError | http.client.InvalidURL)  # of the address: again no better
+            return _Answer(problem=failure(error), again=not wrong)
         if len(body) > _LONGEST_ANSWER:
             return _Answer(problem=f"its answer is longer than {_LONGEST_ANSWER:,} bytes")
         return _Answer(body=body)
@@ -241,7 +255,7 @@ class ChatEndpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What came of one request: a body or a problem."""
+    """The result of one request: the body of the answer, or the problem."""
 
     body: bytes = b""
     problem: str = ""
@@ -250,8 +264,27 @@ class _Answer:
     pause: float | None = None
 
 
+def _body_of(error: urllib.error.HTTPError) -> str:
+    """What a host says beside a status; empty where that cannot be read."""
+    try:
+        with error:
+            return error.read(_LONGEST_ANSWER).decode(errors="replace")
+    except FAILURES:
+        return ""
+
+
+def _written(character: str) -> str:
+    """A pattern of the ways in which texts, JSON (inside JSON too) and addresses write a character."""
+    code = ord(character)
+    return rf"(?:\\{{0,4}}{re.escape(character)}|\\{{1,4}}u{code:04x}|%{code:02x})"
+
+
 def _captions(images: Any, caption: Callable[[Any], str]) -> list[str | None]:
-    """A caption of each image; None for those that an endpoint will not caption."""
+    """A caption of each image; None for those that an endpoint will not caption.
+
+    Raises:
+        RefusalError: Where it captions none of several.
+    """
     captions: list[str | None] = []
     failed: EndpointError | None = None
     for image in images:
@@ -262,8 +295,8 @@ def _captions(images: Any, caption: Callable[[Any], str]) -> list[str | None]:
                 raise
             failed = error
             captions.append(None)
-    if failed is not None and not any(captions):
-        raise failed
+    if failed is not None and len(captions) > 1 and not any(captions):
+        raise RefusalError(f"none of {len(captions)} images got a caption: {failed}")
     return captions
 
 

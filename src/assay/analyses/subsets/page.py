@@ -262,7 +262,10 @@ def _contents(document: Document) -> list[Block]:
 def _words(document: Document) -> list[Block]:
     """N-grams and phrases, or why there are none."""
     blocks: list[Block] = []
-    if grams := document.get("ngrams"):
+    grams = document.get("ngrams") or {}
+    if reason := grams.get("reason"):
+        blocks.append(Note(text=f"Words and phrases of the texts were not compared: {reason}."))
+    elif grams:
         significant = sum(bool(row["significant"]) for row in grams["rows"])
         summary = f"{significant} of {len(grams['rows'])} words and phrases of the texts differ significantly"
         table = tables.prevalence_table(grams)

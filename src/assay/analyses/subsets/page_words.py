@@ -315,9 +315,15 @@ def holdout(document: Document) -> str:
         return f"Whether a rule picks new examples of the kind was not tested: {found['reason']}."
     space = f"the embedding by {found['encoder']}" if found["encoder"] else "the embedding of the examples"
     own, folds = found["correlation"], len(found["strengths"])
-    shown = (
+    asked = (
         f"Can the subset be described? A rule on {space}, learned on {folds - 1} of {folds} parts of the "
-        f"examples, picks new ones in the part left out. On the {words.number(found['size'])} examples that "
+        "examples, picks new ones in the part left out. "
+    )
+    for r, where in ((own["r"], "the examples that it picks"), (found["random_low"], "random subsets")):
+        if r is None:
+            return f"{asked}R of the test models is undefined on {where}, so this was not tested."
+    shown = (
+        f"{asked}On the {words.number(found['size'])} examples that "
         f"it picked R is {signed(own['r'])} {ends(own['low'], own['high'])} over the test models; on random "
         f"subsets it is {signed(found['random_mean'])} {ends(found['random_low'], found['random_high'])}. "
         f"AUROC of membership: {signed(found['auroc'])} (chance 0.5). "
@@ -327,7 +333,7 @@ def holdout(document: Document) -> str:
             "The subset is a describable kind of input: the rule finds new examples on which better models "
             "do worse."
         )
-    if own["r"] is not None and found["random_low"] is not None and own["r"] < found["random_low"]:
+    if own["r"] < found["random_low"]:
         return shown + (
             "The rule finds examples that favour better models less than random ones do, but R is not "
             "shown to be below 0 on them: this embedding describes the subset in part at most."

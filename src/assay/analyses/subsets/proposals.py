@@ -4,8 +4,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from assay.core.errors import EndpointError
+
 
 LONGEST_PHRASE = 12  # words
+MOST_CHARACTERS = 120  # of a phrase
 
 CAPTION_PROMPT = (
     "Describe this picture in one or two sentences: what is shown, how it is drawn or photographed, from "
@@ -45,6 +48,11 @@ ABOUT_ONE_CLASS = "All {shown} of both groups show: {fixed_class}. Leave that ou
 Captioner = Callable[[Any, str], Sequence[str | None]]
 Proposer = Callable[[Sequence[str], Sequence[str], int], Sequence[str]]
 
+
+class RefusalError(EndpointError):
+    """A model declined to answer, or a filter stopped its answer."""
+
+
 _BULLET = re.compile(r"^\s*[*\-]\s*(?P<phrase>.+?)\s*$")
 _QUOTES = "\"'`“”‘’«»*_ "
 
@@ -58,8 +66,8 @@ def caption_prompt(fixed_class: str | None = None) -> str:
 def parse_phrases(text: str) -> list[str]:
     """The phrases in the answer of a language model.
 
-    Lines that begin with `*` or `-`, without quotes and final stops; a phrase that came before (case does not
-    count) or has more than 12 words is dropped.
+    Lines that begin with `*` or `-`, without quotes, asterisks and final stops; a phrase that came before
+    (case does not count), has more than 12 words or 120 characters, or no letter or digit is dropped.
 
     Example:
         >>> parse_phrases('Sure:\\n* "plain background"\\n- Plain Background\\n- seen from above.')
@@ -68,8 +76,10 @@ def parse_phrases(text: str) -> list[str]:
     phrases: dict[str, str] = {}
     for line in text.splitlines():
         match = _BULLET.match(line)
-        phrase = match["phrase"].strip(_QUOTES).rstrip(".;,").strip(_QUOTES) if match else ""
-        if phrase and len(phrase.split()) <= LONGEST_PHRASE:
+        phrase = match["phrase"].replace("*", "").strip(_QUOTES) if match else ""
+        phrase = phrase.rstrip(".;,").strip(_QUOTES)
+        short = len(phrase) <= MOST_CHARACTERS and len(phrase.split()) <= LONGEST_PHRASE
+        if short and any(map(str.isalnum, phrase)):
             phrases.setdefault(phrase.casefold(), phrase)
     return list(phrases.values())
 

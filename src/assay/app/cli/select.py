@@ -219,7 +219,9 @@ class SelectSettings(PoolSettings, Computing, Reporting):
             raise InputError("--endpoint-key has no effect without --endpoint; give both")
         return SubsetDescriber.of(
             encoder=self.encoder,
-            phrases=[each.strip() for each in (self.phrases or "").split(";") if each.strip()],
+            phrases=None
+            if self.phrases is None
+            else list(filter(None, map(str.strip, self.phrases.split(";")))),
             endpoint=None
             if self.endpoint is None
             else {"url": self.endpoint, "model": self.endpoint_model, "key_variable": self.endpoint_key},
