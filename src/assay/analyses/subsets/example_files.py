@@ -114,12 +114,13 @@ def read_embeddings(path: Path) -> tuple[list[str] | None, dict[str, np.ndarray]
 
 
 def _named_rows(path: Path) -> tuple[list[str] | None, dict[str, Any]]:
-    """Names and embeddings as they stand in a file."""
+    """Names and embeddings of a file, unchecked."""
     if path.suffix == ".npy":  # mapped: a size that the file only declares is not allocated
         return None, {"embedding": np.array(np.load(path, mmap_mode="r", allow_pickle=False), np.float32)}
     if path.suffix == ".npz":
         arrays = load_npz(path)
-        found = {name: arrays[name] for name in ("embedding", "id_embedding") if name in arrays}
+        kinds = ("embedding", "id_embedding")
+        found: dict[str, Any] = {name: arrays[name] for name in kinds if name in arrays}
         if not found:
             raise FileFormatError(f"{path} holds {', '.join(arrays)}; expected an array 'embedding'")
         if (names := arrays.get("example_id")) is None:
@@ -178,8 +179,8 @@ def with_embeddings(
     if id_embeddings is not None:
         _, found = read_embeddings(id_embeddings)
         arrays["id_embedding"] = found["id_embedding" if "id_embedding" in found else "embedding"]
-    where = f"the data with {id_embeddings}" if embeddings is None else embeddings
-    with naming_arrays(where, id_embedding=id_embeddings):
+    named = f"the data with {id_embeddings}" if embeddings is None else embeddings
+    with naming_arrays(named, id_embedding=id_embeddings):
         described = CorrectnessData.of(data, **arrays)
     return replace(described, source={**data.source, "notes": notes})
 
