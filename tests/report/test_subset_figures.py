@@ -230,4 +230,4 @@ def test_names_are_drawn_as_they_are() -> None:
 
 
 def test_every_baseline_has_a_style() -> None:
-    assert {"selection", *BASELINES} == set(plots.STYLES)
+    assert {"selection", "holdout", *BASELINES} == set(plots.STYLES)
