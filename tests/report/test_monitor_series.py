@@ -173,7 +173,17 @@ def test_a_telephone_and_a_dark_screen_show_it_too(new_visit: Any) -> None:
     view(page)
     assert found.sideways() <= 0
     page.set_viewport_size({"width": 700, "height": 780})
-    page.wait_for_function("document.querySelector('figure.series .box canvas').clientWidth > 400")
+    # Not `wait_for_function`: it polls by `eval`, which the policy of the page forbids.
+    page.evaluate(
+        """() => new Promise((done, failed) => {
+            const look = (left) => {
+                if (document.querySelector('figure.series .box canvas').clientWidth > 400) done();
+                else if (!left) failed(new Error('the chart stays narrow'));
+                else setTimeout(look, 20, left - 1);
+            };
+            look(500);
+        })"""
+    )
     page.emulate_media(color_scheme="light")
     found.check()
 
