@@ -210,8 +210,8 @@ class SelectionPath(display.Shown, Record):
             shelf: Of an interrupted run: the selections.
 
         Raises:
-            InputError: For a path of one size or whose sizes are not independent, a step that is no whole
-                number of at least 1, or the objective `r2`.
+            InputError: For a path of one size or whose sizes are not independent, a step that is not a
+                whole number of at least 1, or the objective `r2`.
         """
         by = check_refinement(by, self.path, self.sizes)
         check_inverse(self.problem.settings.objective, "the refinement of sizes")
