@@ -15,7 +15,6 @@ import numpy as np
 from PIL import Image
 from processes import CommandProcess
 
-from assay.store import Store
 from assay.tasks import draw_shapes
 
 
@@ -62,7 +61,6 @@ class Served:
     """
 
     def __init__(self, folder: Path, name: str, *arguments: str, **options: Any) -> None:
-        Store(folder / "store")
         settings = {
             "images": "posted",
             "out": str(folder / "out"),

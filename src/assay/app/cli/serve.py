@@ -44,7 +44,8 @@ def serve(settings: ServeSettings) -> None:
     from assay.app.site.web import create_app
     from assay.app.site.web import serve as run
 
-    store = settings.existing_store()
+    # A monitor can be shown before anything else was stored.
+    store = settings.open_store() if settings.monitor else settings.existing_store()
     # What is wrong with host or token, before a monitor is loaded.
     create_app(store, host=settings.host, token=settings.token)
     monitors = [watched(path) for path in settings.monitor]
