@@ -277,3 +277,11 @@ def test_a_subset_of_the_whole_pool_says_why_there_is_no_hold_out() -> None:
     assert document["holdout"]["correlation"] is None
     assert "was not tested: " in page_words.holdout(document)
     subset_page(document)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "least", "most"), [("cluster", 12, 12), ("weak", 0, 3), ("ids", 0, 0)])
+def test_how_often_planted_subsets_are_called_describable(kind: str, least: int, most: int) -> None:
+    """The counts of docs/howto/select.md: 12, 1 and 0 of 12."""
+    found = [example_holdout(chosen(kind, seed), "embedding").describable for seed in range(12)]
+    assert least <= sum(found) <= most
