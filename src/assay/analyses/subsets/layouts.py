@@ -315,6 +315,11 @@ class PackedMatrix(AnswerTable):
         columns = slice(None) if examples is None else self.checked_examples(examples)
         return unpacked(self.bits[:, columns], self.n_models)
 
+    def by_example(self, start: int, stop: int) -> UInt8[np.ndarray, "k m"]:
+        """The examples from `start` to before `stop` as rows of 0 and 1: bytes are turned, not answers."""
+        turned = np.ascontiguousarray(self.bits[:, start:stop].T)
+        return np.unpackbits(turned, axis=1, count=self.n_models, bitorder="little")
+
 
 def unpacked(bits: UInt8[np.ndarray, "rows k"], n_models: int) -> UInt8[np.ndarray, "m k"]:
     """0/1 from bytes; shifting whole rows is many times faster than `numpy.unpackbits` on the first axis."""

@@ -30,7 +30,7 @@ LAYOUTS: tuple[Layout, ...] = ("auto", "dense", "packed", "accelerator")
 
 _DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
 MANY = 3  # products at a time from which bytes cost less than bits
-_UNPACKED: "weakref.WeakKeyDictionary[AnswerTable, AnswerTable]" = weakref.WeakKeyDictionary()
+_UNPACKED: "weakref.WeakKeyDictionary[AnswerTable, weakref.ref[AnswerTable]]" = weakref.WeakKeyDictionary()
 _UNPACKING = threading.Lock()  # two threads must not count the same free memory
 _DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
 
@@ -71,9 +71,11 @@ class DeviceMatrix(AnswerTable):
         self._rows = torch.empty((self.n_examples, self.n_models), dtype=torch.int8, device=self.device)
         for start in range(0, self.n_examples, CHUNK):
             stop = min(start + CHUNK, self.n_examples)
-            part = columns_of(correct, np.arange(start, stop))
-            rows = np.ascontiguousarray(part.astype(np.uint8).T).view(np.int8)
-            self._rows[start:stop] = torch.from_numpy(rows).to(self.device)
+            if isinstance(correct, PackedMatrix):
+                rows = correct.by_example(start, stop)
+            else:
+                rows = np.ascontiguousarray(correct[:, start:stop].T)
+            self._rows[start:stop] = torch.from_numpy(rows.view(np.int8)).to(self.device)
 
     @property
     def nbytes(self) -> int:
@@ -151,16 +153,19 @@ def int8_is_fast() -> bool:
 def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
     """The same answers, held so that k products at a time cost least: bytes instead of bits where they fit.
 
-    A byte per answer is eight times the memory of the packed layout. It is made once, shared by all threads,
-    and lives as long as the packed matrix. Three products at a time then cost less than in the packed layout,
+    A byte per answer is eight times the memory of the packed layout. Threads that use the same matrix share
+    the bytes, which live as long as one of them holds them: a job goes through many matrices, and to make the
+    bytes anew costs less than a product. Three products at a time then cost less than in the packed layout,
     eight a third, twenty-four a fifth.
     """
     if not isinstance(matrix, PackedMatrix) or k < MANY or not int8_is_fast():
         return matrix
     with _UNPACKING:
-        if matrix not in _UNPACKED and 2 * matrix.n_models * matrix.n_examples <= free_memory():
-            _UNPACKED[matrix] = DeviceMatrix(matrix, device="cpu")
-        return _UNPACKED.get(matrix, matrix)
+        unpacked = _UNPACKED[matrix]() if matrix in _UNPACKED else None
+        if unpacked is None and 2 * matrix.n_models * matrix.n_examples <= free_memory():
+            unpacked = DeviceMatrix(matrix, device="cpu")
+            _UNPACKED[matrix] = weakref.ref(unpacked)
+        return matrix if unpacked is None else unpacked
 
 
 def as_matrix(

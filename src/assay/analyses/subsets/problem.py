@@ -17,6 +17,7 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import Correlation, clip_of, correlate, line_correlation, probit
 from assay.analyses.subsets.objective import Found
+from assay.analyses.subsets.placement import has_scores
 from assay.analyses.subsets.settings import SelectionOptions, Settings, make_settings
 from assay.analyses.subsets.splits import ModelSplit, split_models
 from assay.analyses.subsets.swap import SwapTask, swap_together
@@ -72,8 +73,14 @@ class Problem:
     def _part(self, part: str) -> AnswerTable:
         with _MAKING:
             if part not in self._rows:
-                settings, models = self.settings, self.split.part(part)
-                self._rows[part] = self.data.matrix(models, layout=settings.layout, device=settings.device)
+                settings, layout = self.settings, self.settings.layout
+                # Only counts are asked of models that no gradient is taken over: bits give them fastest.
+                counted = part != "train" and layout == "auto" and not settings.on_accelerator
+                self._rows[part] = self.data.matrix(
+                    self.split.part(part),
+                    layout="packed" if counted and not has_scores(self.data.correct) else layout,
+                    device=settings.device,
+                )
             return self._rows[part]
 
     @property
