@@ -1,6 +1,5 @@
 """`assay select --encoder --phrases --endpoint --text`: what describes a subset, and failures of it."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from type_checks import no_type_checks
 
 import assay
 from assay.analyses.subsets import CorrectnessData, Encoder
+from assay.analyses.subsets.example_files import made_from
 from assay.models.hugging_face import without_progress_bars
 from assay.pipeline.subset_data import read_data
-from assay.pipeline.subsets import job_record, plan_selection
+from assay.pipeline.subsets import plan_selection
 from assay.zoo import Zoo
 
 
@@ -241,6 +241,7 @@ def test_the_images_of_a_zoo_are_embedded_at_the_size_of_the_encoder(tmp_path: P
     (domain,) = find_domains("shapes:flat", start=0, drawn=3)
     assert domain.read(ReadOptions(transform=encoder.transform), None).image_size == (24, 24)
     assert data.source["encoder"] == tmp_path.name
-    # The identity goes by what the numbers are made of: the files of both domains and the model.
-    moved = dataclasses.replace(data, id_embedding=data.id_embedding + 1)
-    assert job_record(moved, sizes := [60]) != job_record(data, sizes)
+    for name in ("embedding", "id_embedding"):
+        rows = getattr(data, name)
+        assert made_from(data.source, name, rows)
+        assert made_from(data.source, name, rows + 1) is None  # given by hand

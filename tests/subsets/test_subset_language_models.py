@@ -353,7 +353,7 @@ def blip() -> Any:
         text_config=text, vision_config={**SMALL, "image_size": 16, "patch_size": 8}, projection_dim=16
     )
     model = BlipForConditionalGeneration(config).eval()
-    model.generation_config.suppress_tokens = SPECIAL
+    model.text_decoder.generation_config.suppress_tokens = SPECIAL
     processor = BlipProcessor(BlipImageProcessor(size=SIDES), tokenizer("[CLS] $A [SEP]"))
     return pipeline("image-text-to-text", model=model, processor=processor, device="cpu")
 
