@@ -255,7 +255,8 @@ class ChatEndpoint:
 
     def _opened(self, request: urllib.request.Request) -> "_Answer":
         try:
-            with opener_without_redirects().open(request, timeout=self.timeout) as answer:
+            # Longer than `_posted` waits, which decides what is too slow.
+            with opener_without_redirects().open(request, timeout=2 * self.timeout) as answer:
                 body = answer.read(_LONGEST_ANSWER + 1)
         except urllib.error.HTTPError as error:
             text = _body_of(error)
