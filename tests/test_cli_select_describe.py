@@ -13,9 +13,11 @@ from test_cli_select import planted
 from type_checks import no_type_checks
 
 import assay
-from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets import CorrectnessData, Encoder
+from assay.analyses.subsets.example_files import made_from
 from assay.models.hugging_face import without_progress_bars
 from assay.pipeline.subset_data import read_data
+from assay.pipeline.subsets import plan_selection
 from assay.zoo import Zoo
 
 
@@ -142,6 +144,18 @@ def test_texts_are_described_by_n_grams_sentences_and_phrases(
     [
         (("--endpoint", "http://localhost:1/v1"), "--endpoint-model"),
         (("--endpoint-key", "TEST_KEY"), "no effect without --endpoint"),
+        (("--endpoint-parameters", "top_p=1"), "--endpoint-parameters has no effect without --endpoint"),
+        (
+            (
+                "--endpoint",
+                "http://localhost:1/v1",
+                "--endpoint-model",
+                "m",
+                "--endpoint-parameters",
+                "top_p",
+            ),
+            "give NAME=VALUE",
+        ),
         (("--phrases", "a; b"), "give --encoder"),
         (("--text", "words"), "words"),
         (("--encoder", "no/such/folder/here"), "no/such/folder/here"),
@@ -160,10 +174,51 @@ def test_options_that_cannot_work_are_refused_before_selecting(
     assert not (tmp_path / "out" / "selection.json").exists()
 
 
+def test_parameters_of_an_endpoint_come_from_the_command(archive: Path, tmp_path: Path) -> None:
+    def reply(asked: Asked) -> Reply:
+        if "max_tokens" in asked.body:
+            return 400, {"error": "use max_completion_tokens instead of max_tokens"}
+        return said("* dark")
+
+    with chat_server(reply) as server:
+        given = ("--endpoint", server.url, "--endpoint-model", "tiny")
+        failed = run(archive, tmp_path, *given)
+        assert failed.exit_code == 1
+        assert "names max_tokens" in failed.stderr
+        assert "--endpoint-parameters" in failed.stderr
+        parameters = "max_completion_tokens=64, reasoning_effort=low"
+        found = run(archive, tmp_path, *given, "--endpoint-parameters", parameters)
+        assert found.exit_code == 0, found.output
+        sent = server.asked[-1].body
+        assert (sent["max_completion_tokens"], sent["reasoning_effort"]) == (64, "low")
+        run(archive, tmp_path, *given, "--endpoint-parameters", "")
+        assert server.asked[-1].body.keys() == {"model", "messages"}
+
+
+def test_a_plan_neither_loads_nor_runs_the_encoder(archive: Path, bert: Path, tmp_path: Path) -> None:
+    bare = tmp_path / bert.name
+    bare.mkdir()  # without weights
+    (bare / "config.json").write_text((bert / "config.json").read_text())
+    given = ("--text", "review", "--phrases", "at night", "--encoder", str(bare))
+    planned = run(archive, tmp_path, *given, "--dry-run", "--json")
+    assert planned.exit_code == 0, planned.output
+    assert run(archive, tmp_path, *given).exit_code == 1
+    data = read_data(archive, text="review", encoder=Encoder.load(bert, device="cpu")).data
+    plan = plan_selection(data, [40], n_permutations=3, folds=3)
+    shown = json.loads(planned.stdout)
+    assert {name: shown[name] for name in plan.to_dict()} == plan.to_dict()
+    assert shown["n_holdout"] == 5
+    without = run(archive, tmp_path, "--dry-run", "--json")
+    assert json.loads(without.stdout)["n_holdout"] == 0
+    planted().save(tmp_path / "bare.npz")  # neither images nor texts
+    refused = run(tmp_path / "bare.npz", tmp_path, "--encoder", str(bare), "--dry-run")
+    assert refused.exit_code in (1, 2)
+    assert "these data hold no images" in refused.stderr
+
+
 def test_the_images_of_a_zoo_are_embedded_at_the_size_of_the_encoder(tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTModel
 
-    from assay.analyses.subsets.encoder import Encoder
     from assay.tasks import ReadOptions, find_domains
 
     torch.manual_seed(0)
@@ -186,3 +241,7 @@ def test_the_images_of_a_zoo_are_embedded_at_the_size_of_the_encoder(tmp_path: P
     (domain,) = find_domains("shapes:flat", start=0, drawn=3)
     assert domain.read(ReadOptions(transform=encoder.transform), None).image_size == (24, 24)
     assert data.source["encoder"] == tmp_path.name
+    for name in ("embedding", "id_embedding"):
+        rows = getattr(data, name)
+        assert made_from(data.source, name, rows)
+        assert made_from(data.source, name, rows + 1) is None  # given by hand

@@ -11,6 +11,7 @@ from PIL import Image
 from planted_subsets import planted_embedding
 from scipy import stats as scipy_stats
 
+from assay.analyses.subsets import encoder as encoders
 from assay.analyses.subsets import page_words
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.describe import describe_selection
@@ -18,8 +19,11 @@ from assay.analyses.subsets.encoder import Encoder, TextRanker, embed_examples
 from assay.analyses.subsets.holdout import example_holdout
 from assay.analyses.subsets.ngrams import ngram_features, ngram_shift
 from assay.analyses.subsets.page import subset_page
+from assay.analyses.subsets.prevalence import prevalence_shift
 from assay.analyses.subsets.selection import Subset, oodselect
 from assay.core.errors import FileFormatError, InputError, ShapeError, UnsupportedModelError
+from assay.core.record import record_id
+from assay.pipeline.subsets import job_record
 from assay.stats import benjamini_hochberg
 
 
@@ -191,6 +195,48 @@ def test_data_get_the_embedding_of_their_images_or_of_a_column(clip: Path, pictu
         embed_examples(bare, encoder, text="reviews")
 
 
+# ------------------------------------------------------------------------------------------------- identity
+
+
+def test_a_job_goes_by_what_an_embedding_is_made_from_and_by_the_numbers_of_a_given_one(
+    clip: Path, pictures: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, again = (Encoder.load(clip, device="cpu") for _ in range(2))
+    bare = CorrectnessData.of(
+        np.resize([0, 1, 1, 1, 0], (20, 40)), np.linspace(0.5, 0.9, 20), images=pictures,
+        meta={"review": ["a dog", "a red cat at night"] * 20},
+    )  # fmt: skip
+
+    def identity(data: CorrectnessData) -> str:
+        return record_id("subset-path", job_record(data, [10]))
+
+    made = embed_examples(bare, encoder)
+    monkeypatch.setattr(encoders, "BATCH", 3)  # sums in another order, as on another device
+    apart = embed_examples(bare, again)
+    assert identity(apart) == identity(made) != identity(bare)
+    read = [embed_examples(bare, each, text="review") for each in (encoder, again)]
+    monkeypatch.undo()
+    read.append(embed_examples(bare, again, text="review"))  # padded with others
+    assert len({identity(each) for each in read}) == 1
+    made.save(tmp_path / "made.npz")
+    assert identity(CorrectnessData.load(tmp_path / "made.npz")) == identity(made)
+
+    # Numbers that the encoder did not make, whatever the source tells.
+    rounded = dataclasses.replace(made, embedding=made.embedding.round(3))
+    given = CorrectnessData.of(bare, embedding=made.embedding)
+    known = CorrectnessData.of(made, id_embedding=made.embedding[:4])
+    others = [rounded, given, known, CorrectnessData.of(known, id_embedding=made.embedding[4:8])]
+    # Another model, preparation, image or kind of input.
+    with torch.no_grad():
+        again.module.visual_projection.weight[0, 0] += 1e-6
+    others.append(embed_examples(bare, again))
+    prepared = {**CLIP_IMAGES, "image_mean": [0.5, 0.4, 0.31]}
+    others.append(embed_examples(bare, dataclasses.replace(encoder, preprocessing=prepared)))
+    others.append(embed_examples(dataclasses.replace(bare, images=pictures[::-1]), encoder))
+    found = [identity(each) for each in (made, read[0], *others)]
+    assert len(set(found)) == len(found)
+
+
 # ------------------------------------------------------------------------------------------------- n-grams
 
 
@@ -229,6 +275,27 @@ def test_over_represented_n_grams_are_found_and_adjusted_over_n_grams() -> None:
     with pytest.raises(ShapeError, match="got 3 texts"):
         ngram_shift(selection, ["a", "b", "c"])
     assert example_holdout(selection, ngram_features(texts).present, folds=2).auroc > 0.9
+
+
+def test_counts_give_the_shift_of_a_dense_column_for_each_n_gram() -> None:
+    selection = chosen("cluster")
+    rng = np.random.default_rng(3)
+    n = selection.facts["n_examples"]
+    texts = np.array([" ".join(rng.choice(list("abcdefgh"), 4)) for _ in range(n)], dtype=object)
+    options: dict[str, Any] = {"n_resamples": 40, "level": 0.9, "q": 0.2, "seed": 5}
+    found = ngram_shift(selection, texts, **options)
+    grams = ngram_features(texts)
+    held = np.array(["absent", "present"])[grams.present.astype(int)]
+    columns = {f'"{name}"': column for name, column in zip(grams.names, held.T, strict=True)}
+    literal = prevalence_shift(selection.indices, columns, **options)
+    rows = [row for row in literal.rows if row.value == "present"]
+    assert len(found.rows) == len(rows) > 50
+    for ours, dense in zip(found.rows, rows, strict=True):
+        assert ours.q_value == pytest.approx(dense.q_value, rel=1e-12)  # each was tested twice there
+        assert dataclasses.replace(ours, q_value=dense.q_value) == dense
+    assert (found.n_selected, found.n_pool, found.seed) == (60, n, 5)
+    with pytest.raises(InputError, match="q=2.0"):
+        ngram_shift(selection, texts, q=2.0)
 
 
 # ----------------------------------------------------------------------------------- words for the hold-out

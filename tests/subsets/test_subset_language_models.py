@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from chat_server import Asked, Reply, chat_server, said
 from PIL import Image
 
@@ -59,7 +60,8 @@ def test_images_are_captioned_and_phrases_proposed(monkeypatch: pytest.MonkeyPat
     assert described.phrases == ("bright", "dark")
     assert {each.path for each in server.asked} == {"/v1/chat/completions?api-version=1"}
     assert {each.headers["Authorization"] for each in server.asked} == {f"Bearer {SECRET}"}
-    assert all(each.body["model"] == "tiny" and each.body["temperature"] == 0 for each in server.asked)
+    sent = {"model", "messages", "temperature", "max_tokens"}
+    assert all(each.body["model"] == "tiny" and each.body.keys() == sent for each in server.asked)
     assert "a bright square" in server.asked[-1].body["messages"][0]["content"]
     assert SECRET not in repr(found)
 
@@ -229,10 +231,43 @@ def test_an_image_that_is_refused_has_no_caption_and_a_host_that_fails_ends_the_
     assert len(server.asked) == 1  # the others are not tried
 
 
+def newer(asked: Asked) -> Reply:
+    """A host that takes another name for the longest answer, and no temperature."""
+    for name in ("max_tokens", "temperature"):
+        if name in asked.body:
+            told = f"{'x' * 300} Unsupported parameter: '{name}' is not supported with this model."
+            return 400, {"error": {"message": told, "param": name}}
+    return said("a square" if shade_of(asked) else "* bright")
+
+
+def test_a_refused_parameter_is_named_with_the_option_and_can_be_left_out() -> None:
+    with chat_server(newer) as server:
+        with pytest.raises(RefusalError, match=r"status 400, .*names max_tokens.*--endpoint-parameters"):
+            endpoint(server.url).answer("hello")
+        with pytest.raises(RefusalError, match="names temperature"):
+            endpoint(server.url, parameters={"temperature": 0}).captions(IMAGES, "Describe")
+        assert len(server.asked) == 2  # the other images would be refused as well
+        assert endpoint(server.url, parameters={}).answer("hello") == "* bright"
+        assert server.asked[-1].body.keys() == {"model", "messages"}
+        found = endpoint(server.url, parameters={"max_completion_tokens": 9})
+        assert found.captions(IMAGES[:1], "Describe") == ["a square"]
+        assert server.asked[-1].body["max_completion_tokens"] == 9
+
+
+def test_an_image_that_is_too_long_for_the_parameters_is_left_out_once_others_were_not() -> None:
+    def reply(asked: Asked) -> Reply:
+        return said("dark") if (shade_of(asked) or 0) < 128 else (400, b"max_tokens is too large")
+
+    with chat_server(reply) as server:
+        assert endpoint(server.url).captions(IMAGES, "Describe") == ["dark", "dark", None, None]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"url": "localhost:8000"}, "not an address"),
+        ({"parameters": {"model": "other"}}, "parameters hold 'model'"),
+        ({"parameters": {"temperature": float("nan")}}, "parameters are not JSON"),
         ({"url": "ftp://host/v1"}, "not an address"),
         ({"url": "http://host:port/v1"}, "not an address"),
         ({"url": "http://x y/v1"}, "not an address"),
@@ -266,18 +301,135 @@ def test_a_local_model_answers_a_prompt() -> None:
     assert pipeline_answers(generate, max_new_tokens=3)(prompt) == answer
 
 
-class Recorded:
-    """A pipeline's call and answer, as `transformers` documents them for `image-text-to-text`."""
+WORDS = (
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "<image>", "a", "photo", "of", "dog", "cat", "red", "blue", "USER:",
+    "ASSISTANT:", "Describe",
+)  # fmt: skip
+SPECIAL = [0, 1, 2, 3, 4]  # which leave no text
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIDES = {"height": 16, "width": 16}
+CHAT = (
+    "{% for message in messages %}USER: {% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<image> {% else %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
 
-    def __call__(self, text: Any, **options: Any) -> Any:
-        self.given, self.options = text, options
-        return [{"input_text": text, "generated_text": " a square "}]
+
+def tokenizer(template: str) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.add_special_tokens(["<image>"])
+    core.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad": "[PAD]", "unk": "[UNK]", "bos": "[CLS]", "eos": "[SEP]", "cls": "[CLS]", "sep": "[SEP]"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, **{f"{name}_token": token for name, token in names.items()}
+    )
 
 
-def test_a_captioning_pipeline_is_given_each_image_and_the_prompt() -> None:
-    pipe = Recorded()
-    assert pipeline_captioner(pipe)(IMAGES[:2], "Describe") == ["a square", "a square"]
-    (message,) = pipe.given
-    assert message["content"][1] == {"type": "text", "text": "Describe"}
-    assert message["content"][0]["image"].size == (8, 8)
-    assert pipe.options["return_full_text"] is False
+def blip() -> Any:
+    """A pipeline that continues a prompt, with random weights."""
+    from transformers import (
+        BlipConfig,
+        BlipForConditionalGeneration,
+        BlipImageProcessor,
+        BlipProcessor,
+        pipeline,
+    )
+
+    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "sep_token_id": 3}
+    text = {
+        **SMALL,
+        **ids,
+        "vocab_size": len(WORDS),
+        "encoder_hidden_size": 16,
+        "max_position_embeddings": 64,
+    }
+    config = BlipConfig(
+        text_config=text, vision_config={**SMALL, "image_size": 16, "patch_size": 8}, projection_dim=16
+    )
+    model = BlipForConditionalGeneration(config).eval()
+    model.text_decoder.generation_config.suppress_tokens = SPECIAL
+    processor = BlipProcessor(BlipImageProcessor(size=SIDES), tokenizer("[CLS] $A [SEP]"))
+    return pipeline("image-text-to-text", model=model, processor=processor, device="cpu")
+
+
+def llava() -> Any:
+    """A pipeline that answers in a chat, with random weights."""
+    from transformers import (
+        CLIPImageProcessor,
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+        pipeline,
+    )
+
+    sizes: dict[str, Any] = {**SMALL, "num_hidden_layers": 2}
+    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(image_size=16, patch_size=8, projection_dim=16, **sizes),
+        text_config=LlamaConfig(vocab_size=len(WORDS), num_key_value_heads=2, **ids, **sizes),
+        image_token_id=4,
+        image_seq_length=4,
+    )
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=SIDES),
+        tokenizer("[CLS] $A"),
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        chat_template=CHAT,
+        num_additional_image_tokens=1,
+    )
+    model = LlavaForConditionalGeneration(config).eval()
+    model.generation_config.suppress_tokens = SPECIAL
+    return pipeline("image-text-to-text", model=model, processor=processor, device="cpu")
+
+
+def generated(pipe: Any, given: Any) -> str:
+    """What the model itself adds to prepared inputs, token by token the likeliest."""
+    with torch.inference_mode():
+        ids = pipe.model.generate(**given, max_new_tokens=5, do_sample=False)
+    text: str = pipe.processor.decode(ids[0], skip_special_tokens=True)
+    return text.removeprefix(pipe.processor.decode(given["input_ids"][0], skip_special_tokens=True)).strip()
+
+
+def test_a_model_without_chats_continues_the_prompt_for_each_image() -> None:
+    torch.manual_seed(0)
+    pipe = blip()
+    for prompt in ("Describe a dog", "a photo of"):
+        expected = [
+            generated(pipe, pipe.processor(images=Image.fromarray(each), text=prompt, return_tensors="pt"))
+            for each in IMAGES
+        ]
+        assert all(expected)
+        own = {} if prompt == "Describe a dog" else {"prompt": prompt}
+        found = pipeline_captioner(pipe, max_new_tokens=5, **own)(IMAGES, "Describe a dog")
+        assert found == expected
+    assert pipeline_captioner(pipe, max_new_tokens=2)(IMAGES[:1], "Describe a dog") != found[:1]
+
+
+def test_a_model_with_chats_is_asked_about_each_image_and_describes_a_subset() -> None:
+    torch.manual_seed(0)
+    pipe = llava()
+    expected = []
+    for each in IMAGES:
+        content = [{"type": "image", "image": Image.fromarray(each)}, {"type": "text", "text": "Describe"}]
+        prepared = pipe.processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
+        )  # fmt: skip
+        expected.append(generated(pipe, prepared))
+    found = pipeline_captioner(pipe, max_new_tokens=5)
+    assert found(IMAGES, "Describe") == expected
+    assert len(set(expected)) > 1  # the model sees the images
+    described = describe_subset(
+        IMAGES[2:], IMAGES[:2], captioner=found, proposer=lambda a, b, n: [f"more {b[0]}"]
+    )
+    assert len(described.captions_selected) == len(described.captions_comparison) == 2
+    assert described.phrases == (f"more {described.captions_selected[0]}",)

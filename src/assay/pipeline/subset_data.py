@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.digits import digits_data
-from assay.analyses.subsets.encoder import Encoder, embed_examples, with_embedding
+from assay.analyses.subsets.encoder import Embedding, Encoder, embed_examples, with_embedding
 from assay.analyses.subsets.header import ROLES
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.parquet import is_archive
@@ -25,8 +25,6 @@ from assay.pipeline.stage import Progress
 
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from assay.tasks import ImageSet
 
 DIGITS_SIZES = (50, 100, 200)
@@ -238,10 +236,11 @@ def _from_zoo(
         )
         return one_domain(sets, given)
 
-    def embedded(given: str, start: int, model: Encoder) -> "np.ndarray":
+    def embedded(given: str, start: int, model: Encoder) -> Embedding:
         domains = {each.name: each for each in find_domains(given, start=start, drawn=N_SHAPES)}
         options = ReadOptions(transform=model.transform, seed=seed)
-        return model.embed_stream(one_domain(domains, given).stream(options, zoo.classes or first.classes))
+        stream = one_domain(domains, given).stream(options, zoo.classes or first.classes)
+        return model.embedding_of_images(stream)
 
     data = CorrectnessData.from_zoo(
         zoo,

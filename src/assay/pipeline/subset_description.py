@@ -23,7 +23,8 @@ class SubsetDescriber:
     """What describes a subset, checked before anything is selected.
 
     Attributes:
-        encoder: Scores phrases, if it reads texts.
+        encoder: Embeds the examples, and scores phrases if it reads texts.
+        encodes: Whether there is an encoder, loaded or not.
         phrases: Phrases to score.
         endpoint: Captions images and proposes phrases.
 
@@ -32,6 +33,7 @@ class SubsetDescriber:
     """
 
     encoder: Encoder | None = None
+    encodes: bool = False
     phrases: Sequence[str] = ()
     endpoint: ChatEndpoint | None = None
 
@@ -47,22 +49,25 @@ class SubsetDescriber:
         phrases: Sequence[str] | None = None,
         endpoint: Mapping[str, Any] | None = None,
         device: str | None = None,
+        load: bool = True,
     ) -> "SubsetDescriber":
-        """From the name of an encoder, which is loaded, and arguments of `ChatEndpoint`."""
+        """From the name of an encoder, loaded unless only a plan is made, and arguments of `ChatEndpoint`."""
         reached = None if endpoint is None else ChatEndpoint(**endpoint)
         if phrases is not None and not phrases:
             raise InputError('there is no phrase to score; give some, separated by semicolons: "night; rain"')
         if phrases and encoder is None:
             raise InputError("phrases are scored by an encoder; give --encoder, a model such as CLIP")
-        loaded = None if encoder is None else Encoder.load(encoder, device=device)
-        return cls(encoder=loaded, phrases=phrases or (), endpoint=reached)
+        encodes = encoder is not None
+        loaded = Encoder.load(encoder, device=device) if encoder is not None and load else None
+        return cls(encoder=loaded, encodes=encodes, phrases=phrases or (), endpoint=reached)
 
     def check(self, data: CorrectnessData) -> None:
         """Refuse data that hold neither images nor texts."""
-        if (self.phrases or self.endpoint) and data.images is None and "text" not in data.source:
+        wanted = self.encodes or self.phrases or self.endpoint
+        if wanted and data.images is None and "text" not in data.source:
             raise InputError(
-                "phrases describe images or texts, and these data hold no images; name the column with the "
-                "text of each example (--text)"
+                "encoders and phrases are for images or texts, and these data hold no images; name the "
+                "column with the text of each example (--text)"
             )
 
     def described(self, result: "StoredSelection", data: CorrectnessData) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import N_HALVES
+from assay.analyses.subsets.example_files import made_from
 from assay.analyses.subsets.holdout import EXAMPLE_FOLDS
 from assay.analyses.subsets.path import (
     SelectionPath,
@@ -116,9 +117,21 @@ def plan_selection(
     n_permutations: int = PERMUTATIONS,
     folds: int = FOLDS,
     refine: bool | int = False,
+    embedded: bool = False,
     **options: Any,
 ) -> SelectionPlan:
-    """How often the solver runs; checks every argument as `select_stored` does and selects nothing."""
+    """How often the solver runs; checks every argument as `select_stored` does and selects nothing.
+
+    Args:
+        data: Models by examples.
+        sizes: As of `select_stored`, as are the others.
+        path: Likewise.
+        n_permutations: Likewise.
+        folds: Likewise.
+        refine: Likewise.
+        embedded: Count the hold-out of examples, which the data will have embeddings for.
+        options: All others of `assay.oodselect`.
+    """
     problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
     splits = plan_folds(problem.data, folds).splits if n_permutations else None
     n_folds = 0 if splits is None else len(splits)
@@ -134,7 +147,7 @@ def plan_selection(
         n_selections=n_selections,
         n_reruns=n_folds * (1 + n_permutations) * n_selections,
         n_halves=2 * (1 + N_HALVES) if n_permutations else 0,
-        n_holdout=EXAMPLE_FOLDS if n_permutations and data.embedding is not None else 0,
+        n_holdout=EXAMPLE_FOLDS if n_permutations and (embedded or data.embedding is not None) else 0,
     )
 
 
@@ -349,6 +362,10 @@ def _digest_of_descriptions(data: CorrectnessData) -> str:
     }
     for name, values in arrays.items():
         if values is None:
+            continue
+        # Numbers of an encoder differ between devices, what they are a function of does not.
+        if (origin := made_from(data.source, name, values)) is not None:
+            digest.update(f"{name} from {origin}".encode())
             continue
         # Columns of objects hold addresses, not values.
         found = values.astype(str) if values.dtype == object else np.ascontiguousarray(values)

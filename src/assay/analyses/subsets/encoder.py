@@ -1,10 +1,11 @@
 """Examples in an embedding space, by an encoder that the user names: CLIP, SigLIP, DINOv2, ViT, BERT, ..."""
 
 import functools
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,17 +13,32 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.example_files import rows_digest, without_embeddings
 from assay.core.errors import InputError, UnsupportedModelError, check_name
 from assay.models.encoder_loading import load_encoder
+from assay.models.family import config_facts
+from assay.models.module_facts import hash_weights
+from assay.tasks.image_stream import ImageStream
 from assay.tasks.image_transform import EvalTransform, picture_of
 
-
-if TYPE_CHECKING:
-    from assay.tasks.image_stream import ImageStream
 
 BATCH = 32
 _LONGEST = 512  # tokens of a text, where neither tokenizer nor configuration sets a limit
 _FIRST_TOKENS = ("cls_token", "class_embedding")  # weights of a class token
+_OF_MACHINE = ("fused_attn", "training")  # attributes of modules that change no embedding
+
+
+class Embedding(NamedTuple):
+    """Examples in an embedding space.
+
+    Attributes:
+        rows: `[N, d]`, not normalised.
+        made_from: Hash of what they are a function of: the encoder, how it prepares inputs, and the prepared
+            inputs. Unlike the numbers it does not depend on device or batch size.
+    """
+
+    rows: Float32[np.ndarray, "n d"]
+    made_from: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,12 +123,7 @@ class Encoder:
             FileFormatError: If a file cannot be decoded.
             ShapeError: For arrays that are not 8-bit images.
         """
-        transform = self.transform
-
-        def prepared(some: Any) -> Tensor:
-            return transform.normalised(np.stack([transform.pixels(picture_of(image)) for image in some]))
-
-        return self._embedded(self._image_features, (prepared(some) for some in _batches(images)))
+        return self.embedding_of_images(images).rows
 
     def embed_texts(self, texts: Any) -> Float32[np.ndarray, "n d"]:
         """Embeddings of texts, not normalised; longer ones are cut at the limit of the model.
@@ -120,30 +131,62 @@ class Encoder:
         Raises:
             UnsupportedModelError: If it reads images only.
         """
-        self.check("texts")
-        return self._embedded(self._text_features, _batches([str(text) for text in texts]))
+        return self.embedding_of_texts(texts).rows
 
-    def embed_stream(self, images: "ImageStream") -> Float32[np.ndarray, "n d"]:
-        """Embeddings of the images of a source, which are decoded batch by batch at the encoder's size."""
-        stream = images.with_transform(self.transform)
-        return self._embedded(self._image_features, (batch.images for batch in stream.batches(BATCH)))
+    def embedding_of_images(self, images: Any) -> Embedding:
+        """As `embed_images`, with identity; a stream is decoded batch by batch at the encoder's size."""
+        transform = self.transform
+        if isinstance(images, ImageStream):
+            batches = (batch.pixels for batch in images.with_transform(transform).decoded(BATCH))
+        else:
+            batches = (
+                torch.from_numpy(np.stack([transform.pixels(picture_of(image)) for image in some]))
+                for some in _batches(images)
+            )
+        given = ({"pixels": pixels} for pixels in batches)
+        return self._embedding(self._image_features, given, str(transform.to_dict()))
+
+    def embedding_of_texts(self, texts: Any) -> Embedding:
+        """As `embed_texts`, with identity."""
+        self.check("texts")
+        given = (self._tokens(some) for some in _batches([str(text) for text in texts]))
+        return self._embedding(self._text_features, given, "texts")
 
     # ------------------------------------------------------------------------------------------ passes
 
-    def _embedded(self, features: Any, batches: Iterator[Any]) -> Float32[np.ndarray, "n d"]:
+    def _embedding(self, features: Any, batches: Iterator[Mapping[str, Tensor]], how: str) -> Embedding:
+        digest, rows = hashlib.sha256(f"{self._hash} {how}".encode()), []
         with torch.inference_mode():
-            rows = [features(batch).float().cpu().numpy() for batch in batches]
+            for batch in batches:
+                for each in _unpadded(**batch):
+                    digest.update(f"{tuple(each.shape)}".encode() + each.numpy().tobytes())
+                rows.append(features(batch).float().cpu().numpy())
         if not rows:
             raise InputError(f"there is nothing to embed with {self.name}; give at least one example")
-        return np.concatenate(rows)
+        return Embedding(np.concatenate(rows), digest.hexdigest()[:16])
+
+    @property
+    def _hash(self) -> str:
+        """Of the weights, buffers and whatever else the embeddings depend on."""
+        facts: dict[str, Any] = {
+            f"{name}.{key}": value
+            for name, part in self.module.named_modules()
+            for key, value in vars(part).items()
+            if isinstance(value, bool | int | float | str) and key not in _OF_MACHINE and key[:1] != "_"
+        }
+        if hasattr(self.module, "config"):
+            facts = config_facts(self.module)
+        state = sorted(self.module.state_dict().items())
+        structure = {"module": str(self.module), **facts}
+        return hash_weights(structure, ((name, torch.atleast_1d(value)) for name, value in state))
 
     @property
     def _device(self) -> torch.device:
         return next(self.module.parameters()).device
 
-    def _image_features(self, pixels: Tensor) -> Tensor:
+    def _image_features(self, batch: Mapping[str, Tensor]) -> Tensor:
         module: Any = self.module
-        pixels = pixels.to(self._device)
+        pixels = self.transform.normalised(batch["pixels"].numpy()).to(self._device)
         if hasattr(module, "forward_features"):  # of timm
             features: Tensor = module.forward_head(module.forward_features(pixels), pre_logits=True)
             return features
@@ -158,7 +201,7 @@ class Encoder:
             return hidden[:, 0]
         return hidden.flatten(2).mean(2) if hidden.ndim == 4 else hidden.mean(1)
 
-    def _text_features(self, texts: Sequence[str]) -> Tensor:
+    def _tokens(self, texts: Sequence[str]) -> dict[str, Tensor]:
         module: Any = self.module
         config = getattr(module.config, "text_config", module.config)
         limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", _LONGEST))
@@ -168,9 +211,11 @@ class Encoder:
         tokens = self.tokenizer(
             list(texts), padding=padded, truncation=True, max_length=min(limits), return_tensors="pt"
         )
-        given = {
-            name: tokens[name].to(self._device) for name in ("input_ids", "attention_mask") if name in tokens
-        }
+        return {name: tokens[name] for name in ("input_ids", "attention_mask") if name in tokens}
+
+    def _text_features(self, batch: Mapping[str, Tensor]) -> Tensor:
+        module: Any = self.module
+        given = {name: values.to(self._device) for name, values in batch.items()}
         if hasattr(module, "get_text_features"):
             found = module.get_text_features(**given)
             return _tensor(found)
@@ -195,6 +240,15 @@ class TextRanker:
     def embed_images(self, images: Any) -> Any:
         """Embeddings of the examples, which are texts."""
         return self.embed_texts(images)
+
+
+def _unpadded(
+    pixels: Tensor | None = None, input_ids: Tensor | None = None, attention_mask: Tensor | None = None
+) -> Iterator[Tensor]:
+    """The prepared inputs one by one; how far a text is padded depends on the others of its batch."""
+    rows: Any = pixels if input_ids is None else input_ids
+    for place, row in enumerate(rows):
+        yield row if attention_mask is None else row[attention_mask[place].bool()]
 
 
 def _tensor(found: Any) -> Tensor:
@@ -224,21 +278,21 @@ def embed_examples(data: CorrectnessData, encoder: Encoder, *, text: str | None 
     if text is not None:
         check_name("column of the examples", text, data.meta)
         named = replace(data, source={**data.source, "text": text})
-        return with_embedding(named, encoder, encoder.embed_texts(data.meta[text].tolist()))
+        return with_embedding(named, encoder, encoder.embedding_of_texts(data.meta[text].tolist()))
     if data.images is None:
         raise InputError(
             f"the data have neither images nor a text to embed with {encoder.name}; name the column of texts"
         )
-    return with_embedding(data, encoder, encoder.embed_images(data.images))
+    return with_embedding(data, encoder, encoder.embedding_of_images(data.images))
 
 
 def with_embedding(
-    data: CorrectnessData, encoder: Encoder, embedding: np.ndarray, id_embedding: np.ndarray | None = None
+    data: CorrectnessData, encoder: Encoder, embedding: Embedding, id_embedding: Embedding | None = None
 ) -> CorrectnessData:
-    """The data with embeddings in place of those that they had, and the encoder's name in their source."""
-    return replace(
-        data,
-        embedding=embedding,
-        id_embedding=id_embedding,
-        source={**data.source, "encoder": encoder.name},
-    )
+    """The data with embeddings in place of those that they had; their source tells how these were made."""
+    bare = without_embeddings(data)
+    made = {"embedding": embedding, "id_embedding": id_embedding}
+    known = {name: each for name, each in made.items() if each is not None}
+    rows: dict[str, Any] = {name: each.rows for name, each in known.items()}
+    told = {f"{name}_from": f"{each.made_from} {rows_digest(each.rows)}" for name, each in known.items()}
+    return replace(bare, **rows, source={**bare.source, "encoder": encoder.name, **told})

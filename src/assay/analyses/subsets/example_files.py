@@ -1,7 +1,8 @@
 """What is given of single examples beside their answers: ids to select among, embeddings, crossed facts."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from assay.analyses.subsets.prevalence import LABEL
 from assay.analyses.subsets.table_files import SUFFIXES, read_table
 from assay.core.errors import FileFormatError, InputError
 from assay.core.untrusted import load_npz, malformed
+
+
+_OF_ENCODER = ("encoder", "embedding_from", "id_embedding_from")  # of a source
 
 
 # ------------------------------------------------------------------------------------------------- ids
@@ -173,9 +177,7 @@ def with_embeddings(
         if names is not None and (unused := len(names) - data.n_examples):
             told += f"; {unused:,} of its {len(names):,} rows are of no example of the data and not used"
         notes.append(f"embeddings of {embeddings.name} are matched {told}")
-        # What the data had is of another encoder.
-        source = {name: value for name, value in data.source.items() if name != "encoder"}
-        data = replace(data, embedding=None, id_embedding=None, source=source)
+        data = without_embeddings(data)
     if id_embeddings is not None:
         _, found = read_embeddings(id_embeddings)
         arrays["id_embedding"] = found["id_embedding" if "id_embedding" in found else "embedding"]
@@ -183,6 +185,26 @@ def with_embeddings(
     with naming_arrays(named, id_embedding=id_embeddings):
         described = CorrectnessData.of(data, **arrays)
     return replace(described, source={**data.source, "notes": notes})
+
+
+def without_embeddings(data: CorrectnessData) -> CorrectnessData:
+    """The data without embeddings, and without what their source tells of the encoder."""
+    source = {name: value for name, value in data.source.items() if name not in _OF_ENCODER}
+    return replace(data, embedding=None, id_embedding=None, source=source)
+
+
+def rows_digest(rows: np.ndarray) -> str:
+    """16 hex digits of the numbers of an embedding."""
+    return hashlib.sha256(f"{rows.shape}".encode() + np.ascontiguousarray(rows).tobytes()).hexdigest()[:16]
+
+
+def made_from(source: Mapping[str, Any], name: str, rows: np.ndarray) -> str | None:
+    """Hash of what the array `name` of data is a function of, if an encoder of this package made it.
+
+    None for rows that were given, and for rows other than those that the encoder made.
+    """
+    origin, _, digest = str(source.get(f"{name}_from", "")).partition(" ")
+    return origin if digest and rows_digest(rows) == digest else None
 
 
 # --------------------------------------------------------------------------------------- crossed facts

@@ -28,6 +28,7 @@ from assay.tasks.image_transform import picture_of
 SIDE = 512  # pixels of the longer side of an image that is sent
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))  # worth asking again
 _OF_ONE_IMAGE = frozenset((400, 413, 415, 422))  # what an endpoint answers to one that it will not take
+_OF_PARAMETERS = frozenset((400, 422))  # and to a parameter
 _LONGEST_ANSWER = 1 << 24  # bytes
 _LONGEST_PAUSE = 30.0  # seconds that an endpoint may ask to wait
 _SHOWN = 200  # characters of an answer in a message
@@ -40,6 +41,10 @@ class _StatusError(EndpointError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class _ParameterError(RefusalError):
+    """A request that was refused with the name of a parameter in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +60,13 @@ class ChatEndpoint:
         timeout: Seconds for one answer, all in all.
         retries: Further attempts after no answer or the status of a busy host (408, 429, 500, 502 to 504).
         pause: Seconds before the first of them; doubles, unless the host asks for another pause, at most 30.
-        max_tokens: Longest answer.
+        parameters: What each request for a text holds beside model and messages, as JSON. A host that refuses
+            one of the defaults, or calls it otherwise, needs others: `{}` sends none,
+            `{"max_completion_tokens": 1024}` only that.
 
     Raises:
-        InputError: For another scheme, no host, a space or a password in the address, or an empty key
-            variable.
+        InputError: For another scheme, no host, a space or a password in the address, an empty key variable,
+            or parameters that are not JSON or replace model or messages.
     """
 
     url: str = field(repr=False)
@@ -68,7 +75,7 @@ class ChatEndpoint:
     timeout: float = 120.0
     retries: int = 2
     pause: float = 1.0
-    max_tokens: int = 1024
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": 1024, "temperature": 0})
 
     def __post_init__(self) -> None:
         try:
@@ -89,8 +96,16 @@ class ChatEndpoint:
                 f"timeout is {self.timeout} s, pause {self.pause} s; expected above 0, at least 0"
             )
         check_least(0, retries=self.retries)
-        check_least(1, max_tokens=self.max_tokens)
+        self._check_parameters()
         _ = self._key  # a missing key is an error before work starts
+
+    def _check_parameters(self) -> None:
+        if taken := {"model", "messages"} & self.parameters.keys():
+            raise InputError(f"parameters hold {min(taken)!r}, which is part of every request; leave it out")
+        try:
+            json.dumps(dict(self.parameters), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"parameters are not JSON ({error}); give texts, numbers or lists") from error
 
     @property
     def shown(self) -> str:
@@ -121,7 +136,7 @@ class ChatEndpoint:
 
         Raises:
             EndpointError: Out of reach, too slow, a status other than 2xx, an answer that is not JSON, has no
-                choice or no text; `RefusalError` if the model refuses.
+                choice or no text; `RefusalError` if the model refuses, or the endpoint a parameter.
         """
         content: Any = prompt
         if image is not None:
@@ -129,8 +144,8 @@ class ChatEndpoint:
                 {"type": "text", "text": prompt},
                 {"type": "image_url", "image_url": {"url": png_uri(picture_of(image), SIDE)}},
             ]
-        body = {"messages": [{"role": "user", "content": content}], "max_tokens": self.max_tokens}
-        document = self._ask("chat/completions", body | {"temperature": 0})
+        body = {"messages": [{"role": "user", "content": content}], **self.parameters}
+        document = self._ask("chat/completions", body)
         choices = document.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise EndpointError(f"{self._said} without choices: {self._excerpt(document)}")
@@ -211,10 +226,16 @@ class ChatEndpoint:
             time.sleep(answer.pause if answer.pause is not None else self.pause * 2**attempt)
         if answer.problem:
             tried = f" ({self.retries + 1} attempts)" if answer.again and self.retries else ""
-            raise _StatusError(
-                f"the endpoint {self.shown} (model {self.model}) failed{tried}: {answer.problem}",
-                answer.status,
-            )
+            failed = f"the endpoint {self.shown} (model {self.model}) failed{tried}: {answer.problem}"
+            text = answer.body.decode(errors="replace")
+            told = [name for name in self.parameters if re.search(rf"\b{re.escape(name)}\b", text)]
+            if answer.status in _OF_PARAMETERS and told:
+                given = ",".join(f"{name}={json.dumps(value)}" for name, value in self.parameters.items())
+                raise _ParameterError(
+                    f"{failed}. It names {told[0]}, which is sent with each request: give other parameters "
+                    f"than {given} (parameters=, --endpoint-parameters)"
+                )
+            raise _StatusError(failed, answer.status)
         try:
             document = parse_json(answer.body)
         except ValueError:
@@ -234,12 +255,15 @@ class ChatEndpoint:
 
     def _opened(self, request: urllib.request.Request) -> "_Answer":
         try:
-            with opener_without_redirects().open(request, timeout=self.timeout) as answer:
+            # Longer than `_posted` waits, which decides what is too slow.
+            with opener_without_redirects().open(request, timeout=2 * self.timeout) as answer:
                 body = answer.read(_LONGEST_ANSWER + 1)
         except urllib.error.HTTPError as error:
-            told = self._excerpt(_body_of(error)).strip()
+            text = _body_of(error)
+            told = self._excerpt(text).strip()
             pause = error.headers.get("Retry-After", "")
             return _Answer(
+                body=text.encode(),
                 problem=f"{failure(error)}{f', {told!r}' if told else ''}",
                 status=error.code,
                 again=error.code in _BUSY,
@@ -255,7 +279,7 @@ class ChatEndpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """The result of one request: the body of the answer, or the problem."""
+    """The result of one request: the body of the answer, and the problem if there is one."""
 
     body: bytes = b""
     problem: str = ""
@@ -291,7 +315,8 @@ def _captions(images: Any, caption: Callable[[Any], str]) -> list[str | None]:
         try:
             captions.append(caption(image))
         except EndpointError as error:
-            if not isinstance(error, RefusalError) and getattr(error, "status", 0) not in _OF_ONE_IMAGE:
+            of_image = isinstance(error, RefusalError) or getattr(error, "status", 0) in _OF_ONE_IMAGE
+            if not of_image or (isinstance(error, _ParameterError) and not any(captions)):
                 raise
             failed = error
             captions.append(None)
@@ -321,23 +346,28 @@ def pipeline_answers(pipeline: Any, *, max_new_tokens: int = 512) -> Callable[[s
     return answer
 
 
-def pipeline_captioner(pipeline: Any, *, max_new_tokens: int = 128) -> Captioner:
+def pipeline_captioner(pipeline: Any, *, max_new_tokens: int = 128, prompt: str | None = None) -> Captioner:
     """A captioner from a `transformers` pipeline `image-text-to-text`.
 
     Args:
-        pipeline: `transformers.pipeline("image-text-to-text", model=...)`; decoded greedily.
+        pipeline: `transformers.pipeline("image-text-to-text", model=...)`; decoded greedily. A model with a
+            chat template is asked as in a chat; another (BLIP, GIT) continues the prompt.
         max_new_tokens: Longest caption.
+        prompt: Text in place of the prompt of `describe_subset`, for a model that cannot follow instructions,
+            as `a photo of`.
     """
+    chats = getattr(pipeline.processor, "chat_template", None) is not None
+    length = {"max_new_tokens": max_new_tokens, "do_sample": False}
 
-    def caption(images: Any, prompt: str) -> list[str | None]:
+    def caption(images: Any, asked: str) -> list[str | None]:
         captions: list[str | None] = []
         for image in images:
-            content = [{"type": "image", "image": picture_of(image)}, {"type": "text", "text": prompt}]
-            found = pipeline(
-                text=[{"role": "user", "content": content}],
-                return_full_text=False,
-                generate_kwargs={"max_new_tokens": max_new_tokens, "do_sample": False},
-            )
+            picture, text = picture_of(image), asked if prompt is None else prompt
+            content = [{"type": "image", "image": picture}, {"type": "text", "text": text}]
+            given: Any = {"text": [{"role": "user", "content": content}]}
+            if not chats:
+                given = {"images": picture, "text": text}
+            found = pipeline(**given, return_full_text=False, generate_kwargs=length)
             captions.append(_generated(found).strip() or None)
         return captions
 

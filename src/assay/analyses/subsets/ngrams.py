@@ -1,20 +1,21 @@
 """Texts: which words and phrases a subset has more of than its pool, and the same as features."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
 from assay.analyses.subsets.members import SelectedExamples
-from assay.analyses.subsets.prevalence import PrevalenceShift, prevalence_shift
+from assay.analyses.subsets.prevalence import PrevalenceShift, presence_shift
 from assay.core.errors import InputError, ShapeError, check_least, check_name
 
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
 LONGEST, FEWEST, MOST = 2, 5, 500
 _WORD = r"(?u)\b\w+\b"
-_HELD = ("absent", "present")
 
 
 class NGrams(NamedTuple):
@@ -43,6 +44,14 @@ def ngram_features(
     Raises:
         InputError: If no n-gram is held by `fewest` texts and lacked by as many.
     """
+    names, held = _held(texts, longest, fewest, most)
+    return NGrams(names, held.toarray())
+
+
+def _held(
+    texts: Sequence[Any] | np.ndarray, longest: int, fewest: int, most: int
+) -> "tuple[tuple[str, ...], csr_matrix]":
+    """`ngram_features` with one entry per n-gram that a text holds."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     check_least(1, longest=longest, fewest=fewest, most=most)
@@ -54,15 +63,16 @@ def ngram_features(
         min_df=fewest,
         max_df=max(fewest, len(written) - fewest),
         max_features=most,
+        dtype=np.float64,
     )
     try:
-        counts = vectorizer.fit_transform(written)
+        held = vectorizer.fit_transform(written)
     except ValueError as error:  # no text has a word, or all n-grams are left out
         raise InputError(
             f"none of {len(written)} texts gives an n-gram that at least {fewest} of them hold and {fewest} "
             "lack; lower fewest"
         ) from error
-    return NGrams(tuple(vectorizer.get_feature_names_out().tolist()), counts.toarray().astype(np.float64))
+    return tuple(vectorizer.get_feature_names_out().tolist()), held
 
 
 def ngram_shift(
@@ -99,11 +109,8 @@ def ngram_shift(
     if len(texts) != data.n_examples:
         raise ShapeError(f"got {len(texts)} texts for {data.n_examples} examples; give one per example")
     pool = selection.pool
-    grams = ngram_features(np.asarray(texts, dtype=object)[pool], longest=longest, fewest=fewest, most=most)
-    columns = {
-        f'"{name}"': np.take(_HELD, held.astype(np.int64))
-        for name, held in zip(grams.names, grams.present.T, strict=True)
-    }
-    found = prevalence_shift(np.searchsorted(pool, selection.indices), columns, **options)
-    # Each n-gram was tested twice, present and absent, with one p: the adjustment is that over n-grams.
-    return replace(found, rows=tuple(row for row in found.rows if row.value == _HELD[1]))
+    names, held = _held(np.asarray(texts, dtype=object)[pool], longest, fewest, most)
+    chosen = np.searchsorted(pool, selection.indices)
+    counts = (np.asarray(some.sum(axis=0)).ravel().astype(int).tolist() for some in (held[chosen], held))
+    holders = dict(zip((f'"{name}"' for name in names), zip(*counts, strict=True), strict=True))
+    return presence_shift(chosen, len(pool), holders, **options)

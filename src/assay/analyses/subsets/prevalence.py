@@ -31,6 +31,7 @@ from assay.stats import benjamini_hochberg
 
 N_RESAMPLES = 1000
 LABEL = "label"  # name of the class among the attributes
+PRESENT = "present"  # value of an attribute that examples have or lack
 _BLOCK = 1 << 22  # draws held at a time
 
 Draws = tuple[Int64[np.ndarray, "n_resamples s"], Int64[np.ndarray, "n_resamples n"]]
@@ -208,11 +209,6 @@ def prevalence_shift(
         Salaudeen et al. (2025), arXiv:2510.24884, Figure 3; Mann and Whitney (1947),
         doi:10.1214/aoms/1177730491.
     """
-    if not 0 < level < 1 or not 0 < q < 1 or n_resamples < 1:
-        raise InputError(
-            f"level={level}, q={q}, n_resamples={n_resamples}; expected fractions between 0 and 1 and at "
-            "least one resample"
-        )
     if isinstance(indices, SelectedExamples):
         if labels is not None:
             raise InputError("labels= belongs with positions; a selection uses the labels of its data")
@@ -236,7 +232,7 @@ def prevalence_shift(
     coded = {name: each for name, each in coded.items() if name not in left_out}
     for names in crossed:
         coded[" x ".join(names)] = crossed_column(names, coded)
-    compare = _PoolContrast(places, n, n_resamples, level, draws, seed)
+    compare = _PoolContrast(places, n, n_resamples, level, q, draws, seed)
     rows = [row for name, each in coded.items() for row in compare.shares(name, each)]
     for name in means:
         values = columns[name].astype(np.float64)
@@ -245,23 +241,47 @@ def prevalence_shift(
         raise InputError(
             f"nothing to compare: {', '.join(left_out)} have more than {MOST_VALUES} values each"
         )
-    adjusted = benjamini_hochberg(np.array([row.p_value for row in rows])).tolist()
     mix = None if labels is None else class_composition([places], labels, label_names)
-    return PrevalenceShift(
-        n_selected=len(places),
-        n_pool=n,
-        rows=tuple(
-            replace(row, q_value=each, significant=each <= q)
-            for row, each in zip(rows, adjusted, strict=True)
-        ),
-        level=level,
-        q=q,
-        n_resamples=n_resamples,
-        seed=seed if draws is None else None,
+    return compare.adjusted(
+        rows,
         left_out=left_out,
         largest_class_ratio=math.nan if mix is None else float(mix.largest_ratio[0]),
         notice=None if mix is None else mix.notice(),
     )
+
+
+def presence_shift(
+    places: Int64[np.ndarray, " s"],
+    n: int,
+    held: Mapping[str, tuple[int, int]],
+    *,
+    n_resamples: int = N_RESAMPLES,
+    level: float = 0.95,
+    q: float = 0.05,
+    seed: int = 0,
+) -> PrevalenceShift:
+    """As `prevalence_shift`, of what examples hold or lack, from counts: a row `present` for each.
+
+    Args:
+        places: Positions of the selection in the pool.
+        n: Size of the pool.
+        held: By name, how many selected examples hold it, and how many of the pool.
+        n_resamples: As in `prevalence_shift`, as are the others.
+        level: Likewise.
+        q: Likewise.
+        seed: Likewise.
+
+    Raises:
+        InputError: As `prevalence_shift`.
+    """
+    compare = _PoolContrast(places, n, n_resamples, level, q, None, seed)
+    rows = []
+    for name, counts in held.items():
+        selected, pool = (
+            np.array([whole - part, part]) for whole, part in zip((len(places), n), counts, strict=True)
+        )
+        rows += compare.counted(name, {1: PRESENT}, selected, pool)
+    return compare.adjusted(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,23 +292,47 @@ class _PoolContrast:
     n: int
     n_resamples: int
     level: float
+    q: float
     draws: Draws | None
     seed: int
 
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1 or not 0 < self.q < 1 or self.n_resamples < 1:
+            raise InputError(
+                f"level={self.level}, q={self.q}, n_resamples={self.n_resamples}; expected fractions between "
+                "0 and 1 and at least one resample"
+            )
+
     def shares(self, name: str, column: Coded) -> list[PrevalenceRow]:
         """A row for each value."""
-        size, codes, n_values = len(self.chosen), column.codes, len(column.names)
-        selected = np.bincount(codes[self.chosen], minlength=n_values)
-        pool = np.bincount(codes, minlength=n_values)
+        n_values, sides = len(column.names), (column.codes[self.chosen], column.codes)
+        selected, pool = (np.bincount(side, minlength=n_values) for side in sides)
+        values = dict(enumerate(column.names))
         if self.draws is None:
+            return self.counted(name, values, selected, pool)
+        drawn = tuple(
+            np.stack([np.bincount(side[row], minlength=n_values) for row in draws])
+            for side, draws in zip(sides, self.draws, strict=True)
+        )
+        return self.counted(name, values, selected, pool, drawn)
+
+    def counted(
+        self,
+        name: str,
+        values: Mapping[int, str],
+        selected: Int64[np.ndarray, " values"],
+        pool: Int64[np.ndarray, " values"],
+        drawn: tuple[np.ndarray, ...] | None = None,
+    ) -> list[PrevalenceRow]:
+        """A row for each of some values, by place, from the counts of all."""
+        size = len(self.chosen)
+        if drawn is None:
             rng = stream(self.seed, f"prevalence/{name}")
-            inside = rng.multinomial(size, selected / size, self.n_resamples)
-            total = rng.multinomial(self.n, pool / self.n, self.n_resamples)
-        else:
-            inside, total = (
-                np.stack([np.bincount(side[row], minlength=n_values) for row in draws])
-                for side, draws in zip((codes[self.chosen], codes), self.draws, strict=True)
+            drawn = tuple(
+                rng.multinomial(n, counts / n, self.n_resamples)
+                for n, counts in ((size, selected), (self.n, pool))
             )
+        inside, total = drawn
         return [
             self._row(
                 name,
@@ -301,7 +345,7 @@ class _PoolContrast:
                 differences=inside[:, place] / size - total[:, place] / self.n,
                 p_value=hypergeometric_p(int(selected[place]), size, int(pool[place]), self.n),
             )
-            for place, value in enumerate(column.names)
+            for place, value in values.items()
         ]
 
     def mean(self, name: str, values: Float64[np.ndarray, " n"]) -> PrevalenceRow:
@@ -331,8 +375,25 @@ class _PoolContrast:
         absent = ~np.isfinite(values)
         if not absent.any():
             return []
-        names = ("present", MISSING) if not absent.all() else (MISSING,)
+        names = (PRESENT, MISSING) if not absent.all() else (MISSING,)
         return self.shares(name, Coded(names, absent.astype(np.int64) - int(absent.all())))[-1:]
+
+    def adjusted(self, rows: Sequence[PrevalenceRow], **facts: Any) -> PrevalenceShift:
+        """All rows, their p-values adjusted together."""
+        adjusted = benjamini_hochberg(np.array([row.p_value for row in rows])).tolist()
+        return PrevalenceShift(
+            n_selected=len(self.chosen),
+            n_pool=self.n,
+            rows=tuple(
+                replace(row, q_value=each, significant=each <= self.q)
+                for row, each in zip(rows, adjusted, strict=True)
+            ),
+            level=self.level,
+            q=self.q,
+            n_resamples=self.n_resamples,
+            seed=self.seed if self.draws is None else None,
+            **facts,
+        )
 
     def _row(
         self, name: str, value: str | None, *, differences: Float64[np.ndarray, " n_resamples"], **facts: Any

@@ -1,5 +1,6 @@
 """`assay select`: the examples on which better models do worse, and whether that is more than chance."""
 
+import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -155,6 +156,8 @@ class SelectSettings(PoolSettings, Computing, Reporting):
             http://localhost:8000/v1 (any that speaks the protocol of OpenAI).
         endpoint_model: Name of the model at --endpoint.
         endpoint_key: Environment variable with the API key of --endpoint. Default: no key is sent.
+        endpoint_parameters: What each request for a text holds, separated by commas; empty: nothing. Default:
+            max_tokens=1024,temperature=0.
         gate: Exit with code 3 if such a subset is supported: a failure that the average hides.
         table: CSV file of R by size and baseline with Fisher intervals, as Table A.3 of the paper.
         ids: File for the examples of the chosen subset: .csv, .parquet, or .txt of ids.
@@ -185,6 +188,7 @@ class SelectSettings(PoolSettings, Computing, Reporting):
     endpoint: Annotated[str | None, DESCRIPTION] = None
     endpoint_model: Annotated[str | None, DESCRIPTION] = None
     endpoint_key: Annotated[str | None, DESCRIPTION] = None
+    endpoint_parameters: Annotated[str | None, DESCRIPTION] = None
     workers: Annotated[Count | None, RUNNING] = None
     layout: Annotated[str, RUNNING, one_of("auto", "dense", "packed", "accelerator")] = "auto"
     gate: Annotated[bool, RUNNING] = False
@@ -210,13 +214,15 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         }
 
     def describer(self) -> "SubsetDescriber":
-        """What embeds the examples and describes the subset; loads the encoder."""
+        """What embeds the examples and describes the subset; loads the encoder, unless for a plan."""
         from assay.pipeline.subset_description import SubsetDescriber
 
         if (self.endpoint is None) != (self.endpoint_model is None):
             raise InputError("--endpoint and --endpoint-model belong together; give both")
-        if self.endpoint is None and self.endpoint_key is not None:
-            raise InputError("--endpoint-key has no effect without --endpoint; give both")
+        given = {"key": self.endpoint_key, "parameters": self.endpoint_parameters}
+        for name, value in given.items():
+            if self.endpoint is None and value is not None:
+                raise InputError(f"--endpoint-{name} has no effect without --endpoint; give both")
         return SubsetDescriber.of(
             encoder=self.encoder,
             phrases=None
@@ -224,8 +230,14 @@ class SelectSettings(PoolSettings, Computing, Reporting):
             else list(filter(None, map(str.strip, self.phrases.split(";")))),
             endpoint=None
             if self.endpoint is None
-            else {"url": self.endpoint, "model": self.endpoint_model, "key_variable": self.endpoint_key},
+            else {
+                "url": self.endpoint,
+                "model": self.endpoint_model,
+                "key_variable": self.endpoint_key,
+                **_parameters(self.endpoint_parameters),
+            },
             device=self.place(),
+            load=not self.dry_run,
         )
 
 
@@ -250,7 +262,8 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
         describer.check(read.data)
         solving = settings.solving(read.data)
         if settings.dry_run:
-            _show_plan(plan_selection(read.data, sizes or read.sizes, **solving), as_json=settings.json)
+            plan = plan_selection(read.data, sizes or read.sizes, embedded=describer.encodes, **solving)
+            _show_plan(plan, as_json=settings.json)
             return 0
         result = select_stored(
             read.data,
@@ -327,6 +340,22 @@ def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:
         raise InputError(
             f"--sizes is {sizes!r}; give numbers separated by commas, e.g. 100,250,500"
         ) from None
+
+
+def _parameters(text: str | None) -> dict[str, Any]:
+    """The argument `parameters` of an endpoint; values that are not JSON are texts."""
+    if text is None:
+        return {}
+    parameters: dict[str, Any] = {}
+    for each in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = map(str.strip, each.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"--endpoint-parameters is {text!r}; give NAME=VALUE,... or an empty text")
+        try:
+            parameters[name] = json.loads(value)
+        except ValueError:
+            parameters[name] = value
+    return {"parameters": parameters}
 
 
 def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
