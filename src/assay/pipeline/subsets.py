@@ -229,12 +229,15 @@ def select_stored(
         payload = document | unrefined | {"id": record_id(KIND, record), "selections": selections}
         return Content(payload=payload, about=_about(data, record, document))
 
-    stage = document_stage(KIND, record, compute)
-    with contextlib.nullcontext() if store is None else living(store.claims, parts.runner):
-        try:
-            memo = stage.run(store)
-        except _JobDoneError:
-            memo = stage.run(store)
+    def among_others() -> Content:
+        with contextlib.nullcontext() if store is None else living(store.claims, parts.runner):
+            return compute()
+
+    stage = document_stage(KIND, record, among_others)
+    try:
+        memo = stage.run(store)
+    except _JobDoneError:
+        memo = stage.run(store)
     parts.remove()
     payload = memo.value.payload
     return StoredSelection(
