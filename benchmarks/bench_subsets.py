@@ -11,13 +11,15 @@ Parts, one or more with `--part`; without it the first three, about a minute:
     sweep       4200 x 146,722, 25 sizes, each solved for itself                    (a quarter of an hour)
     resumed     300 x 4000, the verdict on three sizes, killed ten times, and the bytes compared    (a minute)
     verdict     1800 x 71,433, the same on eight sizes, two workers                 (about half an hour)
+    accelerator 1000 x 20,000: solver, reruns of a fold and adam on a device, and packed    (a minute)
 
-The last two take `--models`, `--examples` and `--judged` (sizes) for another problem of the same kind, which
-is not saved. Exit code 1, and nothing saved, if a verdict was killed less often or then has other bytes.
+The last three take `--models`, `--examples` and `--judged` (sizes) for another problem of the same kind,
+which is not saved. Exit code 1, and nothing saved, if a verdict was killed less often or then has other
+bytes. `accelerator` is skipped where PyTorch finds none and `--device` names none.
 
-Every part but the last two runs on one core. The large matrices are generated packed, a chunk of examples at
-a time, into a file; the process that is measured reads only that. Prints one JSON document; `--save` merges
-the parts into that of benchmarks/results.
+Every part but `resumed` and `verdict` runs on one core. The large matrices are generated packed, a chunk of
+examples at a time, into a file; the process that is measured reads only that. Prints one JSON document;
+`--save` merges the parts into that of benchmarks/results.
 
     python benchmarks/bench_subsets.py [--part NAME ...] [--save]
 """
@@ -65,8 +67,13 @@ SHAPES = {
     "largest": (4200, 146_722),
     "resumed": (300, 4000),
     "verdict": (1800, 71_433),
+    "accelerator": (1000, 20_000),
 }
-JUDGED = {"resumed": (20, 100, 400), "verdict": (100, 500, 1000, 2500, 5000, 10_000, 20_000, 40_000)}
+JUDGED = {
+    "resumed": (20, 100, 400),
+    "verdict": (100, 500, 1000, 2500, 5000, 10_000, 20_000, 40_000),
+    "accelerator": (200, 1000, 4000),
+}
 KILLS = 10
 LARGE_SIZES = {"large": (10_000,), "largest": (10_000, 60_000)}
 SWEEP = (  # 25 sizes of the default grid
@@ -383,6 +390,59 @@ def sweep_part() -> dict[str, Any]:
     return {"seconds in all": round(total, 1)} | found
 
 
+def accelerator_part(device: str | None) -> dict[str, Any]:
+    """Wall seconds of the solver, of the reruns of a fold and of adam's restarts, on a device and packed."""
+    import torch
+
+    from assay.analyses.subsets.crossfit import FoldRuns, plan_folds
+    from assay.analyses.subsets.data import CorrectnessData
+    from assay.analyses.subsets.permutation import Exchange
+    from assay.analyses.subsets.problem import make_problem
+
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None and found is None:
+        return {"skipped": "PyTorch finds no accelerator here; --device names one"}
+    place = device or str(found)
+    sizes, (n_models, n_examples) = JUDGED["accelerator"], SHAPES["accelerator"]
+    planted = planted_matrix(n_models, n_examples, residual=RESIDUAL)
+    data = CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
+    exchange, splits = Exchange.of(data), plan_folds(data).splits
+    assert splits is not None
+    layouts: dict[str, dict[str, Any]] = {
+        "packed": {"layout": "packed"},
+        "accelerator": {"layout": "accelerator", "device": place},
+    }
+
+    def calls(given: dict[str, Any]) -> dict[str, Callable[[], list[list[int]]]]:
+        problem = make_problem(data, **given)
+        restarts = make_problem(data, solver="adam", trials=20, epochs=200, **given)
+        folds = FoldRuns(data, splits, sizes, problem.settings)
+        drawn = [exchange.draw(data.id_accuracy, 0, each) for each in range(folds.wave)]
+
+        def reruns() -> list[list[int]]:
+            return [each.tolist() for selected in folds.select(0, drawn) for each in selected]
+
+        return {
+            "swap, one size": lambda: [problem.solve(sizes[1]).indices.tolist()],
+            f"swap, a fold of {folds.wave} reruns": reruns,
+            "adam, 20 trials of 200 epochs": lambda: [restarts.solve(sizes[1]).indices.tolist()],
+        }
+
+    rows: dict[str, Any] = {name: {} for name in calls(layouts["packed"])}
+    sets: dict[str, list[list[list[int]]]] = {name: [] for name in rows}
+    for layout, given in layouts.items():
+        for name, call in calls(given).items():
+            call()  # matrices are made once
+            started = time.perf_counter()
+            sets[name].append(call())
+            rows[name][f"{layout}, s"] = round(time.perf_counter() - started, 3)
+    for name, (one, other) in sets.items():
+        rows[name]["times faster"] = round(rows[name]["packed, s"] / rows[name]["accelerator, s"], 2)
+        rows[name]["same sets"] = one == other
+    hardware = torch.cuda.get_device_name(place) if place.startswith("cuda") else place
+    return {"models": n_models, "examples": n_examples, "device": hardware} | rows
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "planted": planted_part,
     "kernels": kernels_part,
@@ -393,6 +453,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "sweep": sweep_part,
     "resumed": lambda: resumed_part("resumed"),
     "verdict": lambda: resumed_part("verdict"),
+    "accelerator": lambda: accelerator_part(None),
 }
 
 
@@ -418,26 +479,31 @@ def main() -> None:
     parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=int, nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--models", type=int, help="models of the parts `verdict` and `resumed`")
+    parser.add_argument("--models", type=int, help="models of the parts `verdict`, `resumed`, `accelerator`")
     parser.add_argument("--examples", type=int, help="examples of these parts")
     parser.add_argument("--judged", type=int, nargs="+", help="subset sizes of these parts")
+    parser.add_argument("--device", help="device of the part `accelerator`; default: what PyTorch finds")
     options = parser.parse_args()
     other = options.models or options.examples or options.judged
     if other and (options.save or not {*options.part} <= {*JUDGED}):
         parser.error(
-            "--models, --examples and --judged are for the parts resumed and verdict, without --save: "
-            "what is saved is of the standard problems"
+            "--models, --examples and --judged are for the parts resumed, verdict and accelerator, without "
+            "--save: what is saved is of the standard problems"
         )
     for name in JUDGED:
         n_models, n_examples = SHAPES[name]
         SHAPES[name] = options.models or n_models, options.examples or n_examples
         JUDGED[name] = tuple(options.judged or JUDGED[name])
+    PARTS["accelerator"] = partial(accelerator_part, options.device)
     if options.solve:
         print(json.dumps(solve_large(options.solve, tuple(options.sizes))))
         return
     if options.judge:
         print(json.dumps(judge_large(options.judge, tuple(options.sizes), options.store)))
         return
+    parts = {name: PARTS[name]() for name in options.part}
+    for name in [name for name, part in parts.items() if "skipped" in part]:
+        print(f"{name}: skipped; {parts.pop(name)['skipped']}", file=sys.stderr)
     document: dict[str, Any] = {
         "benchmark": "subsets",
         "machine": {
@@ -447,7 +513,7 @@ def main() -> None:
             "scipy": scipy.__version__,
             "python": platform.python_version(),
         },
-        "parts": {name: PARTS[name]() for name in options.part},
+        "parts": parts,
     }
     path = Path(__file__).parent / "results" / "subsets_cpu.json"
     failed = failures(document["parts"])

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command_line import invoke
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
 from assay.analyses.subsets import CorrectnessData, default_sizes, oodselect
 from assay.analyses.subsets.problem import Problem
 from assay.core.errors import AssayWarning, FileFormatError, InputError
+from assay.pipeline.runners import runner_name
 from assay.pipeline.subset_data import DIGITS_SIZES, read_data
 from assay.pipeline.subsets import (
     NOT_TESTED,
@@ -27,7 +30,7 @@ from assay.pipeline.subsets import (
     plan_selection,
     select_stored,
 )
-from assay.store import Store
+from assay.store import About, Store
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 from assay.zoo import Zoo
 
@@ -477,6 +480,127 @@ def test_a_killed_job_goes_on_with_the_same_bytes(data: CorrectnessData, tmp_pat
     store = Store(tmp_path / "store")
     assert json.dumps(store.get(job.id).payload) == json.dumps(whole.get(job.id).payload)
     assert store.count() == whole.count() == 1
+
+
+# The job of one of two processes that start together: every run of the solver takes a while. Prints how many.
+SHARED = """
+import os, sys, time
+from pathlib import Path
+from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.problem import Problem
+from assay.pipeline.subsets import select_stored
+from assay.store import Store
+
+folder, name, others, left = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(), int(sys.argv[4])
+solve, runs = Problem._solve_together, []
+
+def counted(self, tasks, **named):
+    runs.extend(tasks)
+    time.sleep(0.05)
+    if left and len(runs) >= left:
+        (folder / f"{name} is at it").touch()
+        time.sleep(600)
+    return solve(self, tasks, **named)
+
+Problem._solve_together = counted
+data = CorrectnessData.load(folder / "answers.npz")
+(folder / name).touch()
+while not all((folder / each).exists() for each in others):
+    time.sleep(0.01)
+select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=Store(folder / "store"))
+print(len(runs))
+"""
+
+
+def at_once(folder: Path, name: str, *others: str, left: int = 0) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(folder / "job.py"), str(folder), name, " ".join(others), str(left)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_processes_share_the_parts_of_a_job(
+    data: CorrectnessData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data.save(tmp_path / "answers.npz")
+    (tmp_path / "job.py").write_text(SHARED)
+    runs: list[int] = []
+    solve = Problem._solve_together
+
+    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
+        runs.extend(size for size, *_ in tasks)
+        return solve(self, tasks, **named)
+
+    monkeypatch.setattr(Problem, "_solve_together", counted)
+    whole = Store(tmp_path / "whole")
+    job = select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=whole)
+    processes = [at_once(tmp_path, "one", "two"), at_once(tmp_path, "two", "one")]
+    done = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], done
+    shares = [int(out) for out, _ in done]
+    # Beyond the single process at most: a part of nine reruns of two sizes that one began before the other's
+    # result settled the test.
+    assert len(runs) <= sum(shares) <= len(runs) + 18
+    assert min(shares) > len(runs) / 4
+    store = Store(tmp_path / "store")
+    assert json.dumps(store.get(job.id).payload) == json.dumps(whole.get(job.id).payload)
+    assert store.count() == 1
+    assert store.claims.holders() == {}
+
+
+def test_what_a_killed_process_was_at_is_taken_over(data: CorrectnessData, tmp_path: Path) -> None:
+    data.save(tmp_path / "answers.npz")
+    (tmp_path / "job.py").write_text(SHARED)
+    killed = at_once(tmp_path, "one", left=20)
+    while not (tmp_path / "one is at it").exists():
+        assert killed.poll() is None, killed.communicate()
+        time.sleep(0.05)
+    store = Store(tmp_path / "store")
+    (held,) = store.claims.holders()
+    other = at_once(tmp_path, "two")
+    while len(store.claims.holders()) < 2:  # beside it
+        assert other.poll() is None, other.communicate()
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    began = time.monotonic()
+    out, error = other.communicate(timeout=240)
+    assert other.returncode == 0, error
+    assert time.monotonic() - began < store.claims.stale_seconds
+    assert int(out) > 20
+    whole = select_stored(
+        data, [8, 15], n_permutations=39, folds=3, workers=1, store=Store(tmp_path / "whole")
+    )
+    assert json.dumps(store.get(whole.id).payload) == json.dumps(
+        Store(tmp_path / "whole").get(whole.id).payload
+    )
+    assert held not in store.claims.holders()
+
+
+def test_parts_that_nothing_waits_for_are_cleared(data: CorrectnessData, tmp_path: Path) -> None:
+    """Those of a job that is done, and old ones, but not those of one that is under way."""
+    store = Store(tmp_path)
+    done = select_stored(data, [8], n_permutations=0, store=store).id
+    parts = {
+        job: store.put("subset-part", {"job": job, "part": "one"}, {"value": 1}, about=About(name=job))
+        for job in (done, "killed", "running")
+    }
+    assert store.claims.claim("running/two", runner_name())
+
+    def gc(*given: str) -> Any:
+        outcome = invoke("store", "gc", "--store", str(tmp_path), "--json", *given)
+        assert outcome.exit_code == 0, outcome.stderr
+        return json.loads(outcome.stdout)
+
+    assert gc("--dry-run") == {"removed": False, "leftovers": [], "parts": [parts[done]]}
+    assert store.count("subset-part") == 3
+    assert gc()["parts"] == [parts[done]]
+    assert gc("--older-than", "1h")["parts"] == []
+    time.sleep(0.01)
+    assert gc("--older-than", "0.01s")["parts"] == [parts["killed"]]
+    assert [each.id for each in store.query("subset-part")] == [parts["running"]]
+    assert store.has(done)
+    told = invoke("store", "gc", "--store", str(tmp_path))
+    assert "0 parts of selections that are done or older than 30d removed" in told.stdout
+    assert invoke("store", "gc", "--store", str(tmp_path), "--older-than", "soon").exit_code == 2
 
 
 def test_sizes_are_sorted_and_checked(data: CorrectnessData) -> None:

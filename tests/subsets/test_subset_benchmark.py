@@ -1,6 +1,7 @@
 """The benchmark of subsets: what it refuses to save, and when it fails."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def test_another_problem_is_neither_saved_nor_another_part(
     monkeypatch.setattr(sys, "argv", ["bench_subsets.py", *arguments])
     with pytest.raises(SystemExit, match="2"):
         bench.main()
-    assert "for the parts resumed and verdict, without --save" in capsys.readouterr().err
+    assert "for the parts resumed, verdict and accelerator, without --save" in capsys.readouterr().err
 
 
 def test_missing_kills_and_other_bytes_are_failures(bench: Any) -> None:
@@ -44,3 +45,31 @@ def test_missing_kills_and_other_bytes_are_failures(bench: Any) -> None:
     assert "killed 9 times, expected 10" in few
     (other,) = failures({"resumed": {"kills": bench.KILLS, "same bytes": False}})
     assert "other bytes" in other
+
+
+def main(bench: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    for name in ("SHAPES", "JUDGED", "PARTS"):  # options change them
+        monkeypatch.setattr(bench, name, dict(getattr(bench, name)))
+    monkeypatch.setattr(sys, "argv", ["bench_subsets.py", *arguments])
+    bench.main()
+
+
+def test_layouts_are_compared_on_the_device_that_is_named(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("--models", "60", "--examples", "400", "--judged", "10", "20")
+    main(bench, monkeypatch, "--part", "accelerator", *small, "--device", "cpu")
+    found = json.loads(capsys.readouterr().out)["parts"]["accelerator"]
+    assert (found.pop("models"), found.pop("examples"), found.pop("device")) == (60, 400, "cpu")
+    assert len(found) == 3
+    assert all(row["same sets"] and row["times faster"] > 0 for row in found.values())
+
+
+def test_without_an_accelerator_its_part_is_skipped(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    main(bench, monkeypatch, "--part", "accelerator")
+    told = capsys.readouterr()
+    assert json.loads(told.out)["parts"] == {}
+    assert "accelerator: skipped; PyTorch finds no accelerator here; --device names one" in told.err

@@ -24,6 +24,7 @@ from assay.analyses.subsets.permutation import (
     permute_accuracy,
     run_permutations,
 )
+from assay.analyses.subsets.problem import ElsewhereError
 from assay.core.errors import InputError, UnknownNameError
 
 
@@ -283,6 +284,30 @@ class TestRuns:
         finally:
             torch.set_num_threads(before)
         assert found == [1] * 4
+
+    @pytest.mark.parametrize(
+        ("away", "order"),
+        [
+            ({0, 3}, [0, 1, 0, 2, 0, 3, 4, 3, 5, 3, 6]),  # another meanwhile
+            ({5, 6}, [0, 1, 2, 3, 4, 5, 6, 5, 6, 5, 6]),  # nothing else is left, so it is waited for
+        ],
+    )
+    def test_a_place_that_is_computed_elsewhere_is_asked_for_again(self, monkeypatch, away, order):
+        monkeypatch.setattr("assay.analyses.subsets.permutation.LOOK_SECONDS", 0.001)
+
+        def run(workers, asked):
+            def rerun(place):
+                asked.append(place)
+                if place in away and asked.count(place) < 3:
+                    raise ElsewhereError
+                return place
+
+            return run_permutations(rerun, 7, workers=workers)
+
+        one, three = [], []
+        assert run(1, one) == run(3, three) == list(range(7))
+        assert one == order
+        assert sorted(three) == sorted(order)
 
     def test_an_error_in_a_rerun_is_raised(self):
         with pytest.raises(ZeroDivisionError):

@@ -1,11 +1,21 @@
-"""Who runs a sweep, by a name that tells others on the same machine whether it still lives."""
+"""Who works on a store, by a name that tells others on the same machine whether it still lives."""
 
+import contextlib
 import os
 import secrets
 import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from assay.core.errors import AssayError
+from assay.store import ClaimBook
+
+
+BEAT_SECONDS = 1.0  # between two signs of life for others on the store
+LOOK_SECONDS = 1.0  # between two looks at what another runner works on
 
 
 def runner_name() -> str:
@@ -27,6 +37,39 @@ def is_gone(runner: str) -> bool:
         return psutil.Process(int(number)).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def bury(claims: ClaimBook) -> None:
+    """Give back what runners of this machine hold whose processes have ended: killed ones, above all."""
+    for runner in set(claims.holders().values()):
+        if is_gone(runner):
+            claims.leave(runner)
+
+
+@contextlib.contextmanager
+def living(claims: ClaimBook, runner: str) -> Iterator[None]:
+    """Show signs of life until the block ends, then give back what the runner holds."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_SECONDS):
+            with contextlib.suppress(AssayError):  # the store is away: what stays away fails the work, too
+                claims.beat(runner)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        leave(claims, runner)
+
+
+def leave(claims: ClaimBook, runner: str) -> None:
+    """Give back what is claimed; should that fail, others take it over once there is no sign of life."""
+    with contextlib.suppress(AssayError):
+        claims.leave(runner)
 
 
 def _machine() -> str:

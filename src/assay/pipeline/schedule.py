@@ -7,7 +7,6 @@ day. A store that is away for a while, its server restarted, is waited for by th
 """
 
 import abc
-import contextlib
 import heapq
 import os
 import time
@@ -16,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.core.errors import AssayError, InputError
+from assay.core.errors import InputError
 from assay.pipeline.failures import FailureLog, Fault
 from assay.pipeline.limits import Limits
 from assay.pipeline.order import in_order
 from assay.pipeline.progress import Report, SweepProgress, time_left
-from assay.pipeline.runners import is_gone, runner_name
+from assay.pipeline.runners import BEAT_SECONDS, LOOK_SECONDS, bury, leave, runner_name
 from assay.pipeline.worker import Ended, Work
 from assay.store import Store
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 BACK_OFF_SECONDS = 0.5  # before a second attempt; doubled before each further one
 MOST_BACK_OFF_SECONDS = 30.0
-BEAT_SECONDS = 1.0  # between two signs of life for other sweeps on the store
-LOOK_SECONDS = 1.0  # between two looks at a job that another sweep works on
 TICK_SECONDS = 0.5  # longest rest of the loop
 
 
@@ -159,7 +156,7 @@ def run_jobs(
             sweep.run()
         finally:
             executor.close()
-            sweep.leave()
+            leave(sweep.store.claims, sweep.runner)
     return sweep.outcome()
 
 
@@ -244,7 +241,7 @@ class _Dispatcher:
         return len(self.jobs) - len(self.done) - len(self.skipped) - len(self.failed) - len(self.blocked)
 
     def run(self) -> None:
-        self.bury()
+        bury(self.store.claims)
         self.tell()
         while self.unfinished:
             self.beat()
@@ -255,18 +252,12 @@ class _Dispatcher:
             self.stop_overdue()
             self.tell()
 
-    def bury(self) -> None:
-        """Give back what sweeps of this machine hold whose processes have ended: killed ones, above all."""
-        for runner in set(self.store.claims.holders().values()):
-            if is_gone(runner):
-                self.store.claims.leave(runner)
-        self.looked = time.monotonic()
-
     def launch(self) -> None:
         """Give free workers the jobs that are ready, and that no other sweep works on."""
         now = time.monotonic()
         if self.elsewhere and now - self.looked >= LOOK_SECONDS:
-            self.bury()
+            bury(self.store.claims)
+            self.looked = now
         later = []
         while self.ready and self.executor.free:
             entry = heapq.heappop(self.ready)
@@ -381,11 +372,6 @@ class _Dispatcher:
         if now - self.beaten >= BEAT_SECONDS:
             self.store.claims.beat(self.runner)
             self.beaten = now
-
-    def leave(self) -> None:
-        """Give back what is claimed; should that fail, others take it over once we show no sign of life."""
-        with contextlib.suppress(AssayError):
-            self.store.claims.leave(self.runner)
 
     # ---- what is told ---------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +23,14 @@ from assay.analyses.subsets.path import (
     selection_path,
 )
 from assay.analyses.subsets.permutation import n_workers
-from assay.analyses.subsets.problem import Problem, make_problem
+from assay.analyses.subsets.problem import ElsewhereError, Problem, make_problem
 from assay.analyses.subsets.verdict import untested
 from assay.core.errors import InputError, UnknownNameError
 from assay.core.record import Record, library_version, plain, record_id
 from assay.pipeline.progress import duration
+from assay.pipeline.runners import LOOK_SECONDS, bury, living, runner_name
 from assay.pipeline.stage import Content, Progress, document_stage
-from assay.store import About, Store
+from assay.store import About, ResultSummary, Store
 
 
 if TYPE_CHECKING:
@@ -213,14 +215,14 @@ def select_stored(
         An interrupted job goes on where it ended, with the same result: the store holds the selections,
         every finished fold of the cross-fit and of its reruns (one, three or nine together) and the overlap
         of halves, as rows of kind `subset-part`, until the document is there. What begins anew is the part
-        that was under way.
+        that was under way. Processes that run the same job on one store share its parts.
     """
     how: dict[str, Any] = {"path": path, "n_permutations": n_permutations, "folds": folds, "refine": refine}
     record = job_record(data, sizes, **how, **options)
     parts = _Parts(store=store, job=record_id(KIND, record))
 
     def compute() -> Content:
-        shared: dict[str, Any] = {"progress": progress, "shelf": parts.value}
+        shared: dict[str, Any] = {"progress": progress, "shelf": parts.awaited}
         found = selection_path(data, sizes=record["sizes"], path=path, **shared, **options)
         unrefined: dict[str, str] = {}
         if refine:
@@ -229,6 +231,7 @@ def select_stored(
         if n_permutations:
             threads = n_workers(workers, found.problem.settings)
             _announce(sum(parts.seconds), n_permutations * folds, threads, note)
+            shared["shelf"] = parts.value
             found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
             _keep_untested(found)
@@ -239,8 +242,15 @@ def select_stored(
         payload = document | unrefined | {"id": record_id(KIND, record), "selections": selections}
         return Content(payload=payload, about=_about(data, record, document))
 
-    stage = document_stage(KIND, record, compute)
-    memo = stage.run(store)
+    def among_others() -> Content:
+        with contextlib.nullcontext() if store is None else living(store.claims, parts.runner):
+            return compute()
+
+    stage = document_stage(KIND, record, among_others)
+    try:
+        memo = stage.run(store)
+    except _JobDoneError:
+        memo = stage.run(store)
     parts.remove()
     payload = memo.value.payload
     return StoredSelection(
@@ -251,16 +261,26 @@ def select_stored(
     )
 
 
+class _JobDoneError(Exception):
+    """Another process has finished the job and removed its parts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """Finished parts of one job, each a row of the store, so that an interrupted job goes on."""
+    """Finished parts of one job, each a row of the store: it goes on when interrupted, and is shared."""
 
     store: Store | None
     job: str
+    runner: str = field(default_factory=runner_name)
     seconds: list[float] = field(default_factory=list)  # that each took, now or in the run that kept it
 
     def value(self, part: str, compute: Callable[[], Any]) -> Any:
-        """A `Shelf`; threads ask for different parts."""
+        """A `Shelf`; threads ask for different parts.
+
+        Raises:
+            ElsewhereError: While another process computes the part.
+            _JobDoneError: Where no other does, since the job is done.
+        """
 
         def content() -> Content:
             started = time.perf_counter()
@@ -268,17 +288,63 @@ class _Parts:
             took = time.perf_counter() - started
             return Content(payload={"value": value, "seconds": took}, about=About(name=self.job))
 
-        payload = document_stage(PART, {"job": self.job, "part": part}, content).run(self.store).value.payload
-        self.seconds.append(payload["seconds"])
-        return payload["value"]
+        stage = document_stage(PART, {"job": self.job, "part": part}, content)
+        found = stage.stored(self.store)
+        if found is None:
+            with self._claimed(part):
+                found = stage.run(self.store).value  # who had it before may have finished it
+        self.seconds.append(found.payload["seconds"])
+        return found.payload["value"]
+
+    def awaited(self, part: str, compute: Callable[[], Any]) -> Any:
+        """A `Shelf` that waits while another process computes the part."""
+        while True:
+            try:
+                return self.value(part, compute)
+            except ElsewhereError:
+                time.sleep(LOOK_SECONDS)
+
+    @contextlib.contextmanager
+    def _claimed(self, part: str) -> Iterator[None]:
+        if self.store is None:
+            yield
+            return
+        claims, claim = self.store.claims, f"{self.job}/{part}"
+        if not claims.claim(claim, self.runner):
+            bury(claims)
+            raise ElsewhereError
+        try:
+            if self.store.has(self.job):
+                raise _JobDoneError
+            yield
+        finally:
+            claims.release(claim, self.runner)
 
     def remove(self) -> None:
-        """Forget them, once the document is there; another run may do so at the same time."""
-        if self.store is None:
-            return
-        for each in self.store.query(PART, f'name = "{self.job}"'):
-            with contextlib.suppress(UnknownNameError):
-                self.store.remove([each.id])
+        """Forget them, once the document is there."""
+        if self.store is not None:
+            remove_parts(self.store, self.store.query(PART, f'name = "{self.job}"'))
+
+
+def abandoned_parts(store: Store, *, older_than: float) -> list[ResultSummary]:
+    """Parts that interrupted jobs left: of jobs that are done, or older than so many seconds.
+
+    Those of a job that a process works on now are not among them.
+    """
+    bury(store.claims)
+    at_work = {claim.partition("/")[0] for claim in store.claims.holders()}
+    parts = [each for each in store.query(PART) if each.name not in at_work]
+    done = {job for job in {each.name for each in parts} if job is not None and store.has(job)}
+    now = datetime.now(UTC)
+    ages = [(now - datetime.fromisoformat(each.created)).total_seconds() for each in parts]
+    return [each for each, age in zip(parts, ages, strict=True) if each.name in done or age > older_than]
+
+
+def remove_parts(store: Store, parts: Sequence[ResultSummary]) -> None:
+    """Remove parts of jobs; another process may do so at the same time."""
+    for each in parts:
+        with contextlib.suppress(UnknownNameError):
+            store.remove([each.id], force=True)  # nothing refers to a part
 
 
 def _unrefined(path: SelectionPath) -> str:

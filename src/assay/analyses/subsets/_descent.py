@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from scipy import special
 
 from assay.analyses.subsets._exchange import Pool
@@ -112,14 +112,12 @@ class Relaxation:
 
         dR/ds_j = sum_i q_i (X_ij - a_i) / (sum_k s_k + 1e-6), q_i = dR/da_i.
         """
-        import torch
-
         total = mass[:, None] + RIDGE
-        accuracy = (self.correct @ soft.T).T.to(torch.float64).numpy() / total
+        accuracy = _numbers((self.correct @ soft.T).T) / total
         r, q = self.target.correlation(accuracy)
         q = q / total
-        gradient = torch.from_numpy(q).to(self.correct.dtype) @ self.correct
-        gradient -= torch.from_numpy(np.sum(q * accuracy, axis=1, keepdims=True)).to(self.correct.dtype)
+        gradient = _like(self.correct, q) @ self.correct
+        gradient -= _like(gradient, np.sum(q * accuracy, axis=1, keepdims=True))
         return r, gradient
 
     def loss(
@@ -129,19 +127,31 @@ class Relaxation:
         import torch
 
         soft = torch.sigmoid(logits)
-        mass = soft.sum(dim=1, dtype=torch.float64).numpy()
+        mass = _numbers(soft.sum(dim=1, dtype=torch.float64))
         r, gradient = self.correlation(soft, mass)
         value = r
         if self.objective == "r2":
             value = r**2
-            gradient *= torch.from_numpy(2 * r[:, None]).to(gradient.dtype)
+            gradient *= _like(gradient, 2 * r[:, None])
         excess = mass - self.size
         if self.penalty == "softplus":
             cost, slope = np.logaddexp(0, -excess), -special.expit(-excess)
         else:
             cost, slope = excess**2, 2 * excess
-        gradient += torch.from_numpy((weights * slope)[:, None]).to(gradient.dtype)
+        gradient += _like(gradient, (weights * slope)[:, None])
         return value + weights * cost, r, gradient.mul_(soft).mul_(1 - soft)
+
+
+def _numbers(values: "torch.Tensor") -> np.ndarray:
+    """A small tensor of any device, as float64 of the CPU."""
+    return values.cpu().double().numpy()
+
+
+def _like(tensor: "torch.Tensor", values: np.ndarray) -> "torch.Tensor":
+    """Small float64 values where a tensor is, in its precision."""
+    import torch
+
+    return torch.from_numpy(values).to(tensor.dtype).to(tensor.device)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -194,32 +204,38 @@ class Judge:
     pool: Pool
     objective: str
 
-    def members(self, logits: Float[np.ndarray, "trials examples"]) -> Bool[np.ndarray, "trials examples"]:
-        """The largest logits of each row, within each stratum; of equal ones the lower index."""
-        if self.pool.strata is None:
-            return _largest(logits, self.pool.size)
-        return np.stack([self.pool.lowest(-row) for row in logits])
-
-    def score(self, members: Bool[np.ndarray, "trials examples"]) -> Float64[np.ndarray, " trials"]:
-        """R_ridge of each set, or its square."""
+    def members(self, logits: "torch.Tensor") -> "torch.Tensor":
+        """Per row of logits, which are the largest, within each stratum; of equal ones the lower index."""
         import torch
 
-        chosen = torch.from_numpy(members).to(self.correct.dtype)
-        counts = (self.correct @ chosen.T).T.to(torch.float64).numpy()  # integers: exact in any order
+        if self.pool.strata is None:
+            return _largest(logits, self.pool.size)
+        lowest = np.stack([self.pool.lowest(-row) for row in logits.cpu().numpy()])
+        return torch.from_numpy(lowest).to(logits.device)
+
+    def score(self, members: "torch.Tensor") -> Float64[np.ndarray, " trials"]:
+        """R_ridge of each set, or its square."""
+        counts = _numbers((self.correct @ members.to(self.correct.dtype).T).T)  # whole: exact in any order
         r = self.target.correlation(counts / (self.pool.size + RIDGE))[0]
         return r**2 if self.objective == "r2" else r
 
 
-def _largest(values: Float[np.ndarray, "rows columns"], count: int) -> Bool[np.ndarray, "rows columns"]:
+def _largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
     """The `count` largest entries of each row; of equal ones the lower index."""
+    import torch
+
     n = values.shape[1]
     if count in (0, n):
-        return np.full(values.shape, count == n)
-    threshold = np.partition(values, n - count, axis=1)[:, n - count, None]
+        return torch.full(values.shape, count == n, device=values.device)
+    if values.device.type == "cpu":  # numpy is several times as fast there
+        threshold = torch.from_numpy(np.partition(values.numpy(), n - count, axis=1)[:, n - count, None])
+    else:
+        threshold = values.kthvalue(n - count + 1, dim=1, keepdim=True).values
     members = values >= threshold
-    for row in np.flatnonzero(members.sum(axis=1) > count):
-        ties = np.flatnonzero(values[row] == threshold[row])
-        members[row, ties[len(ties) - (int(members[row].sum()) - count) :]] = False
+    too_many = (members.sum(dim=1) - count).tolist()
+    for row in np.flatnonzero(np.array(too_many) > 0).tolist():
+        ties = (values[row] == threshold[row]).nonzero()[:, 0]
+        members[row, ties[len(ties) - too_many[row] :]] = False
     return members
 
 
@@ -253,7 +269,7 @@ def descend(
     alive = np.arange(len(rows))
     w = logits.clone()
     first, second = torch.zeros_like(w), torch.zeros_like(w)
-    members = np.zeros(tuple(w.shape), dtype=bool)
+    members = torch.zeros_like(w, dtype=torch.bool)
     scores = np.full(len(rows), np.nan)
     for epoch in range(epochs):
         running = [parameters[row] for row in alive.tolist()]
@@ -261,23 +277,23 @@ def descend(
         rates = np.array([each.rate_at(epoch) for each in running])
         _, r, gradient = problem.loss(w, weights)
         _step(w, gradient, first, second, rates, epoch)
-        now = judge.members(w.numpy())
-        changed = np.flatnonzero((now != members).any(axis=1)) if epoch else np.arange(len(alive))
-        if len(changed):
-            scores[changed] = judge.score(now[changed])
+        now = judge.members(w)
+        changed = (now != members).any(dim=1).cpu().numpy() | (epoch == 0)
+        if changed.any():
+            scores[changed] = judge.score(now[torch.from_numpy(changed).to(w.device)])
         members = now
         going = np.ones(len(alive), dtype=bool)
         for at, row in enumerate(alive.tolist()):
             better = rows[row].note(float(r[at]), float(scores[at]))
             going[at] = epoch - rows[row].best_epoch < patience and epoch + 1 < epochs
             if better if keep == "best" else not going[at]:
-                rows[row].logits = w[at].clone().numpy()
+                rows[row].logits = w[at].clone().cpu().numpy()
         if not going.any():
             break
         if not going.all():
-            left = torch.from_numpy(np.flatnonzero(going))
-            alive, members, scores = alive[going], members[going], scores[going]
-            w, first, second = w[left], first[left], second[left]
+            left = torch.from_numpy(np.flatnonzero(going)).to(w.device)
+            alive, scores = alive[going], scores[going]
+            w, first, second, members = w[left], first[left], second[left], members[left]
     return rows
 
 
@@ -295,6 +311,6 @@ def _step(
     beta1, beta2 = _BETAS
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    scale = torch.from_numpy(rates / (1 - beta1 ** (epoch + 1))).to(w.dtype)
+    scale = _like(w, rates / (1 - beta1 ** (epoch + 1)))
     root = torch.sqrt(second, out=gradient).div_(math.sqrt(1 - beta2 ** (epoch + 1))).add_(_ADAM_EPS)
     w.sub_(torch.div(first, root, out=root).mul_(scale[:, None]))

@@ -70,7 +70,8 @@ def adam(
     largest logits are scored on the validation models. The trial with the lowest score wins.
 
     Args:
-        train: Correctness of the training models; read as a dense matrix.
+        train: Correctness of the training models; read as a dense matrix, of the layout `accelerator` on its
+            device, where all restarts then descend and are judged.
         id_train: Their in-distribution accuracy, in [0, 1].
         size: Examples to select.
         validation: Correctness of the validation models.
@@ -103,8 +104,13 @@ def adam(
             constraints that cannot be met.
 
     Notes:
-        Each epoch costs two products of the matrix with as many vectors as trials are running. The authors
-        search by TPE, one trial after the other, the first ten of them at random.
+        Each epoch costs two products of the matrix with as many vectors as trials are running. Probits, rates
+        and correlations, of the length of the models or trials, are computed on the CPU in float64.
+
+        The layout `accelerator` on the CPU gives the bits of `packed`. A GPU sums in another order, which a
+        long descent can make visible in the set.
+
+        The authors search by TPE, one trial after the other, the first ten of them at random.
 
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Eq. 5, and the code published with it.
@@ -125,7 +131,12 @@ def adam(
     dtype = getattr(torch, precision)
     _check_size(train, validation, len(columns), dtype.itemsize)
     some = columns if len(columns) < train.n_examples else None
-    held_in, held_out = (torch.from_numpy(each.dense(some)).to(dtype) for each in (train, validation))
+    held_in, held_out = (each.tensor(dtype, some) for each in (train, validation))
+    if held_in.device.type == "mps":
+        raise InputError(
+            "solver='adam' sums in float64, which device 'mps' cannot; remove device and layout, or use "
+            "solver='swap'"
+        )
     target = AdamTarget.of(id_train, eps)
     problem = Relaxation(correct=held_in, target=target, size=size, penalty=penalty, objective=objective)
     judge = Judge(correct=held_out, target=AdamTarget.of(id_validation, eps), pool=pool, objective=objective)
@@ -134,13 +145,13 @@ def adam(
     descents: list[Descent] = []
     for at in range(0, trials, side_by_side):
         drawn, logits = zip(*starts[at : at + side_by_side], strict=True)
-        w = torch.from_numpy(np.stack(logits)).to(dtype)
+        w = torch.from_numpy(np.stack(logits)).to(dtype).to(held_in.device)
         w[:, fixed] = math.inf  # share 1, and no gradient
         descents += descend(problem, judge, w, drawn, epochs=epochs, patience=patience, keep=keep)
     scored = [each.validation[each.best_epoch if keep == "best" else -1] for each in descents]
     winner = int(np.argmin(scored))
     logits = descents[winner].logits
-    members_of_pool = np.flatnonzero(judge.members(logits[None])[0])
+    members_of_pool = np.flatnonzero(judge.members(torch.from_numpy(logits[None]))[0].numpy())
     order = members_of_pool[np.argsort(-logits[members_of_pool], kind="stable")]
     members = columns[order]
     return Found(

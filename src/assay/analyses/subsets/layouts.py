@@ -12,7 +12,7 @@ agree.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64, Num, UInt8
@@ -20,6 +20,9 @@ from jaxtyping import Float, Float32, Float64, Int64, Num, UInt8
 from assay.core.errors import InputError, ShapeError
 from assay.core.machine import free_memory
 
+
+if TYPE_CHECKING:
+    import torch
 
 EXACT_WEIGHTS = 2**24  # whole weights whose absolute values sum to at most this are summed exactly in float32
 _SMALLEST_WEIGHTS = 1e-290  # sums below this have no finite scale and count as zero
@@ -61,6 +64,12 @@ class AnswerTable(ABC):
     @abstractmethod
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> Num[np.ndarray, "m k"]:
         """The columns of `examples` (default: all) as a new array of 0 and 1, or of scores."""
+
+    def tensor(self, dtype: "torch.dtype", examples: Int64[np.ndarray, " k"] | None = None) -> "torch.Tensor":
+        """The same as a tensor of floating-point numbers, on the device of the layout."""
+        import torch
+
+        return torch.from_numpy(self.dense(examples)).to(dtype)
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Num[np.ndarray, " m"]:
         """Correct answers of every model on `examples`, exact; an example given twice counts twice."""

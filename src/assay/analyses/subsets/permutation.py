@@ -1,11 +1,10 @@
 """Permutations of in-distribution accuracies, reruns under them, and the p-values that follow."""
 
 import contextlib
-import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -16,7 +15,7 @@ from scipy import special
 from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import probit
-from assay.analyses.subsets.problem import Progress
+from assay.analyses.subsets.problem import ElsewhereError, Progress
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError, check_name
@@ -30,6 +29,7 @@ T = TypeVar("T")
 KINDS = ("free", "group")
 N_PERMUTATIONS = 99
 _ROUNDING = 1e-12
+LOOK_SECONDS = 1.0  # between two looks at places that are computed elsewhere, where no other is left
 _GIVEN_UP_FROM = 3  # reached reruns that a fixed number allows, from which one is given up for an early end
 
 
@@ -175,7 +175,8 @@ def run_permutations(
     """`rerun(0), ..., rerun(n - 1)` on threads, one of BLAS and torch each: same for any number of workers.
 
     Args:
-        rerun: What to do for each place; draws from a stream of its own.
+        rerun: What to do for each place; draws from a stream of its own. A place for which it raises
+            `ElsewhereError` is asked for again once another one is done, or after a second.
         n: How many.
         workers: Threads.
         progress: Called with stage, done and total.
@@ -187,23 +188,50 @@ def run_permutations(
     from threadpoolctl import threadpool_limits
 
     results: list[T] = []
-    places = iter(range(n))
     with (
         contextlib.ExitStack() as after,
         threadpool_limits(limits=1, user_api="blas"),
         ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
     ):
         after.callback(torch.set_num_threads, torch.get_num_threads())  # of threads to come
-        begun = deque(pool.submit(rerun, place) for place in itertools.islice(places, workers))
-        while begun:
-            results.append(begun.popleft().result())
+        for result in _in_order(lambda place: pool.submit(rerun, place), n, workers):
+            results.append(result)
             if progress is not None:
                 progress(stage, len(results), n)
             if settled is not None and settled(results):
-                pool.shutdown(cancel_futures=True)
                 break
-            begun.extend(pool.submit(rerun, place) for place in itertools.islice(places, 1))
     return results
+
+
+def _in_order(begin: Callable[[int], Future[T]], n: int, workers: int) -> Iterator[T]:
+    """Results by place; those under way and those that wait for an earlier one are at most `workers`.
+
+    While the first missing one is computed elsewhere, any other is begun.
+    """
+    places, elsewhere = list(range(n)), list[int]()  # to begin, ascending; to look at again
+    running: dict[Future[T], int] = {}
+    ahead: dict[int, T] = {}
+    for head in range(n):
+        while head not in ahead:
+            while places and len(running) < workers:
+                if head not in (places[0], *elsewhere) and len(running) + len(ahead) >= workers:
+                    break
+                place = places.pop(0)
+                running[begin(place)] = place
+            if not running:
+                time.sleep(LOOK_SECONDS)
+            done = wait(running, LOOK_SECONDS if elsewhere else None, FIRST_COMPLETED).done
+            n_ahead = len(ahead)
+            for future in done:
+                place = running.pop(future)
+                try:
+                    ahead[place] = future.result()
+                except ElsewhereError:
+                    elsewhere.append(place)
+            if len(ahead) > n_ahead or not done:
+                places = sorted([*places, *elsewhere])
+                elsewhere.clear()
+        yield ahead.pop(head)
 
 
 # ------------------------------------------------------------------------------------------- p-values

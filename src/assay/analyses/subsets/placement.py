@@ -123,12 +123,26 @@ class DeviceMatrix(AnswerTable):
         return self._rows.sum(dim=1, dtype=torch.int64).cpu().numpy()
 
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
+        return np.ascontiguousarray(self._taken(examples).cpu().numpy().T).view(np.uint8)
+
+    def tensor(self, dtype: "torch.dtype", examples: Int64[np.ndarray, " k"] | None = None) -> "torch.Tensor":
         import torch
 
-        rows = self._rows
-        if examples is not None:
-            rows = rows.index_select(0, torch.from_numpy(self.checked_examples(examples)).to(self.device))
-        return np.ascontiguousarray(rows.cpu().numpy().T).view(np.uint8)
+        rows = self._taken(examples)
+        require_memory(
+            rows.numel() * dtype.itemsize,
+            f"a matrix of {self.n_models} x {len(rows)} as floating-point numbers on {self.device}",
+            free=_device_memory(self.device),
+        )
+        return torch.empty((self.n_models, len(rows)), dtype=dtype, device=self.device).copy_(rows.T)
+
+    def _taken(self, examples: Int64[np.ndarray, " k"] | None) -> "torch.Tensor":
+        import torch
+
+        if examples is None:
+            return self._rows
+        places = torch.from_numpy(self.checked_examples(examples)).to(self.device)
+        return self._rows.index_select(0, places)
 
 
 def _digits(whole: Float64[np.ndarray, "k m"]) -> list[Float32[np.ndarray, "k m"]]:

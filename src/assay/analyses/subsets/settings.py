@@ -191,11 +191,6 @@ def make_settings(
         if name in CHOICES:
             check_name(name, value, CHOICES[name])
     check_device(settings.device, settings.layout)
-    if settings.solver == "adam" and settings.on_accelerator:
-        raise InputError(
-            f"solver 'adam' computes on the CPU, but device is {settings.device!r} and layout "
-            f"{settings.layout!r}; remove them, or use solver 'swap'"
-        )
     return settings
 
 

@@ -253,22 +253,32 @@ class CleanSettings(Talking, Storing):
 
     Attributes:
         dry_run: List what would be removed; remove nothing.
+        older_than: Also remove parts of interrupted selections of at least this age, e.g. 12h, 30d.
     """
 
     dry_run: Annotated[bool, RUNNING] = False
+    older_than: Annotated[str, RUNNING] = "30d"
 
 
-@command(parent=store_app, example="assay store gc --dry-run")
+@command(parent=store_app, example="assay store gc --older-than 7d --dry-run")
 def gc(settings: CleanSettings) -> None:
-    """Remove files that killed runs left and no result needs."""
-    store = settings.existing_store()
+    """Remove what killed runs left and no result needs."""
+    from assay.app.monitor.alarms import seconds_of
+    from assay.pipeline.subsets import abandoned_parts, remove_parts
+
+    age, store = seconds_of(settings.older_than), settings.existing_store()
+    parts = abandoned_parts(store, older_than=age)
     left = store.leftovers() if settings.dry_run else store.remove_leftovers()
+    if not settings.dry_run:
+        remove_parts(store, parts)
     if settings.json:
-        print_json({"removed": not settings.dry_run, "leftovers": _listed(left)})
+        listed = {"leftovers": _listed(left), "parts": [each.id for each in parts]}
+        print_json({"removed": not settings.dry_run, **listed})
         return
-    for each in left:
-        echo(str(each.path))
-    echo(f"{_counted(left)} {'would be removed' if settings.dry_run else 'removed'}")
+    for text in (*(str(each.path) for each in left), *(f"{each.id}  {each.kind}" for each in parts)):
+        echo(text)
+    selections = f"{len(parts):,} parts of selections that are done or older than {settings.older_than}"
+    echo(f"{_counted(left)}, {selections} {'would be removed' if settings.dry_run else 'removed'}")
 
 
 def _counted(found: "Sequence[Leftover]") -> str:
