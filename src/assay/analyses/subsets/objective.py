@@ -43,6 +43,15 @@ class Found(Record):
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 
+def check_inverse(objective: str, what: str) -> None:
+    """Refuse what presupposes a negative correlation where the weakest is selected for."""
+    if objective == "r2":
+        raise InputError(
+            f"objective is 'r2', which selects the weakest correlation, but {what} presupposes a search for "
+            "the most negative; leave that out, or use objective='r' (--objective pearson)"
+        )
+
+
 class LineGradient(NamedTuple):
     """The objective, and the weights of a model's correctness in its derivative.
 

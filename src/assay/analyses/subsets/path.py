@@ -16,7 +16,7 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import AOTIL, Correlation
-from assay.analyses.subsets.objective import Found
+from assay.analyses.subsets.objective import Found, check_inverse
 from assay.analyses.subsets.problem import Problem, Progress, Shelf, computed, make_problem
 from assay.analyses.subsets.selection import Subset, make_selection, swept
 from assay.analyses.subsets.settings import SelectionOptions
@@ -145,6 +145,9 @@ class SelectionPath(display.Shown, Record):
 
         Args:
             options: As of `Subset.judge`; each permutation is followed by a whole sweep.
+
+        Raises:
+            InputError: As `Subset.judge`.
         """
         self.selections[0].judge(**options)
         return self.verdicts
@@ -337,15 +340,6 @@ class SelectionPath(display.Shown, Record):
         test = largest.correlation["test"]
         ends = {name: getattr(test, name) for name in ("r", "low", "high")}
         return {"rule": rule, "size": largest.size, **ends, "status": largest.verdict.status}
-
-
-def check_inverse(objective: str, what: str) -> None:
-    """Refuse what presupposes a negative correlation where the weakest is selected for."""
-    if objective == "r2":
-        raise InputError(
-            f"objective is 'r2', which selects the weakest correlation, but {what} presupposes a search for "
-            "the most negative; leave that out, or use objective='r' (--objective pearson)"
-        )
 
 
 def check_refinement(by: bool | int, path: str, sizes: Sequence[int]) -> bool | int:
