@@ -1,6 +1,7 @@
 """What the page of a chosen subset lists: sizes, folds, classes, attributes, single examples."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from assay.analyses.subsets.page_words import (
@@ -15,14 +16,13 @@ from assay.analyses.subsets.page_words import (
 )
 from assay.page import text as words
 from assay.page.blocks import Block, Cell, Column, Details, Figure, Gallery, Picture, Row, Table
-from assay.page.text import MINUS, NARROW, Text, bold, quiet
+from assay.page.text import MINUS, NARROW, Span, Text, bold, quiet
 from assay.page.thumbnail import png_source
 
 
 # Heads of the columns of the table by size, and what its caption says of each.
 HEADS = {"random": "random", "hard": "hardest", "marginal": "one-pass", "distance": "furthest"}
-FISHER = "Fisher interval"
-ESTIMATES = ("p", "R, cross-fitted", "R, test models", FISHER, "rank corr.", "R, validation")
+ESTIMATES = ("p", "R, cross-fitted", "R, test models", "rank corr.", "R, validation")
 MEANINGS = {
     "random": "Random: mean and 95{percent} of random subsets. ",
     "hard": "Hardest: examples that the fewest training models classify correctly. ",
@@ -54,7 +54,7 @@ def judged_sizes_table(document: Document) -> Table:
             Column(name="examples", numeric=True, sort=True),
             Column(name="share", numeric=True, sort=True),
             Column(name="verdict", sort=True),
-            *(Column(name=name, numeric=True, sort=name != FISHER) for name in ESTIMATES),
+            *(Column(name=name, numeric=True, sort=True) for name in ESTIMATES),
             *(Column(name=HEADS[kind], numeric=True, sort=True, title=NAMES[kind]) for kind in kinds),
         ],
         rows=[_size_row(row, document, kinds) for row in document["rows"]],
@@ -76,8 +76,7 @@ def _size_row(row: Document, document: Document, kinds: Sequence[str]) -> Row:
             Cell(status=status, mark=MARKS[status]),
             Cell(text=p, value=p),
             correlation_cell(row.get("verdict")),
-            correlation_cell(row["test"]),
-            Cell(text=ends(row["test"].get("fisher_low"), row["test"].get("fisher_high")), style="quiet"),
+            _tested_cell(row["test"]),
             correlation_cell(row["test"], "spearman"),
             correlation_cell(row["validation"]),
             *(correlation_cell(row.get(kind)) for kind in kinds),
@@ -96,6 +95,12 @@ def correlation_cell(record: Document | None, statistic: str = "r") -> Cell:
         below=ends(record.get(f"{prefix}low"), record.get(f"{prefix}high")),
         value=f"{record[statistic]:.6f}",
     )
+
+
+def _tested_cell(test: Document) -> Cell:
+    """R on the test models with its interval and, below that, Fisher's."""
+    cell, fisher = correlation_cell(test), ends(test.get("fisher_low"), test.get("fisher_high"))
+    return replace(cell, below=(cell.below, " ", Span(f"Fisher {fisher}", "line"))) if fisher else cell
 
 
 def _size_caption(document: Document, kinds: Sequence[str]) -> str:
