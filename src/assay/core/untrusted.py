@@ -178,10 +178,8 @@ def load_npz(path: str | Path) -> "dict[str, np.ndarray]":
         FileFormatError: If the file is no such archive, is cut off, or declares other arrays than it holds.
         UnsafeFileError: If it is a pickle or an array of it holds pickled objects; they are not read.
     """
-    with _npz(Path(path)) as archive:
-        check_unpacked(archive, Path(path))
-        members = [_declared(archive, member, Path(path)) for member in archive.infolist()]
-        return {member.key: member.array(archive) for member in members}
+    with open_npz(Path(path)) as (archive, members):
+        return {key: member.array(archive) for key, member in members.items()}
 
 
 def npz_members(path: Path) -> "dict[str, NpzMember]":
@@ -190,10 +188,22 @@ def npz_members(path: Path) -> "dict[str, NpzMember]":
     Raises:
         FileFormatError, UnsafeFileError: As `load_npz`, the free memory apart.
     """
+    with open_npz(path, whole=False) as (_, members):
+        return members
+
+
+@contextmanager
+def open_npz(path: Path, *, whole: bool = True) -> Iterator[tuple[zipfile.ZipFile, dict[str, "NpzMember"]]]:
+    """An `.npz` archive with its arrays as they are declared, by name; errors as of `load_npz`.
+
+    Args:
+        path: The archive.
+        whole: Whether all of it is to be read, so that it must fit into the free memory.
+    """
     with _npz(path) as archive:
-        check_unpacked(archive, path, whole=False)
+        check_unpacked(archive, path, whole=whole)
         members = [_declared(archive, member, path) for member in archive.infolist()]
-    return {member.key: member for member in members}
+        yield archive, {member.key: member for member in members}
 
 
 @dataclass(frozen=True, kw_only=True)
