@@ -18,12 +18,8 @@ class EvaluateSubsetSettings(Talking, Storing, Reporting, AnswerSettings):
     """What new models must reach on a subset.
 
     Attributes:
-        order: data: the columns are the examples that the subset was selected from, in their order. Needed
-            where the examples have no names.
-        gate: Limit that every model must meet, e.g. 'accuracy >= 0.6', else exit with code 3; repeat for
-            several. A limit for accuracy, accuracy_all, residual or residual_all fails with confidence: if no
-            value in the 95% interval meets it. accuracy.value is judged by the estimate, accuracy.low by the
-            lower end.
+        order: data: columns without names, in the order of the data behind the subset.
+        gate: Limit for every new model, e.g. 'accuracy >= 0.6'; exit code 3 if one fails.
     """
 
     order: Annotated[str | None, INPUTS, one_of("data")] = None
@@ -77,8 +73,7 @@ class ExportSubsetSettings(Talking, Storing):
     """Where a subset goes.
 
     Attributes:
-        save: File to write: .txt (ids), .csv or .parquet (rank, id, place, score), .md or .json (the card) or
-            .jsonld (Croissant).
+        save: File to write: .txt, .csv, .parquet, .md or .json (card), .jsonld (Croissant).
         licence: Licence of the data, e.g. CC-BY-4.0, for the card and Croissant.
     """
 
