@@ -43,9 +43,8 @@ def evaluate(
     correlations over the models.
 
     Args:
-        subset: File of --subset, or the id of a stored selection, all sizes of which are then evaluated.
-        predictions: What the new models answer on these examples, in any form that `assay select` reads; in
-            a table one model is enough.
+        subset: File of --subset, or the id of a stored selection, with all of its sizes.
+        predictions: Answers of the new models on these examples, as `assay select` reads them.
         settings: The options.
     """
     from assay.analyses.subsets.evaluation_page import gate_sentences
@@ -90,7 +89,7 @@ def export(
     Its card, its ids, a table or Croissant: the ending of --save chooses.
 
     Args:
-        selection: selection.json, the file of --save of `assay select`, or the id of a stored selection.
+        selection: selection.json (--save of `assay select`), or the id of a stored selection.
         settings: The options.
     """
     from assay.analyses.subsets.export import check_format, export_subset
