@@ -10,14 +10,13 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.layouts import AnswerTable, whole_weights
-from assay.analyses.subsets.line import EPS, line_correlation, probit
+from assay.analyses.subsets.line import DEGENERATE, EPS, line_correlation, probit
 from assay.core.errors import InputError
 from assay.core.record import Record
 
 
 OBJECTIVES = ("r", "r2")
 FLOOR = 0.25  # the objective clips accuracies at this share of an example
-DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
