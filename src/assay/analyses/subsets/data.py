@@ -137,13 +137,13 @@ class CorrectnessData(Carded):
                 raise InputError(
                     "id_accuracy is already part of the data; give arrays for both, or the data alone"
                 )
-            given = {
+            replaced = {
                 "groups": checked_names(groups, data.n_models, "groups"),
                 "families": checked_names(families, data.n_models, "families"),
                 "embedding": checked_rows(embedding, "embedding", data.n_examples),
                 "id_embedding": checked_rows(id_embedding, "id_embedding", None),
             }
-            changed: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+            changed: dict[str, Any] = {name: each for name, each in replaced.items() if each is not None}
             return (replace(data, **changed) if changed else data)._checked()
         matrix = checked_matrix(correct, scores=scores)
         n_models, n_examples = shape_of(matrix)
@@ -424,21 +424,21 @@ class CorrectnessData(Carded):
 
     def understood(self) -> Understood:
         """How the answers were read; see `Understood`."""
-        told, codes = dict(self.source), self.labels
+        source, codes = self.source, self.labels
         classes = None if codes is None else self.label_names or tuple(map(str, np.unique(codes).tolist()))
         return Understood(
-            kind=str(told.get("kind", "arrays")),
-            orientation=told.get("orientation"),
-            columns=told.get("columns", {}),
-            answers=told.get("answers", "scores" if has_scores(self.correct) else "0 and 1"),
-            id_accuracy=told.get("id_accuracy", "given"),
+            kind=str(source.get("kind", "arrays")),
+            orientation=source.get("orientation"),
+            columns=source.get("columns", {}),
+            answers=source.get("answers", "scores" if has_scores(self.correct) else "0 and 1"),
+            id_accuracy=source.get("id_accuracy", "given"),
             models=self.model_ids[:3],
             examples=tuple(map(str, self.example_ids[:3].tolist())),
             classes=classes,
             facts=tuple(self.meta),
-            missing=told.get("missing", 0),
-            left_out=told.get("left_out", {}),
-            notes=tuple(told.get("notes", ())),
+            missing=source.get("missing", 0),
+            left_out=source.get("left_out", {}),
+            notes=tuple(source.get("notes", ())),
             quality=self.quality(),
         )
 

@@ -113,8 +113,8 @@ class SelectionPath(display.Shown, Record):
         return self.selections[0].full
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.selections)
-        return f"SelectionPath(R over test models by size {found})"
+        correlations = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.selections)
+        return f"SelectionPath(R over test models by size {correlations})"
 
     def _summary(self) -> str:
         rows = [
@@ -223,12 +223,12 @@ class SelectionPath(display.Shown, Record):
         if best is None or above is None:
             return self
         low, high = best.size, above
-        found = shelf(
+        records = shelf(
             "refined", lambda: [each.to_dict() for each in self._between(low, high, by, rule, progress)]
         )
-        if not found:
+        if not records:
             return self
-        new = [make_selection(self.problem, Found.from_dict(each)) for each in found]
+        new = [make_selection(self.problem, Found.from_dict(each)) for each in records]
         subsets = sorted((*self.selections, *new), key=lambda each: each.size)
         rows = baseline_rows(
             self.problem,
@@ -252,15 +252,15 @@ class SelectionPath(display.Shown, Record):
         if by is not True:
             steps = range(low + by, high, by)
             return self.problem.solve_path(steps, progress=progress) if steps else []
-        found = []
+        solutions = []
         while high - low > max(1.0, _REFINED * low):
             middle = (low + high) // 2
-            found.append(self.problem.solve(middle))
-            if _qualifies(make_selection(self.problem, found[-1]), rule):
+            solutions.append(self.problem.solve(middle))
+            if _qualifies(make_selection(self.problem, solutions[-1]), rule):
                 low = middle
             else:
                 high = middle
-        return found
+        return solutions
 
     @functools.cached_property
     def headline(self) -> Subset:
@@ -413,14 +413,13 @@ def selection_path(
     """
     problem = make_problem(correct, id_accuracy, **options)
     ascending = problem.grid(sizes, path=path)
-    kept = shelf(
+    records = shelf(
         "selections",
         lambda: [each.to_dict() for each in problem.solve_path(ascending, path=path, progress=progress)],
     )
-    solved = [Found.from_dict(each) for each in kept]
     return SelectionPath(
         sizes=ascending,
-        selections=swept([make_selection(problem, each, path=path) for each in solved]),
+        selections=swept([make_selection(problem, Found.from_dict(each), path=path) for each in records]),
         path=path,
         problem=problem,
         baselines=baseline_rows(problem, ascending) if baselines else {},

@@ -171,11 +171,11 @@ def _changed(solver: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a solver without those that are as they are by default."""
     if solver not in SOLVERS:
         return dict(options)
-    known = inspect.signature(SOLVERS[solver]).parameters
+    parameters = inspect.signature(SOLVERS[solver]).parameters
     return {
         name: value
         for name, value in options.items()
-        if name not in OPTIONS[solver] or value != known[name].default
+        if name not in OPTIONS[solver] or value != parameters[name].default
     }
 
 
