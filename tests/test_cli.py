@@ -493,6 +493,13 @@ def test_every_help_page_has_groups_texts_and_an_example_that_parses(run: Run) -
             assert argument.parameter.help or not argument.show, f"{words} {argument.name}"
 
 
+def test_each_option_of_select_is_explained_in_under_80_characters() -> None:
+    for words, each in commands(app):
+        if words[0] == "select" and each.default_command is not None:
+            for argument in each.assemble_argument_collection(parse_docstring=True):
+                assert len(argument.parameter.help or "") < 80, f"{words} {argument.name}"
+
+
 def test_the_help_of_n_says_whether_it_counts_a_half_or_all() -> None:
     helped = {
         " ".join(words): argument.parameter.help

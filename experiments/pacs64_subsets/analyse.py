@@ -81,7 +81,6 @@ def path_record(path: SelectionPath) -> dict[str, Any]:
     assert labels is not None
     rows = []
     for selection, verdict in zip(path.selections, path.verdicts, strict=True):
-        line = selection.line("test")
         whole = selection.size == path.data.n_examples
         each = replicate_examples(selection)
         rows.append(
@@ -89,7 +88,7 @@ def path_record(path: SelectionPath) -> dict[str, Any]:
                 "size": selection.size,
                 "r": {part: found.r for part, found in selection.correlation.items()},
                 "test": selection.correlation["test"].to_dict(),
-                "line": line.to_dict(),
+                "line": selection.lines["selected"].to_dict(),
                 "verdict": {
                     name: value for name, value in verdict.to_dict().items() if name not in ("null", "sizes")
                 },

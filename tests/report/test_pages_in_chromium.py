@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import synthetic_subset
 from chromium import Visit
 from pages import documents
 from synthetic_store import HOSTILE
@@ -61,6 +62,16 @@ def test_nothing_in_a_figure_lies_on_its_caption(kind: str, visit: Visit) -> Non
     assert captions
     for caption in captions:
         assert caption.evaluate(overlap) <= 0.5, caption.text_content()
+
+
+def test_the_widest_table_by_size_is_shown_whole_at_1200_pixels(visit: Visit) -> None:
+    found = synthetic_subset.document()
+    for row in found["rows"]:
+        row |= dict.fromkeys(("random", "hard", "marginal", "distance"), synthetic_subset.correlation(-0.5))
+        row["verdict"]["p_value"] = 0.025
+    page = visit.open(render(found))
+    page.set_viewport_size({"width": 1200, "height": 900})
+    assert page.locator(".scroll:has(> .subset-sizes)").evaluate("e => e.scrollWidth - e.clientWidth") <= 0
 
 
 def _sorts(table: Any) -> None:

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from synthetic_subset import SIZES, document
 
 from assay.analyses.subsets import content_plots, plots, probit_plots
+from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.page_words import BASELINES, signed
 from assay.page.draw import to_svg
 
@@ -92,7 +93,7 @@ def test_the_scatter_shows_the_test_models_alone() -> None:
     points = [line for line in probit_plots.plot_scatter(found).get_lines() if line.get_marker() != "None"]
     assert len(points) == 2, "all examples and the chosen ones"
     accuracy = np.array(found["models"]["selected"])[places]
-    np.testing.assert_array_equal(points[1].get_ydata(), probit_plots.probit_places(accuracy))
+    np.testing.assert_array_equal(points[1].get_ydata(), probit(accuracy))
 
 
 def test_a_scatter_of_very_many_models_draws_evenly_spaced_ones() -> None:
@@ -134,7 +135,6 @@ def test_models_at_exactly_zero_stand_at_the_clip_and_are_labelled_so() -> None:
     ax = probit_plots.plot_scatter(found)
     assert rows_of(ax)[0] == "0"
     assert ax.get_yticks()[0] == pytest.approx(-4.753, abs=1e-3)
-    assert probit_plots.probit_places([0.0, 0.5, 1.0]).round(3).tolist() == [-4.753, 0.0, 4.753]
 
 
 def test_each_set_of_examples_has_a_panel() -> None:

@@ -87,9 +87,11 @@ def test_the_weakest_correlation_is_shown_first_where_it_was_selected_for(plante
     weakest = found.sizes[np.argmin(np.square(r))]
     assert weakest != found.sizes[np.argmin(r)]  # so that the order matters
     assert found.headline.size == weakest
-    for refused in (found.largest_aotil, found.refined):
+    for refused in (found.largest_aotil, found.refined, found.judge, found[150].judge):
         with pytest.raises(InputError, match="selects the weakest correlation"):
             refused()
+    assert (found[150].verdict.status, found[150].verdict.sizes) == ("inconclusive", found.sizes)
+    assert found.verdicts[0].reasons[0].startswith("not tested: ")
     with pytest.raises(InputError, match="n_permutations=19"):
         select_stored(data, **given, n_permutations=19)
     document = select_stored(data, **given, n_permutations=0).document

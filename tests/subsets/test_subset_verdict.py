@@ -438,6 +438,8 @@ class TestJudge:
         other = oodselect(planted, size=30, objective="r2")
         with pytest.raises(InputError, match="different settings"):
             judge_sizes(planted, (planted_selections[0], other))
+        with pytest.raises(InputError, match="but a verdict presupposes a search for the most negative"):
+            judge_sizes(planted, (other,))
 
     def test_quotas_hold_in_every_rerun(self, planted):
         strata = np.arange(planted.n_examples) % 2

@@ -226,7 +226,7 @@ class Storing:
     """Where results are kept.
 
     Attributes:
-        store: Results store: a directory, or postgresql+psycopg://USER@HOST/DATABASE. Default: assay-out.
+        store: Store: a directory or postgresql+psycopg://USER@HOST/DB. Default: assay-out.
     """
 
     # Text, not Path: a path would take slashes from a URL.

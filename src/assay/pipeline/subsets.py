@@ -15,13 +15,8 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.example_files import made_from
 from assay.analyses.subsets.holdout import EXAMPLE_FOLDS
-from assay.analyses.subsets.path import (
-    SelectionPath,
-    check_inverse,
-    check_refinement,
-    most_refined,
-    selection_path,
-)
+from assay.analyses.subsets.objective import check_inverse
+from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, selection_path
 from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import ElsewhereError, Problem, make_problem
 from assay.analyses.subsets.verdict import untested

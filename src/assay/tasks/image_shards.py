@@ -18,14 +18,13 @@ from jaxtyping import Int64
 
 from assay.core.errors import FileFormatError, InputError
 from assay.core.machine import free_memory
+from assay.core.parquet import open_parquet, parquet_table
 from assay.core.untrusted import (
     DAMAGED_ZIP,
     MALFORMED,
     NpzMember,
     malformed,
     npz_members,
-    open_parquet,
-    parquet_table,
     parse_json,
 )
 from assay.tasks.image_decoding import PerProcess, Pictures, chained

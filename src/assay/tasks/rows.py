@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.core.errors import FileFormatError
-from assay.core.untrusted import parse_json, read_parquet_file
+from assay.core.parquet import read_parquet_file
+from assay.core.untrusted import parse_json
 
 
 TASK_FILES = (".jsonl", ".parquet")  # what the name of a file of prompts ends in

@@ -178,3 +178,27 @@ def checked_images(given: Any, n_examples: int) -> np.ndarray | None:
     if images.ndim == 4 and images.shape[3] != 3:
         raise ShapeError(f"images have {images.shape[3]} channels; expected grey or RGB")
     return images
+
+
+def check_embeddings(embedding: np.ndarray | None, id_embedding: np.ndarray | None) -> None:
+    """Raises unless examples and in-distribution examples, where both are embedded, can be compared."""
+    if embedding is None or id_embedding is None:
+        return
+    width, id_width = embedding.shape[1], id_embedding.shape[1]
+    if width != id_width:
+        raise ShapeError(f"embedding has width {width}, id_embedding {id_width}; use one encoder for both")
+    row_lengths(embedding, "embedding")
+    row_lengths(id_embedding, "id_embedding")
+
+
+def check_nesting(groups: tuple[str, ...] | None, families: tuple[str, ...] | None) -> None:
+    """Raises `InputError` for a training run in two families."""
+    if groups is None or families is None:
+        return
+    family_of: dict[str, str] = {}
+    for group, family in zip(groups, families, strict=True):
+        if family_of.setdefault(group, family) != family:
+            raise InputError(
+                f"group {group!r} lies in the families {family_of[group]!r} and {family!r}; all models "
+                "of a training run must share one family"
+            )

@@ -17,8 +17,7 @@ import math
 import os
 import re
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,16 +36,13 @@ from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.parquet import parquet_bytes, read_parquet
 from assay.analyses.subsets.placement import has_scores
 from assay.circuits import write_atomically
-from assay.core.errors import AssayError, FileFormatError, InputError, UnsafeFileError, near_matches
+from assay.core.errors import AssayError, FileFormatError, InputError, near_matches
 from assay.core.machine import free_memory
 from assay.core.record import plain
-from assay.core.untrusted import MALFORMED, check_declared, check_unpacked, malformed
+from assay.core.untrusted import DAMAGED_ZIP, NpzMember, malformed, open_npz
 
 
 SUFFIXES = (".npz", ".parquet")
-
-# Of damaged members, foreign compression, passwords.
-_DAMAGED = (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED)
 _KEYS = {argument: key for key, argument in ARGUMENTS.items()}
 _NUMBERS = ("y", "n_id", "embedding", "id_embedding")
 _DENSE_SAVED = 64_000_000  # entries of the largest matrix that is written as bytes
@@ -68,7 +64,7 @@ def read_archive(path: Path) -> dict[str, Any]:
         return _arguments(_read_npz(path) if suffix == ".npz" else read_parquet(path), path)
     except AssayError:
         raise
-    except _DAMAGED as error:
+    except DAMAGED_ZIP as error:
         raise FileFormatError(
             f"{path} is not a correctness archive, or is truncated or damaged: {error}"
         ) from error
@@ -142,108 +138,68 @@ def _npz_bytes(data: Mapping[str, Any]) -> bytes:
 
 
 def _read_npz(path: Path) -> Contents:
-    with path.open("rb") as file:
-        start = file.read(6)
-    if start[:1] == b"\x80":
-        raise UnsafeFileError(
-            f"{path} is a pickle, which is never read because it could run code; write an .npz"
-        )
-    if start == b"\x93NUMPY":
-        raise FileFormatError(f"{path} is a single array; expected an .npz archive with at least 'X' and 'y'")
-    with zipfile.ZipFile(path) as archive:
-        check_unpacked(archive, path)
-        return _read_members(archive, path)
-
-
-def _read_members(archive: zipfile.ZipFile, path: Path) -> Contents:
-    keys = [name.removesuffix(".npy") for name in archive.namelist()]
-    for key in keys:
-        if key not in (*ARGUMENTS, "X_bits", "shape", "source") and not key.startswith(META):
-            near = near_matches(key, ARGUMENTS)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ARGUMENTS)}, {META}NAME"
-            raise FileFormatError(f"{path} holds an unknown array {key!r}; {hint}")
-    if ("X" in keys) == ("X_bits" in keys):
-        which = "both 'X' and 'X_bits'" if "X" in keys else "neither 'X' nor 'X_bits'"
-        raise FileFormatError(f"{path} holds {which}; expected one of them, models by examples")
-    if "X_bits" in keys and "shape" not in keys:
-        raise FileFormatError(f"{path} lacks the array 'shape', the numbers of models and examples of X_bits")
-    arrays = {key: _read_array(archive, key, path) for key in keys if key != "X"}
-    source = json_object(arrays.pop("source"), "source", path) if "source" in arrays else None
-    matrix: np.ndarray | PackedMatrix
-    packed = False
-    if "X" in keys and _declares_scores(archive, path):
-        matrix = _read_array(archive, "X", path)
-        if matrix.ndim == 2 and all(((row == 0) | (row == 1)).all() for row in matrix):
-            matrix = matrix.astype(np.uint8)
-    elif "X" in keys:
-        matrix, packed = _read_matrix(archive, path)
-    else:
-        matrix = _from_bits(arrays.pop("X_bits"), arrays["shape"], path)
+    with open_npz(path) as (archive, members):
+        _check_names(members, path)
+        arrays = {key: member.array(archive) for key, member in members.items() if key != "X"}
+        source = json_object(arrays.pop("source"), "source", path) if "source" in arrays else None
+        matrix: np.ndarray | PackedMatrix
+        packed = False
+        if "X" not in members:
+            matrix = _from_bits(arrays.pop("X_bits"), arrays["shape"], path)
+        elif members["X"].dtype == np.float32:  # scores
+            matrix = members["X"].array(archive)
+            if matrix.ndim == 2 and all(((row == 0) | (row == 1)).all() for row in matrix):
+                matrix = matrix.astype(np.uint8)
+        else:
+            matrix, packed = _read_matrix(archive, members["X"], path)
     arrays.pop("shape", None)
     return Contents(matrix, arrays, source, packed)
 
 
-def _header(stream: Any, size: int, key: str, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(stream)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if read is None:
+def _check_names(names: Collection[str], path: Path) -> None:
+    """Raises `FileFormatError` unless an archive has one matrix and else only arrays that are known."""
+    for key in names:
+        if key not in (*ARGUMENTS, "X_bits", "shape", "source") and not key.startswith(META):
+            near = near_matches(key, ARGUMENTS)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ARGUMENTS)}, {META}NAME"
+            raise FileFormatError(f"{path} holds an unknown array {key!r}; {hint}")
+    if ("X" in names) == ("X_bits" in names):
+        which = "both 'X' and 'X_bits'" if "X" in names else "neither 'X' nor 'X_bits'"
+        raise FileFormatError(f"{path} holds {which}; expected one of them, models by examples")
+    if "X_bits" in names and "shape" not in names:
+        raise FileFormatError(f"{path} lacks the array 'shape', the numbers of models and examples of X_bits")
+
+
+def _read_matrix(
+    archive: zipfile.ZipFile, member: NpzMember, path: Path
+) -> "tuple[np.ndarray | PackedMatrix, bool]":
+    shape, dtype, by_rows = member.shape, member.dtype, member.by_rows
+    if len(shape) != 2 or dtype.kind not in "biuf":
         raise FileFormatError(
-            f"{path}: the array {key!r} has the unsupported format {version}; write plain arrays"
+            f"{path}: the array 'X' holds {dtype} of shape {shape}; expected 0 and 1, models by examples"
         )
-    shape, fortran, dtype = read(stream)
-    check_declared(shape, dtype, size, key=key, path=path)
-    return shape, fortran, dtype
-
-
-def _read_array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
-    with archive.open(f"{key}.npy") as member:
-        shape, _, dtype = _header(member, archive.getinfo(f"{key}.npy").file_size, key, path)
-    size, free = math.prod(shape) * dtype.itemsize, free_memory()
-    if size > free:
+    pack = must_pack(shape[0], shape[1], what=f"{path}: X")
+    if not by_rows and math.prod(shape) * (dtype.itemsize + 2) > free_memory():
         raise InputError(
-            f"{path}: {key} takes {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB of memory are free"
+            f"{path}: X of {shape[0]} x {shape[1]} does not fit into memory, and its column order "
+            "prevents packing while it is read. Write X in row order, or X_bits"
         )
-    with archive.open(f"{key}.npy") as member:
-        array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
-        member.read()  # at its end the checksum is compared
-    return array
 
-
-def _declares_scores(archive: zipfile.ZipFile, path: Path) -> bool:
-    with archive.open("X.npy") as member:
-        return _header(member, archive.getinfo("X.npy").file_size, "X", path)[2] == np.float32
-
-
-def _read_matrix(archive: zipfile.ZipFile, path: Path) -> "tuple[np.ndarray | PackedMatrix, bool]":
-    with archive.open("X.npy") as member:
-        shape, fortran, dtype = _header(member, archive.getinfo("X.npy").file_size, "X", path)
-        if len(shape) != 2 or dtype.kind not in "biuf":
-            raise FileFormatError(
-                f"{path}: the array 'X' holds {dtype} of shape {shape}; expected 0 and 1, models by examples"
-            )
-        pack = must_pack(shape[0], shape[1], what=f"{path}: X")
-        free = free_memory()
-        if fortran and math.prod(shape) * (dtype.itemsize + 2) > free:
-            raise InputError(
-                f"{path}: X of {shape[0]} x {shape[1]} does not fit into memory, and its column order "
-                "prevents packing while it is read. Write X in row order, or X_bits"
-            )
+    with archive.open(member.info) as stream:
+        stream.read(member.start)
 
         def blocks() -> Iterator[np.ndarray]:
             # Columns first: one block, since a part of it is not a set of rows.
             wide = max(1, shape[1] * dtype.itemsize)
-            step = shape[0] if fortran else 8 * max(1, _BLOCK // (8 * wide))
+            step = 8 * max(1, _BLOCK // (8 * wide)) if by_rows else shape[0]
             for start in range(0, shape[0], max(1, step)):
                 height = min(step, shape[0] - start)
-                content = member.read(height * wide) if shape[1] else b""
+                content = stream.read(height * wide) if shape[1] else b""
                 if len(content) < height * shape[1] * dtype.itemsize:
                     raise FileFormatError(f"{path}: the array 'X' is truncated after row {start}")
                 flat = np.frombuffer(content, dtype=dtype)
-                yield flat.reshape(shape[1], height).T if fortran else flat.reshape(height, shape[1])
-            member.read()
+                yield flat.reshape(height, shape[1]) if by_rows else flat.reshape(shape[1], height).T
+            stream.read()  # at its end the checksum is compared
 
         matrix = gather_rows(
             blocks(), shape[0], shape[1], pack=pack, named=lambda row, column: f"{path}: X[{row}, {column}]"

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Num, Shaped, UInt8
-from scipy import stats as scipy_stats
 
 from assay.analyses.subsets._arrays import Accuracies, Places, Units
 from assay.analyses.subsets._checks import (
+    check_embeddings,
+    check_nesting,
     checked_accuracies,
     checked_example_ids,
     checked_images,
@@ -24,13 +24,12 @@ from assay.analyses.subsets._checks import (
     checked_n_id,
     checked_names,
     checked_rows,
-    row_lengths,
 )
 from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
-from assay.analyses.subsets.line import MIN_MODELS, probit
+from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of, shape_of
-from assay.analyses.subsets.quality import Quality, Understood
+from assay.analyses.subsets.quality import Quality, Understood, reliability
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError
@@ -138,20 +137,14 @@ class CorrectnessData(Carded):
                 raise InputError(
                     "id_accuracy is already part of the data; give arrays for both, or the data alone"
                 )
-            changed: dict[str, Any] = {
-                name: checked_names(given, data.n_models, name)
-                for name, given in (("groups", groups), ("families", families))
-                if given is not None
+            replaced = {
+                "groups": checked_names(groups, data.n_models, "groups"),
+                "families": checked_names(families, data.n_models, "families"),
+                "embedding": checked_rows(embedding, "embedding", data.n_examples),
+                "id_embedding": checked_rows(id_embedding, "id_embedding", None),
             }
-            for name, rows, n in (
-                ("embedding", embedding, data.n_examples),
-                ("id_embedding", id_embedding, None),
-            ):
-                if rows is not None:
-                    changed[name] = checked_rows(rows, name, n)
-            found = replace(data, **changed) if changed else data
-            found._check_agreement()
-            return found
+            changed: dict[str, Any] = {name: each for name, each in replaced.items() if each is not None}
+            return (replace(data, **changed) if changed else data)._checked()
         matrix = checked_matrix(correct, scores=scores)
         n_models, n_examples = shape_of(matrix)
         if n_models < at_least:
@@ -165,7 +158,7 @@ class CorrectnessData(Carded):
                 raise ShapeError(
                     f"meta[{name!r}] has shape {column.shape}, but there are {n_examples} examples"
                 )
-        found = cls(
+        return cls(
             correct=matrix,
             id_accuracy=checked_accuracies(id_accuracy, n_models),
             model_ids=checked_model_ids(model_ids, n_models),
@@ -180,9 +173,12 @@ class CorrectnessData(Carded):
             id_embedding=checked_rows(id_embedding, "id_embedding", None),
             images=checked_images(images, n_examples),
             source=dict(source or {}),
-        )
-        found._check_agreement()
-        return found
+        )._checked()
+
+    def _checked(self) -> "CorrectnessData":
+        check_embeddings(self.embedding, self.id_embedding)
+        check_nesting(self.groups, self.families)
+        return self
 
     def __repr__(self) -> str:
         units = [
@@ -423,57 +419,28 @@ class CorrectnessData(Carded):
             n_all_wrong=int(np.count_nonzero(right == 0)),
             n_constant_models=int(np.count_nonzero((accuracy == 0) | (accuracy == 1))),
             n_duplicates=self.n_models - len(rows),
-            reliability=self._reliability(),
+            reliability=reliability(self.id_accuracy, self.n_id),
         )
 
     def understood(self) -> Understood:
         """How the answers were read; see `Understood`."""
-        told, codes = dict(self.source), self.labels
+        source, codes = self.source, self.labels
         classes = None if codes is None else self.label_names or tuple(map(str, np.unique(codes).tolist()))
         return Understood(
-            kind=str(told.get("kind", "arrays")),
-            orientation=told.get("orientation"),
-            columns=told.get("columns", {}),
-            answers=told.get("answers", "scores" if has_scores(self.correct) else "0 and 1"),
-            id_accuracy=told.get("id_accuracy", "given"),
+            kind=str(source.get("kind", "arrays")),
+            orientation=source.get("orientation"),
+            columns=source.get("columns", {}),
+            answers=source.get("answers", "scores" if has_scores(self.correct) else "0 and 1"),
+            id_accuracy=source.get("id_accuracy", "given"),
             models=self.model_ids[:3],
             examples=tuple(map(str, self.example_ids[:3].tolist())),
             classes=classes,
             facts=tuple(self.meta),
-            missing=told.get("missing", 0),
-            left_out=told.get("left_out", {}),
-            notes=tuple(told.get("notes", ())),
+            missing=source.get("missing", 0),
+            left_out=source.get("left_out", {}),
+            notes=tuple(source.get("notes", ())),
             quality=self.quality(),
         )
-
-    def _reliability(self) -> float:
-        z = probit(self.id_accuracy)
-        spread = float(z.var())
-        if self.n_id is None or spread == 0:
-            return math.nan
-        y = self.id_accuracy
-        noise = y * (1 - y) / (self.n_id * scipy_stats.norm.pdf(z) ** 2)
-        return float(1 - noise.mean() / spread)
-
-    def _check_agreement(self) -> None:
-        """Embeddings of one width that can be compared, and runs inside families."""
-        if self.embedding is not None and self.id_embedding is not None:
-            width, id_width = self.embedding.shape[1], self.id_embedding.shape[1]
-            if width != id_width:
-                raise ShapeError(
-                    f"embedding has width {width}, id_embedding {id_width}; use one encoder for both"
-                )
-            row_lengths(self.embedding, "embedding")
-            row_lengths(self.id_embedding, "id_embedding")
-        if self.groups is None or self.families is None:
-            return
-        family_of: dict[str, str] = {}
-        for group, family in zip(self.groups, self.families, strict=True):
-            if family_of.setdefault(group, family) != family:
-                raise InputError(
-                    f"group {group!r} lies in the families {family_of[group]!r} and {family!r}; all models "
-                    "of a training run must share one family"
-                )
 
 
 def _sums(x: np.ndarray) -> type:

@@ -15,7 +15,6 @@ holds.
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -25,11 +24,10 @@ from jaxtyping import Float64, Int64
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.permutation import run_permutations
+from assay.analyses.subsets.problem import Progress
 from assay.core.errors import InputError, check_least
 from assay.core.random import stream
 
-
-Progress = Callable[[str, int, int], None]
 
 CUES = ("agrees", "absent", "misleads")
 AGREES, ABSENT, MISLEADS = range(len(CUES))

@@ -21,7 +21,7 @@ AOTIL = -0.3  # at most this correlation is called accuracy on the inverse line 
 N_RESAMPLES = 1000
 MIN_MODELS = 4  # in any part: below that the Fisher interval does not exist
 RELIABLE_UNITS = 8
-_DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
+DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
 _ROUNDING = 1e-12  # of a replicate's sum of squares, relative to that of all models
 _CERTAIN = 1 - 1e-9  # |R| of a replicate beyond which atanh says nothing
 _ENDS = ("low", "high", "fisher_low", "fisher_high", "spearman_low", "spearman_high", "n_eff")
@@ -204,7 +204,7 @@ def line_correlations(
     y = y - y.mean(axis=1, keepdims=True)
     sxx, syy = x @ x, (y * y).sum(axis=1)
     correlations = np.full(len(y), np.nan)
-    defined = (syy >= _DEGENERATE) & (sxx >= _DEGENERATE)
+    defined = (syy >= DEGENERATE) & (sxx >= DEGENERATE)
     np.divide(y @ x, np.sqrt(syy * sxx), out=correlations, where=defined)
     return np.asarray(np.clip(correlations, -1.0, 1.0))
 
@@ -253,7 +253,7 @@ class UnitSums:
         products = (np.ones_like(x), x, y, x * x, y * y, x * y)
         self.sums = np.stack([np.bincount(place, weights=each) for each in products])
         # Squares below these are rounding, beside those of all models.
-        self.floors = tuple(max(_DEGENERATE, _ROUNDING * float(side @ side)) for side in (x, y))
+        self.floors = tuple(max(DEGENERATE, _ROUNDING * float(side @ side)) for side in (x, y))
 
     def correlations(
         self, weights: Real[np.ndarray, "k units"], among: Any = slice(None), *, at_least: int = 1
@@ -412,7 +412,7 @@ def fit_line(
     x, y = probit(id_accuracy, eps=id_eps), probit(accuracy, eps=eps)
     _check_vectors(x, y)
     dx, dy = x - x.mean(), y - y.mean()
-    slope = float(dx @ dy / (dx @ dx)) if dx @ dx >= _DEGENERATE else math.nan
+    slope = float(dx @ dy / (dx @ dx)) if dx @ dx >= DEGENERATE else math.nan
     residual = dy - slope * dx
     return Line(
         slope=slope,

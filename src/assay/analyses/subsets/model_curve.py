@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from assay.analyses.subsets.line import EPS, checked_shares, probit
+from assay.analyses.subsets.line import DEGENERATE, EPS, checked_shares, probit
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError, check_least, unknown_name
 from assay.core.random import stream
@@ -21,7 +21,6 @@ TOLERANCE = 0.01
 ORDERS = 20
 UNITS = ("group", "model")
 _FEWEST = 3  # two models always correlate perfectly
-_DEGENERATE = 1e-18
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,7 +220,7 @@ def prefix_correlations(
         sxy += weight * dx * dy
         mean_x += dx / (n + 1)
         mean_y += dy / (n + 1)
-        defined = (sxx >= _DEGENERATE) & (syy >= _DEGENERATE)
+        defined = (sxx >= DEGENERATE) & (syy >= DEGENERATE)
         np.divide(sxy, np.sqrt(sxx * syy), out=correlations[:, n], where=defined)
     return np.asarray(np.clip(correlations, -1.0, 1.0))
 

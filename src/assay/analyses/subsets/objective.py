@@ -10,14 +10,13 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.layouts import AnswerTable, whole_weights
-from assay.analyses.subsets.line import EPS, line_correlation, probit
+from assay.analyses.subsets.line import DEGENERATE, EPS, line_correlation, probit
 from assay.core.errors import InputError
 from assay.core.record import Record
 
 
 OBJECTIVES = ("r", "r2")
 FLOOR = 0.25  # the objective clips accuracies at this share of an example
-DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +40,15 @@ class Found(Record):
     r_validation: float
     trace: tuple[dict[str, Any], ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_inverse(objective: str, what: str) -> None:
+    """Refuse what presupposes a negative correlation where the weakest is selected for."""
+    if objective == "r2":
+        raise InputError(
+            f"objective is 'r2', which selects the weakest correlation, but {what} presupposes a search for "
+            "the most negative; leave that out, or use objective='r' (--objective pearson)"
+        )
 
 
 class LineGradient(NamedTuple):

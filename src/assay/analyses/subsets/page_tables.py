@@ -1,6 +1,7 @@
 """What the page of a chosen subset lists: sizes, folds, classes, attributes, single examples."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from assay.analyses.subsets.page_words import (
@@ -14,15 +15,14 @@ from assay.analyses.subsets.page_words import (
     tested_units,
 )
 from assay.page import text as words
-from assay.page.blocks import Block, Cell, Column, Details, Figure, Gallery, Picture, Row, Table
-from assay.page.text import MINUS, NARROW, Text, bold, quiet
+from assay.page.blocks import Block, Cell, Column, Details, Figure, Gallery, Picture, Row, Table, columns
+from assay.page.text import MINUS, NARROW, Span, Text, bold, quiet
 from assay.page.thumbnail import png_source
 
 
 # Heads of the columns of the table by size, and what its caption says of each.
 HEADS = {"random": "random", "hard": "hardest", "marginal": "one-pass", "distance": "furthest"}
-FISHER = "Fisher interval"
-ESTIMATES = ("p", "R, cross-fitted", "R, test models", FISHER, "rank corr.", "R, validation")
+ESTIMATES = ("p", "R, cross-fitted", "R, test models", "rank corr.", "R, validation")
 MEANINGS = {
     "random": "Random: mean and 95{percent} of random subsets. ",
     "hard": "Hardest: examples that the fewest training models classify correctly. ",
@@ -51,10 +51,9 @@ def judged_sizes_table(document: Document) -> Table:
     kinds = baselines(document)
     return Table(
         columns=[
-            Column(name="examples", numeric=True, sort=True),
-            Column(name="share", numeric=True, sort=True),
+            *columns("examples", "share", numeric=True, sort=True),
             Column(name="verdict", sort=True),
-            *(Column(name=name, numeric=True, sort=name != FISHER) for name in ESTIMATES),
+            *columns(*ESTIMATES, numeric=True, sort=True),
             *(Column(name=HEADS[kind], numeric=True, sort=True, title=NAMES[kind]) for kind in kinds),
         ],
         rows=[_size_row(row, document, kinds) for row in document["rows"]],
@@ -76,8 +75,7 @@ def _size_row(row: Document, document: Document, kinds: Sequence[str]) -> Row:
             Cell(status=status, mark=MARKS[status]),
             Cell(text=p, value=p),
             correlation_cell(row.get("verdict")),
-            correlation_cell(row["test"]),
-            Cell(text=ends(row["test"].get("fisher_low"), row["test"].get("fisher_high")), style="quiet"),
+            _tested_cell(row["test"]),
             correlation_cell(row["test"], "spearman"),
             correlation_cell(row["validation"]),
             *(correlation_cell(row.get(kind)) for kind in kinds),
@@ -96,6 +94,12 @@ def correlation_cell(record: Document | None, statistic: str = "r") -> Cell:
         below=ends(record.get(f"{prefix}low"), record.get(f"{prefix}high")),
         value=f"{record[statistic]:.6f}",
     )
+
+
+def _tested_cell(test: Document) -> Cell:
+    """R on the test models with its interval and, below that, Fisher's."""
+    cell, fisher = correlation_cell(test), ends(test.get("fisher_low"), test.get("fisher_high"))
+    return replace(cell, below=(cell.below, " ", Span(f"Fisher {fisher}", "line"))) if fisher else cell
 
 
 def _size_caption(document: Document, kinds: Sequence[str]) -> str:
@@ -118,8 +122,7 @@ def largest_table(largest: Sequence[Document]) -> Table:
     """The largest subset on the inverse line by each rule."""
     return Table(
         columns=[
-            Column(name="rule"),
-            Column(name=""),
+            *columns("rule", ""),
             Column(name="largest subset", numeric=True),
             Column(name="verdict"),
             Column(name="R, test models", numeric=True),
@@ -159,7 +162,7 @@ def fold_table(judged: Document) -> Table:
         caption += f" Without the correction for sizes p is {p_value(judged['p_unadjusted'])}."
     folds = range(1, len(judged["fold_sizes"]) + 1)
     return Table(
-        columns=[Column(name="fold"), *(Column(name=str(fold), numeric=True) for fold in folds)],
+        columns=[Column(name="fold"), *columns(*map(str, folds), numeric=True)],
         rows=[
             ["R on its models", *(signed(r) for r in judged["fold_correlations"])],
             ["models", *(Cell(text=words.number(n), style="quiet") for n in judged["fold_sizes"])],
@@ -192,10 +195,7 @@ def class_table(document: Document) -> Table:
     named = ["chosen", "pool", "ratio"]
     named += ["chosen examples", "R on them alone, test models"] if inside else []
     return Table(
-        columns=[
-            Column(name="class", sort=True),
-            *(Column(name=name, numeric=True, sort=True) for name in named),
-        ],
+        columns=[Column(name="class", sort=True), *columns(*named, numeric=True, sort=True)],
         rows=rows,
         style="gate-table",
         tall=True,
@@ -210,12 +210,10 @@ def prevalence_table(prevalence: Document) -> Table:
     )
     return Table(
         columns=[
-            Column(name="attribute", sort=True),
-            Column(name="value", sort=True),
-            *(Column(name=name, numeric=True, sort=True) for name in ("subset", "pool", "difference")),
+            *columns("attribute", "value", sort=True),
+            *columns("subset", "pool", "difference", numeric=True, sort=True),
             Column(name=f"95{NARROW}% interval", numeric=True),
-            Column(name="ratio", numeric=True, sort=True),
-            Column(name="q", numeric=True, sort=True),
+            *columns("ratio", "q", numeric=True, sort=True),
         ],
         rows=[_prevalence_row(row) for row in ordered[:LISTED_VALUES]],
         left=max(0, len(ordered) - LISTED_VALUES),
@@ -251,7 +249,7 @@ def phrase_table(described: Document) -> Table:
     return Table(
         columns=[
             Column(name="phrase", sort=True),
-            *(Column(name=name, numeric=True, sort=True) for name in ("AUROC", "difference", "q")),
+            *columns("AUROC", "difference", "q", numeric=True, sort=True),
         ],
         rows=[
             [
@@ -303,9 +301,8 @@ def example_table(document: Document) -> Table:
     return Table(
         columns=[
             Column(name="rank", numeric=True, sort=True),
-            *(Column(name=name, sort=True) for name in named),
-            Column(name="test models right", numeric=True, sort=True),
-            Column(name="own correlation", numeric=True, sort=True),
+            *columns(*named, sort=True),
+            *columns("test models right", "own correlation", numeric=True, sort=True),
         ],
         rows=rows,
         note="Most harmful first: by the slope of R in each example’s weight. The document lists all "

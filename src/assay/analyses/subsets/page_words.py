@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from assay.analyses.subsets.line import EPS
+from assay.analyses.subsets.line import AOTIL, EPS
 from assay.page import text as words
 from assay.page.text import MINUS, NARROW
 
@@ -29,7 +29,6 @@ FEW_MODELS = 20
 RELIABLE = 0.8  # share of the variance of in-distribution accuracies that is not sampling noise
 CLIPPED = 0.05  # share of models at accuracy 0 or 1
 MIXED = 0.75  # share of chosen examples that go against better models each by itself
-INVERSE = -0.3  # R of all examples from which on the pool itself is inverse
 SHIFTED = 2.0  # ratio of class shares that calls for a notice
 Document = Mapping[str, Any]
 
@@ -235,7 +234,7 @@ def caveats(document: Document) -> list[str]:
 def _inverse_pool(document: Document) -> list[str]:
     """A notice where better models do worse on the whole pool, so that no subset of it is hidden."""
     r = document["full"]["test"]["r"]
-    if r is None or r > INVERSE:
+    if r is None or r > AOTIL:
         return []
     return [
         f"On all {words.number(document['data']['n_examples'])} examples together R is already {signed(r)}: "

@@ -24,8 +24,8 @@ from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.placement import has_scores, row_of
 from assay.core.errors import FileFormatError, InputError
 from assay.core.extras import needs_extra
+from assay.core.parquet import check_rows, parquet_table
 from assay.core.record import plain
-from assay.core.untrusted import check_rows, parquet_table
 
 
 SCHEMA = "assay-correctness/1"

@@ -16,7 +16,7 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import AOTIL, Correlation
-from assay.analyses.subsets.objective import Found
+from assay.analyses.subsets.objective import Found, check_inverse
 from assay.analyses.subsets.problem import Problem, Progress, Shelf, computed, make_problem
 from assay.analyses.subsets.selection import Subset, make_selection, swept
 from assay.analyses.subsets.settings import SelectionOptions
@@ -113,8 +113,8 @@ class SelectionPath(display.Shown, Record):
         return self.selections[0].full
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.selections)
-        return f"SelectionPath(R over test models by size {found})"
+        correlations = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.selections)
+        return f"SelectionPath(R over test models by size {correlations})"
 
     def _summary(self) -> str:
         rows = [
@@ -145,6 +145,9 @@ class SelectionPath(display.Shown, Record):
 
         Args:
             options: As of `Subset.judge`; each permutation is followed by a whole sweep.
+
+        Raises:
+            InputError: As `Subset.judge`.
         """
         self.selections[0].judge(**options)
         return self.verdicts
@@ -220,12 +223,12 @@ class SelectionPath(display.Shown, Record):
         if best is None or above is None:
             return self
         low, high = best.size, above
-        found = shelf(
+        records = shelf(
             "refined", lambda: [each.to_dict() for each in self._between(low, high, by, rule, progress)]
         )
-        if not found:
+        if not records:
             return self
-        new = [make_selection(self.problem, Found.from_dict(each)) for each in found]
+        new = [make_selection(self.problem, Found.from_dict(each)) for each in records]
         subsets = sorted((*self.selections, *new), key=lambda each: each.size)
         rows = baseline_rows(
             self.problem,
@@ -249,15 +252,15 @@ class SelectionPath(display.Shown, Record):
         if by is not True:
             steps = range(low + by, high, by)
             return self.problem.solve_path(steps, progress=progress) if steps else []
-        found = []
+        solutions = []
         while high - low > max(1.0, _REFINED * low):
             middle = (low + high) // 2
-            found.append(self.problem.solve(middle))
-            if _qualifies(make_selection(self.problem, found[-1]), rule):
+            solutions.append(self.problem.solve(middle))
+            if _qualifies(make_selection(self.problem, solutions[-1]), rule):
                 low = middle
             else:
                 high = middle
-        return found
+        return solutions
 
     @functools.cached_property
     def headline(self) -> Subset:
@@ -339,15 +342,6 @@ class SelectionPath(display.Shown, Record):
         return {"rule": rule, "size": largest.size, **ends, "status": largest.verdict.status}
 
 
-def check_inverse(objective: str, what: str) -> None:
-    """Refuse what presupposes a negative correlation where the weakest is selected for."""
-    if objective == "r2":
-        raise InputError(
-            f"objective is 'r2', which selects the weakest correlation, but {what} presupposes a search for "
-            "the most negative; leave that out, or use objective='r' (--objective pearson)"
-        )
-
-
 def check_refinement(by: bool | int, path: str, sizes: Sequence[int]) -> bool | int:
     """True or a step of at least 1; refuses sizes that depend on one another, and one size alone."""
     if path != "independent":
@@ -419,14 +413,13 @@ def selection_path(
     """
     problem = make_problem(correct, id_accuracy, **options)
     ascending = problem.grid(sizes, path=path)
-    kept = shelf(
+    records = shelf(
         "selections",
         lambda: [each.to_dict() for each in problem.solve_path(ascending, path=path, progress=progress)],
     )
-    solved = [Found.from_dict(each) for each in kept]
     return SelectionPath(
         sizes=ascending,
-        selections=swept([make_selection(problem, each, path=path) for each in solved]),
+        selections=swept([make_selection(problem, Found.from_dict(each), path=path) for each in records]),
         path=path,
         problem=problem,
         baselines=baseline_rows(problem, ascending) if baselines else {},

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
+from assay.analyses.subsets.line import AOTIL
 from assay.analyses.subsets.page_words import BASELINES, NAMES, baselines, headline_row, signed
 from assay.core.record import plain
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from assay.analyses.subsets.path import SelectionPath
     from assay.analyses.subsets.selection import Subset
 
-INVERSE = -0.3  # accuracy is on the inverse line from here down
 DOTTED = (0, (1, 2.5))
 LONG_DASHES = (0, (6, 3))
 BIN = 0.05  # of the null distribution
@@ -92,7 +92,7 @@ def plot_size(document: Document, ax: Axes | None = None, *, statistic: str = "p
     ax = axes_of(ax, 5.6, 4.1)
     ax.set_xscale("log")
     ax.axhline(0, color=MUTED, linewidth=0.8, zorder=1)
-    ax.axhline(INVERSE, color=MUTED, linewidth=0.8, linestyle=DOTTED, zorder=1)
+    ax.axhline(AOTIL, color=MUTED, linewidth=0.8, linestyle=DOTTED, zorder=1)
     (full,) = _correlations([document["full"]["test"]], statistic)[0]
     ax.axhline(full, color=MUTED, linewidth=0.9, linestyle=LONG_DASHES, zorder=1)
     kinds = baselines(document)
@@ -166,7 +166,7 @@ def _size_legend(ax: Axes, kinds: Sequence[str]) -> None:
     handles.append(Line2D([], [], color=MUTED, linewidth=0.8, linestyle=DOTTED))
     labels = [NAMES[kind] for kind in ("selection", *kinds)]
     legend_above(
-        ax, handles, [*labels, "all examples", f"inverse line from {signed(INVERSE, 1)} down"], columns=2
+        ax, handles, [*labels, "all examples", f"inverse line from {signed(AOTIL, 1)} down"], columns=2
     )
 
 
@@ -201,7 +201,7 @@ def _correlation_lines(records: Mapping[str, Document], ax: Axes | None) -> Axes
             markerfacecolor=PAPER if kind in ("random", "all") else colour, zorder=3,
         )  # fmt: skip
     ax.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
-    ax.axvline(INVERSE, color=MUTED, linewidth=0.8, linestyle=DOTTED, zorder=1)
+    ax.axvline(AOTIL, color=MUTED, linewidth=0.8, linestyle=DOTTED, zorder=1)
     ax.set_yticks(range(len(records)), [NAMES.get(kind, "all examples") for kind in records])
     ax.set_ylim(len(records) - 0.5, -0.5)
     ax.set_xlim(-1.05, 1.05)

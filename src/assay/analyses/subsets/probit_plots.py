@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.special import ndtr, ndtri
 
-from assay.analyses.subsets.line import FittedLine
+from assay.analyses.subsets.line import EPS, FittedLine, probit
 from assay.analyses.subsets.page_words import signed
 from assay.analyses.subsets.plots import legend_above
 from assay.page.draw import INK, MUTED, OPPOSES, SUPPORTS, axes_of
@@ -18,7 +18,6 @@ from assay.page.text import number
 
 
 DRAWN_MODELS = 600  # points of a scatter; of more, evenly spaced ones by accuracy are drawn
-CLIP = 1e-6  # accuracies 0 and 1 are drawn where the statistic puts them
 BINS = 25  # of accuracies
 TICKS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99, 0.999)
 # Colour and marker of each set of examples, its name in a legend and over a panel.
@@ -74,17 +73,17 @@ def plot_evaluation(document: Document, ax: Axes | None = None) -> Axes:
     shown, handles, labels = [], [], []
     for name, key in (("all", "accuracy_all"), ("selected", "accuracy")):
         colour, marker, called, _ = SETS[name]
-        shown.append(np.array([list(each[key].values()) for each in models]))
-        y = probit_places(shown[-1]).T
+        shown.append(np.array([list(each[key].values()) for each in models], dtype=float))
+        y = probit(shown[-1]).T
         reach = (y[0] - y[1], y[2] - y[0])
-        ax.errorbar(probit_places(x), y[0], reach, fmt=marker, color=colour, ms=4.5, lw=1)
+        ax.errorbar(probit(x), y[0], reach, fmt=marker, color=colour, ms=4.5, lw=1)
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=5))
         labels.append(f"{called} examples")
         if lines and lines[name]["slope"] is not None:
             line = FittedLine.from_dict(lines[name])
             known = line.centre + np.array([-2, 2]) * np.sqrt(line.variance)
-            reached = ndtr(np.append(probit_places(x), known))
-            places = probit_places(reached)
+            reached = ndtr(np.append(probit(x), known))
+            places = probit(reached)
             places = np.linspace(places.min(), places.max(), 60)
             band = line.predict(ndtr(places), level=level)
             ax.plot(places, band[0], color=colour, lw=1.4, zorder=1)
@@ -142,12 +141,6 @@ def drawn_models(document: Document) -> list[int]:
     return [ordered[place] for place in np.linspace(0, len(ordered) - 1, DRAWN_MODELS).round().astype(int)]
 
 
-def probit_places(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Standard normal quantiles of accuracies, those of 0 and 1 clipped."""
-    quantiles: np.ndarray = ndtri(np.clip(np.array(values, dtype=float), CLIP, 1 - CLIP))
-    return quantiles
-
-
 def _accuracies(document: Document, name: str, places: Sequence[int]) -> np.ndarray:
     return np.array(document["models"][name], dtype=float)[places]
 
@@ -171,8 +164,8 @@ def _line_words(document: Document, name: str, between: str) -> str:
 
 def _cloud(ax: Axes, document: Document, name: str, places: Sequence[int]) -> None:
     """Points and line of one set of examples, in probit space."""
-    x = probit_places(_accuracies(document, "id_accuracy", places))
-    y = probit_places(_accuracies(document, name, places))
+    x = probit(_accuracies(document, "id_accuracy", places))
+    y = probit(_accuracies(document, name, places))
     colour, marker, *_ = SETS[name]
     ax.plot(x, y, marker, color=colour, markersize=3.6, alpha=0.55, markeredgewidth=0, zorder=2)
     line, finite = document["lines"][name], np.isfinite(x)
@@ -196,14 +189,14 @@ def _axes_for(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
     for axis, values, limits in ((ax.xaxis, x, ax.set_xlim), (ax.yaxis, y, ax.set_ylim)):
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.5, 0.5)
-        ends = probit_places([low, high])
+        ends = probit(np.array([low, high]))
         room = max(0.06 * float(ends[1] - ends[0]), 0.05)
         start, stop = float(ends[0]) - room, float(ends[1]) + room
         ticks = [(float(ndtri(tick)), f"{tick:g}") for tick in _ticks(start, stop)]
-        if low <= CLIP:
-            ticks.insert(0, (float(ndtri(CLIP)), "0"))
-        if high >= 1 - CLIP:
-            ticks.append((float(ndtri(1 - CLIP)), "1"))
+        if low <= EPS:
+            ticks.insert(0, (float(ndtri(EPS)), "0"))
+        if high >= 1 - EPS:
+            ticks.append((float(ndtri(1 - EPS)), "1"))
         axis.set_ticks([place for place, _ in ticks], [label for _, label in ticks])
         limits(start, stop)
 

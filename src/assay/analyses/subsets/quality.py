@@ -1,9 +1,14 @@
 """How answers were understood and what a correctness matrix is made of, to look at before selecting."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scipy import stats as scipy_stats
+
+from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.analyses.subsets.header import LIES
+from assay.analyses.subsets.line import probit
 from assay.core.record import Record
 
 
@@ -22,9 +27,7 @@ class Quality(Record):
         n_all_wrong: Examples that every model gets wrong.
         n_constant_models: Models that get every example right, or every one wrong.
         n_duplicates: Models whose row equals that of an earlier one.
-        reliability: Share of the variance of probit in-distribution accuracies that is not sampling noise of
-            the `n_id` examples behind each, 1 - mean(v_i) / var(probit(y)),
-            v_i = y_i (1 - y_i) / (n_id phi(probit(y_i))^2); NaN where `n_id` is not known.
+        reliability: As of `reliability`.
     """
 
     n_models: int
@@ -38,6 +41,20 @@ class Quality(Record):
     n_constant_models: int
     n_duplicates: int
     reliability: float
+
+
+def reliability(id_accuracy: Accuracies, n_id: Units | None) -> float:
+    """Share of the variance of probit in-distribution accuracies that is not sampling noise.
+
+    1 - mean(v_i) / var(probit(y)), v_i = y_i (1 - y_i) / (n_id phi(probit(y_i))^2) with the `n_id` examples
+    behind each accuracy; NaN where they are not known, or all accuracies are equal.
+    """
+    z = probit(id_accuracy)
+    spread = float(z.var())
+    if n_id is None or spread == 0:
+        return math.nan
+    noise = id_accuracy * (1 - id_accuracy) / (n_id * scipy_stats.norm.pdf(z) ** 2)
+    return float(1 - noise.mean() / spread)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,8 +93,8 @@ def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> An
         *(f"{task}: metric {read}, filter {kept}" for task, (read, kept) in chosen.items()),
         *([f"{older} older files of the same model and task left out"] if older else []),
     ]
-    told = {"model": "model", "example": "example_id", "domain": "domain", **_role(rows, "value")}
-    return AnswerFrame("lm-eval", pd.DataFrame(rows), told, tuple(notes))
+    roles = {"model": "model", "example": "example_id", "domain": "domain", **_role(rows, "value")}
+    return AnswerFrame("lm-eval", pd.DataFrame(rows), roles, tuple(notes))
 
 
 def _metric(sample: dict[str, Any]) -> str:
@@ -132,11 +132,11 @@ def inspect_answers(files: Sequence[Path], scorer: str | None) -> AnswerFrame:
     for file in files:
         with malformed(file, "a log of inspect_ai"):
             header, samples = _inspect_log(file)
-            told = header["eval"]
+            run = header["eval"]
             if header.get("status") != "success":
                 failed.append(file)
                 continue
-            key, created = (str(told["model"]), str(told["task"])), str(told.get("created", ""))
+            key, created = (str(run["model"]), str(run["task"])), str(run.get("created", ""))
             if key not in newest or created >= newest[key][0]:
                 newest[key] = (created, file, samples)
     if not newest:

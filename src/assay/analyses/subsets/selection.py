@@ -12,16 +12,17 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.baselines import baseline_rows
 from assay.analyses.subsets.composition import ClassComposition, class_composition
+from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, FittedLine, clip_of, fitted_line
 from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance
-from assay.analyses.subsets.objective import Found
+from assay.analyses.subsets.objective import Found, check_inverse
 from assay.analyses.subsets.problem import Problem, check_size, make_problem
 from assay.analyses.subsets.settings import SelectionOptions, Settings
 from assay.analyses.subsets.splits import PARTS
-from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict, judge_sizes
+from assay.analyses.subsets.verdict import WEAKEST, JudgeOptions, SubsetVerdict, judge_sizes, untested
 from assay.circuits import write_atomically
 from assay.core import display
 from assay.core.errors import FileFormatError, InputError, writing
@@ -129,9 +130,16 @@ class Subset(display.Shown, SelectedExamples, Record):
 
     @property
     def verdict(self) -> SubsetVerdict:
-        """Whether the subset is real; computed when first asked for, with the defaults of `judge`."""
+        """Whether the subset is real; computed when first asked for, with the defaults of `judge`.
+
+        With the objective `r2`: inconclusive, because nothing is tested.
+        """
         if "verdict" not in self._kept:
-            self.judge()
+            if self.settings.objective == "r2":
+                data = self.require_data("a verdict")
+                self.keep_verdict(untested(data, self, plan_folds(data), self.sweep, (WEAKEST,)))
+            else:
+                self.judge()
         verdict: SubsetVerdict = self._kept["verdict"]
         return verdict
 
@@ -160,7 +168,11 @@ class Subset(display.Shown, SelectedExamples, Record):
                 `swap`, hours with `adam`; 19 is the least that can reach p = 0.05. `folds` of the cross-fit
                 (5). `workers`: threads, one per CPU by default; the result does not depend on it.
                 `progress`: called with the stage, the runs done and all runs.
+
+        Raises:
+            InputError: After loading without data, for the objective `r2`, and as `judge_sizes`.
         """
+        check_inverse(self.settings.objective, "a verdict")
         data, swept = self.require_data("a verdict"), self._swept()
         for subset, verdict in zip(swept, judge_sizes(data, swept, path=self.path, **options), strict=True):
             subset.keep_verdict(verdict)

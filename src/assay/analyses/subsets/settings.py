@@ -154,22 +154,33 @@ def make_settings(
     """
     common = {name: options.pop(name) for name in list(options) if name in Settings.__dataclass_fields__}
     codes, strata_name, stratum_names = _strata(data, strata)
-    if (solver := common.get("solver", "swap")) in SOLVERS:  # what is given as it is by default is not given
-        known = inspect.signature(SOLVERS[solver]).parameters
-        options = {
-            name: value
-            for name, value in options.items()
-            if name not in OPTIONS[solver] or value != known[name].default
-        }
     settings = Settings(
         strata=codes,
         strata_name=strata_name,
         stratum_names=stratum_names,
         allowed=None if allowed is None else _mask(allowed, data.n_examples),
         must_include=None if must_include is None else _places(must_include, data.n_examples, "must_include"),
-        options=options,
+        options=_changed(common.get("solver", "swap"), options),
         **common,
     )
+    _check(settings)
+    return settings
+
+
+def _changed(solver: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a solver without those that are as they are by default."""
+    if solver not in SOLVERS:
+        return dict(options)
+    parameters = inspect.signature(SOLVERS[solver]).parameters
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in OPTIONS[solver] or value != parameters[name].default
+    }
+
+
+def _check(settings: Settings) -> None:
+    """Raises `InputError` for an unknown name, a value out of range, or settings that do not go together."""
     clip_of(settings.clip, 2, settings.eps)
     if settings.seed < 0:
         raise InputError(f"seed is {settings.seed}; expected 0 or more")
@@ -180,7 +191,7 @@ def make_settings(
         )
     check_name("solver", settings.solver, SOLVERS)
     check_name("objective of a selection", settings.objective, OBJECTIVES)
-    for name, value in options.items():
+    for name, value in settings.options.items():
         owner = next((each for each, names in OPTIONS.items() if name in names), settings.solver)
         if owner != settings.solver:
             raise InputError(
@@ -191,7 +202,6 @@ def make_settings(
         if name in CHOICES:
             check_name(name, value, CHOICES[name])
     check_device(settings.device, settings.layout)
-    return settings
 
 
 def _strata(

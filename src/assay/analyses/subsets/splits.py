@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from assay.core.record import Record
 
 PARTS = ("train", "validation", "test")
 KINDS = ("family", "group", "random")
-TEST_SHARE = VALIDATION_SHARE = 0.2
+TEST_SHARE = 0.2
 MIN_UNITS = 2  # in any part
 COMPAT_SEED = 42
 FEW_MODELS = 20
@@ -56,12 +57,8 @@ class ModelSplit(Record):
 
     def straddling(self, units: Units) -> int:
         """How many units have models in more than one part."""
-        units_by_part = [set(units[self.part(name)].tolist()) for name in PARTS]
-        return len(
-            (units_by_part[0] & units_by_part[1])
-            | (units_by_part[0] & units_by_part[2])
-            | (units_by_part[1] & units_by_part[2])
-        )
+        parts_of = Counter(unit for name in PARTS for unit in np.unique(units[self.part(name)]).tolist())
+        return sum(n > 1 for n in parts_of.values())
 
 
 def unit_codes(names: Sequence[object] | np.ndarray) -> Units:

@@ -22,9 +22,8 @@ from jaxtyping import Bool, Float, Float64, Integer, Num
 from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets._exchange import Pairs, Pool
 from assay.analyses.subsets.layouts import AnswerTable, whole_weights
-from assay.analyses.subsets.line import EPS, probit
+from assay.analyses.subsets.line import DEGENERATE, EPS, probit
 from assay.analyses.subsets.objective import (
-    DEGENERATE,
     FLOOR,
     Found,
     centred,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.subsets.cells import same_class
 from assay.analyses.subsets.header import ANSWERS, ROLES
-from assay.analyses.subsets.parquet import pyarrow_modules
 from assay.analyses.subsets.sample_logs import AnswerFrame, inspect_answers, lm_eval_answers
 from assay.core.errors import AlignmentError, FileFormatError, InputError, MissingExtraError
-from assay.core.untrusted import MALFORMED, check_rows, parquet_table, parse_json
+from assay.core.parquet import read_parquet_file
+from assay.core.untrusted import MALFORMED, parse_json
 
 
 if TYPE_CHECKING:
@@ -42,10 +42,8 @@ def read_table(path: Path, *names: str | int | None) -> "pd.DataFrame":
     frame: pd.DataFrame
     try:
         if path.suffix == ".parquet":
-            with pyarrow_modules()[1].ParquetFile(path) as file:
-                check_rows(file.metadata.num_rows, file.metadata.num_columns, path)
-                frame = parquet_table(file, path).to_pandas()
-                return frame
+            frame = read_parquet_file(path, extra="parquet").to_pandas()
+            return frame
         if path.suffix == ".jsonl":
             with path.open(encoding="utf-8-sig") as lines:
                 frame = pd.DataFrame([parse_json(line) for line in lines if line.strip()])

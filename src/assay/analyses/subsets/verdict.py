@@ -24,6 +24,7 @@ from assay.analyses.subsets.crossfit import (
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import AOTIL, RELIABLE_UNITS, Correlation
 from assay.analyses.subsets.members import SelectedExamples
+from assay.analyses.subsets.objective import check_inverse
 from assay.analyses.subsets.permutation import (
     N_PERMUTATIONS,
     Exchange,
@@ -38,6 +39,7 @@ from assay.core.record import Record
 
 
 LEVEL = 0.05
+WEAKEST = "not tested: a verdict is about the most negative correlation, and objective r2 selects the weakest"
 UNKNOWN_UNITS = (
     "groups and families are missing, so it is unknown whether the tested models are independent of those "
     "selected on. Give groups= or families= (--groups, --families), or groups=range(M) (--groups model) if "
@@ -143,7 +145,8 @@ def judge_sizes(
             rerun.
 
     Raises:
-        InputError: For no selection, selections with different settings, or no permutation.
+        InputError: For no selection, selections with different settings or the objective `r2`, or no
+            permutation.
 
     Notes:
         A rerun costs one selection per fold and size, on a warm path two. Units of the folds are families,
@@ -281,6 +284,7 @@ def _check(selections: Sequence[SelectedExamples], n_permutations: int) -> None:
     if not selections:
         raise InputError("selections are missing; give at least one")
     check_least(1, n_permutations=n_permutations)
+    check_inverse(selections[0].settings.objective, "a verdict")
     for other in selections[1:]:
         if other.settings.record() != selections[0].settings.record():
             raise InputError(

@@ -52,23 +52,21 @@ class AnswerSettings(Placed):
     """Where answers of models on examples come from.
 
     Attributes:
-        groups: Training run of each model: a column of the table, a CSV file of model and run, or model if
-            each model is its own run. No verdict is supported if both runs and families are unknown.
+        groups: Training run of each model: a column, a CSV file, or model (each its own run).
         families: Architecture family of each model: a column, or a CSV file of model and family.
-        columns: Columns of a table by role, if their names are other ones: model=run,example=uid.
+        columns: Columns of a table by role, if named otherwise: model=run,example=uid.
         id_accuracy: Accuracies in distribution: a column, or a CSV file of model and accuracy.
         orientation: How a table lies, if detection fails: long, wide or transposed.
         cells: What cells of a table hold, if detection fails: correct, prediction or score.
         scores: Worse and better end of scores, e.g. 5,0 for a loss. Default: 0,1.
-        missing: Missing cells of a table: refuse, drop, drop-models or drop-examples. Default: refuse.
-        id_envs: In distribution: environments of prediction CSVs, e.g. 0,1,2; tasks of sample logs; splits;
-            values of a column domain.
+        missing: Missing cells: refuse, drop, drop-models or drop-examples. Default: refuse.
+        id_envs: Environments, tasks, splits or domains in distribution, e.g. 0,1,2.
         ood_env: The same out of distribution, to select from.
-        checkpoints: Checkpoints of a folder of CSVs: last (one per run), all, or steps, e.g. 300,600.
+        checkpoints: Checkpoints of a folder of CSVs: last of each run, all, or steps (300,600).
         facts: Columns of a table with facts about the examples, separated by commas.
         examples: CSV file of facts about the examples of a table, id first.
         images: Labelled images to select from, for a zoo: a folder or shapes:STYLE.
-        id_images: Labelled in-distribution images, not used in training, that rate the models of a zoo.
+        id_images: Labelled in-distribution images, unused in training, that rate a zoo's models.
     """
 
     groups: Annotated[str | None, INPUTS] = None
@@ -101,9 +99,9 @@ class PoolSettings(Seeded, AnswerSettings):
 
     Attributes:
         digits_models: Number of digit classifiers to train if no predictions are given.
-        cross: Facts whose combinations are facts too, e.g. sex,age or label,light; repeat for several.
+        cross: Facts to combine into one, e.g. sex,age or label,light; repeat for several.
         embeddings: Embeddings of the examples: .npz, .npy, or a table with a column example_id.
-        id_embeddings: Embeddings of in-distribution examples, by the same encoder, for the distance baseline.
+        id_embeddings: Embeddings of in-distribution examples, for the distance baseline.
     """
 
     digits_models: Annotated[int | None, INPUTS, at_least(32)] = None
@@ -127,39 +125,33 @@ class SelectSettings(PoolSettings, Computing, Reporting):
     Attributes:
         sizes: Subset sizes, separated by commas. Default: 10, 20, 50, 100, 250, ... and all.
         size: One subset size, instead of --sizes.
-        refine: Try more sizes between the largest subset on the inverse line and the next size: bisection, or
-            steps of so many examples.
+        refine: Try more sizes above the largest on the inverse line: bisection, or a step.
         solver: Solver: swap, or adam (the published optimiser).
         trials: Restarts of adam. Default: 20.
         epochs: Most epochs of each restart. Default: 3000.
         patience: Epochs without a lower validation R that end a restart. Default: 500.
-        penalty: Penalty of adam on the size: softplus (published code, the default) or squared (paper).
-        objective: Correlation to select for: pearson (most negative) or r2 (weakest; without test, so with
-            --permutations 0).
+        penalty: Penalty of adam: softplus (published code, the default) or squared (paper).
+        objective: Correlation to select for: pearson (most negative) or r2 (weakest; no test).
         clip: Clip of reported accuracies: eps (1e-6), or half an example.
-        allowed: File of the ids that may be selected: one per line, or a table such as --ids writes.
+        allowed: File of the ids that may be selected: one per line, or a table as of --ids.
         must_include: The same for ids that are selected in any case.
-        split: Unit kept on one side of the split of the models: group (training run), family, or random
-            (none). Default: group.
-        compat: Repeat the authors' random split of the models, seed 42, to compare with published numbers.
-            No verdict is supported if a run is then on both sides.
-        path: Path over the sizes: independent, warm (start from the previous size) or nested.
-        strata: Keep the proportions of the classes (label), or of the values of a column of facts.
+        split: Unit kept whole by the split: group (the default), family or random (none).
+        compat: Split the models as the authors do (random, seed 42), to compare with them.
+        path: Path over the sizes: independent, warm (from the previous size) or nested.
+        strata: Keep the proportions of the classes (label), or of a column of facts.
         permutations: Permutations of the test; a supported verdict needs at least 19. 0: no test.
         folds: Folds of the cross-fit of the test.
         workers: Threads that run the permutations. Default: one per CPU.
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
-        encoder: Model that embeds the examples: a directory, hub id or timm:NAME, of CLIP, DINOv2, BERT, ...
+        encoder: Model that embeds the examples: a directory, hub id or timm:NAME.
         text: Column of facts with the text of each example, for n-grams and --encoder.
         phrases: Phrases to score by --encoder, separated by semicolons.
-        endpoint: Address of a language model that captions images and proposes phrases, e.g.
-            http://localhost:8000/v1 (any that speaks the protocol of OpenAI).
+        endpoint: Address of a language model for captions and phrases (protocol of OpenAI).
         endpoint_model: Name of the model at --endpoint.
         endpoint_key: Environment variable with the API key of --endpoint. Default: no key is sent.
-        endpoint_parameters: What each request for a text holds, separated by commas; empty: nothing. Default:
-            max_tokens=1024,temperature=0.
-        gate: Exit with code 3 if such a subset is supported: a failure that the average hides.
-        table: CSV file of R by size and baseline with Fisher intervals, as Table A.3 of the paper.
+        endpoint_parameters: What requests for texts hold. Default: max_tokens=1024,temperature=0.
+        gate: Exit with code 3 if a subset on which better models do worse is supported.
+        table: CSV file of R by size and baseline, as Table A.3 of the paper.
         ids: File for the examples of the chosen subset: .csv, .parquet, or .txt of ids.
         subset: JSON file for the chosen subset, for assay.load_subset.
     """
@@ -248,9 +240,7 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
     Better in distribution, that is; and the finding is tested.
 
     Args:
-        predictions: Correctness archive (.npz, .parquet), table of predictions (.csv, .parquet), folder of
-            prediction CSVs by checkpoint, or a zoo with --images. Default: classifiers of digits, trained on
-            the spot.
+        predictions: Archive, table or folder of answers, or a zoo (--images). Default: digits.
         settings: The options.
     """
     from assay.pipeline.subsets import plan_selection, select_stored

@@ -18,12 +18,8 @@ class EvaluateSubsetSettings(Talking, Storing, Reporting, AnswerSettings):
     """What new models must reach on a subset.
 
     Attributes:
-        order: data: the columns are the examples that the subset was selected from, in their order. Needed
-            where the examples have no names.
-        gate: Limit that every model must meet, e.g. 'accuracy >= 0.6', else exit with code 3; repeat for
-            several. A limit for accuracy, accuracy_all, residual or residual_all fails with confidence: if no
-            value in the 95% interval meets it. accuracy.value is judged by the estimate, accuracy.low by the
-            lower end.
+        order: data: columns without names, in the order of the data behind the subset.
+        gate: Limit for every new model, e.g. 'accuracy >= 0.6'; exit code 3 if one fails.
     """
 
     order: Annotated[str | None, INPUTS, one_of("data")] = None
@@ -47,9 +43,8 @@ def evaluate(
     correlations over the models.
 
     Args:
-        subset: File of --subset, or the id of a stored selection, all sizes of which are then evaluated.
-        predictions: What the new models answer on these examples, in any form that `assay select` reads; in
-            a table one model is enough.
+        subset: File of --subset, or the id of a stored selection, with all of its sizes.
+        predictions: Answers of the new models on these examples, as `assay select` reads them.
         settings: The options.
     """
     from assay.analyses.subsets.evaluation_page import gate_sentences
@@ -77,8 +72,7 @@ class ExportSubsetSettings(Talking, Storing):
     """Where a subset goes.
 
     Attributes:
-        save: File to write: .txt (ids), .csv or .parquet (rank, id, place, score), .md or .json (the card) or
-            .jsonld (Croissant).
+        save: File to write: .txt, .csv, .parquet, .md or .json (card), .jsonld (Croissant).
         licence: Licence of the data, e.g. CC-BY-4.0, for the card and Croissant.
     """
 
@@ -95,7 +89,7 @@ def export(
     Its card, its ids, a table or Croissant: the ending of --save chooses.
 
     Args:
-        selection: selection.json, the file of --save of `assay select`, or the id of a stored selection.
+        selection: selection.json (--save of `assay select`), or the id of a stored selection.
         settings: The options.
     """
     from assay.analyses.subsets.export import check_format, export_subset
