@@ -167,7 +167,7 @@ class Encoder:
 
     @property
     def _hash(self) -> str:
-        """Of the weights, buffers and whatever else the embeddings depend on."""
+        """Hash of weights, buffers and whatever else the embeddings depend on."""
         facts: dict[str, Any] = {
             f"{name}.{key}": value
             for name, part in self.module.named_modules()
