@@ -308,7 +308,9 @@ class _Parts:
                 return self.value(part, compute)
             except ElsewhereError:
                 if told is not None:
-                    told(f"another process works on the same job ({part}); this one waits, then shares the rest")
+                    told(
+                        f"another process is at the {part} of this job; this one waits, then shares the rest"
+                    )
                     told = None
                 time.sleep(LOOK_SECONDS)
 
