@@ -248,7 +248,7 @@ def test_too_little_memory_is_not_a_reason_of_a_document(monkeypatch):
     assert "each needs at least 4" in _halves(few, 1, 1, computed)["reason"]
     assert _halves(selection, 1, 1, computed)["reason"] is None
     monkeypatch.setattr(layouts, "free_memory", lambda: 100)
-    with pytest.raises(FreeMemoryError, match="dense matrix of 18 x 80 needs"):
+    with pytest.raises(FreeMemoryError, match="dense matrix of 12 x 80 needs"):
         _halves(selection, 1, 1, computed)
 
 
