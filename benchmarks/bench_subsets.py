@@ -19,7 +19,7 @@ bytes. `accelerator` is skipped where PyTorch finds none and `--device` names no
 
 Every part but `resumed` and `verdict` runs on one core. The large matrices are generated packed, a chunk of
 examples at a time, into a file; the process that is measured reads only that. Prints one JSON document;
-`--save` merges the parts into that of benchmarks/results.
+`--save` merges the parts into that of benchmarks/results, by kind of device.
 
     python benchmarks/bench_subsets.py [--part NAME ...] [--save]
 """
@@ -49,7 +49,7 @@ import scipy
 from assay.analyses.subsets.layouts import AnswerTable, DenseMatrix, PackedMatrix
 from assay.analyses.subsets.line import line_correlation
 from assay.analyses.subsets.objective import Found
-from assay.analyses.subsets.placement import as_matrix
+from assay.analyses.subsets.placement import as_matrix, device_of
 from assay.analyses.subsets.swap import swap
 from assay.core.random import stream
 
@@ -390,7 +390,7 @@ def sweep_part() -> dict[str, Any]:
     return {"seconds in all": round(total, 1)} | found
 
 
-def accelerator_part(device: str | None) -> dict[str, Any]:
+def accelerator_part(device: str | None = None) -> dict[str, Any]:
     """Wall seconds of the solver, of the reruns of a fold and of adam's restarts, on a device and packed."""
     import torch
 
@@ -453,7 +453,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "sweep": sweep_part,
     "resumed": lambda: resumed_part("resumed"),
     "verdict": lambda: resumed_part("verdict"),
-    "accelerator": lambda: accelerator_part(None),
+    "accelerator": accelerator_part,
 }
 
 
@@ -490,24 +490,31 @@ def main() -> None:
             "--models, --examples and --judged are for the parts resumed, verdict and accelerator, without "
             "--save: what is saved is of the standard problems"
         )
+    alone = options.part == ["accelerator"]
+    if not alone and (options.device or (options.save and "accelerator" in options.part)):
+        parser.error(
+            "--device, and --save with the part accelerator, need that part alone: its results are saved by "
+            "kind of device"
+        )
     for name in JUDGED:
         n_models, n_examples = SHAPES[name]
         SHAPES[name] = options.models or n_models, options.examples or n_examples
         JUDGED[name] = tuple(options.judged or JUDGED[name])
-    PARTS["accelerator"] = partial(accelerator_part, options.device)
     if options.solve:
         print(json.dumps(solve_large(options.solve, tuple(options.sizes))))
         return
     if options.judge:
         print(json.dumps(judge_large(options.judge, tuple(options.sizes), options.store)))
         return
-    parts = {name: PARTS[name]() for name in options.part}
+    parts = {"accelerator": accelerator_part(options.device)} if alone else {}
+    parts |= {name: PARTS[name]() for name in options.part if name not in parts}
     for name in [name for name, part in parts.items() if "skipped" in part]:
         print(f"{name}: skipped; {parts.pop(name)['skipped']}", file=sys.stderr)
+    kind = device_of(options.device).type if alone else "cpu"
     document: dict[str, Any] = {
         "benchmark": "subsets",
         "machine": {
-            "device": "cpu",
+            "device": kind,
             "threads": 1,
             "numpy": np.__version__,
             "scipy": scipy.__version__,
@@ -515,7 +522,7 @@ def main() -> None:
         },
         "parts": parts,
     }
-    path = Path(__file__).parent / "results" / "subsets_cpu.json"
+    path = Path(__file__).parent / "results" / f"subsets_{kind}.json"
     failed = failures(document["parts"])
     if options.save and not failed and path.exists():
         saved = json.loads(path.read_text(encoding="utf-8"))["parts"]

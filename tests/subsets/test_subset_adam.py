@@ -20,6 +20,7 @@ from assay.analyses.subsets.layouts import DenseMatrix, PackedMatrix
 from assay.analyses.subsets.line import line_correlation
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.placement import DeviceMatrix
+from assay.analyses.subsets.settings import Settings
 from assay.core.errors import InputError, UnknownNameError
 
 
@@ -344,11 +345,6 @@ def test_single_and_double_precision_agree_at_first(problem):
     np.testing.assert_allclose(single.scores, double.scores, rtol=1e-4)
 
 
-def test_layouts_agree(problem):
-    packed = {name: PackedMatrix.pack(problem[name].dense()) for name in ("train", "validation")}
-    assert ranks(adam(**{**problem, **packed})) == ranks(adam(**problem))
-
-
 def on_device(problem, device):
     """The same problem in the layout of an accelerator."""
     matrices = {name: problem[name].dense() for name in ("train", "validation")}
@@ -365,12 +361,14 @@ def on_device(problem, device):
         {"allowed": np.arange(80) % 2 == 1},
     ],
 )
-def test_the_accelerator_layout_has_the_bits_of_the_packed_one(problem, options):
+def test_layouts_give_the_same_bits(problem, options):
     packed = {name: PackedMatrix.pack(problem[name].dense()) for name in ("train", "validation")}
-    one, other = adam(**{**problem, **packed, **options}), adam(**{**on_device(problem, "cpu"), **options})
-    assert ranks(one) == ranks(other)
-    assert one.trace == other.trace
-    assert np.array_equal(one.scores, other.scores)
+    one = adam(**{**problem, **packed, **options})
+    for held in (problem, on_device(problem, "cpu")):
+        other = adam(**{**held, **options})
+        assert ranks(one) == ranks(other)
+        assert one.trace == other.trace
+        assert np.array_equal(one.scores, other.scores)
 
 
 def test_a_job_with_an_accelerator_selects_the_same():
@@ -398,6 +396,28 @@ def test_a_descent_keeps_to_its_device(problem, options):
     expected = adam(**on_device(given_, "cpu"))
     assert ranks(found) == ranks(expected)
     assert found.trace == expected.trace
+
+
+def test_only_a_gpu_under_adam_is_part_of_the_identity():
+    """Its sums round differently; counts of `swap` and the layouts of the CPU do not."""
+    assert Settings(solver="adam", device="cuda:1").record()["device"] == "cuda"
+    known = set(Settings().record())
+    for given_ in (
+        {"solver": "swap", "device": "cuda"},
+        {"solver": "adam", "device": "cpu", "layout": "accelerator"},
+        {"solver": "adam", "layout": "packed"},
+    ):
+        assert set(Settings(**given_).record()) == known
+
+
+def test_apple_devices_are_refused_before_tensors_are_made(problem, monkeypatch):
+    """They have no float64, so the first tensor would fail with another message."""
+    held = on_device(problem, "cpu")
+    for name in ("train", "validation"):
+        held[name].device = torch.device("mps")
+    monkeypatch.setattr(DeviceMatrix, "tensor", lambda *_: pytest.fail("a tensor was made"))
+    with pytest.raises(InputError, match="which device 'mps' cannot; remove device and layout"):
+        adam(**held)
 
 
 @pytest.mark.gpu

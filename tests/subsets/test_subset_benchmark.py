@@ -37,6 +37,22 @@ def test_another_problem_is_neither_saved_nor_another_part(
     assert "for the parts resumed, verdict and accelerator, without --save" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--part", "kernels", "--device", "cpu"],
+        ["--device", "cuda"],
+        ["--part", "accelerator", "kernels", "--save"],
+    ],
+)
+def test_what_is_measured_on_a_device_is_measured_alone(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(bench, monkeypatch, *arguments)
+    assert "need that part alone" in capsys.readouterr().err
+
+
 def test_missing_kills_and_other_bytes_are_failures(bench: Any) -> None:
     failures = bench.failures
     assert failures({}) == []

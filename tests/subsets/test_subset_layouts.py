@@ -10,10 +10,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from assay.analyses.subsets import layouts, placement
+from assay.analyses.subsets import CorrectnessData, layouts, oodselect, placement
+from assay.analyses.subsets.document import _halves
 from assay.analyses.subsets.layouts import EXACT_WEIGHTS, DenseMatrix, PackedMatrix, whole_weights
 from assay.analyses.subsets.placement import DeviceMatrix, as_matrix, for_many
-from assay.core.errors import InputError, ShapeError
+from assay.analyses.subsets.problem import computed
+from assay.core.errors import FreeMemoryError, InputError, ShapeError
 
 
 NAMES = ("dense", "packed", "accelerator")
@@ -85,6 +87,7 @@ def test_every_layout_computes_what_numpy_does(layout, correct, data):
     assert np.array_equal(matrix.column_sums(), correct.sum(axis=0))
     assert np.array_equal(matrix.dense(), correct)
     assert np.array_equal(matrix.dense(examples), correct[:, examples])
+    assert matrix.dense(examples).flags.c_contiguous  # products have other bits where columns lie together
     models = generator.integers(0, n_models, data.draw(st.integers(1, n_models)))
     taken = matrix_of(correct, layout, models)
     assert taken.name == layout
@@ -227,6 +230,26 @@ def test_bytes_for_many_products_are_made_once_for_all_threads(monkeypatch):
     gone = weakref.ref(held)
     del packed, held
     assert gone() is None
+
+
+def test_bits_serve_where_the_memory_for_bytes_is_taken_meanwhile(monkeypatch):
+    monkeypatch.setattr(placement, "int8_is_fast", lambda: True)
+    monkeypatch.setattr(placement, "free_memory", lambda: 2000)
+    monkeypatch.setattr(layouts, "free_memory", lambda: 900)
+    packed = as_matrix(random_matrix(10, 100), layout="packed")
+    assert for_many(packed, 5) is packed
+
+
+def test_too_little_memory_is_not_a_reason_of_a_document(monkeypatch):
+    data = CorrectnessData.of(np.tri(60, 80, 20, dtype=np.uint8), np.linspace(0.4, 0.8, 60), groups=range(60))
+    selection = oodselect(data, size=9, layout="dense")
+    parts = np.split(np.arange(60), [7, 30])
+    few = oodselect(data, size=9, split=dict(zip(("train", "validation", "test"), parts, strict=True)))
+    assert "each needs at least 4" in _halves(few, 1, 1, computed)["reason"]
+    assert _halves(selection, 1, 1, computed)["reason"] is None
+    monkeypatch.setattr(layouts, "free_memory", lambda: 100)
+    with pytest.raises(FreeMemoryError, match="dense matrix of 12 x 80 needs"):
+        _halves(selection, 1, 1, computed)
 
 
 @pytest.mark.parametrize("fast", [False, True])

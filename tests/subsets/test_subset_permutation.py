@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -308,6 +309,41 @@ class TestRuns:
         assert run(1, one) == run(3, three) == list(range(7))
         assert one == order
         assert sorted(three) == sorted(order)
+
+    @pytest.mark.parametrize("workers", [1, 3])
+    def test_what_waits_for_a_place_elsewhere_is_bounded(self, monkeypatch, workers):
+        monkeypatch.setattr("assay.analyses.subsets.permutation.LOOK_SECONDS", 0.001)
+        asked, done, ahead = [], [], []
+
+        def rerun(place):
+            if place == 0:
+                asked.append(place)
+                if len(asked) < 100:
+                    raise ElsewhereError
+                ahead.extend(done)
+            done.append(place)
+            return place
+
+        found = run_permutations(rerun, 55, workers=workers, settled=lambda found: len(found) == 20)
+        assert found == list(range(20))
+        assert len(ahead) == 4 * workers
+        assert len(done) <= 20 + workers
+
+    @pytest.mark.parametrize("workers", [1, 3])
+    def test_an_error_beyond_the_early_end_is_none(self, workers):
+        """Where the first place takes long enough for the third, which fails, to be done before it."""
+        failed = threading.Event()
+
+        def rerun(place):
+            if place == 2:
+                failed.set()
+                raise ZeroDivisionError
+            if place == 0:
+                failed.wait(10 if workers > 2 else 0)
+            return place
+
+        found = run_permutations(rerun, 9, workers=workers, settled=lambda found: len(found) == 2)
+        assert found == [0, 1]
 
     def test_an_error_in_a_rerun_is_raised(self):
         with pytest.raises(ZeroDivisionError):

@@ -7,7 +7,8 @@ AssayError
 │   ├── UnknownNameError                a key, edge or node that does not exist; near matches are listed
 │   ├── TokenizationError               a prompt or answer breaks a token rule of its task
 │   ├── GraphMismatchError              a circuit, score or file belongs to another graph or model
-│   └── AlignmentError               files that belong together disagree about which row is which
+│   ├── AlignmentError               files that belong together disagree about which row is which
+│   └── FreeMemoryError                 more is needed than the memory that is free
 ├── NonFiniteError (FloatingPointError) NaN or infinite logits, gradients, weights or scores
 ├── InconsistentRunError (ArithmeticError)  two ways to the same number disagree
 ├── UnsupportedModelError (TypeError)   a layout that the residual-stream graph cannot describe
@@ -70,6 +71,10 @@ class UnsupportedModelError(AssayError, TypeError):
 
 class AlignmentError(InputError):
     """Files that belong together disagree about which row is which."""
+
+
+class FreeMemoryError(InputError):
+    """More is needed than the memory that is free."""
 
 
 class FileFormatError(AssayError, ValueError):

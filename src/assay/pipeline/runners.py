@@ -15,7 +15,7 @@ from assay.store import ClaimBook
 
 
 BEAT_SECONDS = 1.0  # between two signs of life for others on the store
-LOOK_SECONDS = 1.0  # between two looks at what another runner works on
+LEAVE_SECONDS = 5.0  # how long the end of a runner waits for a store that is away
 
 
 def runner_name() -> str:
@@ -48,13 +48,18 @@ def bury(claims: ClaimBook) -> None:
 
 @contextlib.contextmanager
 def living(claims: ClaimBook, runner: str) -> Iterator[None]:
-    """Show signs of life until the block ends, then give back what the runner holds."""
+    """Show signs of life until the block ends, then give back what the runner holds.
+
+    Where the store does not answer, the end does not wait for it: others take over once there is no sign of
+    life.
+    """
     over = threading.Event()
 
     def beat() -> None:
         while not over.wait(BEAT_SECONDS):
             with contextlib.suppress(AssayError):  # the store is away: what stays away fails the work, too
                 claims.beat(runner)
+        leave(claims, runner)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -62,8 +67,7 @@ def living(claims: ClaimBook, runner: str) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join()
-        leave(claims, runner)
+        thread.join(LEAVE_SECONDS)
 
 
 def leave(claims: ClaimBook, runner: str) -> None:

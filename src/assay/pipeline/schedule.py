@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.core.errors import InputError
+from assay.core.machine import LOOK_SECONDS
 from assay.pipeline.failures import FailureLog, Fault
 from assay.pipeline.limits import Limits
 from assay.pipeline.order import in_order
 from assay.pipeline.progress import Report, SweepProgress, time_left
-from assay.pipeline.runners import BEAT_SECONDS, LOOK_SECONDS, bury, leave, runner_name
+from assay.pipeline.runners import BEAT_SECONDS, bury, leave, runner_name
 from assay.pipeline.worker import Ended, Work
 from assay.store import Store
 

@@ -21,9 +21,10 @@ from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import ElsewhereError, Problem, make_problem
 from assay.analyses.subsets.verdict import untested
 from assay.core.errors import InputError, UnknownNameError
+from assay.core.machine import LOOK_SECONDS
 from assay.core.record import Record, library_version, plain, record_id
 from assay.pipeline.progress import duration
-from assay.pipeline.runners import LOOK_SECONDS, bury, living, runner_name
+from assay.pipeline.runners import bury, is_gone, living, runner_name
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, ResultSummary, Store
 
@@ -210,11 +211,12 @@ def select_stored(
         An interrupted job goes on where it ended, with the same result: the store holds the selections,
         every finished fold of the cross-fit and of its reruns (one, three or nine together) and the overlap
         of halves, as rows of kind `subset-part`, until the document is there. What begins anew is the part
-        that was under way. Processes that run the same job on one store share its parts.
+        that was under way. Processes that run the same job on one store share folds, reruns and halves; the
+        selections are one part, which the others wait for, and each makes the baselines and the hold-out.
     """
     how: dict[str, Any] = {"path": path, "n_permutations": n_permutations, "folds": folds, "refine": refine}
     record = job_record(data, sizes, **how, **options)
-    parts = _Parts(store=store, job=record_id(KIND, record))
+    parts = _Parts(store=store, job=record_id(KIND, record), note=note)
 
     def compute() -> Content:
         shared: dict[str, Any] = {"progress": progress, "shelf": parts.awaited}
@@ -239,13 +241,14 @@ def select_stored(
 
     def among_others() -> Content:
         with contextlib.nullcontext() if store is None else living(store.claims, parts.runner):
+            parts.begin()
             return compute()
 
     stage = document_stage(KIND, record, among_others)
-    try:
-        memo = stage.run(store)
-    except _JobDoneError:
-        memo = stage.run(store)
+    memo = None
+    while memo is None:  # again where the job was done, and its document removed since
+        with contextlib.suppress(_JobDoneError):
+            memo = stage.run(store)
     parts.remove()
     payload = memo.value.payload
     return StoredSelection(
@@ -266,8 +269,14 @@ class _Parts:
 
     store: Store | None
     job: str
+    note: Callable[[str], None] | None = None  # told once that a part is waited for
     runner: str = field(default_factory=runner_name)
     seconds: list[float] = field(default_factory=list)  # that each took, now or in the run that kept it
+
+    def begin(self) -> None:
+        """Claim a place beside others at the job until this runner leaves: its parts are needed."""
+        if self.store is not None:
+            self.store.claims.claim(f"{self.job}/{self.runner.rpartition('/')[2]}", self.runner)
 
     def value(self, part: str, compute: Callable[[], Any]) -> Any:
         """A `Shelf`; threads ask for different parts.
@@ -293,10 +302,16 @@ class _Parts:
 
     def awaited(self, part: str, compute: Callable[[], Any]) -> Any:
         """A `Shelf` that waits while another process computes the part."""
+        told = self.note
         while True:
             try:
                 return self.value(part, compute)
             except ElsewhereError:
+                if told is not None:
+                    told(
+                        f"another process is at the {part} of this job; this one waits, then shares the rest"
+                    )
+                    told = None
                 time.sleep(LOOK_SECONDS)
 
     @contextlib.contextmanager
@@ -308,12 +323,11 @@ class _Parts:
         if not claims.claim(claim, self.runner):
             bury(claims)
             raise ElsewhereError
-        try:
-            if self.store.has(self.job):
-                raise _JobDoneError
-            yield
-        finally:
-            claims.release(claim, self.runner)
+        # After an error nothing is released: this runner leaves, whose end waits for a store that is away.
+        if self.store.has(self.job):
+            raise _JobDoneError
+        yield
+        claims.release(claim, self.runner)
 
     def remove(self) -> None:
         """Forget them, once the document is there."""
@@ -324,15 +338,20 @@ class _Parts:
 def abandoned_parts(store: Store, *, older_than: float) -> list[ResultSummary]:
     """Parts that interrupted jobs left: of jobs that are done, or older than so many seconds.
 
-    Those of a job that a process works on now are not among them.
+    The latter not where a process works on the job. One of another machine, or before the last boot, cannot
+    be asked whether it still does, so that it counts as at work; running the job again takes its work over.
     """
-    bury(store.claims)
-    at_work = {claim.partition("/")[0] for claim in store.claims.holders()}
-    parts = [each for each in store.query(PART) if each.name not in at_work]
+    holders = store.claims.holders().items()
+    at_work = {claim.partition("/")[0] for claim, runner in holders if not is_gone(runner)}
+    parts = store.query(PART)
     done = {job for job in {each.name for each in parts} if job is not None and store.has(job)}
     now = datetime.now(UTC)
     ages = [(now - datetime.fromisoformat(each.created)).total_seconds() for each in parts]
-    return [each for each, age in zip(parts, ages, strict=True) if each.name in done or age > older_than]
+    return [
+        each
+        for each, age in zip(parts, ages, strict=True)
+        if each.name in done or (age > older_than and each.name not in at_work)
+    ]
 
 
 def remove_parts(store: Store, parts: Sequence[ResultSummary]) -> None:
@@ -441,8 +460,8 @@ def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str],
     if note is not None and expected > LONG:
         note(
             f"the verdict selects {n_reruns} times more, up to about {duration(expected)}; it ends early "
-            "once it is settled, goes on after an interruption, and is shared by --workers; fewer sizes or "
-            "permutations (at least 19) cost less"
+            "once it is settled, goes on after an interruption, and is divided among --workers; the same "
+            "command in a second process shares it; fewer sizes or permutations (at least 19) cost less"
         )
 
 

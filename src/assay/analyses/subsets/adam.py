@@ -27,6 +27,7 @@ from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.layouts import AnswerTable
 from assay.analyses.subsets.line import EPS
 from assay.analyses.subsets.objective import Found, exact_correlation, unit_probit
+from assay.analyses.subsets.placement import DeviceMatrix
 from assay.core.errors import InputError, check_least, check_name
 from assay.core.random import stream
 
@@ -107,8 +108,8 @@ def adam(
         Each epoch costs two products of the matrix with as many vectors as trials are running. Probits, rates
         and correlations, of the length of the models or trials, are computed on the CPU in float64.
 
-        The layout `accelerator` on the CPU gives the bits of `packed`. A GPU sums in another order, which a
-        long descent can make visible in the set.
+        On the CPU all layouts give the same bits. A GPU sums in another order, which a long descent can make
+        visible in the set; so its selections have an identity of their own.
 
         The authors search by TPE, one trial after the other, the first ten of them at random.
 
@@ -129,14 +130,14 @@ def adam(
     for name, accuracies in (("id_train", id_train), ("id_validation", id_validation)):
         unit_probit(accuracies, eps=eps, name=name)  # refused where they are all the same
     dtype = getattr(torch, precision)
-    _check_size(train, validation, len(columns), dtype.itemsize)
-    some = columns if len(columns) < train.n_examples else None
-    held_in, held_out = (each.tensor(dtype, some) for each in (train, validation))
-    if held_in.device.type == "mps":
+    if isinstance(train, DeviceMatrix) and train.device.type == "mps":
         raise InputError(
             "solver='adam' sums in float64, which device 'mps' cannot; remove device and layout, or use "
             "solver='swap'"
         )
+    _check_size(train, validation, len(columns), dtype.itemsize)
+    some = columns if len(columns) < train.n_examples else None
+    held_in, held_out = (each.tensor(dtype, some) for each in (train, validation))
     target = AdamTarget.of(id_train, eps)
     problem = Relaxation(correct=held_in, target=target, size=size, penalty=penalty, objective=objective)
     judge = Judge(correct=held_out, target=AdamTarget.of(id_validation, eps), pool=pool, objective=objective)

@@ -21,7 +21,7 @@ from assay.analyses.subsets.problem import Shelf, computed
 from assay.analyses.subsets.replication import example_correlations, replicate_examples, replicate_halves
 from assay.analyses.subsets.splits import PARTS, ModelSplit
 from assay.analyses.subsets.verdict import SubsetVerdict
-from assay.core.errors import InputError
+from assay.core.errors import FreeMemoryError, InputError
 from assay.core.random import stream
 from assay.core.record import Record, plain
 from assay.page.thumbnail import thumbnail
@@ -242,6 +242,8 @@ def _halves(
         return None
     try:
         halves = replicate_halves(selection, n_permutations=n_permutations, workers=workers, shelf=shelf)
+    except FreeMemoryError:
+        raise  # of the machine, not of the models: another time there is enough
     except InputError as error:
         return {"overlap": None, "reason": str(error)}
     null = [each for each in halves.null if not math.isnan(each)]

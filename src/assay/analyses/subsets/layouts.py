@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64, Num, UInt8
 
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import FreeMemoryError, InputError, ShapeError
 from assay.core.machine import free_memory
 
 
@@ -179,7 +179,8 @@ class DenseMatrix(AnswerTable):
 
     def dense(self, examples: Int64[np.ndarray, " k"] | None = None) -> UInt8[np.ndarray, "m k"]:
         columns = slice(None) if examples is None else self.checked_examples(examples)
-        return self.values[:, columns].astype(np.uint8)
+        # In order of rows, as every layout: products sum otherwise, with other bits.
+        return self.values[:, columns].astype(np.uint8, order="C")
 
 
 class ScoreMatrix(AnswerTable):
@@ -360,10 +361,10 @@ def whole_weights(weights: Float64[np.ndarray, " m"]) -> tuple[Float64[np.ndarra
 
 
 def require_memory(needed: int, what: str, *, free: int | None = None) -> None:
-    """Raises `InputError` unless so many bytes are free."""
+    """Raises `FreeMemoryError` unless so many bytes are free."""
     free = free_memory() if free is None else free
     if needed > free:
-        raise InputError(
+        raise FreeMemoryError(
             f"{what} needs {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free; use "
             'layout="packed", which stores eight models per byte'
         )

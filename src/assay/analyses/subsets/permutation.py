@@ -19,7 +19,7 @@ from assay.analyses.subsets.problem import ElsewhereError, Progress
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError, check_name
-from assay.core.machine import usable_cores
+from assay.core.machine import LOOK_SECONDS, usable_cores
 from assay.core.random import stream
 
 
@@ -29,7 +29,9 @@ T = TypeVar("T")
 KINDS = ("free", "group")
 N_PERMUTATIONS = 99
 _ROUNDING = 1e-12
-LOOK_SECONDS = 1.0  # between two looks at places that are computed elsewhere, where no other is left
+# Results per worker that wait for one that is computed elsewhere: they bridge four times the time that such a
+# result takes here. The end may come before them, so more would be wasted.
+_AHEAD = 4
 _GIVEN_UP_FROM = 3  # reached reruns that a fixed number allows, from which one is given up for an early end
 
 
@@ -204,17 +206,19 @@ def run_permutations(
 
 
 def _in_order(begin: Callable[[int], Future[T]], n: int, workers: int) -> Iterator[T]:
-    """Results by place; those under way and those that wait for an earlier one are at most `workers`.
+    """Results by place, and the error of a place once it is the first missing one.
 
-    While the first missing one is computed elsewhere, any other is begun.
+    Those under way and those that wait for the first missing one are at most `workers`; while that one is
+    computed elsewhere, at most `_AHEAD` times as many.
     """
     places, elsewhere = list(range(n)), list[int]()  # to begin, ascending; to look at again
     running: dict[Future[T], int] = {}
-    ahead: dict[int, T] = {}
+    ahead: dict[int, Future[T]] = {}
     for head in range(n):
         while head not in ahead:
             while places and len(running) < workers:
-                if head not in (places[0], *elsewhere) and len(running) + len(ahead) >= workers:
+                most = _AHEAD * workers if head in elsewhere else workers
+                if places[0] != head and len(running) + len(ahead) >= most:
                     break
                 place = places.pop(0)
                 running[begin(place)] = place
@@ -224,14 +228,14 @@ def _in_order(begin: Callable[[int], Future[T]], n: int, workers: int) -> Iterat
             n_ahead = len(ahead)
             for future in done:
                 place = running.pop(future)
-                try:
-                    ahead[place] = future.result()
-                except ElsewhereError:
+                if isinstance(future.exception(), ElsewhereError):
                     elsewhere.append(place)
+                else:
+                    ahead[place] = future
             if len(ahead) > n_ahead or not done:
                 places = sorted([*places, *elsewhere])
                 elsewhere.clear()
-        yield ahead.pop(head)
+        yield ahead.pop(head).result()
 
 
 # ------------------------------------------------------------------------------------------- p-values

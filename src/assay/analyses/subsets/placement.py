@@ -1,5 +1,6 @@
 """Where a correctness matrix is held: in memory, as numbers or bits, or on an accelerator."""
 
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ from assay.analyses.subsets.layouts import (
     require_memory,
     whole_weights,
 )
-from assay.core.errors import InputError, check_name
+from assay.core.errors import FreeMemoryError, InputError, check_name
 from assay.core.machine import free_memory
 
 
@@ -61,7 +62,7 @@ class DeviceMatrix(AnswerTable):
         import torch
 
         self.n_models, self.n_examples = shape_of(correct)
-        self.device = torch.device(device) if device is not None else _default_device()
+        self.device = device_of(device)
         require_memory(
             self.n_models * self.n_examples,
             f"the int8 matrix of {self.n_models} x {self.n_examples} on {self.device}",
@@ -168,8 +169,9 @@ def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
     """The same answers, held so that k products at a time cost least: bytes instead of bits where they fit.
 
     A byte per answer is eight times the memory of the packed layout. Threads that use the same matrix share
-    the bytes, which live as long as one of them holds them: a job goes through many matrices, and to make the
-    bytes anew costs less than a product. Three products at a time then cost less than in the packed layout,
+    the bytes, which live as long as one of them holds them: a job goes through many matrices. To make the
+    bytes anew costs about as much as four products of eight weights with them, of the dozens that a solver
+    takes. Three products at a time then cost less than in the packed layout,
     eight a third, twenty-four a fifth.
     """
     if not isinstance(matrix, PackedMatrix) or k < MANY or not int8_is_fast():
@@ -177,8 +179,9 @@ def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
     with _UNPACKING:
         unpacked = _UNPACKED[matrix]() if matrix in _UNPACKED else None
         if unpacked is None and 2 * matrix.n_models * matrix.n_examples <= free_memory():
-            unpacked = DeviceMatrix(matrix, device="cpu")
-            _UNPACKED[matrix] = weakref.ref(unpacked)
+            with contextlib.suppress(FreeMemoryError):  # another process took the memory since
+                unpacked = DeviceMatrix(matrix, device="cpu")
+                _UNPACKED[matrix] = weakref.ref(unpacked)
         return matrix if unpacked is None else unpacked
 
 
@@ -293,9 +296,12 @@ def check_device(device: "str | torch.device | None", layout: str = "auto") -> N
         raise InputError(f"PyTorch cannot use device {str(device)!r} here: {reason}") from error
 
 
-def _default_device() -> "torch.device":
+def device_of(device: "str | torch.device | None") -> "torch.device":
+    """The one that is named, else the accelerator that torch finds, else the CPU."""
     import torch
 
+    if device is not None:
+        return torch.device(device)
     if torch.accelerator.is_available():
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is not None:

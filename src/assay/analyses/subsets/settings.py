@@ -14,7 +14,7 @@ from assay.analyses.subsets.adam import CHOICES, adam
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import EPS, clip_of
 from assay.analyses.subsets.objective import OBJECTIVES, Found
-from assay.analyses.subsets.placement import check_device
+from assay.analyses.subsets.placement import check_device, device_of
 from assay.analyses.subsets.splits import ModelSplit, unit_codes
 from assay.analyses.subsets.swap import swap
 from assay.core.errors import InputError, ShapeError, check_name
@@ -106,11 +106,18 @@ class Settings:
         return np.arange(n_examples) if self.allowed is None else np.flatnonzero(self.allowed)
 
     def record(self) -> dict[str, Any]:
-        """JSON of what decides the selection, arrays as hashes; layout and device do not."""
+        """JSON of what decides the selection, arrays as hashes.
+
+        Layout and device do not, but for `adam` a kind of device that is not the CPU: its sums round
+        differently. It says where the selection was made, and `of_record` does not ask for it again.
+        """
         record: dict[str, Any] = {name: getattr(self, name) for name in _WRITTEN}
         for name in _HASHED:
             array = getattr(self, name)
             record[name] = None if array is None else hashlib.sha256(array.tobytes()).hexdigest()[:16]
+        if self.solver == "adam" and self.on_accelerator:
+            kind = device_of(self.device).type
+            record |= {} if kind == "cpu" else {"device": kind}
         finite: dict[str, Any] = plain(record | {"options": dict(self.options)})
         return finite
 
