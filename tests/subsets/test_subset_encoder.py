@@ -264,11 +264,11 @@ def test_a_job_goes_by_what_an_embedding_is_made_from_and_by_the_numbers_of_a_gi
 
 
 class Shades(nn.Module):
-    """A module of the form of timm's, with a configuration of its own and a scale beside its weights."""
+    """A module of the form of timm's, with a scale beside its weights."""
 
     def __init__(self, scale: Any) -> None:
         super().__init__()
-        self.config, self.scale = SimpleNamespace(image_size=8), scale
+        self.scale = scale
         self.weight = nn.Parameter(torch.ones(3))
 
     def forward_features(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -278,19 +278,27 @@ class Shades(nn.Module):
         return hidden
 
 
-def test_settings_of_a_module_count_and_where_it_was_read_from_does_not(
-    clip: Path, pictures: np.ndarray, tmp_path: Path
-) -> None:
+def identity_of(module: nn.Module, images: np.ndarray) -> str:
     prepared = {"input_size": [3, 8, 8], "mean": [0.5] * 3, "std": [0.2] * 3}
-    found = [
-        Encoder(module=Shades(scale), name="shades", preprocessing=prepared).embedding_of_images(pictures[:2])
-        for scale in ((1.0, 1), [2.0, 1], (3.0, 1), None)
-    ]
-    assert not np.allclose(found[0].rows, found[1].rows)
-    assert len({each.made_from for each in found}) == 4
-    encoder = Encoder.load(clip, device="cpu")
+    return Encoder(module=module, name="shades", preprocessing=prepared).embedding_of_images(images).made_from
+
+
+def test_settings_of_any_form_are_part_of_the_identity(pictures: np.ndarray) -> None:
+    scales: list[Any] = [(1.0, 1), (2.0, 1), [2.0], None]
+    assert len({identity_of(Shades(scale), pictures[:2]) for scale in scales}) == len(scales)
+
+
+def test_a_configuration_of_another_library_is_no_reason_to_fail(pictures: np.ndarray) -> None:
+    module = Shades([1.0])
+    module.config = SimpleNamespace(image_size=8)  # type: ignore[assignment]
+    known = identity_of(module, pictures[:2])
+    module.scale = [2.0]
+    assert identity_of(module, pictures[:2]) != known
+
+
+def test_settings_beside_the_configuration_count_and_the_folder_does_not(clip: Path, tmp_path: Path) -> None:
+    known = Encoder.load(clip, device="cpu").embedding_of_texts(["a dog"]).made_from
     moved = Encoder.load(shutil.copytree(clip, tmp_path / "moved"), device="cpu")
-    known = encoder.embedding_of_texts(["a dog"]).made_from
     assert moved.embedding_of_texts(["a dog"]).made_from == known
     moved.module.text_model.eos_token_id = 4  # the configuration still says 3
     assert moved.embedding_of_texts(["a dog"]).made_from != known
