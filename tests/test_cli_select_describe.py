@@ -169,7 +169,7 @@ def test_options_that_cannot_work_are_refused_before_selecting(
     archive: Path, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     found = run(archive, tmp_path, *options)
-    assert found.exit_code in (1, 2)
+    assert found.exit_code == (1 if "no/such/folder/here" in options else 2)  # a file, or wrong usage
     assert message in found.stderr
     assert not (tmp_path / "out" / "selection.json").exists()
 
@@ -212,8 +212,36 @@ def test_a_plan_neither_loads_nor_runs_the_encoder(archive: Path, bert: Path, tm
     assert json.loads(without.stdout)["n_holdout"] == 0
     planted().save(tmp_path / "bare.npz")  # neither images nor texts
     refused = run(tmp_path / "bare.npz", tmp_path, "--encoder", str(bare), "--dry-run")
-    assert refused.exit_code in (1, 2)
+    assert refused.exit_code == 2
     assert "these data hold no images" in refused.stderr
+
+
+def test_a_plan_refuses_what_the_run_refuses_and_nothing_else(
+    archive: Path, bert: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "known.npy", np.random.default_rng(0).normal(size=(9, 16)).astype(np.float32))
+    texts, dry = ("--text", "review", "--encoder"), ("--dry-run", "--json")
+    known = ("--id-embeddings", str(tmp_path / "known.npy"))
+    planned = run(archive, tmp_path, *texts, str(bert), *known, *dry)
+    assert planned.exit_code == 0, planned.output
+    assert json.loads(planned.stdout)["n_holdout"] == 5
+    ran = run(archive, tmp_path, *texts, str(bert), *known)
+    assert ran.exit_code == 0, ran.output
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no.npy").write_bytes(b"no numbers")
+    refused = {
+        (str(tmp_path / "typo"), *known): "neither a directory nor an id",
+        (str(tmp_path / "empty"), *known): "has no config.json",
+        (str(bert), "--id-embeddings", str(tmp_path / "no.npy")): "is not a file of embeddings",
+    }
+    for given, message in refused.items():
+        for more in (dry, ()):
+            found = run(archive, tmp_path, *texts, *given, *more)
+            assert (found.exit_code, found.stdout) == (1, "")
+            assert message in found.stderr
+    alone = run(archive, tmp_path, *known, *dry)
+    assert alone.exit_code == 2
+    assert "--embeddings or --encoder" in alone.stderr.replace("\n", " ")
 
 
 def test_the_images_of_a_zoo_are_embedded_at_the_size_of_the_encoder(tmp_path: Path) -> None:

@@ -355,6 +355,16 @@ def test_pickled_objects_are_not_read(tmp_path: Path, key: str) -> None:
         CorrectnessData.load(path)
 
 
+def test_an_array_named_twice_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.npz", X=CORRECT, y=np.linspace(0, 1, len(CORRECT)))
+    buffer = io.BytesIO()
+    np.save(buffer, 1 - CORRECT)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("X", buffer.getvalue())
+    with pytest.raises(FileFormatError, match="holds the array 'X' twice"):
+        CorrectnessData.load(path)
+
+
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     path.write_bytes(pickle.dumps({"X": CORRECT}))

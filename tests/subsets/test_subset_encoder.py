@@ -1,7 +1,9 @@
 """Encoders with random weights, loaded from files; n-grams of texts; the words for the hold-out."""
 
 import dataclasses
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from PIL import Image
 from planted_subsets import planted_embedding
 from scipy import stats as scipy_stats
+from torch import nn
 
 from assay.analyses.subsets import encoder as encoders
 from assay.analyses.subsets import page_words
@@ -102,6 +105,25 @@ def test_texts_do_not_depend_on_what_stands_beside_them(clip: Path) -> None:
     together = encoder.embed_texts(["a dog", "a red cat at night", "blue " * 50])
     assert together.shape == (3, 8)
     np.testing.assert_allclose(encoder.embed_texts(["a dog"])[0], together[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("pad_token", ["[PAD]", None])
+def test_a_tokenizer_that_pads_left_leaves_positions_where_they_are(
+    pad_token: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(3)
+    model = GPT2Model(GPT2Config(vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=2, n_positions=16))
+    encoder = Encoder.load(save(tmp_path / "gpt2", model, texts=True), device="cpu")
+    encoder.tokenizer.padding_side = "left"
+    encoder.tokenizer.pad_token, encoder.tokenizer.eos_token = pad_token, "[SEP]"
+    texts = ["a dog", "a red cat at night", "a blue cat", "day"]
+    together = encoder.embedding_of_texts(texts)
+    monkeypatch.setattr(encoders, "BATCH", 1)
+    apart = encoder.embedding_of_texts(texts)
+    np.testing.assert_allclose(together.rows, apart.rows, atol=1e-5)  # rounding of float32
+    assert together.made_from == apart.made_from
 
 
 def test_a_clip_model_scores_phrases_of_a_selection(clip: Path, pictures: np.ndarray) -> None:
@@ -211,8 +233,12 @@ def test_a_job_goes_by_what_an_embedding_is_made_from_and_by_the_numbers_of_a_gi
         return record_id("subset-path", job_record(data, [10]))
 
     made = embed_examples(bare, encoder)
-    monkeypatch.setattr(encoders, "BATCH", 3)  # sums in another order, as on another device
-    apart = embed_examples(bare, again)
+    monkeypatch.setattr(encoders, "BATCH", 3)
+    features = again._image_features
+    with monkeypatch.context() as patch:  # sums in another order, and rounding as on another device
+        patch.setattr(Encoder, "_image_features", lambda _, batch: features(batch) * (1 + 1e-6))
+        apart = embed_examples(bare, again)
+    assert (apart.embedding != made.embedding).any()
     assert identity(apart) == identity(made) != identity(bare)
     read = [embed_examples(bare, each, text="review") for each in (encoder, again)]
     monkeypatch.undo()
@@ -237,6 +263,47 @@ def test_a_job_goes_by_what_an_embedding_is_made_from_and_by_the_numbers_of_a_gi
     assert len(set(found)) == len(found)
 
 
+class Shades(nn.Module):
+    """A module of the form of timm's, with a scale beside its weights."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward_features(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels.mean((2, 3)) * self.weight * (1.0 if self.scale is None else self.scale[0])
+
+    def forward_head(self, hidden: torch.Tensor, pre_logits: bool) -> torch.Tensor:
+        return hidden
+
+
+def identity_of(module: nn.Module, images: np.ndarray) -> str:
+    prepared = {"input_size": [3, 8, 8], "mean": [0.5] * 3, "std": [0.2] * 3}
+    return Encoder(module=module, name="shades", preprocessing=prepared).embedding_of_images(images).made_from
+
+
+def test_settings_of_any_form_are_part_of_the_identity(pictures: np.ndarray) -> None:
+    scales: list[Any] = [(1.0, 1), (2.0, 1), [2.0], None]
+    assert len({identity_of(Shades(scale), pictures[:2]) for scale in scales}) == len(scales)
+
+
+def test_a_configuration_of_another_library_is_no_reason_to_fail(pictures: np.ndarray) -> None:
+    module = Shades([1.0])
+    module.config = SimpleNamespace(image_size=8)  # type: ignore[assignment]
+    known = identity_of(module, pictures[:2])
+    module.scale = [2.0]
+    assert identity_of(module, pictures[:2]) != known
+
+
+def test_settings_beside_the_configuration_count_and_the_folder_does_not(clip: Path, tmp_path: Path) -> None:
+    known = Encoder.load(clip, device="cpu").embedding_of_texts(["a dog"]).made_from
+    moved = Encoder.load(shutil.copytree(clip, tmp_path / "moved"), device="cpu")
+    assert moved.embedding_of_texts(["a dog"]).made_from == known
+    moved.module.text_model.eos_token_id = 4  # the configuration still says 3
+    assert moved.embedding_of_texts(["a dog"]).made_from != known
+
+
 # ------------------------------------------------------------------------------------------------- n-grams
 
 
@@ -250,8 +317,9 @@ def test_n_grams_by_hand() -> None:
         [1, 1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
     ]
-    with pytest.raises(InputError, match="lower fewest"):
-        ngram_features(texts, fewest=4)
+    for fewest, some in ((4, texts), (3, ["good"] * 3 + ["bad"]), (1, ["good"]), (1, [])):
+        with pytest.raises(InputError, match="lower fewest"):
+            ngram_features(some, fewest=fewest)
 
 
 def test_over_represented_n_grams_are_found_and_adjusted_over_n_grams() -> None:

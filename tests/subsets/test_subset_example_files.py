@@ -151,7 +151,7 @@ def test_embeddings_that_do_not_fit_are_refused(data: CorrectnessData, tmp_path:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     refused("objects.npy", "not a file of embeddings")
     refused("absent.npz", "is not a file")
-    with pytest.raises(InputError, match="needs --embeddings"):
+    with pytest.raises(InputError, match="give --embeddings or --encoder"):
         with_embeddings(data, None, tmp_path / "all.npy")
 
 

@@ -22,7 +22,12 @@ from assay.analyses.subsets.composition import (
 )
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import correlate
-from assay.analyses.subsets.prevalence import PrevalenceShift, hypergeometric_p, prevalence_shift
+from assay.analyses.subsets.prevalence import (
+    PrevalenceShift,
+    hypergeometric_p,
+    presence_shift,
+    prevalence_shift,
+)
 from assay.analyses.subsets.selection import oodselect
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.stats import benjamini_hochberg
@@ -428,6 +433,19 @@ def test_the_correlation_within_each_class() -> None:
         assert each.correlation.n == len(test)
         record = json.loads(json.dumps(each.to_dict(), allow_nan=False))
         assert ClassCorrelation.from_dict(record).to_dict() == record
+
+
+def test_counts_that_no_selection_has_are_refused() -> None:
+    (row,) = presence_shift(np.arange(4), 10, {"a": (3, 5)}, n_resamples=5).rows
+    assert (row.selected, row.pool, row.p_value) == (0.75, 0.5, pytest.approx(110 / 210))
+    for places, message in (([0, 0, 1], "0 more than once"), ([0, 10], "holds 10")):
+        with pytest.raises(InputError, match=message):
+            presence_shift(np.array(places), 10, {"a": (1, 2)})
+    with pytest.raises(InputError, match="held is empty"):
+        presence_shift(np.arange(4), 10, {})
+    for counts in ((-1, 5), (5, 5), (3, 2), (3, 11), (0, 0), (1, 8)):
+        with pytest.raises(InputError, match=f"^{counts[0]} of 4 .* {counts[1]} of 10 in the pool hold 'a'"):
+            presence_shift(np.arange(4), 10, {"a": counts})
 
 
 def test_classes_of_a_selection_without_labels_are_refused() -> None:

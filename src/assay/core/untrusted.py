@@ -197,8 +197,13 @@ def open_npz(path: Path, *, whole: bool = True) -> Iterator[tuple[zipfile.ZipFil
     """
     with _npz(path) as archive:
         check_unpacked(archive, path, whole=whole)
-        members = [_declared(archive, member, path) for member in archive.infolist()]
-        yield archive, {member.key: member for member in members}
+        members: dict[str, NpzMember] = {}
+        for info in archive.infolist():
+            member = _declared(archive, info, path)
+            if member.key in members:  # `X` and `X.npy`
+                raise FileFormatError(f"{path} holds the array {member.key!r} twice; write it again")
+            members[member.key] = member
+        yield archive, members
 
 
 @dataclass(frozen=True, kw_only=True)

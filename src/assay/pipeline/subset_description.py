@@ -12,6 +12,7 @@ from assay.analyses.subsets.proposals import text_proposer
 from assay.analyses.subsets.selection import read_subset
 from assay.core.errors import AssayError, InputError
 from assay.core.record import plain
+from assay.models.encoder_loading import check_encoder
 
 
 if TYPE_CHECKING:
@@ -51,13 +52,15 @@ class SubsetDescriber:
         device: str | None = None,
         load: bool = True,
     ) -> "SubsetDescriber":
-        """From the name of an encoder, loaded unless only a plan is made, and arguments of `ChatEndpoint`."""
+        """From the name of an encoder, only checked for a plan, and arguments of `ChatEndpoint`."""
         reached = None if endpoint is None else ChatEndpoint(**endpoint)
         if phrases is not None and not phrases:
             raise InputError('there is no phrase to score; give some, separated by semicolons: "night; rain"')
         if phrases and encoder is None:
             raise InputError("phrases are scored by an encoder; give --encoder, a model such as CLIP")
         encodes = encoder is not None
+        if encoder is not None and not load:
+            check_encoder(encoder)
         loaded = Encoder.load(encoder, device=device) if encoder is not None and load else None
         return cls(encoder=loaded, encodes=encodes, phrases=phrases or (), endpoint=reached)
 

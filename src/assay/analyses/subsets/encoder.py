@@ -25,7 +25,8 @@ from assay.tasks.image_transform import EvalTransform, picture_of
 BATCH = 32
 _LONGEST = 512  # tokens of a text, where neither tokenizer nor configuration sets a limit
 _FIRST_TOKENS = ("cls_token", "class_embedding")  # weights of a class token
-_OF_MACHINE = ("fused_attn", "training")  # attributes of modules that change no embedding
+# Attributes of modules that change no embedding: of the machine, or of what ran before.
+_NO_SETTINGS = ("fused_attn", "max_seq_len_cached", "name_or_path", "training")
 
 
 class Embedding(NamedTuple):
@@ -34,7 +35,9 @@ class Embedding(NamedTuple):
     Attributes:
         rows: `[N, d]`, not normalised.
         made_from: Hash of what they are a function of: the encoder, how it prepares inputs, and the prepared
-            inputs. Unlike the numbers it does not depend on device or batch size.
+            inputs. Unlike the numbers it does not depend on device or batch size. The whole checkpoint
+            counts, also what no embedding reads (a head, dropout, names of classes): equal embeddings can
+            have two hashes, never the reverse.
     """
 
     rows: Float32[np.ndarray, "n d"]
@@ -172,10 +175,10 @@ class Encoder:
             f"{name}.{key}": value
             for name, part in self.module.named_modules()
             for key, value in vars(part).items()
-            if isinstance(value, bool | int | float | str) and key not in _OF_MACHINE and key[:1] != "_"
+            if _is_setting(value) and key not in _NO_SETTINGS and key[:1] != "_"
         }
-        if hasattr(self.module, "config"):
-            facts = config_facts(self.module)
+        if hasattr(getattr(self.module, "config", None), "to_dict"):  # of Hugging Face
+            facts |= config_facts(self.module)
         state = sorted(self.module.state_dict().items())
         structure = {"module": str(self.module), **facts}
         return hash_weights(structure, ((name, torch.atleast_1d(value)) for name, value in state))
@@ -207,6 +210,7 @@ class Encoder:
         limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", _LONGEST))
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token  # what it marks is masked
+        self.tokenizer.padding_side = "right"  # else padding, and so the others of a batch, moves positions
         padded = "max_length" if str(module.config.model_type).startswith("siglip") else True
         tokens = self.tokenizer(
             list(texts), padding=padded, truncation=True, max_length=min(limits), return_tensors="pt"
@@ -249,6 +253,13 @@ def _unpadded(
     rows: Any = pixels if input_ids is None else input_ids
     for place, row in enumerate(rows):
         yield row if attention_mask is None else row[attention_mask[place].bool()]
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether an attribute is a plain value, or a sequence of plain values such as a height and width."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_setting, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _tensor(found: Any) -> Tensor:

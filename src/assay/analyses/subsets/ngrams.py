@@ -61,13 +61,13 @@ def _held(
         ngram_range=(1, longest),
         token_pattern=_WORD,
         min_df=fewest,
-        max_df=max(fewest, len(written) - fewest),
+        max_df=len(written) - fewest,
         max_features=most,
         dtype=np.float64,
     )
     try:
         held = vectorizer.fit_transform(written)
-    except ValueError as error:  # no text has a word, or all n-grams are left out
+    except ValueError as error:  # too few texts, none has a word, or all n-grams are left out
         raise InputError(
             f"none of {len(written)} texts gives an n-gram that at least {fewest} of them hold and {fewest} "
             "lack; lower fewest"

@@ -272,11 +272,21 @@ def presence_shift(
         seed: Likewise.
 
     Raises:
-        InputError: As `prevalence_shift`.
+        InputError: Repeated or impossible positions, nothing to compare, or counts that no selection of this
+            size has.
     """
+    places = positions(places, n, "places")
+    if not held:
+        raise InputError("nothing to compare: held is empty; give counts of at least one name")
     compare = _PoolContrast(places, n, n_resamples, level, q, None, seed)
     rows = []
     for name, counts in held.items():
+        inside, total = counts
+        if not (0 <= inside <= len(places) and max(1, inside) <= total <= n - len(places) + inside):
+            raise InputError(
+                f"{inside} of {len(places)} selected examples and {total} of {n} in the pool hold {name!r}; "
+                "no pool with such a selection has these counts, or none of its examples holds it"
+            )
         selected, pool = (
             np.array([whole - part, part]) for whole, part in zip((len(places), n), counts, strict=True)
         )

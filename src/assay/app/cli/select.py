@@ -109,12 +109,14 @@ class PoolSettings(Seeded, AnswerSettings):
     embeddings: Annotated[Path | None, INPUTS] = None
     id_embeddings: Annotated[Path | None, INPUTS] = None
 
-    def read(self, predictions: Path | None, progress: "Progress", **more: Any) -> "GivenData":
-        """As that of answers, with what is given of the examples beside."""
+    def read(
+        self, predictions: Path | None, progress: "Progress", *, planned: bool = False, **more: Any
+    ) -> "GivenData":
+        """As that of answers, and what is given of the examples beside; `planned`: see `with_embeddings`."""
         from assay.analyses.subsets.example_files import with_crossed, with_embeddings
 
         given = super().read(predictions, progress, **more)
-        data = with_embeddings(given.data, self.embeddings, self.id_embeddings)
+        data = with_embeddings(given.data, self.embeddings, self.id_embeddings, planned=planned)
         return replace(given, data=with_crossed(data, self.cross) if self.cross else data)
 
 
@@ -248,7 +250,8 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
     sizes, describer = _check(settings), settings.describer()
     with progress_on_stderr() as progress:
         folder = None if settings.dry_run else settings.store_folder()
-        read = settings.read(predictions, progress, folder=folder, encoder=describer.encoder)
+        planned = describer.encodes and settings.dry_run
+        read = settings.read(predictions, progress, planned=planned, folder=folder, encoder=describer.encoder)
         describer.check(read.data)
         solving = settings.solving(read.data)
         if settings.dry_run:
