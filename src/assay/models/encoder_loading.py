@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from assay.core.errors import FileFormatError
-from assay.models.hub import fetch_description, split_revision
+from assay.models.hub import explained, fetch_description, split_revision
 from assay.models.hugging_face import encoder_from_pretrained, image_processor, stored_tokenizer
 from assay.models.placing import Device, choose_device
 from assay.models.timm_loading import from_timm, is_timm_directory, short_name
@@ -28,6 +28,28 @@ class EncoderParts(NamedTuple):
     name: str
     preprocessing: dict[str, Any] | None
     tokenizer: Any
+
+
+def check_encoder_source(source: str) -> None:
+    """Refuse, without loading anything, what no encoder can be loaded from; the hub is not asked.
+
+    Raises:
+        FileFormatError: For a directory without `config.json`, and for what is neither a directory nor a name
+            of the hub or of timm.
+    """
+    from huggingface_hub.utils import validate_repo_id
+
+    if Path(source).is_dir():
+        _check_description(Path(source), source)
+    elif not source.startswith("timm:"):
+        name, revision = split_revision(source, None)
+        with explained(name, revision):
+            validate_repo_id(name)
+
+
+def _check_description(folder: Path, source: str | Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise FileFormatError(f"{source} has no config.json; give a directory written by save_pretrained")
 
 
 def load_encoder(
@@ -55,8 +77,8 @@ def load_encoder(
         text, revision = split_revision(text, None)
         repository = fetch_description(text, revision=revision, token=token)
         path, name = repository.folder, text
-    if not named and not (path / "config.json").is_file():
-        raise FileFormatError(f"{source} has no config.json; give a directory written by save_pretrained")
+    if not named:
+        _check_description(path, source)
     if repository is not None:
         repository.fetch_weights(allow_pickle=allow_pickle)
     if named or is_timm_directory(path):

@@ -12,6 +12,7 @@ from assay.analyses.subsets.proposals import text_proposer
 from assay.analyses.subsets.selection import read_subset
 from assay.core.errors import AssayError, InputError
 from assay.core.record import plain
+from assay.models.encoder_loading import check_encoder_source
 
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class SubsetDescriber:
         if phrases and encoder is None:
             raise InputError("phrases are scored by an encoder; give --encoder, a model such as CLIP")
         encodes = encoder is not None
+        if encoder is not None and not load:
+            check_encoder_source(encoder)
         loaded = Encoder.load(encoder, device=device) if encoder is not None and load else None
         return cls(encoder=loaded, encodes=encodes, phrases=phrases or (), endpoint=reached)
 

@@ -141,7 +141,7 @@ def _named_rows(path: Path) -> tuple[list[str] | None, dict[str, Any]]:
 
 
 def with_embeddings(
-    data: CorrectnessData, embeddings: Path | None, id_embeddings: Path | None
+    data: CorrectnessData, embeddings: Path | None, id_embeddings: Path | None, *, embedded: bool = False
 ) -> CorrectnessData:
     """The data with embeddings from files, for the distance baseline and `example_holdout`.
 
@@ -150,6 +150,7 @@ def with_embeddings(
         embeddings: Of the examples, matched by name; a file without names must hold all of them in order.
         id_embeddings: Of in-distribution examples, by the same encoder, if not in the file of the others: its
             array `id_embedding`, else `embedding`.
+        embedded: Whether an encoder that is not loaded now embeds the examples: `id_embeddings` is only read.
 
     Raises:
         InputError: If an example has no embedding, a row is zero where there are both kinds, or widths differ
@@ -157,10 +158,15 @@ def with_embeddings(
         FileFormatError: As `read_embeddings`.
     """
     if embeddings is None:
-        if id_embeddings is not None and data.embedding is None:
-            raise InputError("--id-embeddings needs --embeddings, those of the examples to select from")
         if id_embeddings is None:
             return data
+        if embedded:
+            read_embeddings(id_embeddings)
+            return data
+        if data.embedding is None:
+            raise InputError(
+                "--id-embeddings needs --embeddings or --encoder, for the examples to select from"
+            )
     arrays: dict[str, Any] = {}
     notes = list(data.source.get("notes", ()))
     if embeddings is not None:
