@@ -146,7 +146,7 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         allowed: File of the ids that may be selected: one per line, or a table as of --ids.
         must_include: The same for ids that are selected in any case.
         split: Unit kept whole by the split: group (the default), family or random (none).
-        compat: Split the models as the authors do (random, seed 42); no verdict is supported.
+        compat: Split models randomly as the authors do. If it cuts runs: inconclusive.
         path: Path over the sizes: independent, warm (from the previous size) or nested.
         strata: Keep the proportions of the classes (label), or of a column of facts.
         permutations: Permutations of the test; a supported verdict needs at least 19. 0: no test.
