@@ -397,7 +397,9 @@ def test_refined_sizes_are_in_the_plan_the_output_and_the_table(archive: Path, t
     assert float(rows[0]["pearson_ours"]) == pytest.approx(test["r"], abs=1e-6)
     assert float(rows[0]["pearson_ours_high"]) == pytest.approx(test["fisher_high"], abs=1e-6)
     ends = f"[{test['fisher_low']:.2f}, {test['fisher_high']:.2f}]".replace("-", "\N{MINUS SIGN}")
-    assert f"Fisher {ends}" in (tmp_path / "out" / "report.html").read_text()
+    for shown in (found.stdout, (tmp_path / "out" / "report.html").read_text()):
+        assert f"Fisher {ends}" in shown
+    assert "[{low:.2f}, {high:.2f}] Fisher".format(**test).replace("-", "\N{MINUS SIGN}") in found.stdout
 
 
 # ------------------------------------------------------------------------------------- what was understood

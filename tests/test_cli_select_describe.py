@@ -15,6 +15,8 @@ from type_checks import no_type_checks
 import assay
 from assay.analyses.subsets import CorrectnessData, Encoder
 from assay.analyses.subsets.example_files import made_from
+from assay.app.cli.select import _parameters
+from assay.core.errors import InputError
 from assay.models.hugging_face import without_progress_bars
 from assay.pipeline.subset_data import read_data
 from assay.pipeline.subsets import plan_selection
@@ -193,6 +195,48 @@ def test_parameters_of_an_endpoint_come_from_the_command(archive: Path, tmp_path
         assert (sent["max_completion_tokens"], sent["reasoning_effort"]) == (64, "low")
         run(archive, tmp_path, *given, "--endpoint-parameters", "")
         assert server.asked[-1].body.keys() == {"model", "messages"}
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        ("", {}),
+        ("a=1, b = low ,", {"a": 1, "b": "low"}),
+        ('k={"a":1,"b":"c=d"},stop=["x, y", "z"]', {"k": {"a": 1, "b": "c=d"}, "stop": ["x, y", "z"]}),
+        ('a="None",b=none,c=null,d=nullable', {"a": "None", "b": "none", "c": None, "d": "nullable"}),
+    ],
+)  # fmt: skip
+def test_values_of_parameters_are_json_or_plain_words(text: str, parameters: dict[str, Any]) -> None:
+    assert _parameters(text) == {"parameters": parameters}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((f"a=1,x={value}", "value of x in") for value in ("True", ".5", "None", "007", "{'a'}", "", "a=b")),
+        ("x=1 2", "the value of x in"),
+        ("x=1,x=2", "gives x twice"),
+        ("x=1,y", "has 'y' where a name was expected"),
+    ],
+)  # fmt: skip
+def test_values_that_are_nearly_json_and_doubles_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _parameters(text)
+
+
+def test_a_plan_of_an_encoder_takes_what_its_run_takes(archive: Path, bert: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "id.npy", np.ones((5, 16)))
+    given = ("--text", "review", "--encoder", str(bert), "--id-embeddings", tmp_path / "id.npy", "--dry-run")
+    planned = run(archive, tmp_path, *map(str, given))
+    assert planned.exit_code == 0, planned.output
+    refused = run(archive, tmp_path, *map(str, given[:4]), "--id-embeddings", "no.npy", "--dry-run")
+    assert refused.exit_code == 2
+    assert "no.npy is not a file" in refused.stderr
+    (tmp_path / "empty").mkdir()
+    for name, message in ((tmp_path / "empty", "no config.json"), ("no/such/folder", "no/such/folder")):
+        refused = run(archive, tmp_path, "--text", "review", "--encoder", str(name), "--dry-run")
+        assert refused.exit_code == 1
+        assert message in refused.stderr
 
 
 def test_a_plan_neither_loads_nor_runs_the_encoder(archive: Path, bert: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from chat_server import Asked, Reply, chat_server, said
 from PIL import Image
+from type_checks import no_type_checks
 
 from assay.analyses.subsets.describe import describe_subset
 from assay.analyses.subsets.language_models import (
@@ -246,12 +247,87 @@ def test_a_refused_parameter_is_named_with_the_option_and_can_be_left_out() -> N
             endpoint(server.url).answer("hello")
         with pytest.raises(RefusalError, match="names temperature"):
             endpoint(server.url, parameters={"temperature": 0}).captions(IMAGES, "Describe")
-        assert len(server.asked) == 2  # the other images would be refused as well
+        assert len(server.asked) == 3  # after two images, the others would be refused as well
         assert endpoint(server.url, parameters={}).answer("hello") == "* bright"
         assert server.asked[-1].body.keys() == {"model", "messages"}
         found = endpoint(server.url, parameters={"max_completion_tokens": 9})
         assert found.captions(IMAGES[:1], "Describe") == ["a square"]
         assert server.asked[-1].body["max_completion_tokens"] == 9
+
+
+def refusal(body: Any, **parameters: Any) -> str:
+    """The error of a request to which a host answers 400."""
+    with chat_server(lambda asked: (400, body)) as server, pytest.raises(EndpointError) as raised:
+        endpoint(server.url, parameters=parameters).answer("hello")
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"error": {"message": "this value is too large", "param": "max_tokens"}}, "max_tokens"),
+        ({"error": {"message": "no", "param": "chat_template_kwargs.n"}}, "chat_template_kwargs"),
+        ({"detail": [{"loc": ["body", "n"], "msg": "Extra inputs are not permitted", "input": 2}]}, "n"),
+        ({"message": {"detail": [{"loc": ["user"], "msg": "Extra inputs are not permitted"}]}}, "user"),
+        ({"error": "`n` has to be 1"}, "n"),
+        ({"error": {"message": "Unrecognized request argument supplied: user"}}, "user"),
+        ({"error": {"message": "user is not supported", "param": None}}, "user"),
+        (b"Unknown field max_tokens", "max_tokens"),
+    ],
+)
+def test_a_refused_parameter_is_told_by_its_field_or_by_words_beside_it(body: Any, name: str) -> None:
+    told = refusal(body, max_tokens=9, n=1, user="me", chat_template_kwargs={})
+    assert f"It names {name}, which" in told
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error": "too\\nlarge"}',
+        {"error": {"message": "the image of this user is broken"}},
+        {"error": {"message": "unsupported image of this user"}},
+        {"error": {"message": "'n' of the picture", "param": "messages[0].content"}},
+        {"error": {"message": 'cannot read {"max_tokens": 9, "n": 1, "user": "me"}, not supported'}},
+        {"detail": [{"loc": ["body", "messages"], "msg": "bad", "input": {"n": "'n' is unsupported"}}]},
+    ],
+)
+def test_an_answer_that_only_holds_the_word_refuses_no_parameter(body: Any) -> None:
+    assert "It names" not in refusal(body, max_tokens=9, n=1, user="me")
+
+
+def test_embeddings_are_not_refused_for_a_parameter_that_is_not_sent_with_them() -> None:
+    told = {"error": {"message": "no", "param": "max_tokens"}}
+    with (
+        chat_server(lambda asked: (400, told)) as server,
+        pytest.raises(EndpointError, match="status 400") as raised,
+    ):
+        endpoint(server.url).embed_texts(["a"])
+    assert "It names" not in str(raised.value)
+
+
+def test_parameters_are_copied_and_their_values_are_not_shown() -> None:
+    given: dict[str, Any] = {"extra": {"token": "tok-123456789"}}
+    found = endpoint("http://localhost:1/v1", parameters=given)
+    given["extra"]["token"] = given["model"] = "other"
+    assert found.parameters == {"extra": {"token": "tok-123456789"}}
+    assert len({found, endpoint("http://localhost:1/v1", parameters=dict(found.parameters))}) == 1
+    assert "tok-" not in repr(found)
+    told = refusal({"error": {"param": "extra"}}, **found.parameters)
+    assert "give other parameters than extra (" in told
+    assert "tok-" not in told
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_one_image_that_is_refused_for_a_parameter_is_left_out_wherever_it_is(place: int) -> None:
+    def reply(asked: Asked) -> Reply:
+        odd = shade_of(asked) == round(IMAGES[place].mean())
+        return (400, {"error": {"param": "max_tokens"}}) if odd else said("a square")
+
+    with chat_server(reply) as server:
+        found = endpoint(server.url).captions(IMAGES, "Describe")
+        assert found == [None if k == place else "a square" for k in range(4)]
+        with pytest.raises(RefusalError, match="It names max_tokens"):
+            endpoint(server.url).captions(IMAGES[place : place + 1], "Describe")
 
 
 def test_an_image_that_is_too_long_for_the_parameters_is_left_out_once_others_were_not() -> None:
@@ -268,6 +344,10 @@ def test_an_image_that_is_too_long_for_the_parameters_is_left_out_once_others_we
         ({"url": "localhost:8000"}, "not an address"),
         ({"parameters": {"model": "other"}}, "parameters hold 'model'"),
         ({"parameters": {"temperature": float("nan")}}, "parameters are not JSON"),
+        ({"parameters": None}, "parameters are of type NoneType"),
+        ({"parameters": "max_tokens=1"}, "parameters are of type str"),
+        ({"parameters": ["max_tokens"]}, "parameters are of type list"),
+        ({"parameters": {1: 2}}, "mapping from names"),
         ({"url": "ftp://host/v1"}, "not an address"),
         ({"url": "http://host:port/v1"}, "not an address"),
         ({"url": "http://x y/v1"}, "not an address"),
@@ -279,7 +359,7 @@ def test_an_image_that_is_too_long_for_the_parameters_is_left_out_once_others_we
     ],
 )
 def test_settings_are_checked_before_any_request(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message) as raised:
+    with no_type_checks(), pytest.raises(InputError, match=message) as raised:
         ChatEndpoint(**{"url": "http://localhost:1/v1", "model": "m", **options})
     assert "pass@" not in str(raised.value)
 

@@ -45,6 +45,7 @@ class Cell:
     Attributes:
         text: What it says.
         below: A second, quieter line.
+        kept: Whether a terminal shows that line in wide tables too, however long it is.
         value: What its column is sorted by; default: the text.
         drawing: A small picture.
         status: Key of `STATUSES`, shown as mark and word after the text, or any word with a class of its own.
@@ -56,6 +57,7 @@ class Cell:
 
     text: Text = ""
     below: Text = ""
+    kept: bool = False
     value: int | float | str | None = None
     drawing: Drawing | None = None
     status: str = ""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS, SHOWN_PAIRS = 40, 3  # of a table, and of a row of pairs; the page has them all
 # Second lines of cells are left to the page where they are long, or the table is wide; that of a verdict says
-# what decided it and stays.
+# what decided it and stays, as does what its cell keeps.
 LONG_LINE, WIDE_TABLE = 24, 8
 
 
@@ -135,7 +135,7 @@ def _brief(table: Table) -> Table:
 
 
 def _short(cell: Cell | Text, longest: int) -> Cell | Text:
-    if isinstance(cell, Cell) and not cell.status and len(plain_text(cell.below)) > longest:
+    if isinstance(cell, Cell) and not (cell.status or cell.kept) and len(plain_text(cell.below)) > longest:
         return replace(cell, below="")
     return cell
 

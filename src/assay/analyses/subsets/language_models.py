@@ -29,6 +29,12 @@ SIDE = 512  # pixels of the longer side of an image that is sent
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))  # worth asking again
 _OF_ONE_IMAGE = frozenset((400, 413, 415, 422))  # what an endpoint answers to one that it will not take
 _OF_PARAMETERS = frozenset((400, 422))  # and to a parameter
+_TELLING = ("error", "errors", "detail", "message", "msg")  # where the JSON of such an answer says why
+_DEEPEST = 6  # levels of that JSON that are read
+_NOT_TAKEN = (
+    r"(?:unsupported|unknown|unrecogni[sz]ed|unexpected|not (?:supported|permitted|allowed)|instead of)"
+)
+_KINDS = r"(?:request|arguments?|parameters?|fields?|options?|keys?|values?|supplied|for|the)"
 _LONGEST_ANSWER = 1 << 24  # bytes
 _LONGEST_PAUSE = 30.0  # seconds that an endpoint may ask to wait
 _SHOWN = 200  # characters of an answer in a message
@@ -62,11 +68,11 @@ class ChatEndpoint:
         pause: Seconds before the first of them; doubles, unless the host asks for another pause, at most 30.
         parameters: What each request for a text holds beside model and messages, as JSON. A host that refuses
             one of the defaults, or calls it otherwise, needs others: `{}` sends none,
-            `{"max_completion_tokens": 1024}` only that.
+            `{"max_completion_tokens": 1024}` only that. Copied; errors name them without their values.
 
     Raises:
         InputError: For another scheme, no host, a space or a password in the address, an empty key variable,
-            or parameters that are not JSON or replace model or messages.
+            or parameters that are no mapping of names, are not JSON or replace model or messages.
     """
 
     url: str = field(repr=False)
@@ -75,7 +81,9 @@ class ChatEndpoint:
     timeout: float = 120.0
     retries: int = 2
     pause: float = 1.0
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": 1024, "temperature": 0})
+    parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"max_tokens": 1024, "temperature": 0}, repr=False, hash=False
+    )
 
     def __post_init__(self) -> None:
         try:
@@ -96,16 +104,25 @@ class ChatEndpoint:
                 f"timeout is {self.timeout} s, pause {self.pause} s; expected above 0, at least 0"
             )
         check_least(0, retries=self.retries)
-        self._check_parameters()
+        object.__setattr__(self, "parameters", self._checked_parameters())
         _ = self._key  # a missing key is an error before work starts
 
-    def _check_parameters(self) -> None:
+    def _checked_parameters(self) -> dict[str, Any]:
+        """A copy as JSON gives it back."""
+        if not isinstance(self.parameters, Mapping) or not all(
+            isinstance(name, str) for name in self.parameters
+        ):
+            raise InputError(
+                f"parameters are of type {type(self.parameters).__name__}; expected a mapping from names "
+                "(str) to values, {} for none"
+            )
         if taken := {"model", "messages"} & self.parameters.keys():
             raise InputError(f"parameters hold {min(taken)!r}, which is part of every request; leave it out")
         try:
-            json.dumps(dict(self.parameters), allow_nan=False)
+            copied: dict[str, Any] = json.loads(json.dumps(dict(self.parameters), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise InputError(f"parameters are not JSON ({error}); give texts, numbers or lists") from error
+        return copied
 
     @property
     def shown(self) -> str:
@@ -144,7 +161,7 @@ class ChatEndpoint:
                 {"type": "text", "text": prompt},
                 {"type": "image_url", "image_url": {"url": png_uri(picture_of(image), SIDE)}},
             ]
-        body = {"messages": [{"role": "user", "content": content}], **self.parameters}
+        body = {**self.parameters, "messages": [{"role": "user", "content": content}]}
         document = self._ask("chat/completions", body)
         choices = document.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -218,7 +235,7 @@ class ChatEndpoint:
         headers = {"Content-Type": "application/json", "User-Agent": f"assay/{library_version()}"}
         if (key := self._key) is not None:
             headers["Authorization"] = f"Bearer {key}"
-        content = json.dumps({"model": self.model, **body}).encode()
+        content = json.dumps({**body, "model": self.model}).encode()
         for attempt in range(self.retries + 1):
             answer = self._posted(urllib.request.Request(url, data=content, headers=headers, method="POST"))
             if not answer.again or attempt == self.retries:
@@ -227,13 +244,12 @@ class ChatEndpoint:
         if answer.problem:
             tried = f" ({self.retries + 1} attempts)" if answer.again and self.retries else ""
             failed = f"the endpoint {self.shown} (model {self.model}) failed{tried}: {answer.problem}"
-            text = answer.body.decode(errors="replace")
-            told = [name for name in self.parameters if re.search(rf"\b{re.escape(name)}\b", text)]
-            if answer.status in _OF_PARAMETERS and told:
-                given = ",".join(f"{name}={json.dumps(value)}" for name, value in self.parameters.items())
+            sent = [name for name in self.parameters if name in body]
+            told = _refused_parameter(answer.body, sent) if answer.status in _OF_PARAMETERS else None
+            if told is not None:
                 raise _ParameterError(
-                    f"{failed}. It names {told[0]}, which is sent with each request: give other parameters "
-                    f"than {given} (parameters=, --endpoint-parameters)"
+                    f"{failed}. It names {told}, which is sent with each request: give other parameters than "
+                    f"{', '.join(sent)} (parameters=, --endpoint-parameters)"
                 )
             raise _StatusError(failed, answer.status)
         try:
@@ -297,6 +313,50 @@ def _body_of(error: urllib.error.HTTPError) -> str:
         return ""
 
 
+def _refused_parameter(body: bytes, sent: Sequence[str]) -> str | None:
+    """The parameter that an answer refuses, of those that were sent; None where it refuses none of them.
+
+    A field for the name (`param` of OpenAI, `loc` of FastAPI) decides; else the words beside the name do.
+    """
+    try:
+        places, texts = _reasons(parse_json(body))
+    except ValueError:
+        places, texts = [], [body.decode(errors="replace")]
+    if places:
+        return next((name for name in sent if name in places), None)
+    return next((name for name in sent if any(_refuses(text, name) for text in texts)), None)
+
+
+def _reasons(node: Any, depth: int = 0) -> tuple[list[str], list[str]]:
+    """Names in the fields of an error that hold one, and its texts; not what it repeats of the request."""
+    if isinstance(node, str):
+        return [], [node]
+    if not isinstance(node, dict | list) or depth > _DEEPEST:
+        return [], []
+    places, inner = list[str](), node
+    if isinstance(node, dict):
+        inner = [node[name] for name in _TELLING if name in node]
+        if isinstance(param := node.get("param"), str) and param:
+            places.append(re.split(r"[.\[]", param)[0])
+        if isinstance(loc := node.get("loc"), list):
+            places += [each for each in loc if isinstance(each, str) and each != "body"][:1]
+    found = [_reasons(each, depth + 1) for each in inner]
+    return places + [each for names, _ in found for each in names], [
+        each for _, texts in found for each in texts
+    ]
+
+
+def _refuses(text: str, name: str) -> bool:
+    """Whether a text names a parameter other than by repeating the request: quoted, or as one not taken."""
+    word = rf"(?<!\w){re.escape(name)}(?!\w|\\*[\"'`]\s*:)"
+    forms = (
+        rf"[\"'`]{word}[\"'`]",
+        rf"{_NOT_TAKEN}\W+(?:{_KINDS}\W+)*{word}",
+        rf"{word}\W+(?:\w+\W+){{0,2}}{_NOT_TAKEN}",
+    )
+    return any(re.search(form, text, re.IGNORECASE) for form in forms)
+
+
 def _written(character: str) -> str:
     """A pattern of the ways in which texts, JSON (inside JSON too) and addresses write a character."""
     code = ord(character)
@@ -316,10 +376,14 @@ def _captions(images: Any, caption: Callable[[Any], str]) -> list[str | None]:
             captions.append(caption(image))
         except EndpointError as error:
             of_image = isinstance(error, RefusalError) or getattr(error, "status", 0) in _OF_ONE_IMAGE
-            if not of_image or (isinstance(error, _ParameterError) and not any(captions)):
+            # Of the parameters only if a second image is refused for them as well, before any got a caption.
+            again = isinstance(error, _ParameterError) and isinstance(failed, _ParameterError)
+            if not of_image or (again and not any(captions)):
                 raise
-            failed = error
+            failed = failed if isinstance(failed, _ParameterError) else error
             captions.append(None)
+    if isinstance(failed, _ParameterError) and not any(captions):
+        raise failed
     if failed is not None and len(captions) > 1 and not any(captions):
         raise RefusalError(f"none of {len(captions)} images got a caption: {failed}")
     return captions

@@ -97,9 +97,10 @@ def correlation_cell(record: Document | None, statistic: str = "r") -> Cell:
 
 
 def _tested_cell(test: Document) -> Cell:
-    """R on the test models with its interval and, below that, Fisher's."""
+    """R on the test models with its interval and, below that, Fisher's; both also in a terminal."""
     cell, fisher = correlation_cell(test), ends(test.get("fisher_low"), test.get("fisher_high"))
-    return replace(cell, below=(cell.below, " ", Span(f"Fisher {fisher}", "line"))) if fisher else cell
+    below = (cell.below, " ", Span(f"Fisher {fisher}", "line")) if fisher else cell.below
+    return replace(cell, below=below, kept=True)
 
 
 def _size_caption(document: Document, kinds: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """`assay select`: the examples on which better models do worse, and whether that is more than chance."""
 
 import json
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,10 @@ IDS = (".csv", ".parquet", ".txt")
 OF_ADAM = ("trials", "epochs", "patience", "penalty")
 OBJECTIVES = {"pearson": "r", "r2": "r2"}
 REFINEMENTS: dict[int | str | None, bool] = {None: False, "bisection": True}
+NAME = re.compile(r"([^\s,=\"'{}\[\]]+)\s*=\s*")  # of a parameter of an endpoint
+WORD = re.compile(r"[^\W\d][^,=\"'{}\[\]]*")  # a value of one that needs no quotes
+ENDED = re.compile(r"\s*(?:,\s*|\Z)")
+NOT_JSON = ("True", "False", "None")  # words of Python that are not meant as texts
 SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
 DESCRIPTION = own_group("Description", 42)
 
@@ -52,7 +57,7 @@ class AnswerSettings(Placed):
     """Where answers of models on examples come from.
 
     Attributes:
-        groups: Training run of each model: a column, a CSV file, or model (each its own run).
+        groups: Training run of each model: column, CSV, or model. For a supported verdict.
         families: Architecture family of each model: a column, or a CSV file of model and family.
         columns: Columns of a table by role, if named otherwise: model=run,example=uid.
         id_accuracy: Accuracies in distribution: a column, or a CSV file of model and accuracy.
@@ -133,12 +138,12 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         epochs: Most epochs of each restart. Default: 3000.
         patience: Epochs without a lower validation R that end a restart. Default: 500.
         penalty: Penalty of adam: softplus (published code, the default) or squared (paper).
-        objective: Correlation to select for: pearson (most negative) or r2 (weakest; no test).
+        objective: Correlation: pearson (most negative), or r2 (weakest; needs --permutations 0).
         clip: Clip of reported accuracies: eps (1e-6), or half an example.
         allowed: File of the ids that may be selected: one per line, or a table as of --ids.
         must_include: The same for ids that are selected in any case.
         split: Unit kept whole by the split: group (the default), family or random (none).
-        compat: Split the models as the authors do (random, seed 42), to compare with them.
+        compat: Split models randomly as the authors do. If it cuts runs: inconclusive.
         path: Path over the sizes: independent, warm (from the previous size) or nested.
         strata: Keep the proportions of the classes (label), or of a column of facts.
         permutations: Permutations of the test; a supported verdict needs at least 19. 0: no test.
@@ -151,7 +156,7 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         endpoint: Address of a language model for captions and phrases (protocol of OpenAI).
         endpoint_model: Name of the model at --endpoint.
         endpoint_key: Environment variable with the API key of --endpoint. Default: no key is sent.
-        endpoint_parameters: What requests for texts hold. Default: max_tokens=1024,temperature=0.
+        endpoint_parameters: NAME=VALUE,... (JSON) in each request for a caption or phrases.
         gate: Exit with code 3 if a subset on which better models do worse is supported.
         table: CSV file of R by size and baseline, as Table A.3 of the paper.
         ids: File for the examples of the chosen subset: .csv, .parquet, or .txt of ids.
@@ -336,19 +341,39 @@ def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:
 
 
 def _parameters(text: str | None) -> dict[str, Any]:
-    """The argument `parameters` of an endpoint; values that are not JSON are texts."""
+    """The argument `parameters` of an endpoint: values are JSON, or plain words, which are texts."""
     if text is None:
         return {}
     parameters: dict[str, Any] = {}
-    for each in filter(None, map(str.strip, text.split(","))):
-        name, equals, value = map(str.strip, each.partition("="))
-        if not (name and equals and value):
-            raise InputError(f"--endpoint-parameters is {text!r}; give NAME=VALUE,... or an empty text")
-        try:
-            parameters[name] = json.loads(value)
-        except ValueError:
-            parameters[name] = value
+    rest = text.strip()
+    while rest:
+        if (named := NAME.match(rest)) is None:
+            raise InputError(
+                f"--endpoint-parameters has {rest.partition('=')[0]!r} where a name was expected; give "
+                "NAME=VALUE,... or an empty text"
+            )
+        name, rest = named[1], rest[named.end() :]
+        if name in parameters:
+            raise InputError(f"--endpoint-parameters gives {name} twice; give it once")
+        parameters[name], rest = _value(name, rest)
     return {"parameters": parameters}
+
+
+def _value(name: str, text: str) -> tuple[Any, str]:
+    """The value at the beginning of a text, and the text after the comma that ends it."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        value, end = None, 0
+    if not (ended := ENDED.match(text, end) if end else None) and (word := WORD.match(text)):
+        value = word[0].strip()
+        ended = None if value in NOT_JSON else ENDED.match(text, word.end())
+    if ended is None:
+        raise InputError(
+            f"the value of {name} in --endpoint-parameters is neither JSON nor a plain word; write e.g. "
+            f'{name}=0.5, {name}=true, {name}=null, {name}={{"a": 1}} or, for any text, {name}="..."'
+        )
+    return value, text[ended.end() :]
 
 
 def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:

@@ -19,7 +19,7 @@ class EvaluateSubsetSettings(Talking, Storing, Reporting, AnswerSettings):
 
     Attributes:
         order: data: columns without names, in the order of the data behind the subset.
-        gate: Limit for every new model, e.g. 'accuracy >= 0.6'; exit code 3 if one fails.
+        gate: Limit, 'accuracy >= 0.6'; exit code 3 if no value in a 95 % interval is within.
     """
 
     order: Annotated[str | None, INPUTS, one_of("data")] = None
