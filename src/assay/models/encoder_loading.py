@@ -39,7 +39,7 @@ def check_encoder(source: str | Path) -> None:
     Raises:
         FileFormatError: For a directory without `config.json`, and what is neither a directory nor an id.
     """
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # not in its __all__
 
     text = str(source)
     if Path(text).is_dir():
