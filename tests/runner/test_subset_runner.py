@@ -500,7 +500,7 @@ solve, runs = Problem._solve_together, []
 
 def counted(self, tasks, **named):
     runs.extend(tasks)
-    time.sleep(0.05)
+    time.sleep(0.3)
     if left and len(runs) >= left:
         (folder / f"{name} is at it").touch()
         time.sleep(600)
@@ -639,7 +639,7 @@ def test_parts_of_a_job_at_work_are_kept_between_two_of_them(data: CorrectnessDa
     def clear(stage: str, *_: int) -> None:
         if stage == "permutations":
             found.append(Store(tmp_path).count("subset-part"))
-            removed.extend(abandoned_parts(Store(tmp_path), older_than=0))
+            removed.extend(abandoned_parts(Store(tmp_path), older_than=0.0))
 
     select_stored(data, [8], n_permutations=3, folds=3, workers=1, store=Store(tmp_path), progress=clear)
     assert min(found) > 0

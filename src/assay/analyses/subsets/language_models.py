@@ -109,9 +109,8 @@ class ChatEndpoint:
 
     def _checked_parameters(self) -> dict[str, Any]:
         """A copy as JSON gives it back."""
-        if not isinstance(self.parameters, Mapping) or not all(
-            isinstance(name, str) for name in self.parameters
-        ):
+        given: Any = self.parameters
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
             raise InputError(
                 f"parameters are of type {type(self.parameters).__name__}; expected a mapping from names "
                 "(str) to values, {} for none"

@@ -309,7 +309,7 @@ def _examples(document: Document) -> list[Block]:
     chosen = tables.gallery(examples["selected"], "Chosen, most harmful first")
     if chosen:
         others = tables.gallery(examples["others"], "Not chosen, at random")
-        below = "Below each: its class and the number of test models that classify it correctly."
+        below = "Below each: its class and the share of the test models that classify it correctly."
         blocks += [
             Pair(blocks=[*chosen, *others], style="pair galleries"),
             Note(text=below, style="quiet note"),
