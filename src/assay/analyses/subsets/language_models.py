@@ -72,7 +72,7 @@ class ChatEndpoint:
 
     Raises:
         InputError: For another scheme, no host, a space or a password in the address, an empty key variable,
-            or parameters that are no mapping of names, are not JSON or replace model or messages.
+            or parameters that do not map names to values, are not JSON or replace model or messages.
     """
 
     url: str = field(repr=False)
