@@ -36,6 +36,21 @@ def matrices(draw):
     return random_matrix(n_models, n_examples, draw(st.integers(0, 2**32 - 1)), draw(st.floats(0, 1)))
 
 
+@pytest.mark.gpu
+@settings(deadline=None, max_examples=60)
+@given(matrices(), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_a_gpu_gives_what_the_cpu_gives(correct, k, seed):
+    generator = np.random.default_rng(seed)
+    weights = generator.normal(size=(k, len(correct)))
+    examples = generator.integers(0, correct.shape[1], 2 * correct.shape[1])
+    there, here = DeviceMatrix(correct, device="cuda"), PackedMatrix.pack(correct)
+    whole = np.stack([whole_weights(each)[0] for each in weights])
+    np.testing.assert_array_equal(there.weigh_many(whole), here.weigh_many(whole))
+    np.testing.assert_array_equal(there.count(examples), here.count(examples))
+    np.testing.assert_array_equal(there.column_sums(), here.column_sums())
+    np.testing.assert_array_equal(there.dense(examples), here.dense(examples))
+
+
 # ------------------------------------------------------------------------------------------------ by hand
 
 

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64, Integer, Num, UInt8
+from jaxtyping import Float, Float64, Int8, Int64, Integer, Num, UInt8
 
 from assay.analyses.subsets.layouts import (
     CHUNK,
@@ -33,7 +33,8 @@ _DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
 MANY = 3  # products at a time from which bytes cost less than bits
 _UNPACKED: "weakref.WeakKeyDictionary[AnswerTable, weakref.ref[AnswerTable]]" = weakref.WeakKeyDictionary()
 _UNPACKING = threading.Lock()  # two threads must not count the same free memory
-_DEVICE_ENTRIES = 2**24  # entries converted at a time on a device: 64 MB of float32
+_DEVICE_ENTRIES = 2**24  # numbers of four bytes that a product on a device makes at a time: 64 MB
+_GPU_ROWS = 32  # a product of bytes on a GPU needs more than 16 rows; zeros fill them to a multiple of this
 
 
 class DeviceMatrix(AnswerTable):
@@ -64,12 +65,15 @@ class DeviceMatrix(AnswerTable):
         self.n_models, self.n_examples = shape_of(correct)
         self.device = device_of(device)
         require_memory(
-            self.n_models * self.n_examples,
+            _filled(self.n_models, 8) * _filled(self.n_examples, 8),
             f"the int8 matrix of {self.n_models} x {self.n_examples} on {self.device}",
             free=_device_memory(self.device),
         )
-        # Rows are examples: a chunk of them is contiguous, and a set of them is gathered whole.
-        self._rows = torch.empty((self.n_examples, self.n_models), dtype=torch.int8, device=self.device)
+        # Rows are examples: a chunk of them is contiguous, and a set of them is gathered whole. Zeros fill
+        # both sides to a multiple of eight, which products of bytes on a GPU ask for.
+        filled = [_filled(n, 8) for n in (self.n_examples, self.n_models)]
+        self._filled = torch.zeros(filled, dtype=torch.int8, device=self.device)
+        self._rows = self._filled[: self.n_examples, : self.n_models]
         for start in range(0, self.n_examples, CHUNK):
             stop = min(start + CHUNK, self.n_examples)
             if isinstance(correct, PackedMatrix):
@@ -80,11 +84,7 @@ class DeviceMatrix(AnswerTable):
 
     @property
     def nbytes(self) -> int:
-        return int(self._rows.nbytes)
-
-    @property
-    def _step(self) -> int:
-        return max(1, _DEVICE_ENTRIES // self.n_models)
+        return int(self._filled.nbytes)
 
     def weigh(self, weights: Float64[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
         return np.asarray(self.weigh_many(weights[None])[0])
@@ -94,27 +94,38 @@ class DeviceMatrix(AnswerTable):
 
         rounded = [whole_weights(each) for each in weights]
         whole, scale = np.stack([each for each, _ in rounded]), np.array([each for _, each in rounded])
-        digits = _digits(whole)
-        # PyTorch 2.13 gives wrong sums for a transposed matrix of one model in bytes.
-        small = self.device.type == "cpu" and int8_is_fast() and self.n_models > 1
+        digits = np.concatenate(_digits(whole))
+        on_gpu = self.device.type == "cuda"
+        small = on_gpu or (self.device.type == "cpu" and int8_is_fast())
         kind, multiply = (torch.int8, torch._int_mm) if small else (torch.float32, torch.matmul)
-        asked = torch.from_numpy(np.concatenate(digits)).to(self.device, kind)
+        n_rows = _filled(len(digits), _GPU_ROWS) if on_gpu else len(digits)
+        asked = np.zeros((n_rows, self._filled.shape[1]), dtype=np.int8)
+        asked[: len(digits), : self.n_models] = digits
+        on_device = torch.from_numpy(asked).to(self.device, kind)
         sums = np.empty((len(weights), self.n_examples), dtype=np.float32)  # exact: whole, up to 2**24
-        for start in range(0, self.n_examples, self._step):
-            rows = self._rows[start : start + self._step]
-            total, *higher = multiply(asked, rows.to(kind).T).to(torch.int32).chunk(len(digits))
+        step = self._step(n_rows if on_gpu else self.n_models)
+        for start in range(0, self.n_examples, step):
+            rows = self._filled[start : start + step]
+            product = multiply(on_device, rows.to(kind).T)[: len(digits)].to(torch.int32)
+            total, *higher = product.chunk(len(digits) // len(weights))
             for place, each in enumerate(higher, 1):
                 total.add_(each, alpha=256**place)  # the whole fits, whatever its parts
-            sums[:, start : start + len(rows)] = total.cpu().numpy()
+            stop = min(start + step, self.n_examples)
+            sums[:, start:stop] = total[:, : stop - start].cpu().numpy()
         return sums if (scale == 1).all() else np.asarray(sums / scale[:, None])
+
+    def _step(self, n_numbers: int) -> int:
+        """Examples at a time, where each takes so many numbers: a multiple of eight."""
+        return max(8, _DEVICE_ENTRIES // n_numbers // 8 * 8)
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
         import torch
 
         self.checked_examples(examples)
         total = torch.zeros(self.n_models, dtype=torch.int64, device=self.device)
-        for start in range(0, len(examples), self._step):
-            part = torch.from_numpy(examples[start : start + self._step]).to(self.device)
+        step = self._step(self.n_models)
+        for start in range(0, len(examples), step):
+            part = torch.from_numpy(examples[start : start + step]).to(self.device)
             total += self._rows.index_select(0, part).sum(dim=0, dtype=torch.int64)
         return total.cpu().numpy()
 
@@ -146,13 +157,18 @@ class DeviceMatrix(AnswerTable):
         return self._rows.index_select(0, places)
 
 
-def _digits(whole: Float64[np.ndarray, "k m"]) -> list[Float32[np.ndarray, "k m"]]:
+def _filled(n: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-n // unit) * unit
+
+
+def _digits(whole: Float64[np.ndarray, "k m"]) -> list[Int8[np.ndarray, "k m"]]:
     """Whole numbers as digits to the base 256 in [-128, 127], the lowest first: four up to 2**24."""
     left = whole.astype(np.int64)
-    places: list[Float32[np.ndarray, "k m"]] = []
+    places: list[Int8[np.ndarray, "k m"]] = []
     while left.any() or not places:
         digit = (left + 128) % 256 - 128
-        places.append(digit.astype(np.float32))
+        places.append(digit.astype(np.int8))
         left = (left - digit) // 256
     return places
 
