@@ -5,6 +5,7 @@ Parts, one or more with `--part`; without it the first three, about a minute:
     planted     swap and adam (5 and 20 trials), 288 training models x 8,000 examples of the golden matrix
     kernels     one pass over the matrix and one count, by layout, in dense passes of the same process
     cost        swap against models x examples; slope in logarithms
+    scores      swap on 600 x 12,000 and 1200 x 40,000, as bits and as scores in [0, 1]    (a minute)
     synthetic   swap and adam (5 and 20 trials), 1000 x 20,000, a fifth planted     (minutes)
     large       1800 x 71,433, one size, in a process of its own                    (minutes)
     largest     4200 x 146,722, two sizes, in a process of its own                  (minutes)
@@ -237,6 +238,38 @@ def cost_part() -> dict[str, Any]:
     return {"points": rows} | slopes
 
 
+def scores_part() -> dict[str, Any]:
+    """Swap on answers as bits, on the same answers as scores, and on scores between 0 and 1."""
+    found: dict[str, Any] = {"goal": {"times the bits": 6}}
+    for n_models, n_examples in ((600, 12_000), (1200, 40_000)):
+        planted = planted_matrix(n_models, n_examples, residual=RESIDUAL)
+        train, validation, _ = split(n_models)
+        y, noise = planted.id_accuracy, stream(0, "bench-subsets.scores").random(planted.correct.shape)
+        tables: dict[str, tuple[np.ndarray, str]] = {
+            "bits": (planted.correct, "packed"),
+            "the same as scores": (planted.correct.astype(np.float32), "auto"),
+            "scores": ((0.7 * planted.correct + 0.3 * noise).astype(np.float32), "auto"),
+        }
+        rows: dict[str, Any] = {}
+        sets = {}
+        for name, (table, layout) in tables.items():
+            sides = [as_matrix(table, part, layout=layout) for part in (train, validation)]
+            held_out: dict[str, Any] = {"validation": sides[1], "id_validation": y[validation]}
+            run = partial(swap, sides[0], y[train], n_examples // 10, **held_out)
+            run()  # what is made once
+            sets[name], seconds = timed(run)
+            iterations = sum(stage["iterations"] for stage in sets[name].trace)
+            each = seconds / iterations
+            rows[name] = {"seconds": round(seconds, 3), "iterations": iterations}
+            if name == "bits":
+                unit = each
+            else:
+                rows[name]["times the bits, per iteration"] = round(each / unit, 2)
+        same = np.array_equal(sets["bits"].indices, sets["the same as scores"].indices)
+        found[f"{n_models} x {n_examples}"] = rows | {"same sets": same}
+    return found
+
+
 def write_large(name: str, folder: Path) -> None:
     """The packed matrix of a large problem, made a chunk of examples at a time."""
     n_models, n_examples = SHAPES[name]
@@ -447,6 +480,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "planted": planted_part,
     "kernels": kernels_part,
     "cost": cost_part,
+    "scores": scores_part,
     "synthetic": synthetic_part,
     "large": lambda: large_part("large", LARGE_SIZES["large"], {"seconds": 15, "peak MB": 1000}),
     "largest": lambda: large_part("largest", LARGE_SIZES["largest"], {"seconds": 90, "peak MB": 2000}),
