@@ -47,6 +47,7 @@ def test_a_gpu_gives_what_the_cpu_gives(correct, k, seed):
     whole = np.stack([whole_weights(each)[0] for each in weights])
     np.testing.assert_array_equal(there.weigh_many(whole), here.weigh_many(whole))
     np.testing.assert_array_equal(there.count(examples), here.count(examples))
+    np.testing.assert_array_equal(there.gained(examples[::3], examples), here.gained(examples[::3], examples))
     np.testing.assert_array_equal(there.column_sums(), here.column_sums())
     np.testing.assert_array_equal(there.dense(examples), here.dense(examples))
 
@@ -99,6 +100,9 @@ def test_every_layout_computes_what_numpy_does(layout, correct, data):
     assert np.array_equal(matrix.weigh(whole), whole @ correct)
     examples = generator.integers(0, n_examples, data.draw(st.integers(0, 2 * n_examples)))
     assert np.array_equal(matrix.count(examples), correct[:, examples].sum(axis=1))
+    leaving = generator.integers(0, n_examples, data.draw(st.integers(0, n_examples)))
+    gained = correct[:, examples].sum(axis=1, dtype=int) - correct[:, leaving].sum(axis=1, dtype=int)
+    assert np.array_equal(matrix.gained(examples, leaving), gained)
     assert np.array_equal(matrix.column_sums(), correct.sum(axis=0))
     assert np.array_equal(matrix.dense(), correct)
     assert np.array_equal(matrix.dense(examples), correct[:, examples])
@@ -121,6 +125,8 @@ def test_blocks_do_not_change_a_result(layout, monkeypatch):
     matrix = matrix_of(correct, layout)
     assert np.array_equal(matrix.weigh(weights), weights @ correct)
     assert np.array_equal(matrix.count(np.arange(0, 5000, 3)), correct[:, ::3].sum(axis=1))
+    gained = correct[:, ::3].sum(axis=1, dtype=int) - correct[:, ::7].sum(axis=1, dtype=int)
+    assert np.array_equal(matrix.gained(np.arange(0, 5000, 3), np.arange(0, 5000, 7)), gained)
     assert np.array_equal(matrix.dense(), correct)
 
 
