@@ -9,7 +9,8 @@ from assay.analyses.subsets.evaluation import KIND, SCHEMA
 from assay.analyses.subsets.page_tables import correlation_cell
 from assay.analyses.subsets.page_words import ends, signed
 from assay.analyses.subsets.probit_plots import plot_evaluation
-from assay.page.blocks import Block, Cell, Code, Column, Details, Figure, Page, Section, Table, columns
+from assay.analyses.subsets.splits import PARTS
+from assay.page.blocks import Block, Cell, Code, Details, Figure, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
 from assay.page.text import Text, code, first, interval, number, percent, plural, record_text
 
@@ -84,15 +85,16 @@ def _model_table(document: Document) -> Table:
     models, left = first(document["models"])
     names = [name + all_ for all_ in ("", "_all") for name in ("accuracy", "expected", "residual")]
     heads = ("subset", "expected", "residual", "all examples", "expected", "residual")
+    seen = any(each.get("part") in PARTS for each in models)
     return Table(
         columns=[
-            Column(name="model", sort=True),
-            *columns(*document["gates"], sort=True),
+            *columns("model", *(["in the selection"] if seen else []), *document["gates"], sort=True),
             *columns("in distribution", *heads, numeric=True, sort=True),
         ],
         rows=[
             [
                 each["model"],
+                *([each.get("part")] if seen else []),
                 *(Cell(status=status) for status in each["gates"].values()),
                 number(each["id_accuracy"], 3),
                 *(_cell(each[name]) for name in names),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA, DOCUMENT_SCHEMA = "assay-selection/1", "assay-subset/1"
-_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace", "lines")
+_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace", "lines", "model_ids")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +54,7 @@ class SubsetFile(Record):
         verdict: None where it was not asked for.
         provenance: How the subset came to be.
         lines: Of the test models on the subset and on all examples; None in older files.
+        model_ids: Names of the models of the data; None in older files, and where the data do not name them.
     """
 
     record_kind = KIND
@@ -71,6 +72,7 @@ class SubsetFile(Record):
     verdict: SubsetVerdict | None
     provenance: SubsetProvenance
     lines: Mapping[str, FittedLine] | None = field(default=None, metadata=BRIEF)
+    model_ids: tuple[str, ...] | None = field(default=None, metadata=BRIEF)
 
     def check(self) -> None:
         """Raises `FileFormatError` unless indices and ids name one set of the examples."""
@@ -96,7 +98,7 @@ class Subset(display.Shown, SelectedExamples, Record):
         "arrays": "settings.arrays",
         "verdict": "known_verdict",
         "provenance": "made",
-        "lines": "**_known_lines",
+        "later": "**_later",
     }
 
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -153,9 +155,10 @@ class Subset(display.Shown, SelectedExamples, Record):
         """Whether the verdict is known already."""
         return "verdict" in self._kept
 
-    def _known_lines(self) -> dict[str, Any]:
-        """The lines as an entry of the file; none where an older file lacked them."""
-        return {} if self.lines is None else {"lines": self.lines}
+    def _later(self) -> dict[str, Any]:
+        """Entries that older files lack, and a subset that was read from one."""
+        entries = {"lines": self.lines, "model_ids": self.model_ids}
+        return {name: value for name, value in entries.items() if value is not None}
 
     def judge(self, **options: Unpack[JudgeOptions]) -> SubsetVerdict:
         """Cross-fit the selection and compare with permuted accuracies; see `judge_sizes`.
@@ -333,6 +336,7 @@ def make_selection(problem: Problem, found: Found, *, path: str = "independent")
             name: fitted_line(data.id_accuracy[models], accuracy, units, eps=clip, id_eps=eps)
             for name, (accuracy, clip) in tested.items()
         },
+        model_ids=data.own_model_ids,
         made=SubsetProvenance(
             library=library_version(),
             data=facts,
