@@ -16,6 +16,7 @@ from assay.analyses.subsets.evaluation import evaluation_document
 from assay.analyses.subsets.evaluation_page import evaluation_page
 from assay.analyses.subsets.export import croissant, export_subset
 from assay.analyses.subsets.line import EPS, fitted_line, probit
+from assay.circuits.card import one_line
 from assay.core.errors import InputError
 from assay.pipeline.subset_evaluation import evaluate_models, read_gates
 from assay.stats import bounded_mean
@@ -325,6 +326,14 @@ def test_the_card_says_what_it_is_and_whether_it_is_real(subset: assay.Subset, t
     assert f"| data | table, night, hash {card['data']['hash']} |" in card_text(told)
     assert card["verdict"]["status"] == "inconclusive"
     assert card["prevalence"]["n_pool"] == 12
+    judged = subset.verdict
+    assert len(card["reasons"]) == len(judged.reasons) > 0
+    assert len(card["notes"]) == len(judged.notes) > 0
+    why, notes = text.index("## Why it is inconclusive"), text.index("## Read before use")
+    assert all(why < text.index(f"- {one_line(each, 1000)}") < notes for each in card["reasons"])
+    assert all(notes < text.index(f"- {one_line(each, 1000)}") for each in card["notes"])
+    told = croissant(document)["description"]
+    assert all(each in told for each in (*card["reasons"], *card["notes"]))
 
 
 def test_tables_hold_the_examples_in_order(subset: assay.Subset, tmp_path: Path) -> None:
