@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -633,6 +634,32 @@ def test_an_end_does_not_wait_for_a_store_that_is_away(
     while store.claims.holders():
         assert time.monotonic() - began < 60
         time.sleep(0.05)
+
+
+def test_an_unexpected_error_of_a_sign_of_life_is_told_and_the_next_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.pipeline.runners.BEAT_SECONDS", 0.01)
+    store, beaten = Store(tmp_path), threading.Event()
+    beat, signs = store.claims.beat, list[str]()
+
+    def failing(runner: str) -> None:
+        signs.append(runner)
+        if len(signs) <= 2:
+            raise OSError(24, "Too many open files")
+        beat(runner)
+        beaten.set()
+
+    monkeypatch.setattr(store.claims, "beat", failing)
+    parts = _Parts(store=store, job="ab")
+    with (
+        pytest.warns(AssayWarning, match=r"2 signs of life .* the first with OSError\(24, 'Too many open"),
+        living(store.claims, parts.runner),
+    ):
+        assert parts.value("one", lambda: beaten.wait(10)) is True
+    assert store.claims.holders() == {}
+    with living(store.claims, parts.runner):  # an error does not outlive its work
+        assert parts.value("one", lambda: False) is True
 
 
 def test_parts_of_a_job_at_work_are_kept_between_two_of_them(data: CorrectnessData, tmp_path: Path) -> None:
