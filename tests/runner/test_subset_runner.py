@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,20 @@ def data() -> CorrectnessData:
         labels=np.where(np.arange(N_EXAMPLES) % 2, "cat", "dog"),
         meta={"light": np.where(night, "night", "day")},
     )
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes that the solver of this process solves from now on, one entry per run."""
+    solved: list[int] = []
+    solve = Problem._solve_together
+
+    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
+        solved.extend(size for size, *_ in tasks)
+        return solve(self, tasks, **named)
+
+    monkeypatch.setattr(Problem, "_solve_together", counted)
+    return solved
 
 
 def long_frame(data: CorrectnessData) -> pd.DataFrame:
@@ -226,10 +241,12 @@ def test_models_of_a_folder_answer_images(tmp_path: Path) -> None:
     replace(zoo, entries=(*zoo.entries[:3], pending[3])).save()
     given["id_images"] = str(tmp_path / "flat")
     said = r"1 of 4 planned models are missing: model-3 \(pending\); run the same"
-    with pytest.warns(AssayWarning, match=said), pytest.raises(InputError, match="3 models"):
+    with pytest.warns(AssayWarning, match=said):
+        assert read_data(tmp_path / "zoo", **given, at_least=3).data.n_models == 3
+    with pytest.raises(InputError, match=f"3 trained models, but this needs at least 4; {said}"):
         read_data(tmp_path / "zoo", **given)
     replace(zoo, entries=pending).save()
-    with pytest.raises(InputError, match="no trained model, but this needs at least 1; 4 of 4 planned"):
+    with pytest.raises(InputError, match="no trained model, but this needs at least 4; 4 of 4 planned"):
         read_data(tmp_path / "zoo", **given)
 
 
@@ -420,16 +437,8 @@ def test_the_plan_counts_what_the_job_runs(data: CorrectnessData) -> None:
     ("n_permutations", "path"), [(0, "independent"), (1, "independent"), (1, "warm"), (1, "nested")]
 )
 def test_the_solver_runs_as_often_as_planned(
-    data: CorrectnessData, monkeypatch: pytest.MonkeyPatch, n_permutations: int, path: str
+    data: CorrectnessData, runs: list[int], n_permutations: int, path: str
 ) -> None:
-    runs: list[int] = []
-    solve = Problem._solve_together
-
-    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
-        runs.extend(size for size, *_ in tasks)
-        return solve(self, tasks, **named)
-
-    monkeypatch.setattr(Problem, "_solve_together", counted)
     given: dict[str, Any] = {"n_permutations": n_permutations, "path": path, "split": "family"}
     plan = plan_selection(data, [15, 8], **given)
     found = select_stored(data, [15, 8], workers=1, **given)
@@ -522,18 +531,10 @@ def at_once(folder: Path, name: str, *others: str, left: int = 0) -> "subprocess
 
 
 def test_two_processes_share_the_parts_of_a_job(
-    data: CorrectnessData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: CorrectnessData, tmp_path: Path, runs: list[int]
 ) -> None:
     data.save(tmp_path / "answers.npz")
     (tmp_path / "job.py").write_text(SHARED)
-    runs: list[int] = []
-    solve = Problem._solve_together
-
-    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
-        runs.extend(size for size, *_ in tasks)
-        return solve(self, tasks, **named)
-
-    monkeypatch.setattr(Problem, "_solve_together", counted)
     whole = Store(tmp_path / "whole")
     job = select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=whole)
     processes = [at_once(tmp_path, "one", "two"), at_once(tmp_path, "two", "one")]
@@ -631,6 +632,32 @@ def test_an_end_does_not_wait_for_a_store_that_is_away(
     while store.claims.holders():
         assert time.monotonic() - began < 60
         time.sleep(0.05)
+
+
+def test_an_unexpected_error_of_a_sign_of_life_is_told_and_the_next_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.pipeline.runners.BEAT_SECONDS", 0.01)
+    store, beaten = Store(tmp_path), threading.Event()
+    beat, signs = store.claims.beat, list[str]()
+
+    def failing(runner: str) -> None:
+        signs.append(runner)
+        if len(signs) <= 2:
+            raise OSError(24, "Too many open files")
+        beat(runner)
+        beaten.set()
+
+    monkeypatch.setattr(store.claims, "beat", failing)
+    parts = _Parts(store=store, job="ab")
+    with (
+        pytest.warns(AssayWarning, match=r"2 signs of life .* the first with OSError\(24, 'Too many open"),
+        living(store.claims, parts.runner),
+    ):
+        assert parts.value("one", lambda: beaten.wait(10)) is True
+    assert store.claims.holders() == {}
+    with living(store.claims, parts.runner):  # an error does not outlive its work
+        assert parts.value("one", lambda: False) is True
 
 
 def test_parts_of_a_job_at_work_are_kept_between_two_of_them(data: CorrectnessData, tmp_path: Path) -> None:

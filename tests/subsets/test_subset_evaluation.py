@@ -13,8 +13,10 @@ import assay
 from assay.analyses.subsets import CorrectnessData
 from assay.analyses.subsets.card import card_text
 from assay.analyses.subsets.evaluation import evaluation_document
+from assay.analyses.subsets.evaluation_page import evaluation_page
 from assay.analyses.subsets.export import croissant, export_subset
 from assay.analyses.subsets.line import EPS, fitted_line, probit
+from assay.circuits.card import one_line
 from assay.core.errors import InputError
 from assay.pipeline.subset_evaluation import evaluate_models, read_gates
 from assay.stats import bounded_mean
@@ -180,13 +182,58 @@ def test_part_of_a_subset_is_told_and_less_than_half_is_refused(subset: assay.Su
         evaluation_document([subset], data.take_examples(np.array(kept)))
 
 
-def test_the_models_that_selected_are_told_of(subset: assay.Subset) -> None:
-    document = evaluation_document([subset], subset.require_data("the test"))
-    assert any("was selected with these models" in each for each in document["caveats"])
-    some = subset.require_data("the test").take_models(np.arange(20))
+def test_models_that_the_selection_has_seen_are_named(subset: assay.Subset, tmp_path: Path) -> None:
+    """From the file alone, by name: in another table, in another order, beside new models."""
+    data, split = subset.require_data("the test"), subset.split
+    named = dataclasses.replace(data, model_ids=tuple(f"net-{place}" for place in range(40)))
+    found = assay.load_subset(assay.oodselect(named, size=4).save(tmp_path / "named.json"))
+    places = np.array([split.test[0], split.train[0], split.validation[0], split.train[1]])
+    some = named.take_models(places)
+    names = list(some.model_ids)
+    some = dataclasses.replace(some, model_ids=(*names[:3], "another"))
+    document = evaluate_models([found], some)
+    assert [each["part"] for each in document["models"]] == ["test", "train", "validation", "new"]
+    selecting, testing = document["caveats"][-2:]
+    assert selecting.startswith(f"2 of the 4 models selected the subset ({names[1]} and {names[2]}).")
+    assert testing.startswith(f"1 of the 4 models tested the selection ({names[0]}).")
+    (table, *_) = evaluation_page(document).sections[0].blocks[1:]
+    assert [row[1] for row in table.rows] == ["test", "train", "validation", "new"]
+    assert "The 12 examples given include all 4 examples of the subset." in evaluation_page(document).lede
+    alone = evaluation_document([found], named.take_models(split.train[:1]))["caveats"]
+    assert f"The model selected the subset (net-{split.train[0]})." in " ".join(alone)
+    everyone = evaluation_document([found], named)["caveats"]
     assert any(
-        "Should some of these be among" in each for each in evaluation_document([subset], some)["caveats"]
+        each.startswith(f"{len(split.train) + len(split.validation)} of the 40 models selected")
+        and "and 27 more" in each
+        for each in everyone
     )
+    strangers = dataclasses.replace(some, model_ids=("a", "b", "c", "d"))
+    document = evaluation_document([found], strangers)
+    assert {each["part"] for each in document["models"]} == {"new"}
+    assert not any("select" in each for each in document["caveats"])
+
+
+def test_models_without_names_are_recognised_in_the_same_table_alone(subset: assay.Subset) -> None:
+    """Rows that are called model_0, model_1, ... are other models in every table."""
+    data = subset.require_data("the test")
+    assert subset.model_ids is None
+    assert "model_ids" not in subset.to_dict()
+    document = evaluation_document([subset], data)
+    assert [each["part"] for each in document["models"]].count("test") == len(subset.split.test)
+    assert any("selected the subset (model_" in each for each in document["caveats"])
+    document = evaluation_document([subset], data.take_models(np.arange(20)))
+    assert {each["part"] for each in document["models"]} == {None}
+    assert any("Should some of these be among" in each for each in document["caveats"])
+    numbered = dataclasses.replace(data, model_ids=tuple(map(str, range(40))))  # the index of a frame
+    assert numbered.own_model_ids is None
+
+
+def test_names_of_models_are_not_part_of_the_identity(subset: assay.Subset) -> None:
+    data = subset.require_data("the test")
+    named = dataclasses.replace(data, model_ids=tuple(f"net-{place}" for place in range(40)))
+    found = assay.oodselect(named, size=4)
+    assert found.to_dict()["model_ids"] == list(named.model_ids)
+    assert found.id == subset.id
 
 
 def test_a_file_keeps_the_lines_and_an_older_one_expects_nothing(
@@ -265,7 +312,7 @@ def test_the_card_says_what_it_is_and_whether_it_is_real(subset: assay.Subset, t
     document = subset.to_document(n_halves=0)
     text = export_subset(tmp_path / "card.md", document, "CC-BY-4.0").read_text()
     for line in (
-        "| examples | 4 of 12 |",
+        "| examples | 4 of the 12 examples |",
         "| licence of the data | CC-BY-4.0 |",
         "| selected with | 40 models |",
         "| training runs | 40 |",
@@ -280,6 +327,14 @@ def test_the_card_says_what_it_is_and_whether_it_is_real(subset: assay.Subset, t
     assert f"| data | table, night, hash {card['data']['hash']} |" in card_text(told)
     assert card["verdict"]["status"] == "inconclusive"
     assert card["prevalence"]["n_pool"] == 12
+    judged = subset.verdict
+    assert len(card["reasons"]) == len(judged.reasons) > 0
+    assert len(card["notes"]) == len(judged.notes) > 0
+    why, notes = text.index("## Why it is inconclusive"), text.index("## Read before use")
+    assert all(why < text.index(f"- {one_line(each, 1000)}") < notes for each in card["reasons"])
+    assert all(notes < text.index(f"- {one_line(each, 1000)}") for each in card["notes"])
+    told = croissant(document)["description"]
+    assert all(each in told for each in (*card["reasons"], *card["notes"]))
 
 
 def test_tables_hold_the_examples_in_order(subset: assay.Subset, tmp_path: Path) -> None:

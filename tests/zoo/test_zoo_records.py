@@ -2,18 +2,20 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError
+from assay.core.errors import AssayError, FileFormatError, InputError, NonFiniteError, ShapeError
 from assay.discovery.edges import discover
 from assay.execution import run_model
+from assay.models import Model
 from assay.tasks import EvalTransform, ImageSet, draw_shapes
 from assay.zoo import Correctness, Zoo, ZooEntry, correctness, edge_scores, predict, save_model
-from assay.zoo.records import data_key, task_for
+from assay.zoo.records import data_key, image_reading, task_for
 
 
 TRANSFORM = EvalTransform(resize=(32, 32))
@@ -97,9 +99,87 @@ def test_a_record_that_does_not_fit_is_made_again(zoo: Zoo, damage: str) -> None
         name = {"weights": "weight_hash", "images": "data_hash"}[damage]
         with np.load(path) as file:
             arrays = dict(file)
-        np.savez(path, **{**arrays, "logits": wanted * 0, name: np.array("0" * 16)})
+        other = {"logits": wanted * 0, name: np.array("0" * 16), "asked": np.array("")}
+        np.savez(path, **{**arrays, **other})
     assert np.array_equal(predict(zoo, "model-0", IMAGES).logits, wanted)
     assert np.array_equal(predict(zoo, "model-0", IMAGES).logits, wanted)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys of the models that are loaded from here on."""
+    keys: list[str] = []
+    load = Zoo.load
+
+    def counted(self: Zoo, key: str, **options: Any) -> Model:
+        keys.append(key)
+        return load(self, key, **options)
+
+    monkeypatch.setattr(Zoo, "load", counted)
+    return keys
+
+
+def test_a_record_is_read_without_loading_the_model(zoo: Zoo, loaded: list[str], tmp_path: Path) -> None:
+    first = zoo.correctness(IMAGES, id_images=WITHIN)
+    assert loaded == ["model-0", "model-0", "model-1", "model-1"]
+    again = zoo.correctness(IMAGES, id_images=WITHIN)
+    assert len(loaded) == 4
+    assert np.array_equal(again.correct, first.correct)
+    assert np.array_equal(again.id_accuracy, first.id_accuracy)
+    beside = tmp_path / "beside"
+    predict(zoo, "model-0", IMAGES, keep=beside)
+    predict(zoo, "model-0", IMAGES, keep=beside)
+    assert len(loaded) == 5
+    assert (beside / data_key(IMAGES) / "model-0.npz").is_file()
+
+
+@pytest.mark.parametrize("changed", ["weights", "settings", "labels", "classes", "dtype", "adapter", "older"])
+def test_what_changes_predictions_loads_the_model(zoo: Zoo, loaded: list[str], changed: str) -> None:
+    before = predict(zoo, "model-0", IMAGES)
+    images, options = IMAGES, {}
+    folder = zoo.folder("model-0")
+    if changed == "weights":
+        save_model(module(5), folder, transform=TRANSFORM, classes=IMAGES.classes)
+    elif changed == "settings":
+        other = dataclasses.replace(TRANSFORM, mean=(0.0, 0.0, 0.0))
+        save_model(module(0), folder, transform=other, classes=IMAGES.classes)
+    elif changed == "labels":
+        images = dataclasses.replace(IMAGES, labels=IMAGES.labels[::-1].copy())
+    elif changed == "classes":
+        images = dataclasses.replace(IMAGES, classes=IMAGES.classes[::-1])
+    elif changed == "dtype":
+        options["dtype"] = torch.float64
+    elif changed == "adapter":  # whose base lies elsewhere
+        (folder / "adapter_config.json").write_text("{}")
+    else:  # a record of before files were hashed
+        path = record(zoo, IMAGES)
+        with np.load(path) as file:
+            arrays = {name: values for name, values in file.items() if name != "asked"}
+        np.savez(path, **arrays)
+    if changed in ("classes", "adapter"):
+        with pytest.raises(AssayError):
+            predict(zoo, "model-0", images)
+    else:
+        found = predict(zoo, "model-0", images, **options)
+        assert np.array_equal(found.logits, before.logits) == (changed in ("labels", "older"))
+        assert np.array_equal(found.labels, images.labels)
+    assert loaded == ["model-0"] * 2
+
+
+def test_how_a_model_reads_images_is_kept(zoo: Zoo, loaded: list[str]) -> None:
+    first = image_reading(zoo, "model-0")
+    assert (first.image_size, first.classes) == ((32, 32), IMAGES.classes)
+    assert EvalTransform.for_model(first) == EvalTransform.for_model(zoo.load("model-0"))
+    loaded.clear()
+    assert image_reading(zoo, "model-0") == first
+    assert loaded == []
+    path = zoo.path / "records" / "model-0.json"
+    path.write_bytes(path.read_bytes()[:40])
+    assert image_reading(zoo, "model-0") == first
+    other = dataclasses.replace(TRANSFORM, mean=(0.0, 0.0, 0.0))
+    save_model(module(0), zoo.folder("model-0"), transform=other, classes=IMAGES.classes)
+    assert EvalTransform.for_model(image_reading(zoo, "model-0")).mean == (0.0, 0.0, 0.0)
+    assert loaded == ["model-0"] * 2
 
 
 def test_images_without_labels_have_logits_but_no_right_answers(zoo: Zoo) -> None:

@@ -83,9 +83,9 @@ def fact_table(rows: Iterable[tuple[str, object]]) -> str:
     return markdown_table(Table(columns=columns("fact", "value"), rows=lines))
 
 
-def one_line(value: object) -> str:
+def one_line(value: object, limit: int = 200) -> str:
     """Text on one line that is not read as markup."""
-    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(cut_text(str(value), 200).split()))
+    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(cut_text(str(value), limit).split()))
 
 
 def _fact_rows(

@@ -106,6 +106,13 @@ def plural(n: int, word: str) -> str:
     return f"{number(n)} {noun(word, n)}"
 
 
+def out_of(n: int, total: int, word: str) -> str:
+    """A part of so many: 3 of the 20 models, all 20 models, the model."""
+    if n == total:
+        return f"the {word}" if n == 1 else f"all {plural(n, word)}"
+    return f"{number(n)} of the {plural(total, word)}"
+
+
 # ------------------------------------------------------------------------------------------------ numbers
 
 

@@ -5,12 +5,13 @@ import os
 import secrets
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-from assay.core.errors import AssayError
+from assay.core.errors import AssayError, AssayWarning
 from assay.store import ClaimBook
 
 
@@ -52,14 +53,21 @@ def living(claims: ClaimBook, runner: str) -> Iterator[None]:
 
     Where the store does not answer, the end does not wait for it: others take over once there is no sign of
     life.
+
+    Warns:
+        AssayWarning: At the end, of the first unexpected error of a sign; those that follow are tried anyway.
     """
-    over = threading.Event()
+    over, errors = threading.Event(), list[Exception]()
 
     def beat() -> None:
-        while not over.wait(BEAT_SECONDS):
-            with contextlib.suppress(AssayError):  # the store is away: what stays away fails the work, too
-                claims.beat(runner)
-        leave(claims, runner)
+        ended = False
+        while not ended:
+            ended = over.wait(BEAT_SECONDS)
+            try:
+                with contextlib.suppress(AssayError):  # the store is away: what stays so fails the work
+                    (claims.leave if ended else claims.beat)(runner)
+            except Exception as error:  # noqa: BLE001 - a thread that ended would give all work away unseen
+                errors.append(error)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -68,6 +76,13 @@ def living(claims: ClaimBook, runner: str) -> Iterator[None]:
     finally:
         over.set()
         thread.join(LEAVE_SECONDS)
+        if errors:
+            warnings.warn(
+                f"{len(errors)} signs of life of this process failed, the first with {errors[0]!r}; other "
+                "processes may have computed the same parts again, which changes no result",
+                AssayWarning,
+                stacklevel=3,
+            )
 
 
 def leave(claims: ClaimBook, runner: str) -> None:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.digits import digits_data
-from assay.analyses.subsets.encoder import Embedding, Encoder, embed_examples, with_embedding
+from assay.analyses.subsets.encoder import Encoder, embed_examples, with_embedding
 from assay.analyses.subsets.header import ROLES
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.parquet import is_archive
@@ -25,7 +27,7 @@ from assay.pipeline.stage import Progress
 
 
 if TYPE_CHECKING:
-    from assay.tasks import ImageSet
+    from assay.tasks import DomainSource, ImageSet, ImageStream
 
 DIGITS_SIZES = (50, 100, 200)
 DIGITS_MODELS = 320
@@ -68,6 +70,7 @@ def read_data(
     text: str | None = None,
     digits_models: int | None = None,
     at_least: int = MIN_MODELS,
+    planned: bool = False,
     device: str | None = None,
     seed: int = 0,
     folder: Path | None = None,
@@ -96,10 +99,11 @@ def read_data(
         encoder: Embeds the images of a zoo at its own size, the images of an archive, or texts.
         text: Column with the text of each example.
         digits_models: Without a source: classifiers to train.
-        at_least: Of a table: models that are needed; 1 for models that select nothing.
+        at_least: Of a table or a zoo: models that are needed; 1 for models that select nothing.
+        planned: Of a zoo: load no model and decode no image; every answer is 0, and pictures are blank.
         device: Of the models of a zoo.
         seed: Root seed of the digits.
-        folder: A store; trained digits are kept in its folder `select`.
+        folder: A store; trained digits, and predictions of the embedded zoo, are kept in its folder `select`.
         progress: Told of models trained or run.
 
     Raises:
@@ -134,7 +138,13 @@ def read_data(
     if source.is_dir() and (images is not None or id_images is not None):
         _refuse("a zoo", domains | of_table | of_csvs)
         data = _from_zoo(
-            source, images, id_images, encoder=encoder, device=device, seed=seed, progress=progress
+            source,
+            images,
+            id_images,
+            encoder=encoder,
+            seed=seed,
+            folder=folder,
+            options={"at_least": at_least, "planned": planned, "device": device, "progress": progress},
         )
         encoder = None  # the images are embedded as they lie there, not at the size of the models
     elif source.is_dir() and next(source.rglob(PATTERN), None) is not None:
@@ -206,53 +216,70 @@ def _from_zoo(
     id_images: str | None,
     *,
     encoder: Encoder | None,
-    device: str | None,
     seed: int,
-    progress: Progress | None,
+    folder: Path | None,
+    options: dict[str, Any],
 ) -> CorrectnessData:
-    """The answers of the models of a zoo, each image at their geometry."""
+    """The answers of the models of a zoo, each image at their geometry; `options` are those of `ask_zoo`."""
     from assay.pipeline.targets import FIRST_KNOWN, FIRST_TARGET, N_SHAPES
-    from assay.tasks import EvalTransform, ReadOptions, find_domains, one_domain, read_source
+    from assay.tasks import EvalTransform, ImageStream, ReadOptions, find_domains, one_domain
     from assay.zoo import Zoo
     from assay.zoo.archive import missing_text
+    from assay.zoo.records import image_reading
 
     if images is None:
         raise InputError("--id-images rates the models of a zoo; give --images too, those to select from")
     zoo = Zoo.open(source)
-    zoo.check_done()
+    zoo.check_done(options["at_least"])
     if zoo.missing:
         warnings.warn(f"{zoo.path}: {missing_text(zoo.missing, len(zoo.keys))}", AssayWarning, stacklevel=3)
-    first = zoo.load(zoo.keys[0])
-    transform = EvalTransform.for_model(first)
+    keep = None if zoo.keeps_records or folder is None else folder / FOLDER / zoo.name
+    transform, classes = None, zoo.classes
+    if not options["planned"]:
+        reading = image_reading(zoo, zoo.keys[0], keep=keep)
+        transform, classes = EvalTransform.for_model(reading), classes or reading.classes
+
+    def domain(given: str, start: int) -> "DomainSource":
+        return one_domain(
+            {each.name: each for each in find_domains(given, start=start, drawn=N_SHAPES)}, given
+        )
+
+    def stream(given: str, start: int, prepared: EvalTransform | None) -> ImageStream:
+        return domain(given, start).stream(ReadOptions(transform=prepared, seed=seed), classes)
 
     def read(given: str, start: int) -> "ImageSet":
-        sets = read_source(
-            given,
-            transform=transform,
-            classes=zoo.classes or first.classes,
-            options=ReadOptions(seed=seed),
-            start=start,
-            drawn=N_SHAPES,
-        )
-        return one_domain(sets, given)
-
-    def embedded(given: str, start: int, model: Encoder) -> Embedding:
-        domains = {each.name: each for each in find_domains(given, start=start, drawn=N_SHAPES)}
-        options = ReadOptions(transform=model.transform, seed=seed)
-        stream = one_domain(domains, given).stream(options, zoo.classes or first.classes)
-        return model.embedding_of_images(stream)
+        if transform is None:
+            return _blank(stream(given, start, None))
+        return domain(given, start).read(ReadOptions(transform=transform, seed=seed), classes)
 
     data = CorrectnessData.from_zoo(
         zoo,
         read(images, FIRST_TARGET),
         id_images=None if id_images is None else read(id_images, FIRST_KNOWN),
-        device=device,
-        progress=progress,
+        keep=keep,
+        **options,
     )
     if encoder is None:
         return data
-    known = None if id_images is None else embedded(id_images, FIRST_KNOWN, encoder)
-    return with_embedding(data, encoder, embedded(images, FIRST_TARGET, encoder), known)
+    known, embedded = None, encoder.embedding_of_images(stream(images, FIRST_TARGET, encoder.transform))
+    if id_images is not None:
+        known = encoder.embedding_of_images(stream(id_images, FIRST_KNOWN, encoder.transform))
+    return with_embedding(data, encoder, embedded, known)
+
+
+def _blank(stream: "ImageStream") -> "ImageSet":
+    """What is known of images before they are decoded, with blank pictures."""
+    from assay.tasks import ImageSet
+
+    return ImageSet(
+        pixels=np.zeros((stream.n, 1, 1, 3), dtype=np.uint8),
+        labels=None if stream.labels is None else stream.labels.numpy(),
+        ids=stream.ids.numpy(),
+        domain=stream.domain,
+        fields=stream.fields,
+        classes=stream.classes,
+        name=stream.name,
+    )
 
 
 # --------------------------------------------------------------------------------------------- tables

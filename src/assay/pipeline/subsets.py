@@ -16,7 +16,7 @@ from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.example_files import made_from
 from assay.analyses.subsets.holdout import EXAMPLE_FOLDS
 from assay.analyses.subsets.objective import check_inverse
-from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, selection_path
+from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, path_of
 from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import ElsewhereError, Problem, make_problem
 from assay.analyses.subsets.verdict import untested
@@ -76,6 +76,8 @@ class SelectionPlan(Record):
         n_reruns: Runs of the solver behind the verdicts.
         n_halves: Runs of the solver behind the overlap of two halves of the training models.
         n_holdout: Runs of the solver behind the hold-out of examples, where they are embedded.
+        n_predictions: Answers that models of a zoo give first, one per model and image; those that are kept
+            from an earlier run are not computed again.
     """
 
     sizes: tuple[int, ...]
@@ -88,6 +90,7 @@ class SelectionPlan(Record):
     n_reruns: int
     n_halves: int
     n_holdout: int = 0
+    n_predictions: int = 0
 
     @property
     def cost(self) -> "Forecast":
@@ -116,6 +119,7 @@ def plan_selection(
     folds: int = FOLDS,
     refine: bool | int = False,
     embedded: bool = False,
+    n_predictions: int = 0,
     **options: Any,
 ) -> SelectionPlan:
     """How often the solver runs; checks every argument as `select_stored` does and selects nothing.
@@ -128,6 +132,7 @@ def plan_selection(
         folds: Likewise.
         refine: Likewise.
         embedded: Count the hold-out of examples, which the data will have embeddings for.
+        n_predictions: As of the plan.
         options: All others of `assay.oodselect`.
     """
     problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
@@ -146,6 +151,7 @@ def plan_selection(
         n_reruns=n_folds * (1 + n_permutations) * n_selections,
         n_halves=2 * (1 + N_HALVES) if n_permutations else 0,
         n_holdout=EXAMPLE_FOLDS if n_permutations and (embedded or data.embedding is not None) else 0,
+        n_predictions=n_predictions,
     )
 
 
@@ -214,13 +220,13 @@ def select_stored(
         that was under way. Processes that run the same job on one store share folds, reruns and halves; the
         selections are one part, which the others wait for, and each makes the baselines and the hold-out.
     """
-    how: dict[str, Any] = {"path": path, "n_permutations": n_permutations, "folds": folds, "refine": refine}
-    record = job_record(data, sizes, **how, **options)
+    problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
+    record = _record_of(problem, wanted, path, n_permutations, folds, refine)
     parts = _Parts(store=store, job=record_id(KIND, record), note=note)
 
     def compute() -> Content:
         shared: dict[str, Any] = {"progress": progress, "shelf": parts.awaited}
-        found = selection_path(data, sizes=record["sizes"], path=path, **shared, **options)
+        found = path_of(problem, wanted, path=path, **shared)
         unrefined: dict[str, str] = {}
         if refine:
             coarse, found = found, found.refined(refine, **shared)
@@ -409,17 +415,29 @@ def job_record(
         InputError: For whatever `select_stored` would refuse.
     """
     problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
+    return _record_of(problem, wanted, path, n_permutations, folds, refine)
+
+
+def _record_of(
+    problem: Problem,
+    sizes: Sequence[int],
+    path: str,
+    n_permutations: int,
+    folds: int,
+    refine: bool | int,
+) -> dict[str, Any]:
+    data = problem.data
     return {
         "library": library_version(),
         "data": {
-            "hash": problem.data.hash,
-            "described": _digest_of_descriptions(problem.data),
+            "hash": data.hash,
+            "described": _digest_of_descriptions(data),
             "n_models": data.n_models,
             "n_examples": data.n_examples,
             "source": data.origin,
         },
         "split": problem.split.to_dict(),
-        "sizes": list(wanted),
+        "sizes": list(sizes),
         "path": path,
         "settings": problem.settings.record(),
         # Without a test nothing depends on its folds.

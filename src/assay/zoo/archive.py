@@ -193,7 +193,7 @@ class Zoo(Carded):
         """Raises `InputError` unless that many models are done; it names those that are missing."""
         if len(self.keys) >= fewest:
             return
-        found = "no trained model" if not self.keys else f"{len(self.keys)} trained model"
+        found = f"{len(self.keys) or 'no'} trained model{'s' * (len(self.keys) > 1)}"
         rest = missing_text(self.missing, len(self.keys)) or "train or add more"
         raise InputError(f"the zoo {self.path} has {found}, but this needs at least {fewest}; {rest}")
 
@@ -258,7 +258,8 @@ class Zoo(Carded):
         batch_size: int | None = None,
         device: str | None = None,
         dtype: torch.dtype | None = None,
-        keep: bool | None = None,
+        keep: bool | Path | None = None,
+        planned: bool = False,
         progress: Progress | None = None,
     ) -> Correctness:
         """Which model gets which image right, of those that are done, in their order.
@@ -270,7 +271,9 @@ class Zoo(Carded):
             batch_size: Images per pass. Default: by free memory.
             device: Where to run. Default: the CPU.
             dtype: Number type of the weights. Default: as of `load_model`.
-            keep: Read and write the zoo's records. Default: unless it is the embedded one.
+            keep: Read and write the zoo's records, or those in this folder. Default: the zoo's, unless it is
+                the embedded one.
+            planned: Check what can be checked without a model and ask none: every answer is 0.
             progress: Called with the stage, the models done and all models.
 
         Raises:
@@ -281,23 +284,24 @@ class Zoo(Carded):
         for given in (images, id_images):
             if given is not None and given.labels is None:
                 raise InputError(f"the images of {given.domain!r} have no labels, but correctness needs them")
+        options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": dtype, "keep": keep}
+
+        def answers(key: str, given: ImageSet) -> np.ndarray:
+            if planned:
+                return np.zeros(given.n, dtype=np.uint8)
+            return predict(self, key, given, **options).correct
+
         rows, within = [], []
         for number, key in enumerate(self.keys):
-            if progress is not None:
+            if progress is not None and not planned:
                 progress("predict", number, len(self.keys))
-            options: dict[str, Any] = {
-                "batch_size": batch_size,
-                "device": device,
-                "dtype": dtype,
-                "keep": keep,
-            }
-            rows.append(predict(self, key, images, **options).correct)
+            rows.append(answers(key, images))
             if id_images is not None:
-                within.append(predict(self, key, id_images, **options).accuracy)
+                within.append(answers(key, id_images).mean())
             else:
                 accuracy = self.entry(key).id_accuracy
                 within.append(np.nan if accuracy is None else accuracy)
-        if progress is not None:
+        if progress is not None and not planned:
             progress("predict", len(self.keys), len(self.keys))
         assert images.labels is not None
         return Correctness(

@@ -1,7 +1,8 @@
 """What the models of a zoo say about images: logits, right answers, circuits; each made once and kept.
 
 A file on disk carries the hash of the weights and of the images it was made with. One made with others, or
-cut off half-way, is made again.
+cut off half-way, is made again. Predictions also carry a hash of the model's files, so that reading them
+loads no model.
 """
 
 import hashlib
@@ -20,10 +21,12 @@ from jaxtyping import Float32, Float64, Int64, UInt8
 
 from assay.circuits import EdgeScores, load_scores, write_atomically
 from assay.core.errors import AssayError, FileFormatError, InputError, OutputError, UnsafeFileError
-from assay.core.untrusted import load_npz, malformed
+from assay.core.record import Record, record_id
+from assay.core.untrusted import load_npz, malformed, parse_json
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model
+from assay.models.merging import CONFIG as ADAPTER
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 from assay.zoo.scoring import images_hash
 
@@ -188,6 +191,10 @@ class ModelFolder(Protocol):
     @property
     def keeps_records(self) -> bool: ...
 
+    def folder(self, key: str, step: int | None = None) -> Path:
+        """Directory of a model of the zoo."""
+        ...
+
     def load(
         self,
         key: str,
@@ -200,6 +207,57 @@ class ModelFolder(Protocol):
         ...
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class ImageReading(Record):
+    """What of a model decides how its images are read; `EvalTransform.for_model` takes it.
+
+    Attributes:
+        image_size: Height and width in pixels.
+        preprocessing: What was stored with the model of how images are prepared; None if nothing is.
+        classes: Names of its classes, label 0 first; None if it does not know them.
+        files_hash: Of the files that it was loaded from.
+    """
+
+    image_size: tuple[int, int]
+    preprocessing: Mapping[str, Any] | None
+    classes: tuple[str, ...] | None
+    files_hash: str
+
+
+def image_reading(zoo: ModelFolder, key: str, *, keep: bool | Path | None = None) -> ImageReading:
+    """How a model reads images; it is loaded the first time, and again once its files have changed.
+
+    Args:
+        zoo: The zoo.
+        key: Name of a model in it.
+        keep: As of `predict`; the record is `KEY.json`.
+
+    Raises:
+        AssayError: Of `ModelFolder.load`.
+        OutputError: If the record cannot be written.
+    """
+    place, files_hash = _place(zoo, keep, f"{key}.json"), _files_hash(zoo.folder(key))
+    if place is not None and place.is_file():
+        try:
+            earlier = ImageReading.from_dict(parse_json(place.read_text(encoding="utf-8")))
+        except (ValueError, OSError):  # cut off, or of another version: it is made again
+            earlier = None
+        if earlier is not None and earlier.files_hash == files_hash != "":
+            return earlier
+    model = zoo.load(key)
+    reading = ImageReading(
+        image_size=model.image_size,
+        preprocessing=model.preprocessing,
+        classes=model.classes,
+        files_hash=files_hash,
+    )
+    if place is not None and files_hash:
+        _make_folder(place.parent)
+        write_atomically(place, json.dumps(reading.to_dict()).encode())
+    return reading
+
+
 def predict(
     zoo: ModelFolder,
     key: str,
@@ -208,7 +266,7 @@ def predict(
     batch_size: int | None = None,
     device: str | None = None,
     dtype: torch.dtype | None = None,
-    keep: bool | None = None,
+    keep: bool | Path | None = None,
 ) -> Predictions:
     """Logits of one model on images, from the zoo's records if they are there.
 
@@ -219,7 +277,8 @@ def predict(
         batch_size: Images per pass. Default: by free memory.
         device: Where to run. Default: the CPU.
         dtype: Number type of the weights. Default: as of `load_model`.
-        keep: Read and write `records/DATASET/KEY.npz` below the zoo. Default: unless it is the embedded one.
+        keep: Read and write `records/DATASET/KEY.npz` below the zoo, or `DATASET/KEY.npz` below this folder.
+            Default: below the zoo, unless it is the embedded one.
 
     Raises:
         InputError: If model and images do not have the same classes.
@@ -227,32 +286,35 @@ def predict(
         NonFiniteError: If a logit is NaN or infinite.
         OutputError: If the record cannot be written.
     """
-    keep = zoo.keeps_records if keep is None else keep
+    place = _place(zoo, keep, f"{data_key(images)}/{key}.npz")
     with _named(zoo, key):
+        earlier = None if place is None else _read_record(place)
+        asked = "" if place is None else _asked(zoo.folder(key), images, device=device, dtype=dtype)
+        if earlier is not None and asked and str(earlier.get("asked")) == asked:
+            return _predictions(key, earlier)
         model = zoo.load(key, device=device, dtype=dtype)
         task = task_for(model, images)
         hashes = {"weight_hash": model.weight_hash, "data_hash": _record_hash(task)}
-        place = zoo.path / "records" / data_key(images) / f"{key}.npz"
-        if keep and (earlier := _read_record(place, hashes)) is not None:
-            return _predictions(key, earlier, hashes)
+        if earlier is not None and all(str(earlier[name]) == value for name, value in hashes.items()):
+            return _predictions(key, earlier)
         logits = run_model(model, task, batch_size=batch_size).float().cpu().numpy()
     labels = np.full(images.n, -1, dtype=np.int64) if images.labels is None else images.labels
     arrays = {"logits": logits, "labels": labels, "ids": images.ids}
-    if keep:
+    arrays |= {name: np.array(value) for name, value in (hashes | {"asked": asked}).items()}
+    if place is not None:
         _make_folder(place.parent)
-        facts = {name: np.array(value) for name, value in hashes.items()}
-        write_atomically(place, _archive(**arrays, **facts))
-    return _predictions(key, arrays, hashes)
+        write_atomically(place, _archive(**arrays))
+    return _predictions(key, arrays)
 
 
-def _predictions(key: str, arrays: Mapping[str, np.ndarray], hashes: Mapping[str, str]) -> Predictions:
+def _predictions(key: str, arrays: Mapping[str, np.ndarray]) -> Predictions:
     return Predictions(
         key=key,
         logits=arrays["logits"],
         labels=arrays["labels"],
         ids=arrays["ids"],
-        weight_hash=hashes["weight_hash"],
-        data_hash=hashes["data_hash"],
+        weight_hash=str(arrays["weight_hash"]),
+        data_hash=str(arrays["data_hash"]),
     )
 
 
@@ -327,6 +389,38 @@ def data_key(images: ImageSet) -> str:
     return f"{domain}-{images_hash(images)[:8]}"
 
 
+def _place(zoo: ModelFolder, keep: bool | Path | None, name: str) -> Path | None:
+    """Where a record lies; None where none is kept."""
+    if isinstance(keep, Path):
+        return keep / name
+    return zoo.path / "records" / name if (zoo.keeps_records if keep is None else keep) else None
+
+
+def _asked(folder: Path, images: ImageSet, *, device: str | None, dtype: torch.dtype | None) -> str:
+    """Hash of all that logits are a function of, known without the model; empty where it is not."""
+    facts = {
+        "files": _files_hash(folder),
+        "images": images_hash(images),
+        "classes": images.classes,
+        "device": device or "cpu",
+        "dtype": str(dtype),
+    }
+    return record_id("zoo-predictions", facts) if facts["files"] else ""
+
+
+def _files_hash(folder: Path) -> str:
+    """Hash of the files that a model is loaded from; empty for an adapter, whose base lies elsewhere."""
+    if not folder.is_dir() or (folder / ADAPTER).is_file():
+        return ""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".safetensors") and path.is_file():
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.name} {content} ".encode())
+    return digest.hexdigest()[:16]
+
+
 def _record_hash(task: ImageTask) -> str:
     """Hash of images after normalisation, labels and ids."""
     ids = hashlib.sha256(task.ids.numpy().tobytes()).hexdigest()
@@ -339,18 +433,13 @@ def _archive(**arrays: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _read_record(path: Path, hashes: Mapping[str, str]) -> dict[str, Any] | None:
-    """The arrays of a record made with the same weights and images, else None."""
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """The arrays of a record, None where there is no whole one."""
     try:
         file = load_npz(path)
     except FileFormatError:  # cut off, or not there: it is made again
         return None
-    names = ("logits", "labels", "ids")
-    if any(name not in file for name in (*hashes, *names)):
-        return None
-    if any(str(file[name]) != value for name, value in hashes.items()):
-        return None
-    return {name: file[name] for name in names}
+    return file if file.keys() >= {"logits", "labels", "ids", "weight_hash", "data_hash"} else None
 
 
 def _read_circuit(path: Path, model: Model, task: ImageTask) -> EdgeScores | None:

@@ -9,7 +9,7 @@ from assay.analyses.subsets.page_tables import prevalence_table
 from assay.circuits.card import fact_table, one_line, provenance_section
 from assay.core.record import library_version
 from assay.page.markdown import markdown_table
-from assay.page.text import number
+from assay.page.text import TEXT_LIMIT, number, out_of
 
 
 Document = Mapping[str, Any]
@@ -23,9 +23,9 @@ def subset_card(document: Document, licence: str | None = None) -> dict[str, Any
         licence: Licence of the data, e.g. `CC-BY-4.0` or an address; the data do not tell it.
 
     Returns:
-        The finding as sentences (`title`, `finding`, `caveats`), R over the test models on the subset
-        (`test`) and on all examples (`all`), and entries of the document. `prevalence` is None where nothing
-        is known of the examples.
+        The finding as sentences (`title`, `finding`, `reasons` why it is inconclusive, `caveats`, `notes` of
+        the verdict), R over the test models on the subset (`test`) and on all examples (`all`), and entries
+        of the document. `prevalence` is None where nothing is known of the examples.
     """
     copied = ("id", "size", "data", "verdict", "prevalence", "provenance")
     return {
@@ -35,6 +35,7 @@ def subset_card(document: Document, licence: str | None = None) -> dict[str, Any
         "title": words.title(document),
         "finding": words.verdict(document),
         "caveats": words.caveats(document),
+        **{name: words.sentences(document, name) for name in ("reasons", "notes")},
         "licence": licence,
         **{name: document[name] for name in copied},
         "split": {name: document["split"][name] for name in ("kind", "seed", "parts")},
@@ -46,8 +47,13 @@ def subset_card(document: Document, licence: str | None = None) -> dict[str, Any
 def card_text(card: Document) -> str:
     """A card as Markdown."""
     parts = [f"# {card['title']}", card["finding"], fact_table(_facts(card).items())]
-    if card["caveats"]:
-        parts += ["## Read before use", "\n".join(f"- {one_line(each)}" for each in card["caveats"])]
+    listed = {
+        "Why it is inconclusive": card["reasons"],
+        "Read before use": [*card["caveats"], *card["notes"]],
+    }
+    for title, texts in listed.items():
+        if texts:
+            parts += [f"## {title}", "\n".join(f"- {one_line(each, TEXT_LIMIT)}" for each in texts)]
     if card["prevalence"]:
         parts += ["## What is in it", markdown_table(prevalence_table(card["prevalence"]))]
     use = "assay select evaluate subset.json new.csv --gate 'accuracy >= 0.6'"
@@ -66,7 +72,7 @@ def _facts(card: Document) -> dict[str, object]:
     p = judged.get("p_value")
     return {
         "subset": card["id"],
-        "examples": f"{number(card['size'])} of {number(data['n_examples'])}",
+        "examples": out_of(card["size"], data["n_examples"], "example"),
         "data": ", ".join([*source, f"hash {data['hash']}"]),
         "licence of the data": card["licence"] or "not stated",
         "selected with": f"{number(data['n_models'])} models",

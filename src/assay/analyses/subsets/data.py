@@ -280,6 +280,12 @@ class CorrectnessData(Carded):
         return any(name != f"row_{place}" for place, name in enumerate(self.example_ids.tolist()))
 
     @property
+    def own_model_ids(self) -> tuple[str, ...] | None:
+        """Names of the models; None where these are the numbers of their rows."""
+        named = any(name not in (f"model_{place}", f"{place}") for place, name in enumerate(self.model_ids))
+        return self.model_ids if named else None
+
+    @property
     def unit_kind(self) -> str:
         """What models are taken to depend through: `family` where known, else `group`, else `model`."""
         return "family" if self.families is not None else "group" if self.groups is not None else "model"

@@ -1,6 +1,6 @@
 """Other models on a saved subset, one by one: accuracies, and where the selection’s lines expect them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.placement import has_scores
 from assay.analyses.subsets.selection import Subset
+from assay.analyses.subsets.splits import PARTS
 from assay.core.record import plain
+from assay.page.text import listed, out_of
 from assay.stats import bounded_mean, clopper_pearson
 
 
@@ -20,6 +22,13 @@ READINGS = ("accuracy", "accuracy_all", "residual", "residual_all")  # of a mode
 ENDS = ("value", "low", "high")
 LEAST = 0.5  # share of a subset that must be among the examples of other models
 LEVEL = 0.95
+NAMED = 5  # models that a caveat names
+FAMILIAR = {
+    PARTS[:2]: "selected the subset ({}). Such models do worse on it than new ones would and are not new "
+    "evidence.",
+    PARTS[2:]: "tested the selection ({}). The lines are fitted through such models, so their residuals are "
+    "not new evidence.",
+}
 
 
 def evaluation_document(
@@ -27,7 +36,9 @@ def evaluation_document(
 ) -> dict[str, Any]:
     """Other models on a subset, and the correlations over them on each of several subsets.
 
-    `models` has, for each model, its `id_accuracy` and readings of a `value` with the ends of its interval:
+    `models` has, for each model, its `part` in the selection, by name (`train` and `validation` models
+    selected the subset, `test` models tested it, others are `new`; None where the file of the subset does not
+    name its models), its `id_accuracy`, and readings of a `value` with the ends of its interval:
 
     - `accuracy`: share of the matched examples of the subset that it gets right, in [0, 1], with the exact
       interval of a share (Clopper and Pearson), which holds near 0 and 1 and for few examples, or, for a
@@ -56,7 +67,9 @@ def evaluation_document(
     first, facts = subsets[0], subsets[0].facts
     named = data.has_ids and first.has_ids
     places = [each.columns_in(data, order=order, named=named, least=LEAST) for each in subsets]
-    models = {"model": data.model_ids, "id_accuracy": data.id_accuracy} | _readings(first, data, places[0])
+    parts = first.parts_of(data)
+    models = {"model": data.model_ids, "part": parts, "id_accuracy": data.id_accuracy}
+    models |= _readings(first, data, places[0])
     document: dict[str, Any] = plain(
         {
             "kind": KIND,
@@ -68,9 +81,12 @@ def evaluation_document(
                 "verdict": first.known_verdict,
                 "test": first.correlation["test"],
             },
-            "data": {name: getattr(data, name) for name in ("n_models", "n_examples", "hash")},
+            "data": {
+                **{name: getattr(data, name) for name in ("n_models", "n_examples", "hash")},
+                "understood": data.understood(),
+            },
             "n_matched": len(places[0]),
-            "caveats": _caveats(first, data, len(places[0])),
+            "caveats": [*_caveats(first, data, len(places[0])), *_familiar(data.model_ids, parts)],
             "models": [dict(zip(models, row, strict=True)) for row in zip(*models.values(), strict=True)],
             "sizes": [
                 {"size": each.size, "id": each.id, "n_matched": len(own), **vars(each.evaluate_on(data, own))}
@@ -124,12 +140,23 @@ def _caveats(subset: Subset, data: CorrectnessData, n_matched: int) -> list[str]
         "expected on all examples.": n != n_pool,
         f"The models answered {n} examples, as many as the subset was selected from, but not the same: no "
         "accuracy is expected on all examples.": n == n_pool and n_matched < subset.size,
-        "The subset was selected with these models: on a subset chosen against them they do worse than new "
-        "models would.": data.hash == subset.facts["hash"],
-        "The subset does not name the models that it was selected with. Should some of these be among them, "
-        "they do worse on it than new models would.": data.hash != subset.facts["hash"],
         "The file of the subset holds no lines, so no accuracy is expected; select again.": not subset.lines,
         f"The verdict of the subset is {status}: better models need not do worse on it.": status
         != "supported",
     }
     return [text for text, holds in notes.items() if holds]
+
+
+def _familiar(names: Sequence[str], parts: Sequence[str | None]) -> Iterator[str]:
+    """Which of the models the selection has seen: how many, and the names of the first."""
+    if None in parts:
+        yield (
+            "The subset does not name the models that it was selected with. Should some of these be among "
+            "them, they do worse on it than new models would."
+        )
+    for own, what in FAMILIAR.items():
+        seen = [name for name, part in zip(names, parts, strict=True) if part in own]
+        more = [f"{len(seen) - NAMED} more"] if len(seen) > NAMED else []
+        if seen:
+            known = out_of(len(seen), len(names), "model").capitalize()
+            yield f"{known} {what.format(listed(seen[:NAMED] + more))}"

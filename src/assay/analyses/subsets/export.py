@@ -160,7 +160,9 @@ def croissant(document: Document, licence: str | None = None) -> dict[str, Any]:
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": f"subset-{document['id']}",
-        "description": " ".join([f"{card['title']}.", card["finding"], *card["caveats"]]),
+        "description": " ".join(
+            [f"{card['title']}.", card["finding"], *card["reasons"], *card["caveats"], *card["notes"]]
+        ),
         **({"license": licence} if licence else {}),
         "version": "1.0.0",
         "recordSet": [examples],

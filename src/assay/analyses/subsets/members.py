@@ -14,7 +14,7 @@ from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, FittedLine, Line, clip_of, correlate, fit_line
 from assay.analyses.subsets.problem import Problem
 from assay.analyses.subsets.settings import Settings
-from assay.analyses.subsets.splits import ModelSplit
+from assay.analyses.subsets.splits import PARTS, ModelSplit
 from assay.core.errors import InputError, ShapeError, unknown_name
 from assay.core.record import Record, record_id
 
@@ -84,6 +84,8 @@ class SelectedExamples:
         made: Data, split, sizes and settings behind it.
         lines: Lines of the test models on the `selected` and on `all` examples; None in files that were
             written before they were kept.
+        model_ids: Names of the models, in the order that `split` counts; None in such files, and where the
+            data do not name them.
         data: The data; None after loading without them.
     """
 
@@ -96,6 +98,7 @@ class SelectedExamples:
     trace: tuple[Mapping[str, Any], ...]
     made: SubsetProvenance
     lines: Mapping[str, FittedLine] | None = None
+    model_ids: tuple[str, ...] | None = None
     data: CorrectnessData | None = None
 
     @property
@@ -148,6 +151,17 @@ class SelectedExamples:
     def problem(self) -> Problem:
         """The problem that the subset solves."""
         return Problem(self.require_data("a selection"), self.split, self.settings)
+
+    def parts_of(self, data: CorrectnessData) -> list[str | None]:
+        """The part of the split that each of some models was in, by name; None where the names are unknown.
+
+        Models that were in no part are `new`.
+        """
+        names = data.model_ids if data.hash == self.facts["hash"] else self.model_ids
+        if names is None:
+            return [None] * data.n_models
+        parts = {names[place]: part for part in PARTS for place in self.split.part(part).tolist()}
+        return [parts.get(name, "new") for name in data.model_ids]
 
     def require_data(self, what: str) -> CorrectnessData:
         """The data, or the error that says how to give them.

@@ -412,6 +412,19 @@ def selection_path(
         InputError: As `oodselect`, and for a size given twice.
     """
     problem = make_problem(correct, id_accuracy, **options)
+    return path_of(problem, sizes, path=path, baselines=baselines, progress=progress, shelf=shelf)
+
+
+def path_of(
+    problem: Problem,
+    sizes: Sequence[int] | np.ndarray | None = None,
+    *,
+    path: str = "independent",
+    baselines: bool = True,
+    progress: Progress | None = None,
+    shelf: Shelf = computed,
+) -> SelectionPath:
+    """`selection_path` of a problem that is there, so that its split is not made, and warned of, twice."""
     ascending = problem.grid(sizes, path=path)
     records = shelf(
         "selections",

@@ -15,6 +15,7 @@ from assay.analyses.subsets.composition import ClassComposition, class_compositi
 from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
+from assay.analyses.subsets.file_kinds import kind_of_file
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, FittedLine, clip_of, fitted_line
 from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA, DOCUMENT_SCHEMA = "assay-selection/1", "assay-subset/1"
-_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace", "lines")
+_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace", "lines", "model_ids")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +55,7 @@ class SubsetFile(Record):
         verdict: None where it was not asked for.
         provenance: How the subset came to be.
         lines: Of the test models on the subset and on all examples; None in older files.
+        model_ids: Names of the models of the data; None in older files, and where the data do not name them.
     """
 
     record_kind = KIND
@@ -71,6 +73,7 @@ class SubsetFile(Record):
     verdict: SubsetVerdict | None
     provenance: SubsetProvenance
     lines: Mapping[str, FittedLine] | None = field(default=None, metadata=BRIEF)
+    model_ids: tuple[str, ...] | None = field(default=None, metadata=BRIEF)
 
     def check(self) -> None:
         """Raises `FileFormatError` unless indices and ids name one set of the examples."""
@@ -96,7 +99,7 @@ class Subset(display.Shown, SelectedExamples, Record):
         "arrays": "settings.arrays",
         "verdict": "known_verdict",
         "provenance": "made",
-        "lines": "**_known_lines",
+        "later": "**_later",
     }
 
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -153,9 +156,10 @@ class Subset(display.Shown, SelectedExamples, Record):
         """Whether the verdict is known already."""
         return "verdict" in self._kept
 
-    def _known_lines(self) -> dict[str, Any]:
-        """The lines as an entry of the file; none where an older file lacked them."""
-        return {} if self.lines is None else {"lines": self.lines}
+    def _later(self) -> dict[str, Any]:
+        """Entries that older files lack, and a subset that was read from one."""
+        entries = {"lines": self.lines, "model_ids": self.model_ids}
+        return {name: value for name, value in entries.items() if value is not None}
 
     def judge(self, **options: Unpack[JudgeOptions]) -> SubsetVerdict:
         """Cross-fit the selection and compare with permuted accuracies; see `judge_sizes`.
@@ -333,6 +337,7 @@ def make_selection(problem: Problem, found: Found, *, path: str = "independent")
             name: fitted_line(data.id_accuracy[models], accuracy, units, eps=clip, id_eps=eps)
             for name, (accuracy, clip) in tested.items()
         },
+        model_ids=data.own_model_ids,
         made=SubsetProvenance(
             library=library_version(),
             data=facts,
@@ -380,10 +385,9 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
 def read_subset(document: object, path: object, data: CorrectnessData | None = None) -> Subset:
     """A subset from what `Subset.to_dict` gave, as `load_subset`; `path` is what errors call it."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        got = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        hint = " (the file of --subset)" if str(got).startswith("assay-subset") else ""
         raise FileFormatError(
-            f"{path} is not a subset: its schema is {got!r}, this version reads {SCHEMA!r}{hint}"
+            f"{path} is not a subset but {kind_of_file(Path(str(path)), document)}; this version reads "
+            f"{SCHEMA!r}, the file of `Subset.save` or --subset"
         )
     try:
         saved = SubsetFile.from_dict(document)

@@ -1,12 +1,14 @@
 """The arguments of `CorrectnessData.of` from a zoo of models or scikit-learn estimators."""
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from assay.analyses.subsets.frames import per_model
 from assay.analyses.subsets.header import PerModel
+from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.table_answers import countable, unique_names
 from assay.core.errors import InputError, ShapeError
 
@@ -25,7 +27,9 @@ def ask_zoo(
     id_images: "ImageSet | None" = None,
     batch_size: int | None = None,
     device: str | None = None,
-    keep: bool | None = None,
+    keep: bool | Path | None = None,
+    planned: bool = False,
+    at_least: int = MIN_MODELS,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Ask every trained model of a zoo about out-of-distribution images.
@@ -37,7 +41,10 @@ def ask_zoo(
             from its validation.
         batch_size: Images per pass. Default: by free memory.
         device: Where to run. Default: the CPU.
-        keep: Read and write the zoo's records. Default: unless it is the embedded one.
+        keep: Read and write the zoo's records, or those in this folder. Default: the zoo's, unless it is the
+            embedded one.
+        planned: Ask no model: every answer is 0, and what else is known is checked.
+        at_least: Models that are needed, before the first is asked; 4 to select from.
         progress: Called with the stage, the models done and all models.
 
     Returns:
@@ -45,12 +52,13 @@ def ask_zoo(
         the images and the facts about them that two of them share come along.
 
     Raises:
-        InputError: If an in-distribution accuracy is not known, labels are missing, or two images have one
-            id.
+        InputError: If the zoo has too few models, an in-distribution accuracy is not known, labels are
+            missing, or two images have one id.
         AssayError: Of `assay.zoo.correctness`.
     """
     from assay.zoo import correctness
 
+    zoo.check_done(at_least)
     answers = correctness(
         zoo,
         images,
@@ -58,6 +66,7 @@ def ask_zoo(
         batch_size=batch_size,
         device=device,
         keep=keep,
+        planned=planned,
         progress=progress,
     )
     unknown = [key for key, y in zip(answers.keys, answers.id_accuracy, strict=True) if np.isnan(y)]
@@ -79,6 +88,7 @@ def ask_zoo(
         "label_names": images.classes,
         "meta": {name: column for name, column in columns.items() if _tells(column)},
         "images": images.pixels,
+        "at_least": at_least,
         "source": {
             "kind": "zoo",
             "zoo": zoo.name,

@@ -45,9 +45,13 @@ CIRCUITS, TRUST, IMAGES, SUBSETS, STORE = (
 PREFIX = "ASSAY_"
 # Endings that no output directory has: before 0.2 some commands took a file there.
 FILES = frozenset((".csv", ".html", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".toml", ".txt"))
-# Options that went, each with the one that took its place where a command has it, and what to type.
+# Options that went or that other commands have: what takes their place where a command has it; what to type.
 MOVED = {
     "--out": ("--save", "this command writes one file; name it with --save FILE, not --out"),
+    "--zoo": (
+        "PREDICTIONS",
+        "this command takes the zoo as an argument: my-zoo --images DIR, not --zoo my-zoo",
+    ),
     "--edges": ("--top", "the size of a discovered circuit is --top K, not --edges"),
 }
 EXIT_CODES = {

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from assay.app.cli.parsing import SUBSETS, app, command
 from assay.app.console import (
     echo,
+    note,
     print_json,
     print_table,
     progress_on_stderr,
@@ -29,7 +31,7 @@ from assay.app.running import (
     check_outputs,
     json_file,
 )
-from assay.core.errors import InputError, check_name
+from assay.core.errors import AssayWarning, InputError, check_name
 
 
 if TYPE_CHECKING:
@@ -115,13 +117,16 @@ class PoolSettings(Seeded, AnswerSettings):
     id_embeddings: Annotated[Path | None, INPUTS] = None
 
     def read(
-        self, predictions: Path | None, progress: "Progress", *, planned: bool = False, **more: Any
+        self, predictions: Path | None, progress: "Progress", *, embedded_later: bool = False, **more: Any
     ) -> "GivenData":
-        """As that of answers, and what is given of the examples beside; `planned`: see `with_embeddings`."""
+        """As that of answers, and what is given of the examples beside.
+
+        `embedded_later`: see `planned` of `with_embeddings`.
+        """
         from assay.analyses.subsets.example_files import with_crossed, with_embeddings
 
         given = super().read(predictions, progress, **more)
-        data = with_embeddings(given.data, self.embeddings, self.id_embeddings, planned=planned)
+        data = with_embeddings(given.data, self.embeddings, self.id_embeddings, planned=embedded_later)
         return replace(given, data=with_crossed(data, self.cross) if self.cross else data)
 
 
@@ -212,6 +217,32 @@ class SelectSettings(PoolSettings, Computing, Reporting):
             "refine": REFINEMENTS.get(self.refine, self.refine),
         }
 
+    def plan(
+        self,
+        predictions: Path | None,
+        progress: "Progress",
+        sizes: tuple[int, ...] | None,
+        describer: "SubsetDescriber",
+    ) -> "SelectionPlan":
+        """What the command would run; refuses what it would refuse, and asks no model of a zoo."""
+        from assay.pipeline.subsets import plan_selection
+
+        encodes = describer.encodes
+        read = self.read(predictions, progress, planned=True, embedded_later=encodes, encoder=None)
+        data, n_images = read.data, 0
+        describer.check(data)
+        if self.images is not None:
+            n_images = data.n_examples
+        if self.id_images is not None and data.n_id is not None:
+            n_images += int(data.n_id[0])
+        return plan_selection(
+            data,
+            sizes or read.sizes,
+            embedded=encodes,
+            n_predictions=data.n_models * n_images,
+            **self.solving(data),
+        )
+
     def describer(self) -> "SubsetDescriber":
         """What embeds the examples and describes the subset; loads the encoder, unless for a plan."""
         from assay.pipeline.subset_description import SubsetDescriber
@@ -250,19 +281,20 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
         predictions: Archive, table or folder of answers, or a zoo (--images). Default: digits.
         settings: The options.
     """
-    from assay.pipeline.subsets import plan_selection, select_stored
+    from assay.pipeline.subsets import select_stored
 
     sizes, describer = _check(settings), settings.describer()
     with progress_on_stderr() as progress:
-        folder = None if settings.dry_run else settings.store_folder()
-        planned = describer.encodes and settings.dry_run
-        read = settings.read(predictions, progress, planned=planned, folder=folder, encoder=describer.encoder)
-        describer.check(read.data)
-        solving = settings.solving(read.data)
         if settings.dry_run:
-            plan = plan_selection(read.data, sizes or read.sizes, embedded=describer.encodes, **solving)
+            plan = settings.plan(predictions, progress, sizes, describer)
             _show_plan(plan, as_json=settings.json)
             return 0
+        if settings.images is not None:  # refused before the models of a zoo are asked
+            with warnings.catch_warnings(action="ignore", category=AssayWarning):  # the run gives them
+                settings.plan(predictions, progress, sizes, describer)
+        folder = settings.store_folder()
+        read = settings.read(predictions, progress, folder=folder, encoder=describer.encoder)
+        describer.check(read.data)
         result = select_stored(
             read.data,
             sizes or read.sizes,
@@ -270,7 +302,7 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
             store=settings.open_store(),
             progress=progress,
             note=remark,
-            **solving,
+            **settings.solving(read.data),
         )
         described = describer.described(result, read.data)
     _hand_over(settings, result, described)
@@ -322,6 +354,8 @@ def _hand_over(settings: SelectSettings, result: "StoredSelection", described: d
         "subset": json_file(settings.path_of(settings.subset, "subset.json"), result.headline),
     }
     settings.deliver(document, files, identity=result.id, cached=result.cached)
+    if files["report"].path is None and not settings.json:
+        note("page     not written; add --report page.html, and the result is read from the store")
 
 
 def _sizes(sizes: str | None, size: int | None) -> tuple[int, ...] | None:
@@ -377,7 +411,13 @@ def _value(name: str, text: str) -> tuple[Any, str]:
 
 
 def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
-    """Runs of the solver: no model runs."""
+    """Predictions of a zoo, and runs of the solver."""
+    if not as_json and plan.n_predictions:
+        n_images = plan.n_predictions // plan.n_models
+        echo(
+            f"at most {plan.n_predictions:,} predictions, {plan.n_models:,} models x {n_images:,} images; "
+            "those kept from an earlier run are read"
+        )
     if not as_json:
         sizes = ", ".join(f"{size:,}" for size in plan.sizes)
         sizes += f" and at most {plan.n_refined:,} between two of them" if plan.n_refined else ""

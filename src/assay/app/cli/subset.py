@@ -55,7 +55,7 @@ def evaluate(
     check_outputs(settings)
     subsets = read_subsets(subset, settings.existing_store)
     with progress_on_stderr() as progress:
-        data = settings.read(predictions, progress, at_least=1).data
+        data = settings.read(predictions, progress, at_least=1, folder=settings.store_folder()).data
     document = evaluate_models(subsets, data, gates, order=settings.order)
     about = About(
         task=f"subset {subsets[0].id[:8]}", n=document["n_matched"], status=document["status"] or None

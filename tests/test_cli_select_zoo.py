@@ -1,0 +1,177 @@
+"""`assay select` on a zoo: predictions are computed once, and plans ask no model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import Outcome, invoke
+from test_cli_select import planted
+from transformers import ViTConfig, ViTForImageClassification
+from type_checks import no_type_checks
+
+from assay.models import Model
+from assay.tasks import SHAPE_CLASSES, EvalTransform
+from assay.zoo import Zoo, ZooEntry, save_model
+
+
+N_MODELS = 20
+
+
+def tiny_zoo(folder: Path, n_models: int = N_MODELS) -> Path:
+    """Random classifiers of shapes with accuracies that differ."""
+    entries = []
+    for number in range(n_models):
+        key = f"model-{number:02d}"
+        torch.manual_seed(number)
+        config = ViTConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32,
+            patch_size=16, num_labels=6, initializer_range=0.3,
+        )  # fmt: skip
+        save_model(
+            ViTForImageClassification(config),
+            folder / key,
+            transform=EvalTransform(resize=(32, 32)),
+            classes=SHAPE_CLASSES,
+        )
+        entries.append(ZooEntry(key=key, path=key, id_accuracy=0.4 + 0.02 * number))
+    Zoo(path=folder, name="tiny", entries=tuple(entries), classes=tuple(SHAPE_CLASSES)).save()
+    return folder
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys of the models that are loaded."""
+    keys: list[str] = []
+    load: Callable[..., Model] = Zoo.load
+
+    def counted(self: Zoo, key: str, **options: Any) -> Model:
+        keys.append(key)
+        return load(self, key, **options)
+
+    monkeypatch.setattr(Zoo, "load", counted)
+    return keys
+
+
+def run(zoo: Path, *arguments: str | Path) -> Outcome:
+    given = ("--images", "shapes:sketch", "--size", "30", "--permutations", "0", "--quiet")
+    with no_type_checks():
+        return invoke("select", zoo, *given, *arguments)
+
+
+def test_a_zoo_is_predicted_once_and_a_plan_loads_none(tmp_path: Path, loaded: list[str]) -> None:
+    zoo, store = tiny_zoo(tmp_path / "zoo"), ("--store", tmp_path / "store")
+    known = ("--id-images", "shapes:flat")
+    before = sorted(zoo.rglob("*"))
+    for more, n_images in (((), 400), (known, 800)):
+        planned = run(zoo, *more, "--dry-run")
+        assert planned.exit_code == 0, planned.output
+        assert f"{20 * n_images:,} predictions, 20 models x {n_images} images" in planned.stdout
+        shown = json.loads(run(zoo, *more, "--dry-run", "--json").stdout)
+        assert (shown["n_models"], shown["n_examples"]) == (20, 400)
+        assert shown["n_predictions"] == 20 * n_images
+    assert loaded == []
+    assert sorted(zoo.rglob("*")) == before  # a plan writes nothing
+    first = run(zoo, *store, "--save", tmp_path / "first.json")
+    assert first.exit_code == 0, first.output
+    assert sorted(set(loaded)) == sorted(Zoo.open(zoo).keys)
+    loaded.clear()
+    again = run(zoo, "--store", tmp_path / "other", "--save", tmp_path / "again.json")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "first.json").read_bytes()
+    assert loaded == []
+    assert run(zoo, *store, *known).exit_code == 0  # one more domain, of which none is known
+    assert len(loaded) == 20
+
+
+def test_a_stopped_run_goes_on_with_the_models_that_are_left(
+    tmp_path: Path, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zoo, store = tiny_zoo(tmp_path / "zoo"), ("--store", tmp_path / "store")
+    counted = Zoo.load
+
+    def stopped(self: Zoo, key: str, **options: Any) -> Model:
+        if key == "model-07":
+            raise KeyboardInterrupt
+        return counted(self, key, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Zoo, "load", stopped)
+        assert run(zoo, *store).exit_code == 130
+    loaded.clear()
+    assert run(zoo, *store).exit_code == 0
+    assert loaded == [f"model-{number:02d}" for number in range(7, 20)]
+
+
+def test_predictions_of_the_embedded_zoo_are_kept_in_the_store(tmp_path: Path, loaded: list[str]) -> None:
+    from assay.pipeline.subset_data import read_data
+
+    given: dict[str, Any] = {"images": "shapes:sketch", "folder": tmp_path / "store"}
+    first = read_data(Zoo.embedded().path, **given).data
+    assert len(set(loaded)) == 12
+    loaded.clear()
+    assert read_data(Zoo.embedded().path, **given).data.hash == first.hash
+    assert loaded == []
+    assert not (Zoo.embedded().path / "records").exists()
+
+
+@pytest.mark.parametrize(
+    ("n_models", "message"),
+    [
+        (3, "has 3 trained models, but this needs at least 4; train or add more"),
+        (12, "the validation part holds 3 models; each part needs at least 4"),
+    ],
+)
+def test_too_few_models_are_refused_before_one_is_loaded(
+    tmp_path: Path, loaded: list[str], n_models: int, message: str
+) -> None:
+    zoo = tiny_zoo(tmp_path / "zoo", n_models)
+    for more in ((), ("--dry-run",)):
+        found = run(zoo, "--store", tmp_path / "store", *more)
+        assert (found.exit_code, found.stdout) == (2, "")
+        assert message in found.stderr
+    assert loaded == []
+
+
+def test_what_the_images_rule_out_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, loaded: list[str]
+) -> None:
+    zoo = tiny_zoo(tmp_path / "zoo")
+    for option, value in (("--strata", "light"), ("--size", "500")):
+        found = run(zoo, "--store", tmp_path / "store", option, value)
+        assert found.exit_code == 2
+        assert value in found.stderr
+    assert loaded == []
+
+
+@pytest.mark.parametrize("command", [("select",), ("select", "data"), ("select", "evaluate", "subset.json")])
+@pytest.mark.parametrize("given", [("--zoo", "my-zoo"), ("--zoo=my-zoo",)])
+def test_a_zoo_given_as_an_option_is_told_where_it_goes(
+    command: tuple[str, ...], given: tuple[str, ...]
+) -> None:
+    found = invoke(*command, *given, "--images", "shapes:sketch")
+    assert found.exit_code == 2
+    assert found.stderr == (
+        "error: this command takes the zoo as an argument: my-zoo --images DIR, not --zoo my-zoo\n"
+    )
+
+
+def test_a_run_without_a_page_ends_with_how_to_get_it_and_its_notes_appear_once(tmp_path: Path) -> None:
+    data = planted().take_models(np.arange(19))
+    data.save(tmp_path / "answers.npz")
+    given = (tmp_path / "answers.npz", "--size", "20", "--permutations", "0", "--store", tmp_path / "store")
+    with no_type_checks():
+        found = invoke("select", *given)
+        assert found.exit_code == 0, found.output
+        assert found.stderr.count("19 models: with fewer than 20") == 1
+        assert "--report page.html" in found.stderr.splitlines()[-1]
+        for more in (
+            ("--report", tmp_path / "page.html"),
+            ("--out", tmp_path / "out"),
+            ("--json",),
+            ("--quiet",),
+        ):
+            assert "--report" not in invoke("select", *given, *more).stderr
