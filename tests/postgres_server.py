@@ -147,3 +147,12 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new store may be made, on each backend."""
+    if request.param == "sqlite":
+        return str(tmp_path / "results")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.database(arrays=str(tmp_path / "results"))

@@ -504,7 +504,8 @@ from assay.analyses.subsets.problem import Problem
 from assay.pipeline.subsets import select_stored
 from assay.store import Store
 
-folder, name, others, left = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(), int(sys.argv[4])
+folder, store, name, others = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4].split()
+left = int(sys.argv[5])
 solve, runs = Problem._solve_together, []
 
 def counted(self, tasks, **named):
@@ -520,24 +521,32 @@ data = CorrectnessData.load(folder / "answers.npz")
 (folder / name).touch()
 while not all((folder / each).exists() for each in others):
     time.sleep(0.01)
-select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=Store(folder / "store"))
+select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=Store(store))
 print(len(runs))
 """
 
 
-def at_once(folder: Path, name: str, *others: str, left: int = 0) -> "subprocess.Popen[str]":
-    command = [sys.executable, str(folder / "job.py"), str(folder), name, " ".join(others), str(left)]
+def at_once(folder: Path, location: str, name: str, *others: str, left: int = 0) -> "subprocess.Popen[str]":
+    command = [
+        sys.executable,
+        str(folder / "job.py"),
+        str(folder),
+        location,
+        name,
+        " ".join(others),
+        str(left),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_two_processes_share_the_parts_of_a_job(
-    data: CorrectnessData, tmp_path: Path, runs: list[int]
+    data: CorrectnessData, tmp_path: Path, location: str, runs: list[int]
 ) -> None:
     data.save(tmp_path / "answers.npz")
     (tmp_path / "job.py").write_text(SHARED)
     whole = Store(tmp_path / "whole")
     job = select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=whole)
-    processes = [at_once(tmp_path, "one", "two"), at_once(tmp_path, "two", "one")]
+    processes = [at_once(tmp_path, location, "one", "two"), at_once(tmp_path, location, "two", "one")]
     done = [process.communicate(timeout=240) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], done
     shares = [int(out) for out, _ in done]
@@ -545,23 +554,25 @@ def test_two_processes_share_the_parts_of_a_job(
     # result settled the test.
     assert len(runs) <= sum(shares) <= len(runs) + 18
     assert min(shares) > 0  # how many each does depends on what else the machine does
-    store = Store(tmp_path / "store")
+    store = Store(location)
     assert json.dumps(store.get(job.id).payload) == json.dumps(whole.get(job.id).payload)
     assert store.count() == 1
     assert store.claims.holders() == {}
 
 
-def test_what_a_killed_process_was_at_is_taken_over(data: CorrectnessData, tmp_path: Path) -> None:
+def test_what_a_killed_process_was_at_is_taken_over(
+    data: CorrectnessData, tmp_path: Path, location: str
+) -> None:
     data.save(tmp_path / "answers.npz")
     (tmp_path / "job.py").write_text(SHARED)
-    killed = at_once(tmp_path, "one", left=20)
+    killed = at_once(tmp_path, location, "one", left=20)
     while not (tmp_path / "one is at it").exists():
         assert killed.poll() is None, killed.communicate()
         time.sleep(0.05)
-    store = Store(tmp_path / "store")
+    store = Store(location)
     held = set(store.claims.holders())  # its place beside others, and a part
     assert len(held) == 2
-    other = at_once(tmp_path, "two")
+    other = at_once(tmp_path, location, "two")
     while len(store.claims.holders()) < 4:  # beside it
         assert other.poll() is None, other.communicate()
         time.sleep(0.01)
