@@ -399,7 +399,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
         (
             "pipeline.subset_data:read_data",
             "app.cli.select:SelectSettings",
-            "at_least device folder progress",
+            "at_least device folder planned progress",
         ),
         ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device max_passes progress"),
     ],

@@ -1,6 +1,7 @@
 """`assay select --encoder --phrases --endpoint --text`: what describes a subset, and failures of it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,40 @@ def test_a_plan_of_an_encoder_takes_what_its_run_takes(archive: Path, bert: Path
         refused = run(archive, tmp_path, "--text", "review", "--encoder", str(name), "--dry-run")
         assert refused.exit_code == 1
         assert message in refused.stderr
+
+
+def test_a_plan_tells_that_an_encoder_would_be_downloaded(
+    archive: Path, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistyped directory may read like an id of the hub; no network is asked."""
+    from huggingface_hub import constants
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "enc" / "vit-small").mkdir(parents=True)
+    given = (archive, "--text", "review", "--size", "40", "--dry-run", "--encoder")
+
+    def planned(name: str) -> tuple[int, str]:
+        found = invoke("select", *given, name)
+        return found.exit_code, found.stderr
+
+    code, said = planned("enc/vit-smal")
+    assert code == 0
+    assert f"'enc/vit-smal' is neither a directory here nor in the cache {tmp_path / 'cache'}" in said
+    assert "so it would be downloaded from the Hugging Face Hub; did you mean" in said
+    assert "the directory 'enc/vit-small'?" in said
+    assert "would be downloaded from the Hugging Face Hub\n" in planned("some/encoder")[1]
+    snapshot = tmp_path / "cache" / "models--some--encoder" / "snapshots" / ("0" * 40)
+    shutil.copytree(bert, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    assert planned("some/encoder") == (0, "")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert planned("some/encoder") == (0, "")
+    code, said = planned("enc/vit-smal")
+    assert code == 1
+    assert "HF_HUB_OFFLINE is set, so nothing is fetched" in said
 
 
 def test_a_plan_neither_loads_nor_runs_the_encoder(archive: Path, bert: Path, tmp_path: Path) -> None:

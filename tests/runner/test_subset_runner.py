@@ -227,7 +227,21 @@ def test_models_of_a_folder_answer_images(tmp_path: Path) -> None:
             folder = tmp_path / domain / SHAPE_CLASSES[label]
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(images.pixels[row]).save(folder / f"{row:02d}.png")
-    found = read_data(tmp_path / "zoo", images=str(tmp_path / "neon"), id_images=str(tmp_path / "flat")).data
+    places: dict[str, Any] = {"images": str(tmp_path / "neon"), "id_images": str(tmp_path / "flat")}
+    planned = read_data(tmp_path / "zoo", **places, planned=True).data
+    assert not (tmp_path / "zoo" / "records").exists()
+    found = read_data(tmp_path / "zoo", **places).data
+    for each in (planned, found):
+        assert each.labels is not None
+        assert each.label_names is not None
+    assert planned.correct.shape == found.correct.shape
+    assert planned.example_ids.tolist() == found.example_ids.tolist()
+    assert np.array(planned.label_names)[planned.labels].tolist() == (
+        np.array(found.label_names)[found.labels].tolist()
+    )
+    for name in ("model_ids", "groups", "families", "origin"):
+        assert getattr(planned, name) == getattr(found, name), name
+    assert planned.meta.keys() == found.meta.keys()
     assert (found.n_models, found.n_examples) == (4, 12)
     assert found.groups == found.model_ids
     assert found.n_id is not None

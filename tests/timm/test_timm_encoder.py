@@ -87,6 +87,26 @@ def test_a_checkpoint_of_a_named_architecture_is_an_encoder(pictures: np.ndarray
     np.testing.assert_allclose(named.embed_images(pictures), again.embed_images(pictures), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "test_convnext",
+        "test_efficientnet",
+        "vgg11",
+        "levit_128s",
+        "deit_tiny_distilled_patch16_224",
+    ],
+)
+def test_a_checkpoint_of_other_classes_than_the_default_is_an_encoder(name: str, tmp_path: Path) -> None:
+    module = timm.create_model(name, pretrained=False, num_classes=6)
+    save_file(module.state_dict(), tmp_path / "mine.safetensors")
+    loaded: Any = Encoder.load(f"timm:{name}@{tmp_path / 'mine.safetensors'}", device="cpu").module
+    assert loaded.num_classes == 6
+    for key, values in module.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], values), key
+
+
 def data_of(pictures: np.ndarray) -> CorrectnessData:
     rng = np.random.default_rng(0)
     accuracy = np.linspace(0.5, 0.9, 20)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from assay.core.errors import FileFormatError
-from assay.models.hub import explained, fetch_description, split_revision
+from assay.models.hub import check_repository, explained, fetch_description, split_revision
 from assay.models.hugging_face import encoder_from_pretrained, image_processor, stored_tokenizer
 from assay.models.placing import Device, choose_device
 from assay.models.timm_loading import from_timm, is_timm_directory, short_name
@@ -38,6 +38,10 @@ def check_encoder(source: str | Path) -> None:
 
     Raises:
         FileFormatError: For a directory without `config.json`, and what is neither a directory nor an id.
+        HubError: As `check_repository`.
+
+    Warns:
+        AssayWarning: As `check_repository`.
     """
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # not in its __all__
 
@@ -48,6 +52,7 @@ def check_encoder(source: str | Path) -> None:
         name, revision = split_revision(text, None)
         with explained(name, revision):
             validate_repo_id(name)
+        check_repository(name, revision)
 
 
 def _check_described(path: Path, source: str | Path) -> None:

@@ -95,7 +95,7 @@ def _timm_checkpoint(name: str, path: Path) -> nn.Module:
         except Exception as error:  # a damaged pickle fails with whatever its first wrong byte brings about
             raise FileFormatError(f"cannot read {path} as a PyTorch checkpoint: {error}") from error
         weights = weights.get("state_dict", weights)
-    arguments = _head_shape(weights)
+    arguments = _head_shape(weights, name)
     module = create_model(name, pretrained=False, **arguments)
     served = any(is_timm(module, family.classes) for family in FAMILIES.values())
     if served and (side := _image_side(weights, module)) is not None:
@@ -104,11 +104,15 @@ def _timm_checkpoint(name: str, path: Path) -> nn.Module:
     return module
 
 
-def _head_shape(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+def _head_shape(weights: Mapping[str, Tensor], name: str) -> dict[str, Any]:
     """Arguments of `timm.create_model` that the weights of a classifier decide."""
+    from timm.models import get_pretrained_cfg
+
     arguments: dict[str, Any] = {}
-    if "head.weight" in weights:
-        arguments["num_classes"] = int(weights["head.weight"].shape[0])
+    head = getattr(get_pretrained_cfg(name), "classifier", None) or "head"  # two where a model was distilled
+    first = weights.get(f"{head if isinstance(head, str) else head[0]}.weight")
+    if first is not None:
+        arguments["num_classes"] = len(first)
     if "fc_norm.weight" in weights and "norm.weight" not in weights:
         arguments["global_pool"] = "avg"
     return arguments

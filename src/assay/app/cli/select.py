@@ -15,6 +15,7 @@ from assay.app.console import (
     print_json,
     print_table,
     progress_on_stderr,
+    quiet,
     remark,
     say,
     show_cost,
@@ -290,7 +291,8 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
             _show_plan(plan, as_json=settings.json)
             return 0
         if settings.images is not None:  # refused before the models of a zoo are asked
-            with warnings.catch_warnings(action="ignore", category=AssayWarning):  # the run gives them
+            # The run itself gives notes and warnings.
+            with quiet(), warnings.catch_warnings(action="ignore", category=AssayWarning):
                 settings.plan(predictions, progress, sizes, describer)
         folder = settings.store_folder()
         read = settings.read(predictions, progress, folder=folder, encoder=describer.encoder)
