@@ -11,6 +11,7 @@ import synthetic_subset
 from synthetic_subset import CLASSES
 
 from assay.analyses.subsets import page_tables, page_words
+from assay.analyses.subsets.verdict import UNKNOWN_UNITS
 from assay.core.errors import InputError
 from assay.page import draw
 from assay.page.blocks import Cell
@@ -82,6 +83,17 @@ def test_an_inconclusive_verdict_gives_its_reasons_as_sentences() -> None:
     assert reasons[0].startswith("p = 0.43, corrected")
     assert reasons[1].startswith("Models of 3 families")
     assert all(reason.endswith(".") for reason in reasons)
+
+
+def test_a_page_names_options_as_the_command_line_does() -> None:
+    judged = {"reasons": [UNKNOWN_UNITS]}
+    (reason,) = page_words.sentences({"verdict": judged}, "reasons")
+    assert "Give --groups or --families, or --groups model if every model is an independent run." in reason
+    (notice,) = page_words._class_notice(
+        {"size": 2, "composition": {"names": ["a", "b"], "pool": [0.1, 0.9],
+                                    "rows": [{"size": 2, "shares": [0.9, 0.1]}]}}
+    )  # fmt: skip
+    assert "select with --strata label to see" in notice
 
 
 def test_an_undefined_correlation_is_no_number() -> None:

@@ -19,6 +19,7 @@ from assay.analyses.subsets.consistency import selection_consistency
 from assay.analyses.subsets.crossfit import CrossFit, FoldRuns, combine, cross_fit, plan_folds, unit_jackknife
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import AOTIL, correlate, line_correlation, probit
+from assay.analyses.subsets.page_words import sentences, signed
 from assay.analyses.subsets.path import selection_path
 from assay.analyses.subsets.permutation import Exchange, SequentialPermutation, reached
 from assay.analyses.subsets.problem import Problem, make_problem
@@ -380,7 +381,10 @@ class TestJudge:
         verdict = judge_sizes(planted, (sub,), n_permutations=19)[0]
         assert verdict.status == "inconclusive"
         assert "10 of 10 families have models in more than one part" in verdict.reasons[0]
-        assert "split='family'" in verdict.reasons[0]
+        assert "select with split='family' (--split family)" in verdict.reasons[0]
+        shown = sentences({"verdict": verdict.to_dict()}, "reasons")[0]
+        assert "select with --split family." in shown
+        assert "split=" not in shown
 
     def test_too_few_units_are_a_reason_and_no_crash(self):
         data = data_with(40, groups=np.arange(40) % 2)
@@ -397,6 +401,7 @@ class TestJudge:
         verdict = judge_sizes(planted, (oodselect(planted, size=30),), n_permutations=9)[0]
         assert verdict.status == "inconclusive"
         assert "use at least 19" in verdict.reasons[0]
+        assert verdict.reasons[0].startswith("p = 0.1 and 9 permutations cannot give less than 0.1:")
 
     def test_the_interval_of_the_subset_itself_is_told_and_decides_nothing(self, planted, planted_selections):
         selection = planted_selections[0]
@@ -411,7 +416,9 @@ class TestJudge:
         assert wide.high > 0
         verdict = judge_sizes(planted, (doubtful,), n_permutations=19)[0]
         assert verdict.supported
-        assert f"with an interval that reaches up to {wide.high:+.2f}" in verdict.notes[-1]
+        found = f"is {signed(wide.r)}, with an interval that reaches up to {signed(wide.high)}"
+        assert found in verdict.notes[-1]
+        assert f"models {found}" in sentences({"verdict": verdict.to_dict()}, "notes")[-1]
         told = judge_sizes(planted, (selection,), n_permutations=19)[0].notes
         assert not any("R of the subset itself" in note for note in told)
 

@@ -1,6 +1,7 @@
 """A chosen subset as sentences: title, verdict, caveats, and the numbers in them."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ RELIABLE = 0.8  # share of the variance of in-distribution accuracies that is no
 CLIPPED = 0.05  # share of models at accuracy 0 or 1
 MIXED = 0.75  # share of chosen examples that go against better models each by itself
 SHIFTED = 2.0  # ratio of class shares that calls for a notice
+# Both names of an option in a text that Python and the command line share: split='family' (--split family).
+OPTION = re.compile(r"\w+=\S* \((--[^)]+)\)")
 Document = Mapping[str, Any]
 
 
@@ -208,11 +211,11 @@ def departures(document: Document) -> list[str]:
 
 
 def sentences(document: Document, name: str) -> list[str]:
-    """`reasons` or `notes` of the verdict, each with a capital and a full stop."""
+    """`reasons` or `notes` of the verdict as sentences, with options as the command line names them."""
     # A sentence that opens with a symbol (p = ...) keeps it.
     return [
         f"{text[0] if text[1:2] == ' ' else text[0].upper()}{text[1:].rstrip('.')}."
-        for text in (document["verdict"] or {}).get(name) or ()
+        for text in (OPTION.sub(r"\1", each) for each in (document["verdict"] or {}).get(name) or ())
         if text
     ]
 
@@ -251,7 +254,7 @@ def _class_notice(document: Document) -> list[str]:
         return []
     return [
         f"Class composition: {share(chosen)} of the subset is of class {name}, {share(pool)} of the pool. "
-        "The subset may represent a class rather than a failure mode; select with strata=label to see "
+        "The subset may represent a class rather than a failure mode; select with --strata label to see "
         "whether an effect remains at a fixed class mix."
     ]
 

@@ -116,7 +116,10 @@ def split_models(
         return _checked(_random(n_models, seed, compat=compat))
     names: Sequence[object] | np.ndarray | None = families if split == "family" else groups
     if split == "family" and names is None:
-        raise InputError("split='family' needs families=, one name per model; give them, or split='group'")
+        raise InputError(
+            "split='family' (--split family) needs families= (--families), one name per model; give them, or "
+            "split='group' (--split group)"
+        )
     names = np.arange(n_models) if names is None else np.asarray(names)
     if len(names) != n_models:
         raise ShapeError(
@@ -196,8 +199,8 @@ def _by_units(units: Units, seed: int, *, kind: str) -> ModelSplit:
         word = {"family": "families", "group": "groups"}[kind]
         got = ", ".join(f"{name} {len(part)}" for name, part in parts.items())
         raise InputError(
-            f"split={kind!r} leaves too few {word} in a part ({got} of {len(names)}; each needs at least "
-            f"{MIN_UNITS}). Give more of them, or choose another split"
+            f"split={kind!r} (--split {kind}) leaves too few {word} in a part ({got} of {len(names)}; each "
+            f"needs at least {MIN_UNITS}). Give more of them, or choose another split"
         )
     places: dict[str, Any] = {name: np.flatnonzero(np.isin(units, part)) for name, part in parts.items()}
     return _checked(ModelSplit(**places, kind=kind, seed=seed))

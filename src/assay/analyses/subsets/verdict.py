@@ -25,6 +25,7 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import AOTIL, RELIABLE_UNITS, Correlation
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.objective import check_inverse
+from assay.analyses.subsets.page_words import p_value, signed
 from assay.analyses.subsets.permutation import (
     N_PERMUTATIONS,
     Exchange,
@@ -42,7 +43,7 @@ LEVEL = 0.05
 WEAKEST = "not tested: a verdict is about the most negative correlation, and objective r2 selects the weakest"
 UNKNOWN_UNITS = (
     "groups and families are missing, so it is unknown whether the tested models are independent of those "
-    "selected on. Give groups= or families= (--groups, --families), or groups=range(M) (--groups model) if "
+    "selected on. Give groups= (--groups) or families= (--families), or groups=range(M) (--groups model) if "
     "every model is an independent run"
 )
 
@@ -336,7 +337,8 @@ def _unit_reasons(data: CorrectnessData, selection: SelectedExamples) -> Iterato
     if across := selection.split.straddling(units):
         yield (
             f"{across} of {len(np.unique(units))} {WORDS[kind]} have models in more than one part of the "
-            f"split ({selection.split.kind}), so the tested models are not new: select with split={kind!r}"
+            f"split ({selection.split.kind}), so the tested models are not new: select with split={kind!r} "
+            f"(--split {kind})"
         )
 
 
@@ -352,9 +354,9 @@ def _reasons(
         )
     elif verdict.r >= 0:
         yield (
-            f"the cross-fitted correlation is {verdict.r:+.2f}, not below 0: on {WORDS[verdict.unit_kind]} "
-            "that took no part in the selection, accuracy on the subset does not fall with in-distribution "
-            "accuracy. Such examples may exist only at a smaller size, or not at all"
+            f"the cross-fitted correlation is {signed(verdict.r)}, not below 0: on "
+            f"{WORDS[verdict.unit_kind]} that took no part in the selection, accuracy on the subset does not "
+            "fall with in-distribution accuracy. Such examples may exist only at a smaller size, or not at all"
         )
     elif verdict.p_value > LEVEL:
         yield _chance(verdict, asked, n_reached)
@@ -365,7 +367,7 @@ def _own_interval(test: Correlation) -> str:
     if math.isnan(test.high):
         found = "has no interval"
     else:
-        found = f"is {test.r:+.2f}, with an interval that reaches up to {test.high:+.2f}"
+        found = f"is {signed(test.r)}, with an interval that reaches up to {signed(test.high)}"
     return (
         f"R of the subset itself on its {test.n} test models {found}: this split leaves open whether it "
         "is below 0. The verdict rests on the cross-fit, which tests all models on subsets selected in the "
@@ -377,18 +379,18 @@ def _chance(verdict: SubsetVerdict, asked: int, n_reached: int) -> str:
     """What a p-value above the level says."""
     if LEVEL * (asked + 1) < 1:
         return (
-            f"p = {verdict.p_value:.3g} and {asked} permutations cannot give less than "
-            f"{1 / (asked + 1):.3g}: use at least {math.ceil(1 / LEVEL) - 1}"
+            f"p = {p_value(verdict.p_value)} and {asked} permutations cannot give less than "
+            f"{p_value(1 / (asked + 1))}: use at least {math.ceil(1 / LEVEL) - 1}"
         )
     n_sizes, done = len(verdict.sizes), verdict.n_permutations
     several = n_sizes > 1
     settled = not math.isnan(verdict.p_unadjusted)
-    alone = f" ({verdict.p_unadjusted:.3g} for this one alone)" if settled else ""
+    alone = f" ({p_value(verdict.p_unadjusted)} for this one alone)" if settled else ""
     swept = f", corrected for {n_sizes} sizes{alone}" if several else ""
     ended = f" (stopped there, of {asked})" if done < asked else ""
     more = "independent runs" if verdict.unit_kind == "model" else WORDS[verdict.unit_kind]
     return (
-        f"p = {verdict.p_value:.3g}{swept}, above {LEVEL}: {n_reached} of {done} selections{ended} made "
+        f"p = {p_value(verdict.p_value)}{swept}, above {LEVEL}: {n_reached} of {done} selections{ended} made "
         f"under permuted in-distribution accuracies came out as low or undefined; models of more {more}"
         f"{', or fewer sizes,' if several else ''} would make the test more powerful"
     )
@@ -428,7 +430,7 @@ def _notes(selection: SelectedExamples, verdict: SubsetVerdict, asked: int) -> I
         yield (
             f"{across} families have models in more than one part of the split of this subset, so its own "
             "test R may be an accident of one family; the cross-fit keeps families whole, and "
-            "split='family' does so here too"
+            "split='family' (--split family) does so here too"
         )
     if verdict.kind == "free":
         yield "the p-value permutes models freely and treats them as independent"
