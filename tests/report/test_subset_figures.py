@@ -119,6 +119,26 @@ def test_the_probit_axes_are_labelled_with_accuracies() -> None:
     assert "intercept" in texts(ax)[1]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "ticks"),
+    [
+        ((20, 40), ["20", "40"]),
+        ((60, 90), ["60", "90"]),
+        ((11, 990), ["20", "50", "100", "200", "500"]),
+        ((1000, 4000), ["1,000", "2,000"]),
+        ((10, 100, 10_000), ["10", "100", "1,000", "10,000"]),
+    ],
+)
+def test_an_axis_of_sizes_has_two_labels_at_least(sizes: tuple[int, ...], ticks: list[str]) -> None:
+    ax = Figure().subplots()
+    ax.set_xscale("log")
+    plots.size_axis(ax, sizes)
+    ax.figure.canvas.draw()
+    assert [text.get_text() for text in ax.get_xticklabels()] == ticks
+    low, high = ax.get_xlim()
+    assert all(low <= tick <= high for tick in ax.get_xticks())
+
+
 def test_a_narrow_range_of_accuracies_still_has_round_ticks() -> None:
     found = document()
     rng = np.random.default_rng(0)

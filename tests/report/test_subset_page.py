@@ -239,6 +239,7 @@ def test_undefined_numbers_of_the_prevalence_are_empty_cells() -> None:
 def test_examples_are_shown_with_class_and_share_of_right_models(folder: Path) -> None:
     text = page(folder)
     assert text.count('<img src="data:image/png;base64,') == 48
+    assert "loading=" not in text  # a picture that waits for a scroll is blank in print
     assert "Not chosen, at random" in text
     for name in CLASSES:
         assert f'<span class="what">{name}</span>' in text

@@ -393,15 +393,16 @@ def legend_above(ax: Axes, handles: Sequence[Any], labels: Sequence[str], *, col
 
 
 def size_axis(ax: Axes, sizes: Sequence[int], n_examples: int | None = None) -> None:
-    """Ticks at sizes 1, 2, 5 times powers of ten."""
+    """Ticks at sizes 1, 2, 5 times powers of ten; at the ends where fewer than two lie between them."""
     first, last = min(sizes), max(sizes)
-    steps = (1, 2, 5) if last < 60 * first else (1,)
-    ticks = [
-        step * 10**power
-        for power in range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
-        for step in steps
-        if first <= step * 10**power <= last
-    ] or [first]
+    powers = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
+    coarse, fine = (
+        [step * 10**power for power in powers for step in steps if first <= step * 10**power <= last]
+        for steps in ((1,), (1, 2, 5))
+    )
+    ticks = coarse if last >= 60 * first and len(coarse) > 1 else fine
+    if len(ticks) < 2:
+        ticks = sorted({first, last})
     ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_minor_formatter(NullFormatter())

@@ -356,7 +356,8 @@ def _reasons(
         yield (
             f"the cross-fitted correlation is {signed(verdict.r)}, not below 0: on "
             f"{WORDS[verdict.unit_kind]} that took no part in the selection, accuracy on the subset does not "
-            "fall with in-distribution accuracy. Such examples may exist only at a smaller size, or not at all"
+            "fall with in-distribution accuracy. Such examples may exist only at a smaller size, or not at "
+            "all"
         )
     elif verdict.p_value > LEVEL:
         yield _chance(verdict, asked, n_reached)
