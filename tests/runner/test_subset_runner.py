@@ -67,6 +67,20 @@ def data() -> CorrectnessData:
     )
 
 
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes that the solver of this process solves from now on, one entry per run."""
+    solved: list[int] = []
+    solve = Problem._solve_together
+
+    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
+        solved.extend(size for size, *_ in tasks)
+        return solve(self, tasks, **named)
+
+    monkeypatch.setattr(Problem, "_solve_together", counted)
+    return solved
+
+
 def long_frame(data: CorrectnessData) -> pd.DataFrame:
     assert isinstance(data.correct, np.ndarray)
     assert data.groups is not None
@@ -420,16 +434,8 @@ def test_the_plan_counts_what_the_job_runs(data: CorrectnessData) -> None:
     ("n_permutations", "path"), [(0, "independent"), (1, "independent"), (1, "warm"), (1, "nested")]
 )
 def test_the_solver_runs_as_often_as_planned(
-    data: CorrectnessData, monkeypatch: pytest.MonkeyPatch, n_permutations: int, path: str
+    data: CorrectnessData, runs: list[int], n_permutations: int, path: str
 ) -> None:
-    runs: list[int] = []
-    solve = Problem._solve_together
-
-    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
-        runs.extend(size for size, *_ in tasks)
-        return solve(self, tasks, **named)
-
-    monkeypatch.setattr(Problem, "_solve_together", counted)
     given: dict[str, Any] = {"n_permutations": n_permutations, "path": path, "split": "family"}
     plan = plan_selection(data, [15, 8], **given)
     found = select_stored(data, [15, 8], workers=1, **given)
@@ -522,18 +528,10 @@ def at_once(folder: Path, name: str, *others: str, left: int = 0) -> "subprocess
 
 
 def test_two_processes_share_the_parts_of_a_job(
-    data: CorrectnessData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: CorrectnessData, tmp_path: Path, runs: list[int]
 ) -> None:
     data.save(tmp_path / "answers.npz")
     (tmp_path / "job.py").write_text(SHARED)
-    runs: list[int] = []
-    solve = Problem._solve_together
-
-    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
-        runs.extend(size for size, *_ in tasks)
-        return solve(self, tasks, **named)
-
-    monkeypatch.setattr(Problem, "_solve_together", counted)
     whole = Store(tmp_path / "whole")
     job = select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=whole)
     processes = [at_once(tmp_path, "one", "two"), at_once(tmp_path, "two", "one")]

@@ -18,10 +18,11 @@ import assay
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.app.monitor import alarms
-from assay.app.monitor.alarms import Notifier, seconds_of
+from assay.app.monitor.alarms import Notifier
 from assay.app.monitor.sinks import AlarmFile, DeliveryError, Sink, Webhook
 from assay.core.errors import InputError, OutputError
 from assay.core.verdict import Interval
+from assay.pipeline.progress import seconds_of
 from assay.tasks import EvalTransform, draw_shapes
 from assay.zoo import Zoo
 

@@ -1,7 +1,14 @@
-"""How far a sweep is, and when it will be done."""
+"""How far a sweep is, and when it will be done; durations as they are written and read."""
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from assay.core.errors import InputError
+
+
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,3 +75,17 @@ def duration(seconds: float | int) -> str:
             below, smaller = units[place + 1]
             return f"{count} {name} {rest // smaller} {below}" if rest // smaller else f"{count} {name}"
     raise AssertionError("a whole number of seconds from 1 has a unit")
+
+
+def seconds_of(text: str | float | int) -> float:
+    """A duration: seconds, or a number with a unit, `45s`, `10m`, `2h`, `1d`.
+
+    Raises:
+        InputError: For anything else, and for what is negative or infinite.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smhd]?)\s*", str(text))
+    if match is None or not math.isfinite(found := float(match[1]) * UNITS[match[2]]):
+        raise InputError(
+            f"{text!r} is not a duration; give seconds, or a number with a unit: 45s, 10m, 2h, 1d"
+        )
+    return found

@@ -263,7 +263,7 @@ class CleanSettings(Talking, Storing):
 @command(parent=store_app, example="assay store gc --older-than 7d --dry-run")
 def gc(settings: CleanSettings) -> None:
     """Remove what killed runs left and no result needs."""
-    from assay.app.monitor.alarms import seconds_of
+    from assay.pipeline.progress import seconds_of
     from assay.pipeline.runners import bury
     from assay.pipeline.subsets import abandoned_parts, remove_parts
 

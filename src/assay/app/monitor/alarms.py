@@ -7,8 +7,6 @@ so a kill in between may send it twice, never not at all.
 """
 
 import json
-import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.app.monitor.sinks import DeliveryError, Sink
 from assay.circuits import write_atomically
-from assay.core.errors import InputError, OutputError
+from assay.core.errors import OutputError
 from assay.core.record import Record, plain, record_id, same
 
 
@@ -28,23 +26,8 @@ STATE = "alarms-told.json"  # beside the readings
 FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0  # seconds between tries; each wait is twice the one before
 TRIES_AT_THE_END = 3  # of an event that is still waiting when the monitor ends
 MOST_WAITING = 1000  # events; beyond it the oldest go
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 Tell = Callable[[str], None]
-
-
-def seconds_of(text: str | float | int) -> float:
-    """A duration: seconds, or a number with a unit, `45s`, `10m`, `2h`, `1d`.
-
-    Raises:
-        InputError: For anything else, and for what is negative or infinite.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smhd]?)\s*", str(text))
-    if match is None or not math.isfinite(found := float(match[1]) * UNITS[match[2]]):
-        raise InputError(
-            f"{text!r} is not a duration; give seconds, or a number with a unit: 45s, 10m, 2h, 1d"
-        )
-    return found
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.shift import ShiftView
-from assay.app.monitor.alarms import STATE, Notifier, seconds_of
+from assay.app.monitor.alarms import STATE, Notifier
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
 from assay.app.monitor.spool import POSTED, Spool
@@ -25,6 +25,7 @@ from assay.pipeline.image_stream import Batch, Watch, batches
 from assay.pipeline.monitor_directory import READINGS, held, torn_line
 from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitoring import StartedMonitor, start_monitor
+from assay.pipeline.progress import seconds_of
 from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
 from assay.tasks import EvalTransform
 
