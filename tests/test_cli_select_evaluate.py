@@ -115,9 +115,15 @@ def _id_of(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["finding/selection.json", "better.csv"], "the file of --subset"),
-        (["nowhere.json", "better.csv"], "nowhere.json does not exist"),
-        (["finding/subset.json", "nowhere.csv"], "nowhere.csv does not exist"),
+        (
+            ["finding/selection.json", "better.csv"],
+            "is a path document (of --save); give the file of --subset",
+        ),
+        (["finding/ids.csv", "better.csv"], "is a table; give the file of --subset"),
+        (["finding", "better.csv"], "finding is a folder; give the file of --subset"),
+        (["answers.npz", "better.csv"], "is an archive; give the file of --subset"),
+        (["finding/subset.json", "finding/selection.json"], "is a path document (of --save); give a table"),
+        (["nowhere.json", "better.csv"], "nowhere.json does not exist; give the file of --subset"),
         (["finding/subset.json", "better.csv", "--gate", "accuracy >= 60"], "between 0 and 1"),
         (["finding/subset.json", "better.csv", "--order", "dat"], "did you mean 'data'"),
     ],
@@ -127,8 +133,32 @@ def test_wrong_use_of_evaluate_is_answered(
 ) -> None:
     monkeypatch.chdir(folder)
     found = evaluate(folder, *arguments)
-    assert found.exit_code in (1, 2)
+    assert found.exit_code == 2
     assert message in found.stderr
+
+
+def test_a_damaged_or_absent_file_is_a_problem_of_the_disk(folder: Path) -> None:
+    (folder / "cut.json").write_text((folder / "finding" / "subset.json").read_text()[:500])
+    for given in (["cut.json", "better.csv"], ["finding/subset.json", "nowhere.csv"]):
+        found = evaluate(folder, *(folder / each for each in given))
+        assert found.exit_code == 1
+    cut = evaluate(folder, folder / "cut.json", folder / "better.csv").stderr
+    assert "cut.json cannot be read as JSON" in cut
+    newer = (folder / "finding" / "subset.json").read_text().replace("assay-selection/1", "assay-selection/9")
+    (folder / "newer.json").write_text(newer)
+    found = evaluate(folder, folder / "newer.json", folder / "better.csv").stderr
+    assert "schema 'assay-selection/9'; this version reads 'assay-selection/1'" in found
+
+
+def test_what_was_understood_of_the_table_is_shown_as_for_a_selection(folder: Path) -> None:
+    made = evaluate(folder, folder / "finding" / "subset.json", folder / "better.csv")
+    for line in (
+        "read as: table",
+        "orientation: wide, a row per model, a column per example",
+        "columns: model = model, id_accuracy = id_accuracy",
+        "examples: 200: night-0",
+    ):
+        assert line in made.stdout
 
 
 @pytest.mark.parametrize("given", ["finding/selection.json", "id"])
@@ -145,9 +175,10 @@ def test_the_card_and_the_ids_are_written_for_others(
     text = (folder / "card.md").read_text()
     assert "| licence of the data | CC-BY-4.0 |" in text
     assert "**night**" in text or "| light | night |" in text
-    wrong = invoke("select", "export", "finding/subset.json", "--store", "store")
-    assert wrong.exit_code == 1
-    assert "give the file of --save" in wrong.stderr
+    for name, kind in (("finding/subset.json", "a subset file (of --subset)"), ("worse.csv", "a table")):
+        wrong = invoke("select", "export", name, "--store", "store")
+        assert wrong.exit_code == 2
+        assert f"{name} is {kind}; give the file of --save" in wrong.stderr
 
 
 # ---- the workflow of the guide ------------------------------------------------------------------

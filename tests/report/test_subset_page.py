@@ -85,6 +85,14 @@ def test_an_inconclusive_verdict_gives_its_reasons_as_sentences() -> None:
     assert all(reason.endswith(".") for reason in reasons)
 
 
+def test_a_subset_that_leaves_nothing_out_is_all_of_the_examples() -> None:
+    found = document()
+    n = found["data"]["n_examples"]
+    assert page_words.title(found).startswith(f"The {found['size']} of {n:,} examples")
+    found["size"] = n
+    assert page_words.title(found) == f"All {n:,} examples where better models do worse"
+
+
 def test_a_page_names_options_as_the_command_line_does() -> None:
     judged = {"reasons": [UNKNOWN_UNITS]}
     (reason,) = page_words.sentences({"verdict": judged}, "reasons")

@@ -198,6 +198,7 @@ def test_models_that_the_selection_has_seen_are_named(subset: assay.Subset, tmp_
     assert testing.startswith(f"1 of the 4 models tested the selection ({names[0]}).")
     (table, *_) = evaluation_page(document).sections[0].blocks[1:]
     assert [row[1] for row in table.rows] == ["test", "train", "validation", "new"]
+    assert "The 12 examples given include all 4 examples of the subset." in evaluation_page(document).lede
     alone = evaluation_document([found], named.take_models(split.train[:1]))["caveats"]
     assert f"The model selected the subset (net-{split.train[0]})." in " ".join(alone)
     everyone = evaluation_document([found], named)["caveats"]
@@ -311,7 +312,7 @@ def test_the_card_says_what_it_is_and_whether_it_is_real(subset: assay.Subset, t
     document = subset.to_document(n_halves=0)
     text = export_subset(tmp_path / "card.md", document, "CC-BY-4.0").read_text()
     for line in (
-        "| examples | 4 of 12 |",
+        "| examples | 4 of the 12 examples |",
         "| licence of the data | CC-BY-4.0 |",
         "| selected with | 40 models |",
         "| training runs | 40 |",

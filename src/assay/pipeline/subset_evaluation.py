@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.evaluation import ENDS, KIND, LEVEL, READINGS, evaluation_document
+from assay.analyses.subsets.file_kinds import kind_of_file
 from assay.analyses.subsets.selection import Subset, read_subset
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, record_id
@@ -59,33 +60,46 @@ def read_gates(texts: Sequence[str]) -> dict[str, SubsetGate]:
     return gates
 
 
-def read_document(given: str, store: Callable[[], Store]) -> Any:
-    """What a file of a subset or of a selection holds, or a store under an id.
-
-    Args:
-        given: The file, or the id.
-        store: Opens the store.
+def _read(
+    given: str, store: Callable[[], Store], fits: Callable[[Mapping[str, Any]], bool], wanted: str
+) -> dict[str, Any]:
+    """The document of a file, or that of a store under an id, which must fit what is wanted.
 
     Raises:
-        InputError: If there is neither.
-        FileFormatError: If the file is not JSON.
+        InputError: If there is neither, or it is something else.
+        FileFormatError: If the file is damaged.
     """
-    path = Path(given)
+    path, held = Path(given), None
     if _ID.fullmatch(given) and not path.exists():
-        return store().get(given).payload
-    try:
-        return parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; give a file, or the id of a stored selection") from None
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} is neither a subset nor a selection: {error}") from error
+        held = store().get(given).payload
+    elif not path.exists():
+        raise InputError(f"{path} does not exist; give {wanted}")
+    else:
+        try:
+            held = parse_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            if path.suffix == ".json" and path.is_file():
+                raise FileFormatError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(held, dict) or not fits(held):
+        raise InputError(f"{given} is {kind_of_file(path, held)}; give {wanted}")
+    return held
 
 
 def read_subsets(given: str, store: Callable[[], Store]) -> list[Subset]:
-    """The subset of a file of `--subset`; or those of a stored selection, its headline first."""
-    held = read_document(given, store)
-    several = held.get("selections") if isinstance(held, dict) else None
-    subsets = [read_subset(each, given) for each in several or [held]]
+    """The subset of a file of `--subset`; or those of a stored selection, its headline first.
+
+    Raises:
+        InputError: As `_read`.
+        FileFormatError: If the file is damaged or incomplete.
+    """
+    held = _read(
+        given,
+        store,
+        # Another version of the file is answered by what reads it.
+        lambda held: "selections" in held or str(held.get("schema")).startswith("assay-selection/"),
+        "the file of --subset, subset.json, or the id of a stored selection",
+    )
+    subsets = [read_subset(each, given) for each in held.get("selections") or [held]]
     return sorted(subsets, key=lambda each: each.size != held["size"])
 
 
@@ -93,15 +107,15 @@ def read_selection(given: str, store: Callable[[], Store]) -> Mapping[str, Any]:
     """The document of a selection, from the file of `--save` or a store.
 
     Raises:
-        FileFormatError: If it is something else; a file of `--subset` does not hold what a card says.
+        InputError: As `_read`; a file of `--subset` does not hold what a card says.
+        FileFormatError: If the file is damaged.
     """
-    held = read_document(given, store)
-    if not isinstance(held, dict) or held.get("schema") not in DOCUMENTS:
-        raise FileFormatError(
-            f"{given} is not the document of a selection; give the file of --save, selection.json, not that "
-            "of --subset"
-        )
-    return held
+    return _read(
+        given,
+        store,
+        lambda held: held.get("schema") in DOCUMENTS,
+        "the file of --save, selection.json, or the id of a stored selection",
+    )
 
 
 def evaluate_models(

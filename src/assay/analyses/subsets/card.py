@@ -9,7 +9,7 @@ from assay.analyses.subsets.page_tables import prevalence_table
 from assay.circuits.card import fact_table, one_line, provenance_section
 from assay.core.record import library_version
 from assay.page.markdown import markdown_table
-from assay.page.text import TEXT_LIMIT, number
+from assay.page.text import TEXT_LIMIT, number, out_of
 
 
 Document = Mapping[str, Any]
@@ -72,7 +72,7 @@ def _facts(card: Document) -> dict[str, object]:
     p = judged.get("p_value")
     return {
         "subset": card["id"],
-        "examples": f"{number(card['size'])} of {number(data['n_examples'])}",
+        "examples": out_of(card["size"], data["n_examples"], "example"),
         "data": ", ".join([*source, f"hash {data['hash']}"]),
         "licence of the data": card["licence"] or "not stated",
         "selected with": f"{number(data['n_models'])} models",

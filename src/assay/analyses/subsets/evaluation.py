@@ -81,7 +81,10 @@ def evaluation_document(
                 "verdict": first.known_verdict,
                 "test": first.correlation["test"],
             },
-            "data": {name: getattr(data, name) for name in ("n_models", "n_examples", "hash")},
+            "data": {
+                **{name: getattr(data, name) for name in ("n_models", "n_examples", "hash")},
+                "understood": data.understood(),
+            },
             "n_matched": len(places[0]),
             "caveats": [*_caveats(first, data, len(places[0])), *_familiar(data.model_ids, parts)],
             "models": [dict(zip(models, row, strict=True)) for row in zip(*models.values(), strict=True)],

@@ -9,10 +9,11 @@ from assay.analyses.subsets.evaluation import KIND, SCHEMA
 from assay.analyses.subsets.page_tables import correlation_cell
 from assay.analyses.subsets.page_words import ends, signed
 from assay.analyses.subsets.probit_plots import plot_evaluation
+from assay.analyses.subsets.quality import Understood
 from assay.analyses.subsets.splits import PARTS
-from assay.page.blocks import Block, Cell, Code, Details, Figure, Page, Section, Table, columns
+from assay.page.blocks import Block, Cell, Code, Details, Facts, Figure, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
-from assay.page.text import Text, code, first, interval, number, percent, plural, record_text
+from assay.page.text import Text, code, first, interval, number, out_of, percent, plural, record_text
 
 
 Document = Mapping[str, Any]
@@ -28,6 +29,9 @@ def evaluation_page(document: Document) -> Page:
     sections = [Section(title="The models", blocks=[_figure(document), _model_table(document)])]
     if n_models >= FEW:
         sections.append(Section(title="Over the models", blocks=_over_models(document)))
+    if understood := document["data"].get("understood"):
+        rows = Understood.from_dict(understood).rows()
+        sections.append(Section(title="How the answers were read", blocks=[Facts(facts=rows)]))
     return Page(
         kind="subset evaluation",
         title=f"{plural(n_models, 'model')} on a subset of {plural(subset['size'], 'example')}",
@@ -35,10 +39,11 @@ def evaluation_page(document: Document) -> Page:
         status=document["status"],
         reasons=[*reasons[:TALL], *([f"{number(len(reasons) - TALL)} more"] if len(reasons) > TALL else [])],
         caveats=document["caveats"],
-        lede=f"The subset has {number(subset['size'])} of {number(subset['n_examples'])} examples, selected "
+        lede=f"The subset has {out_of(subset['size'], subset['n_examples'], 'example')}, selected "
         f"with {plural(subset['n_models'], 'model')}; its verdict is {status}, R over its test models "
-        f"{signed(test['r'])} {ends(test['low'], test['high'])}. {number(document['n_matched'])} of them are "
-        f"among the {number(document['data']['n_examples'])} examples given.",
+        f"{signed(test['r'])} {ends(test['low'], test['high'])}. The "
+        f"{plural(document['data']['n_examples'], 'example')} given include "
+        f"{out_of(document['n_matched'], subset['size'], 'example')} of the subset.",
         sections=sections,
         facts=[("result", code(document["id"])), ("subset", code(subset["id"]))],
         records=[Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])],

@@ -11,7 +11,7 @@ from assay.analyses.subsets import page_words as words
 from assay.analyses.subsets.page_words import share, signed, unit_name
 from assay.page.blocks import Block, Code, Details, Facts, Figure, Note, Page, Pair, Section
 from assay.page.form import PAGES, PageForm
-from assay.page.text import NARROW, Text, code, number, record_text
+from assay.page.text import NARROW, Text, code, number, out_of, record_text
 
 
 if TYPE_CHECKING:
@@ -316,7 +316,8 @@ def _examples(document: Document) -> list[Block]:
         ]
     if examples["selected"]:
         n = min(len(examples["selected"]), tables.PICTURES)
-        summary = f"The first {n} of the {number(document['size'])} examples"
+        part = out_of(n, document["size"], "example")
+        summary = f"The first {part}" if n < document["size"] else part.capitalize()
         blocks.append(Details(summary=summary, blocks=[tables.example_table(document)]))
     return blocks
 

@@ -126,13 +126,14 @@ def weakest(document: Document) -> bool:
 def title(document: Document) -> str:
     """What the page is about; says that better models do worse only where the verdict does."""
     size, pool = words.number(document["size"]), words.number(document["data"]["n_examples"])
+    chosen = f"All {pool} examples" if size == pool else f"The {size} of {pool} examples"
     if weakest(document):
-        return f"The {size} of {pool} examples chosen for the weakest correlation"
+        return f"{chosen} chosen for the weakest correlation"
     if status(document) == "supported":
-        return f"The {size} of {pool} examples where better models do worse"
+        return f"{chosen} where better models do worse"
     if status(document) == "inconclusive":
         return f"Among {pool} examples, none were shown on which better models do worse"
-    return f"The {size} of {pool} examples chosen against better models"
+    return f"{chosen} chosen against better models"
 
 
 def verdict(document: Document) -> str:

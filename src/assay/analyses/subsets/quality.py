@@ -97,7 +97,7 @@ class Understood(Record):
         low, high = seen.id_accuracy
         units = {"training runs": seen.n_groups, "families": seen.n_families}
         rows = {
-            "read as": self.kind,
+            "read as": "table" if self.kind == "frame" else self.kind,
             "orientation": f"{self.orientation}, {LIES[self.orientation]}" if self.orientation else "",
             "columns": columns,
             "cells": f"{self.answers}; {self.missing:,} missing{kept}",

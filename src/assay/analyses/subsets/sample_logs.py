@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from assay.analyses.subsets.file_kinds import DOCUMENTS
 from assay.core.errors import AlignmentError, FileFormatError, InputError
 from assay.core.untrusted import DAMAGED_ZIP, check_unpacked, malformed, parse_json
 
@@ -132,6 +133,8 @@ def inspect_answers(files: Sequence[Path], scorer: str | None) -> AnswerFrame:
     for file in files:
         with malformed(file, "a log of inspect_ai"):
             header, samples = _inspect_log(file)
+            if header.get("schema") in DOCUMENTS:
+                raise InputError(f"{file} is {DOCUMENTS[header['schema']]}; give a table of answers, or logs")
             run = header["eval"]
             if header.get("status") != "success":
                 failed.append(file)

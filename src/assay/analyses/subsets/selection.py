@@ -15,6 +15,7 @@ from assay.analyses.subsets.composition import ClassComposition, class_compositi
 from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
+from assay.analyses.subsets.file_kinds import kind_of_file
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, FittedLine, clip_of, fitted_line
 from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance
@@ -384,10 +385,9 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
 def read_subset(document: object, path: object, data: CorrectnessData | None = None) -> Subset:
     """A subset from what `Subset.to_dict` gave, as `load_subset`; `path` is what errors call it."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        got = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        hint = " (the file of --subset)" if str(got).startswith("assay-subset") else ""
         raise FileFormatError(
-            f"{path} is not a subset: its schema is {got!r}, this version reads {SCHEMA!r}{hint}"
+            f"{path} is not a subset but {kind_of_file(Path(str(path)), document)}; this version reads "
+            f"{SCHEMA!r}, the file of `Subset.save` or --subset"
         )
     try:
         saved = SubsetFile.from_dict(document)
