@@ -49,6 +49,24 @@ def test_a_page_loads_in_silence_sorts_and_fits_a_telephone(kind: str, visit: Vi
     visit.check()
 
 
+def test_letters_in_a_figure_are_no_larger_than_the_text(visit: Visit) -> None:
+    """Also those of a small drawing, here of the overlap of two sizes, on a telephone."""
+    document = synthetic_subset.document()
+    overlap = document["consistency"]
+    overlap |= {"sizes": overlap["sizes"][:2], "normalised": [row[:2] for row in overlap["normalised"][:2]]}
+    page = visit.open(render(document))
+    largest = """texts => Math.max(...texts.map(text => {
+      const scale = text.getScreenCTM();
+      return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(scale.a, scale.b);
+    }))"""
+    body = page.evaluate("() => parseFloat(getComputedStyle(document.body).fontSize)")
+    for width in (1200, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        figures = page.locator("svg.plot").all()
+        assert len(figures) >= 9
+        assert max(each.locator("text").evaluate_all(largest) for each in figures) < body
+
+
 @pytest.mark.parametrize("kind", ["audit", "subset", "worst case"])
 def test_nothing_in_a_figure_lies_on_its_caption(kind: str, visit: Visit) -> None:
     page = visit.open(page_of(kind))
