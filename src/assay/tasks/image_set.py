@@ -1,9 +1,7 @@
 """Images as they are kept: pixels, labels, names, and what a model makes of them."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,16 +75,6 @@ class ImageSet(DrawnRows, Carded):
     def image_size(self) -> tuple[int, int]:
         """Height and width in pixels."""
         return self.pixels.shape[1], self.pixels.shape[2]
-
-    @cached_property
-    def data_hash(self) -> str:
-        """SHA-256 over pixels, labels and ids, computed once."""
-        digest = hashlib.sha256()
-        for array in (self.pixels, self.labels, self.ids):
-            if array is not None:
-                digest.update(f"{array.dtype} {array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
 
     def subset(self, indices: Int64[np.ndarray, " k"] | Sequence[int]) -> "ImageSet":
         """The images in these rows, in this order; they keep their ids.

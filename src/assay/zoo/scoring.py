@@ -100,7 +100,14 @@ def weights_hash(module: nn.Module) -> str:
 
 def images_hash(images: Images) -> str:
     """SHA-256 over pixels, labels and ids of a set, or what identifies a stream's, 16 hex digits."""
-    return images.data_hash[:16]
+    if isinstance(images, ImageStream):
+        return images.data_hash[:16]
+    digest = hashlib.sha256()
+    for array in (images.pixels, images.labels, images.ids):
+        if array is not None:
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
 
 
 def module_logits(module: nn.Module, images: Tensor) -> Tensor:
