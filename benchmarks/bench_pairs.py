@@ -52,6 +52,7 @@ def published_protocol(
     found = []
     for x, other in zip(clean.split(BATCH), corrupted.split(BATCH), strict=True):
         with torch.no_grad():
+            x, other = x.to(model.device), other.to(model.device)
             with model.tracing() as trace:
                 model.forward(other)
             full = model.module(x, use_cache=False).logits[:, -1].double().log_softmax(1)
@@ -62,13 +63,13 @@ def published_protocol(
                     ablated[f"a{layer}.h{head}"] = z[:, :, head] @ block.out_weight()[head]
                 ablated[f"m{layer}"] = trace.mlp[layer]
             run = literal.run_circuit(model, circuit, x, ablated)[:, -1].double().log_softmax(1)
-        found.append((full.exp() * (full - run)).sum(1).numpy())
+        found.append((full.exp() * (full - run)).sum(1).cpu().numpy())
     return np.concatenate(found)
 
 
-def on_mini(side: int, repeats: int) -> dict[str, object]:
+def on_mini(side: int, repeats: int, device: torch.device) -> dict[str, object]:
     """All pairs of `side` x `side` IOI inputs; the published protocol on some of them."""
-    model = load_model("mini")
+    model = load_model("mini", device=device)
     task = load_task("ioi", model, n=200)
     circuit = discover(model, task).top(N_EDGES).connected()
     sample = sample_pairs(task, "all", side, side, seed=1)
@@ -179,7 +180,7 @@ def main() -> None:
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "mini, IOI": on_mini(options.side, options.repeats),
+        "mini, IOI": on_mini(options.side, options.repeats, device),
         "GPT-2 small shape": {
             "published IOI circuit": on_gpt2("ioi_gpt2", 15, 2, *counts, options.repeats, device),
             "published greater-than circuit": on_gpt2(

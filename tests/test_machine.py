@@ -98,7 +98,8 @@ def test_every_room_asks_here(groups: Path) -> None:
     (groups / "memory.current").write_text("0\n")
     assert Limits(threads=1).n_workers == 3
     assert n_workers(None, Settings()) == n_workers(None, Settings(device="cpu")) == 3
-    assert n_workers(2, Settings(layout="accelerator")) == n_workers(2, Settings(device="cuda")) == 1
+    assert n_workers(None, Settings(layout="accelerator")) == n_workers(None, Settings(device="cuda")) == 1
+    assert n_workers(2, Settings(device="cuda")) == 2
     assert execution.batches.free_memory(torch.device("cpu")) == GIB
     assert {each.free_memory for each in (_contents, archive, layouts, untrusted)} == {free_memory}
 

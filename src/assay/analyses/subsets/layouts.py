@@ -38,9 +38,11 @@ class AnswerTable(ABC):
         name: Of the layout.
         n_models: m.
         n_examples: N.
+        few: Share of the examples up to which counting the exchanged beats counting all members.
     """
 
     name: ClassVar[str]
+    few: ClassVar[float] = 1 / 64
     n_models: int
     n_examples: int
 
@@ -74,6 +76,12 @@ class AnswerTable(ABC):
     def count(self, examples: Int64[np.ndarray, " k"]) -> Num[np.ndarray, " m"]:
         """Correct answers of every model on `examples`, exact; an example given twice counts twice."""
         return self._example_bits.count(self.checked_examples(examples))
+
+    def gained(
+        self, entering: Int64[np.ndarray, " k"], leaving: Int64[np.ndarray, " j"]
+    ) -> Num[np.ndarray, " m"]:
+        """Correct answers of every model on `entering`, less those on `leaving`."""
+        return np.asarray(self.count(entering) - self.count(leaving))
 
     @cached_property
     def _example_bits(self) -> "_ExampleBits":

@@ -155,14 +155,12 @@ class Exchange:
 
 
 def n_workers(workers: int | None, settings: Settings) -> int:
-    """Threads to use: as asked, else one per available core; one where an accelerator does the work."""
+    """Threads to use: as asked, else one per available core, or one where an accelerator does the work."""
     if workers is not None and workers < 1:
         raise InputError(f"workers is {workers}; expected at least 1, or None for one per core")
-    if settings.on_accelerator:
-        return 1
     if workers is not None:
         return workers
-    return usable_cores()
+    return 1 if settings.on_accelerator else usable_cores()
 
 
 def run_permutations(

@@ -53,6 +53,7 @@ class DeviceMatrix(AnswerTable):
     """
 
     name = "accelerator"
+    few = 1.0  # a count costs what its rows cost, and an exchange has at most as many as the set
 
     def __init__(
         self,
@@ -65,13 +66,13 @@ class DeviceMatrix(AnswerTable):
         self.n_models, self.n_examples = shape_of(correct)
         self.device = device_of(device)
         require_memory(
-            _filled(self.n_models, 8) * _filled(self.n_examples, 8),
+            _rounded_up(self.n_models, 8) * _rounded_up(self.n_examples, 8),
             f"the int8 matrix of {self.n_models} x {self.n_examples} on {self.device}",
             free=_device_memory(self.device),
         )
         # Rows are examples: a chunk of them is contiguous, and a set of them is gathered whole. Zeros fill
         # both sides to a multiple of eight, which products of bytes on a GPU ask for.
-        filled = [_filled(n, 8) for n in (self.n_examples, self.n_models)]
+        filled = [_rounded_up(n, 8) for n in (self.n_examples, self.n_models)]
         self._filled = torch.zeros(filled, dtype=torch.int8, device=self.device)
         self._rows = self._filled[: self.n_examples, : self.n_models]
         for start in range(0, self.n_examples, CHUNK):
@@ -98,7 +99,7 @@ class DeviceMatrix(AnswerTable):
         on_gpu = self.device.type == "cuda"
         small = on_gpu or (self.device.type == "cpu" and int8_is_fast())
         kind, multiply = (torch.int8, torch._int_mm) if small else (torch.float32, torch.matmul)
-        n_rows = _filled(len(digits), _GPU_ROWS) if on_gpu else len(digits)
+        n_rows = _rounded_up(len(digits), _GPU_ROWS) if on_gpu else len(digits)
         asked = np.zeros((n_rows, self._filled.shape[1]), dtype=np.int8)
         asked[: len(digits), : self.n_models] = digits
         on_device = torch.from_numpy(asked).to(self.device, kind)
@@ -119,14 +120,21 @@ class DeviceMatrix(AnswerTable):
         return max(8, _DEVICE_ENTRIES // n_numbers // 8 * 8)
 
     def count(self, examples: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " m"]:
+        return self.gained(examples, examples[:0])
+
+    def gained(
+        self, entering: Int64[np.ndarray, " k"], leaving: Int64[np.ndarray, " j"]
+    ) -> Int64[np.ndarray, " m"]:
         import torch
 
-        self.checked_examples(examples)
+        examples = self.checked_examples(np.concatenate([entering, leaving]))
         total = torch.zeros(self.n_models, dtype=torch.int64, device=self.device)
         step = self._step(self.n_models)
         for start in range(0, len(examples), step):
-            part = torch.from_numpy(examples[start : start + step]).to(self.device)
-            total += self._rows.index_select(0, part).sum(dim=0, dtype=torch.int64)
+            places = torch.from_numpy(examples[start : start + step]).to(self.device)
+            rows, n_entering = self._rows.index_select(0, places), max(0, len(entering) - start)
+            total += rows[:n_entering].sum(dim=0, dtype=torch.int64)
+            total -= rows[n_entering:].sum(dim=0, dtype=torch.int64)
         return total.cpu().numpy()
 
     def column_sums(self) -> Int64[np.ndarray, " n"]:
@@ -157,7 +165,7 @@ class DeviceMatrix(AnswerTable):
         return self._rows.index_select(0, places)
 
 
-def _filled(n: int, unit: int) -> int:
+def _rounded_up(n: int, unit: int) -> int:
     """The next multiple of `unit`."""
     return -(-n // unit) * unit
 

@@ -44,7 +44,6 @@ LAST_KAPPA_WITHOUT_VALIDATION = 0.1
 MAX_ITERATIONS = 200  # gradients per kappa
 PATIENCE = 40  # accepted steps without a lower validation R before the next kappa
 MIN_GAIN = 1e-9
-_FEW = 1 / 64  # share of the examples up to which two counts of the exchanged beat one of all members
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -208,11 +207,11 @@ class _ModelPart:
 
     def after(self, pairs: Pairs, inside: Bool[np.ndarray, " n"]) -> Num[np.ndarray, " m"]:
         """Counts once the pairs are exchanged."""
-        if len(pairs.leaving) > _FEW * self.matrix.n_examples:
+        if len(pairs.leaving) > self.matrix.few * self.matrix.n_examples:
             members = inside.copy()
             members[pairs.leaving], members[pairs.entering] = False, True
             return self.matrix.count(np.flatnonzero(members))
-        return np.asarray(self.counts - self.matrix.count(pairs.leaving) + self.matrix.count(pairs.entering))
+        return np.asarray(self.counts + self.matrix.gained(pairs.entering, pairs.leaving))
 
     def r(self, counts: np.ndarray | None = None) -> float:
         """R as it is reported: no ridge, clipped at eps; NaN where undefined."""
