@@ -12,17 +12,14 @@ Parts, one or more with `--part`; without it the first three, about a minute:
     resumed     300 x 4000, the verdict on three sizes, killed ten times, and the bytes compared    (a minute)
     verdict     1800 x 71,433, the same on eight sizes, two workers                 (about half an hour)
     accelerator 1000 x 20,000: solver, reruns of a fold and adam on a device, and packed    (a minute)
-    accelerator-largest  4200 x 146,722, 25 sizes: the same without adam                    (some minutes)
-    shared      4200 x 146,722, the verdict on 25 sizes, by `--processes` on one store, on the CPU or on
-                `--device`    (two hours on two cores, minutes on a GPU)
 
-The last five take `--models`, `--examples` and `--judged` (sizes) for another problem of the same kind,
+The last three take `--models`, `--examples` and `--judged` (sizes) for another problem of the same kind,
 which is not saved. Exit code 1, and nothing saved, if a verdict was killed less often or then has other
-bytes. Both of `accelerator` are skipped where PyTorch finds none and `--device` names none.
+bytes. `accelerator` is skipped where PyTorch finds none and `--device` names none.
 
-Every part but `resumed`, `verdict` and `shared` runs on one core. The large matrices are generated packed,
-a chunk of examples at a time, into a file; the process that is measured reads only that. Prints one JSON
-document; `--save` merges the parts into that of benchmarks/results, by kind of device.
+Every part but `resumed` and `verdict` runs on one core. The large matrices are generated packed, a chunk of
+examples at a time, into a file; the process that is measured reads only that. Prints one JSON document;
+`--save` merges the parts into that of benchmarks/results, by kind of device.
 
     python benchmarks/bench_subsets.py [--part NAME ...] [--save]
 """
@@ -44,7 +41,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy
@@ -55,11 +52,6 @@ from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.placement import as_matrix, device_of
 from assay.analyses.subsets.swap import swap
 from assay.core.random import stream
-
-
-if TYPE_CHECKING:
-    from assay.analyses.subsets.data import CorrectnessData
-    from assay.analyses.subsets.problem import Problem
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -76,24 +68,18 @@ SHAPES = {
     "resumed": (300, 4000),
     "verdict": (1800, 71_433),
     "accelerator": (1000, 20_000),
-    "accelerator-largest": (4200, 146_722),
-    "shared": (4200, 146_722),
 }
-SWEEP = (  # 25 sizes of the default grid
-    *(10, 50, 100, 250, 500, 1000, 2500, 5000, 7500, 10_000, 15_000, 20_000, 25_000, 30_000, 35_000, 40_000),
-    *(50_000, 60_000, 70_000, 80_000, 90_000, 100_000, 120_000, 140_000, 146_722),
-)
 JUDGED = {
     "resumed": (20, 100, 400),
     "verdict": (100, 500, 1000, 2500, 5000, 10_000, 20_000, 40_000),
     "accelerator": (200, 1000, 4000),
-    "accelerator-largest": SWEEP,
-    "shared": SWEEP,
 }
 KILLS = 10
-ACCELERATED = ("accelerator", "accelerator-largest")
-PLACED = (*ACCELERATED, "shared")  # on a device that is named
 LARGE_SIZES = {"large": (10_000,), "largest": (10_000, 60_000)}
+SWEEP = (  # 25 sizes of the default grid
+    *(10, 50, 100, 250, 500, 1000, 2500, 5000, 7500, 10_000, 15_000, 20_000, 25_000, 30_000, 35_000, 40_000),
+    *(50_000, 60_000, 70_000, 80_000, 90_000, 100_000, 120_000, 140_000, 146_722),
+)
 COST_SHAPES = (
     (200, 2000),
     (400, 4000),
@@ -292,25 +278,18 @@ def peak_megabytes() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
-def read_large(folder: Path) -> "CorrectnessData":
-    """The problem that `write_large` wrote."""
+def judge_large(folder: Path, sizes: tuple[int, ...], store: Path) -> dict[str, Any]:
+    """In a process of its own: the job of `assay select` on the packed matrix, with two workers."""
     from assay.analyses.subsets.data import CorrectnessData
-
-    id_accuracy = np.load(folder / "id_accuracy.npy")
-    correct = PackedMatrix(np.load(folder / "bits.npy"), len(id_accuracy))
-    return CorrectnessData.of(correct, id_accuracy, families=np.load(folder / "families.npy"))
-
-
-def judge_large(
-    folder: Path, sizes: tuple[int, ...], store: Path, *, workers: int, device: str | None
-) -> dict[str, Any]:
-    """In a process of its own: the job of `assay select` on the packed matrix, or on a device."""
     from assay.pipeline.subsets import select_stored
     from assay.store import Store
 
-    solves, data = counted_solves(), read_large(folder)
+    solves = counted_solves()
+    id_accuracy = np.load(folder / "id_accuracy.npy")
+    correct = PackedMatrix(np.load(folder / "bits.npy"), len(id_accuracy))
+    data = CorrectnessData.of(correct, id_accuracy, families=np.load(folder / "families.npy"))
     started, spent = time.perf_counter(), time.process_time()
-    found = select_stored(data, sizes, workers=workers, device=device, store=Store(store))
+    found = select_stored(data, sizes, workers=2, store=Store(store))
     wall, seconds = time.perf_counter() - started, time.process_time() - spent
     verdicts = {
         str(row["size"]): {key: row["verdict"][key] for key in ("status", "r", "p_value", "n_permutations")}
@@ -411,93 +390,59 @@ def sweep_part() -> dict[str, Any]:
     return {"seconds in all": round(total, 1)} | found
 
 
-def accelerator_part(name: str, device: str | None = None) -> dict[str, Any]:
+def accelerator_part(device: str | None = None) -> dict[str, Any]:
     """Wall seconds of the solver, of the reruns of a fold and of adam's restarts, on a device and packed."""
+    import torch
+
     from assay.analyses.subsets.crossfit import FoldRuns, plan_folds
+    from assay.analyses.subsets.data import CorrectnessData
     from assay.analyses.subsets.permutation import Exchange
     from assay.analyses.subsets.problem import make_problem
 
-    place = place_of(device)
-    if place is None:
-        return SKIPPED
-    with tempfile.TemporaryDirectory() as folder:
-        write_large(name, Path(folder))
-        data = read_large(Path(folder))
-    sizes, splits, exchange = JUDGED[name], plan_folds(data).splits, Exchange.of(data)
-    assert splits is not None
-    middle = sizes[len(sizes) // 2]
-    rows: dict[str, Any] = {}
-    sets: dict[str, list[list[np.ndarray]]] = {}
-    layouts: dict[str, dict[str, Any]] = {"packed": {}, "accelerator": {"device": place}}
-    for layout, given in layouts.items():
-        given |= {"layout": layout}
-        problem = make_problem(data, **given)
-        folds = FoldRuns(data, splits, sizes, problem.settings)
-        drawn = [exchange.draw(data.id_accuracy, 0, each) for each in range(folds.wave)]
-        calls: dict[str, Callable[[], list[Found]]] = {
-            "swap, one size": partial(problem.solve_path, [middle]),
-            f"swap, {folds.wave} reruns of a fold": partial(reruns, folds.problems[0], sizes, drawn),
-        }
-        if name == "accelerator":
-            restarts = make_problem(data, solver="adam", trials=20, epochs=200, **given)
-            calls["adam, 20 trials of 200 epochs"] = partial(restarts.solve_path, [middle])
-        problem.solve(sizes[0])  # what is made once
-        folds.problems[0].solve(sizes[0])
-        for what, call in calls.items():
-            started = time.perf_counter()
-            sets.setdefault(what, []).append([each.indices for each in call()])
-            rows.setdefault(what, {})[f"{layout}, s"] = round(time.perf_counter() - started, 3)
-    for what, (one, other) in sets.items():
-        rows[what]["times faster"] = round(rows[what]["packed, s"] / rows[what]["accelerator, s"], 2)
-        pairs = zip(one, other, strict=True)
-        rows[what]["examples in common"] = round(float(np.mean([np.isin(*pair).mean() for pair in pairs])), 4)
-    return {"models": data.n_models, "examples": data.n_examples, "device": hardware(place)} | rows
-
-
-def reruns(problem: "Problem", sizes: tuple[int, ...], accuracies: list[np.ndarray]) -> list[Found]:
-    """All sizes under each of several accuracies, side by side as in the verdict."""
-    return [each for path in problem.solve_paths(sizes, accuracies) for each in path]
-
-
-def place_of(device: str | None) -> str | None:
-    """The device that is named, else the accelerator that PyTorch finds, if any."""
-    import torch
-
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return device or (None if found is None else str(found))
-
-
-def hardware(place: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(place) if place.startswith("cuda") else place
-
-
-def shared_part(device: str | None, processes: int) -> dict[str, Any]:
-    """The verdict by several processes on one store, on the CPU unless a device is named."""
-    place = ["--device", device] if device else []
-    with tempfile.TemporaryDirectory() as folder:
-        write_large("shared", Path(folder))
-        started = time.perf_counter()
-        given = [*judged("shared", folder, "store"), *place, "--workers", "1"]
-        found = [answer(each) for each in [child(*given) for _ in range(processes)]]
-        wall = time.perf_counter() - started
-    return {
-        **dict(zip(("models", "examples"), SHAPES["shared"], strict=True)),
-        "device": hardware(device or "cpu"),
-        "processes": processes,
-        "goal": {"core seconds": 14_400},
-        "seconds wall": round(wall, 1),
-        "core seconds": round(sum(each["core seconds"] for each in found), 1),
-        "peak MB of a process": max(each["peak MB"] for each in found),
-        "solves": [each["solves"] for each in found],
-        "same bytes": len({each["document"] for each in found}) == 1,
-        "reruns": found[0]["reruns"],
-        "sizes": found[0]["sizes"],
+    if device is None and found is None:
+        return {"skipped": "PyTorch finds no accelerator here; --device names one"}
+    place = device or str(found)
+    sizes, (n_models, n_examples) = JUDGED["accelerator"], SHAPES["accelerator"]
+    planted = planted_matrix(n_models, n_examples, residual=RESIDUAL)
+    data = CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
+    exchange, splits = Exchange.of(data), plan_folds(data).splits
+    assert splits is not None
+    layouts: dict[str, dict[str, Any]] = {
+        "packed": {"layout": "packed"},
+        "accelerator": {"layout": "accelerator", "device": place},
     }
 
+    def calls(given: dict[str, Any]) -> dict[str, Callable[[], list[list[int]]]]:
+        problem = make_problem(data, **given)
+        restarts = make_problem(data, solver="adam", trials=20, epochs=200, **given)
+        folds = FoldRuns(data, splits, sizes, problem.settings)
+        drawn = [exchange.draw(data.id_accuracy, 0, each) for each in range(folds.wave)]
 
-SKIPPED = {"skipped": "PyTorch finds no accelerator here; --device names one"}
+        def reruns() -> list[list[int]]:
+            return [each.tolist() for selected in folds.select(0, drawn) for each in selected]
+
+        return {
+            "swap, one size": lambda: [problem.solve(sizes[1]).indices.tolist()],
+            f"swap, a fold of {folds.wave} reruns": reruns,
+            "adam, 20 trials of 200 epochs": lambda: [restarts.solve(sizes[1]).indices.tolist()],
+        }
+
+    rows: dict[str, Any] = {name: {} for name in calls(layouts["packed"])}
+    sets: dict[str, list[list[list[int]]]] = {name: [] for name in rows}
+    for layout, given in layouts.items():
+        for name, call in calls(given).items():
+            call()  # matrices are made once
+            started = time.perf_counter()
+            sets[name].append(call())
+            rows[name][f"{layout}, s"] = round(time.perf_counter() - started, 3)
+    for name, (one, other) in sets.items():
+        rows[name]["times faster"] = round(rows[name]["packed, s"] / rows[name]["accelerator, s"], 2)
+        rows[name]["same sets"] = one == other
+    hardware = torch.cuda.get_device_name(place) if place.startswith("cuda") else place
+    return {"models": n_models, "examples": n_examples, "device": hardware} | rows
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "planted": planted_part,
     "kernels": kernels_part,
@@ -508,6 +453,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "sweep": sweep_part,
     "resumed": lambda: resumed_part("resumed"),
     "verdict": lambda: resumed_part("verdict"),
+    "accelerator": accelerator_part,
 }
 
 
@@ -518,9 +464,8 @@ def failures(parts: dict[str, dict[str, Any]]) -> list[str]:
         kills = parts[name]["kills"]
         if kills < KILLS:
             found.append(f"{name}: killed {kills} times, expected {KILLS}; take a larger problem")
-    for name, part in parts.items():
-        if not part.get("same bytes", True):
-            found.append(f"{name}: the documents have different bytes")
+        if not parts[name]["same bytes"]:
+            found.append(f"{name}: the document after kills has other bytes than the whole one")
     return found
 
 
@@ -528,54 +473,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", nargs="+", choices=(*PARTS, *PLACED), default=list(QUICK))
+    parser.add_argument("--part", nargs="+", choices=tuple(PARTS), default=list(QUICK))
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--solve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=int, nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--workers", type=int, default=2, help=argparse.SUPPRESS)
-    parser.add_argument("--models", type=int, help="models of the last five parts")
+    parser.add_argument("--models", type=int, help="models of the parts `verdict`, `resumed`, `accelerator`")
     parser.add_argument("--examples", type=int, help="examples of these parts")
     parser.add_argument("--judged", type=int, nargs="+", help="subset sizes of these parts")
-    parser.add_argument("--processes", type=int, default=2, help="of the part `shared`")
-    parser.add_argument(
-        "--device",
-        help="of the parts `accelerator`, `accelerator-largest` (default: what PyTorch finds), `shared`",
-    )
+    parser.add_argument("--device", help="device of the part `accelerator`; default: what PyTorch finds")
     options = parser.parse_args()
-    if options.solve:
-        print(json.dumps(solve_large(options.solve, tuple(options.sizes))))
-        return
-    if options.judge:
-        how = {"workers": options.workers, "device": options.device}
-        print(json.dumps(judge_large(options.judge, tuple(options.sizes), options.store, **how)))
-        return
     other = options.models or options.examples or options.judged
     if other and (options.save or not {*options.part} <= {*JUDGED}):
         parser.error(
-            f"--models, --examples and --judged are for the parts {', '.join(JUDGED)}, without --save: what "
-            "is saved is of the standard problems"
+            "--models, --examples and --judged are for the parts resumed, verdict and accelerator, without "
+            "--save: what is saved is of the standard problems"
         )
-    on_device = {*options.part} <= {*PLACED} and (options.device or "shared" not in options.part)
-    if not on_device and (options.device or (options.save and {*options.part} & {*ACCELERATED})):
+    alone = options.part == ["accelerator"]
+    if not alone and (options.device or (options.save and "accelerator" in options.part)):
         parser.error(
-            f"--device, and --save with {' or '.join(ACCELERATED)}, are for the parts {', '.join(PLACED)} "
-            "without others: results are saved by kind of device"
+            "--device, and --save with the part accelerator, need that part alone: its results are saved by "
+            "kind of device"
         )
     for name in JUDGED:
         n_models, n_examples = SHAPES[name]
         SHAPES[name] = options.models or n_models, options.examples or n_examples
         JUDGED[name] = tuple(options.judged or JUDGED[name])
-    made: dict[str, Callable[[], dict[str, Any]]] = {
-        **PARTS,
-        **{name: partial(accelerator_part, name, options.device) for name in ACCELERATED},
-        "shared": partial(shared_part, options.device, options.processes),
-    }
-    parts = {name: made[name]() for name in options.part}
+    if options.solve:
+        print(json.dumps(solve_large(options.solve, tuple(options.sizes))))
+        return
+    if options.judge:
+        print(json.dumps(judge_large(options.judge, tuple(options.sizes), options.store)))
+        return
+    parts = {"accelerator": accelerator_part(options.device)} if alone else {}
+    parts |= {name: PARTS[name]() for name in options.part if name not in parts}
     for name in [name for name, part in parts.items() if "skipped" in part]:
         print(f"{name}: skipped; {parts.pop(name)['skipped']}", file=sys.stderr)
-    kind = device_of(options.device).type if on_device else "cpu"
+    kind = device_of(options.device).type if alone else "cpu"
     document: dict[str, Any] = {
         "benchmark": "subsets",
         "machine": {
@@ -592,7 +527,7 @@ def main() -> None:
     if options.save and not failed and path.exists():
         saved = json.loads(path.read_text(encoding="utf-8"))["parts"]
         merged = saved | document["parts"]
-        document["parts"] = {name: merged[name] for name in (*PARTS, *PLACED) if name in merged}
+        document["parts"] = {name: merged[name] for name in PARTS if name in merged}
     text = json.dumps(document, indent=1)
     print(text)
     if failed:
