@@ -676,7 +676,7 @@ def test_an_unexpected_error_of_a_sign_of_life_is_told_and_the_next_is_tried(
     monkeypatch.setattr(store.claims, "beat", failing)
     parts = _Parts(store=store, job="ab")
     with (
-        pytest.warns(AssayWarning, match=r"2 signs of life .* the first with OSError\(24, 'Too many open"),
+        pytest.warns(AssayWarning, match=r"a sign of life .* failed with OSError\(24, 'Too many open"),
         living(store.claims, parts.runner),
     ):
         assert parts.value("one", lambda: beaten.wait(10)) is True

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from assay.core.errors import AssayError, FileFormatError, InputError, NonFiniteError, ShapeError
+from assay.core.errors import AssayError, FileFormatError, InputError, NonFiniteError, OutputError, ShapeError
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model
@@ -99,7 +99,7 @@ def test_a_record_that_does_not_fit_is_made_again(zoo: Zoo, damage: str) -> None
         name = {"weights": "weight_hash", "images": "data_hash"}[damage]
         with np.load(path) as file:
             arrays = dict(file)
-        other = {"logits": wanted * 0, name: np.array("0" * 16), "asked": np.array("")}
+        other = {"logits": wanted * 0, name: np.array("0" * 16), "request_hash": np.array("")}
         np.savez(path, **{**arrays, **other})
     assert np.array_equal(predict(zoo, "model-0", IMAGES).logits, wanted)
     assert np.array_equal(predict(zoo, "model-0", IMAGES).logits, wanted)
@@ -133,8 +133,12 @@ def test_a_record_is_read_without_loading_the_model(zoo: Zoo, loaded: list[str],
     assert (beside / data_key(IMAGES) / "model-0.npz").is_file()
 
 
-@pytest.mark.parametrize("changed", ["weights", "settings", "labels", "classes", "dtype", "adapter", "older"])
-def test_what_changes_predictions_loads_the_model(zoo: Zoo, loaded: list[str], changed: str) -> None:
+@pytest.mark.parametrize(
+    "changed", ["weights", "settings", "labels", "pixels", "classes", "dtype", "adapter", "version", "older"]
+)
+def test_what_changes_predictions_loads_the_model(
+    zoo: Zoo, loaded: list[str], monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
     before = predict(zoo, "model-0", IMAGES)
     images, options = IMAGES, {}
     folder = zoo.folder("model-0")
@@ -145,6 +149,12 @@ def test_what_changes_predictions_loads_the_model(zoo: Zoo, loaded: list[str], c
         save_model(module(0), folder, transform=other, classes=IMAGES.classes)
     elif changed == "labels":
         images = dataclasses.replace(IMAGES, labels=IMAGES.labels[::-1].copy())
+    elif changed == "pixels":  # in place
+        images = dataclasses.replace(IMAGES, pixels=IMAGES.pixels.copy())
+        predict(zoo, "model-0", images)
+        images.pixels[:] = 255 - images.pixels
+    elif changed == "version":
+        monkeypatch.setattr("assay.zoo.records.library_version", lambda: "later")
     elif changed == "classes":
         images = dataclasses.replace(IMAGES, classes=IMAGES.classes[::-1])
     elif changed == "dtype":
@@ -154,16 +164,30 @@ def test_what_changes_predictions_loads_the_model(zoo: Zoo, loaded: list[str], c
     else:  # a record of before files were hashed
         path = record(zoo, IMAGES)
         with np.load(path) as file:
-            arrays = {name: values for name, values in file.items() if name != "asked"}
+            arrays = {name: values for name, values in file.items() if name != "request_hash"}
         np.savez(path, **arrays)
     if changed in ("classes", "adapter"):
         with pytest.raises(AssayError):
             predict(zoo, "model-0", images)
     else:
         found = predict(zoo, "model-0", images, **options)
-        assert np.array_equal(found.logits, before.logits) == (changed in ("labels", "older"))
+        assert np.array_equal(found.logits, before.logits) == (changed in ("labels", "version", "older"))
         assert np.array_equal(found.labels, images.labels)
+        assert np.array_equal(predict(zoo, "model-0", images, **options).logits, found.logits)
     assert loaded == ["model-0"] * 2
+
+
+def test_a_record_of_before_is_read_where_nothing_can_be_written(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = predict(zoo, "model-0", IMAGES)
+
+    def refuse(*_: object) -> None:
+        raise OutputError("read-only")
+
+    monkeypatch.setattr("assay.zoo.records.library_version", lambda: "later")
+    monkeypatch.setattr("assay.zoo.records.write_atomically", refuse)
+    assert np.array_equal(predict(zoo, "model-0", IMAGES).logits, before.logits)
 
 
 def test_how_a_model_reads_images_is_kept(zoo: Zoo, loaded: list[str]) -> None:

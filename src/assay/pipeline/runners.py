@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -59,15 +59,18 @@ def living(claims: ClaimBook, runner: str) -> Iterator[None]:
     """
     over, errors = threading.Event(), list[Exception]()
 
-    def beat() -> None:
-        ended = False
-        while not ended:
-            ended = over.wait(BEAT_SECONDS)
-            try:
-                with contextlib.suppress(AssayError):  # the store is away: what stays so fails the work
-                    (claims.leave if ended else claims.beat)(runner)
-            except Exception as error:  # noqa: BLE001 - a thread that ended would give all work away unseen
+    def show(sign: Callable[[str], None]) -> None:
+        try:
+            with contextlib.suppress(AssayError):  # the store is away: what stays so fails the work
+                sign(runner)
+        except Exception as error:  # noqa: BLE001 - a thread that ended would give all work away unseen
+            if not errors:
                 errors.append(error)
+
+    def beat() -> None:
+        while not over.wait(BEAT_SECONDS):
+            show(claims.beat)
+        show(claims.leave)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -78,8 +81,8 @@ def living(claims: ClaimBook, runner: str) -> Iterator[None]:
         thread.join(LEAVE_SECONDS)
         if errors:
             warnings.warn(
-                f"{len(errors)} signs of life of this process failed, the first with {errors[0]!r}; other "
-                "processes may have computed the same parts again, which changes no result",
+                f"a sign of life of this process failed with {errors[0]!r}; other processes may compute the "
+                "same parts again, or wait until what it held has no sign of life, which changes no result",
                 AssayWarning,
                 stacklevel=3,
             )

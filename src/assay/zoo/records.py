@@ -9,8 +9,8 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
@@ -21,12 +21,13 @@ from jaxtyping import Float32, Float64, Int64, UInt8
 
 from assay.circuits import EdgeScores, load_scores, write_atomically
 from assay.core.errors import AssayError, FileFormatError, InputError, OutputError, UnsafeFileError
-from assay.core.record import Record, record_id
+from assay.core.record import Record, library_version, record_id
 from assay.core.untrusted import load_npz, malformed, parse_json
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import Model
 from assay.models.merging import CONFIG as ADAPTER
+from assay.models.placing import choose_device
 from assay.tasks import EvalTransform, ImageSet, ImageTask
 from assay.zoo.scoring import images_hash
 
@@ -240,11 +241,11 @@ def image_reading(zoo: ModelFolder, key: str, *, keep: bool | Path | None = None
     place, files_hash = _place(zoo, keep, f"{key}.json"), _files_hash(zoo.folder(key))
     if place is not None and place.is_file():
         try:
-            earlier = ImageReading.from_dict(parse_json(place.read_text(encoding="utf-8")))
+            record = ImageReading.from_dict(parse_json(place.read_text(encoding="utf-8")))
         except (ValueError, OSError):  # cut off, or of another version: it is made again
-            earlier = None
-        if earlier is not None and earlier.files_hash == files_hash != "":
-            return earlier
+            record = None
+        if record is not None and record.files_hash == files_hash != "":
+            return record
     model = zoo.load(key)
     reading = ImageReading(
         image_size=model.image_size,
@@ -286,25 +287,33 @@ def predict(
         NonFiniteError: If a logit is NaN or infinite.
         OutputError: If the record cannot be written.
     """
-    place = _place(zoo, keep, f"{data_key(images)}/{key}.npz")
+    content = images_hash(images)
+    place = _place(zoo, keep, f"{_data_key(images, content)}/{key}.npz")
     with _named(zoo, key):
-        earlier = None if place is None else _read_record(place)
-        asked = "" if place is None else _asked(zoo.folder(key), images, device=device, dtype=dtype)
-        if earlier is not None and asked and str(earlier.get("asked")) == asked:
-            return _predictions(key, earlier)
+        record = None if place is None else _read_record(place)
+        request = _request_hash(zoo.folder(key), images.classes, content, device=device, dtype=dtype)
+        if record is not None and request and str(record.get("request_hash")) == request:
+            return _predictions(key, record)
         model = zoo.load(key, device=device, dtype=dtype)
         task = task_for(model, images)
         hashes = {"weight_hash": model.weight_hash, "data_hash": _record_hash(task)}
-        if earlier is not None and all(str(earlier[name]) == value for name, value in hashes.items()):
-            return _predictions(key, earlier)
+        if record is not None and all(str(record[name]) == value for name, value in hashes.items()):
+            if place is not None and request:  # the next time the model is not needed
+                with suppress(OutputError):  # a zoo that is read-only is read as it is
+                    _write(place, record | {"request_hash": np.array(request)})
+            return _predictions(key, record)
         logits = run_model(model, task, batch_size=batch_size).float().cpu().numpy()
     labels = np.full(images.n, -1, dtype=np.int64) if images.labels is None else images.labels
     arrays = {"logits": logits, "labels": labels, "ids": images.ids}
-    arrays |= {name: np.array(value) for name, value in (hashes | {"asked": asked}).items()}
+    arrays |= {name: np.array(value) for name, value in (hashes | {"request_hash": request}).items()}
     if place is not None:
-        _make_folder(place.parent)
-        write_atomically(place, _archive(**arrays))
+        _write(place, arrays)
     return _predictions(key, arrays)
+
+
+def _write(place: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    _make_folder(place.parent)
+    write_atomically(place, _archive(**arrays))
 
 
 def _predictions(key: str, arrays: Mapping[str, np.ndarray]) -> Predictions:
@@ -385,8 +394,12 @@ def task_for(model: Model, images: ImageSet) -> ImageTask:
 
 def data_key(images: ImageSet) -> str:
     """Name of a set of images in folders: its domain and the start of its hash."""
+    return _data_key(images, images_hash(images))
+
+
+def _data_key(images: ImageSet, content: str) -> str:
     domain = re.sub(r"[^A-Za-z0-9]+", "-", images.domain or images.name).strip("-").lower()
-    return f"{domain}-{images_hash(images)[:8]}"
+    return f"{domain}-{content[:8]}"
 
 
 def _place(zoo: ModelFolder, keep: bool | Path | None, name: str) -> Path | None:
@@ -396,23 +409,36 @@ def _place(zoo: ModelFolder, keep: bool | Path | None, name: str) -> Path | None
     return zoo.path / "records" / name if (zoo.keeps_records if keep is None else keep) else None
 
 
-def _asked(folder: Path, images: ImageSet, *, device: str | None, dtype: torch.dtype | None) -> str:
-    """Hash of all that logits are a function of, known without the model; empty where it is not."""
+def _request_hash(
+    folder: Path,
+    classes: Sequence[str] | None,
+    content: str,
+    *,
+    device: str | None,
+    dtype: torch.dtype | None,
+) -> str:
+    """Hash of all that logits are a function of, known without the model; empty where it is not.
+
+    The kind of device decides the number type where none is asked for.
+    """
     facts = {
         "files": _files_hash(folder),
-        "images": images_hash(images),
-        "classes": images.classes,
-        "device": device or "cpu",
+        "images": content,
+        "classes": classes,
+        "device": choose_device(device).type,
         "dtype": str(dtype),
     }
     return record_id("zoo-predictions", facts) if facts["files"] else ""
 
 
 def _files_hash(folder: Path) -> str:
-    """Hash of the files that a model is loaded from; empty for an adapter, whose base lies elsewhere."""
+    """Hash of the files that a model is loaded from, and of the version that reads them.
+
+    Empty for an adapter, whose base lies elsewhere.
+    """
     if not folder.is_dir() or (folder / ADAPTER).is_file():
         return ""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(library_version().encode())
     for path in sorted(folder.iterdir()):
         if path.suffix in (".json", ".safetensors") and path.is_file():
             with path.open("rb") as file:

@@ -53,7 +53,7 @@ class DeviceMatrix(AnswerTable):
     """
 
     name = "accelerator"
-    few = 1.0  # a count costs what its rows cost, and an exchange has at most as many as the set
+    few = 1.0  # both sides of an exchange together have at most as many rows as the set
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class DeviceMatrix(AnswerTable):
         rounded = [whole_weights(each) for each in weights]
         whole, scale = np.stack([each for each, _ in rounded]), np.array([each for _, each in rounded])
         digits = np.concatenate(_digits(whole))
-        on_gpu = self.device.type == "cuda"
-        small = on_gpu or (self.device.type == "cpu" and int8_is_fast())
+        small = _multiplies_bytes(self.device)
+        on_gpu = small and self.device.type == "cuda"
         kind, multiply = (torch.int8, torch._int_mm) if small else (torch.float32, torch.matmul)
         n_rows = _rounded_up(len(digits), _GPU_ROWS) if on_gpu else len(digits)
         asked = np.zeros((n_rows, self._filled.shape[1]), dtype=np.int8)
@@ -187,6 +187,15 @@ def int8_is_fast() -> bool:
 
     known = getattr(torch.cpu, "_is_vnni_supported", None)
     return bool(known and known()) and torch.backends.mkldnn.is_available()
+
+
+def _multiplies_bytes(device: "torch.device") -> bool:
+    """Whether products of bytes are faster than those of float32: NVIDIA's cards have them since Turing."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (7, 5)
+    return device.type == "cpu" and int8_is_fast()
 
 
 def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
