@@ -229,6 +229,10 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--solver", "swop"], "did you mean 'swap'"),
         (["--solver", "greedy"], "now only a test reference"),
         (["--split", "grup"], "did you mean 'group'"),
+        (
+            ["--split", "family"],
+            "error: --split family needs --families, one name per model; give them, or --split g",
+        ),
         (["--path", "warmish"], "did you mean 'warm'"),
         (["--strata", "lihgt"], "did you mean 'light'"),
         (["--layout", "pcked"], "packed"),
@@ -241,7 +245,7 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--solver", "adam", "--path", "warm"], "use solver='swap' or path='independent'"),
         (["--objective", "r3"], "did you mean 'r2'"),
         (["--objective", "r"], "Known: pearson, r2"),
-        (["--objective", "r2"], "n_permutations=99 (--permutations; 0: no test) presupposes"),
+        (["--objective", "r2"], "the test that --permutations 99 asks for (0: none) presupposes"),
         (
             ["--objective", "r2", "--permutations", "0", "--refine", "9"],
             "refinement of sizes (--refine) presupposes",

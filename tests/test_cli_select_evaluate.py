@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,34 @@ def test_a_damaged_or_absent_file_is_a_problem_of_the_disk(folder: Path) -> None
     (folder / "newer.json").write_text(newer)
     found = evaluate(folder, folder / "newer.json", folder / "better.csv").stderr
     assert "schema 'assay-selection/9'; this version reads 'assay-selection/1'" in found
+
+
+@pytest.mark.parametrize("content", ['{"schema": ["a"]}', '{"schema": {"a": 1}}'])
+def test_a_schema_that_is_no_text_is_json_of_another_kind(folder: Path, content: str) -> None:
+    (folder / "odd.json").write_text(content)
+    for found in (
+        evaluate(folder, folder / "odd.json", folder / "better.csv"),
+        invoke("select", "export", folder / "odd.json", "--store", folder / "store"),
+    ):
+        assert found.exit_code == 2
+        assert "odd.json is JSON of another kind; give the file of --s" in found.stderr
+
+
+def test_a_file_that_cannot_be_read_is_not_called_another_kind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "cut").write_text((folder / "finding" / "subset.json").read_text()[:500])
+    found = evaluate(folder, "cut", "better.csv")
+    assert found.exit_code == 1
+    assert "cut cannot be read as JSON: " in found.stderr
+    assert "give the file of --subset" in found.stderr
+    for name in ("taken", "taken.csv"):
+        with socket.socket(socket.AF_UNIX) as taken:
+            taken.bind(name)  # no user may open it, root included
+            found = evaluate(folder, name, "better.csv")
+        assert found.exit_code == 1
+        assert f"{name} cannot be read: " in found.stderr
 
 
 def test_what_was_understood_of_the_table_is_shown_as_for_a_selection(folder: Path) -> None:

@@ -221,11 +221,33 @@ def test_models_without_names_are_recognised_in_the_same_table_alone(subset: ass
     document = evaluation_document([subset], data)
     assert [each["part"] for each in document["models"]].count("test") == len(subset.split.test)
     assert any("selected the subset (model_" in each for each in document["caveats"])
-    document = evaluation_document([subset], data.take_models(np.arange(20)))
+    some = dataclasses.replace(data.take_models(np.arange(3)), model_ids=("a", "b", "c"))
+    document = evaluation_document([subset], some)
     assert {each["part"] for each in document["models"]} == {None}
-    assert any("Should some of these be among" in each for each in document["caveats"])
+    unnamed = "The subset does not name the models that it was selected with."
+    assert any(each.startswith(f"{unnamed} Should some of those") for each in document["caveats"])
     numbered = dataclasses.replace(data, model_ids=tuple(map(str, range(40))))  # the index of a frame
     assert numbered.own_model_ids is None
+
+
+@pytest.mark.parametrize("names", [[f"net-{place}" for place in range(40)], [str(k) for k in range(5, 45)]])
+def test_rows_without_names_are_not_matched_with_models_that_have_names(
+    subset: assay.Subset, names: list[str]
+) -> None:
+    """`model_0` is no name, and `5` is not the run of that name; whether they are new is not known."""
+    data = subset.require_data("the test")
+    found = assay.oodselect(dataclasses.replace(data, model_ids=tuple(names)), size=4)
+    few = data.take_models(np.arange(10))
+    for numbers in ([f"model_{k}" for k in range(10)], [str(k) for k in range(10)]):
+        document = evaluation_document([found], dataclasses.replace(few, model_ids=tuple(numbers)))
+        assert {each["part"] for each in document["models"]} == {None}
+        assert any(
+            each.startswith("The data given do not name their models. Should some of those selected with")
+            for each in document["caveats"]
+        )
+    numbered = dataclasses.replace(few, model_ids=tuple(map(str, range(10))))
+    neither = " ".join(evaluation_document([subset], numbered)["caveats"])
+    assert "selected with. The data given do not name their models. Should" in neither
 
 
 def test_names_of_models_are_not_part_of_the_identity(subset: assay.Subset) -> None:

@@ -369,7 +369,9 @@ def test_accuracies_that_the_zoo_does_not_know_are_measured_or_missed() -> None:
         zoo, entries=tuple(dataclasses.replace(entry, id_accuracy=None) for entry in zoo.entries[:4])
     )
     images, within = draw_shapes("sketch", 6, seed=3), draw_shapes("flat", 12, seed=4)
-    with pytest.raises(InputError, match="accuracy of 4 models of the zoo is not known.*give id_images"):
+    with pytest.raises(
+        InputError, match="accuracy of 4 models of the zoo is not known.*give id_images= .--id-images."
+    ):
         CorrectnessData.from_zoo(unknown, images)
     data = CorrectnessData.from_zoo(unknown, images, id_images=within)
     assert data.n_id is not None

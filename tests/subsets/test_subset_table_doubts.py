@@ -63,7 +63,10 @@ def test_a_score_beside_predictions_is_read_as_neither_unless_it_is_said() -> No
         ({"cells": "correct"}, "cells hold 'correct', but the table has no such column"),
         ({"cells": "score"}, "cells hold 'score', but the table has no such column"),
         ({"scores": (5, 0)}, "cells hold 'score', but the table has no such column"),
-        ({"cells": "prediction", "scores": (5, 0)}, "scores has no effect with cells='prediction'"),
+        (
+            {"cells": "prediction", "scores": (5, 0)},
+            r"scores= \(--scores\) has no effect with cells='prediction'",
+        ),
     ],
 )
 def test_what_a_table_does_not_hold_cannot_be_asked_for(options: dict[str, Any], message: str) -> None:

@@ -26,7 +26,14 @@ from assay.analyses.subsets.problem import Problem, make_problem
 from assay.analyses.subsets.selection import oodselect
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import folds
-from assay.analyses.subsets.verdict import UNKNOWN_UNITS, SubsetVerdict, _judged, judge_sizes, untested
+from assay.analyses.subsets.verdict import (
+    UNKNOWN_UNITS,
+    SubsetVerdict,
+    _judged,
+    _reasons,
+    judge_sizes,
+    untested,
+)
 from assay.core.errors import InputError
 
 
@@ -402,6 +409,17 @@ class TestJudge:
         assert verdict.status == "inconclusive"
         assert "use at least 19" in verdict.reasons[0]
         assert verdict.reasons[0].startswith("p = 0.1 and 9 permutations cannot give less than 0.1:")
+
+    @pytest.mark.parametrize("p", [0.05042, 0.0501, 0.05 + 1e-12])
+    def test_a_p_value_above_the_level_is_not_printed_as_the_level(self, planted, planted_selections, p):
+        """The default 99 permutations can give 0.0504."""
+        judged = judge_sizes(planted, planted_selections[:1], n_permutations=19)[0]
+        assert judged.p_value == 0.05
+        above = replace(judged, p_value=p, sizes=(20,), p_unadjusted=p)
+        (reason,) = _reasons(planted, planted_selections[0], above, 99, 4)
+        printed = reason.split(",")[0].removeprefix("p = ")
+        assert float(printed) > 0.05
+        assert float(printed) == pytest.approx(p, abs=5e-5)
 
     def test_the_interval_of_the_subset_itself_is_told_and_decides_nothing(self, planted, planted_selections):
         selection = planted_selections[0]

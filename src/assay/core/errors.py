@@ -28,9 +28,14 @@ A message says what was wrong, what came, what is allowed, and what to do next.
 """
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+
+# Both names of an option in a text that Python and the command line share.
+_OPTION = re.compile(r"\w+=\S* \((--[^)]+)\)")
 
 
 class AssayError(Exception):
@@ -115,6 +120,11 @@ class AssayWarning(UserWarning):
 
 class DegenerateDataWarning(AssayWarning):
     """A statistic is undefined or unreliable on these data."""
+
+
+def by_option(text: str) -> str:
+    """A message for a page or the command line: `--split family` for `split='family' (--split family)`."""
+    return _OPTION.sub(r"\1", text)
 
 
 def near_matches(name: str, known: Iterable[str], limit: int = 3) -> list[str]:

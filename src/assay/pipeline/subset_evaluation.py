@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.evaluation import ENDS, KIND, LEVEL, READINGS, evaluation_document
-from assay.analyses.subsets.file_kinds import kind_of_file
+from assay.analyses.subsets.file_kinds import ENDINGS, kind_of_file
 from assay.analyses.subsets.selection import Subset, read_subset
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, record_id
@@ -67,19 +67,21 @@ def _read(
 
     Raises:
         InputError: If there is neither, or it is something else.
-        FileFormatError: If the file is damaged.
+        FileFormatError: If the file is damaged or cannot be read.
     """
     path, held = Path(given), None
     if _ID.fullmatch(given) and not path.exists():
         held = store().get(given).payload
     elif not path.exists():
         raise InputError(f"{path} does not exist; give {wanted}")
-    else:
+    elif not path.is_dir():
         try:
-            held = parse_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            if path.suffix == ".json" and path.is_file():
-                raise FileFormatError(f"{path} cannot be read as JSON: {error}") from error
+            held = parse_json(path.read_bytes())
+        except OSError as error:
+            raise FileFormatError(f"{path} cannot be read: {error.strerror}; give {wanted}") from error
+        except ValueError as error:
+            if path.suffix not in ENDINGS:
+                raise FileFormatError(f"{path} cannot be read as JSON: {error}; give {wanted}") from error
     if not isinstance(held, dict) or not fits(held):
         raise InputError(f"{given} is {kind_of_file(path, held)}; give {wanted}")
     return held

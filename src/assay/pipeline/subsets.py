@@ -174,7 +174,8 @@ def _checked(
     if n_permutations:
         check_inverse(
             problem.settings.objective,
-            f"the test of n_permutations={n_permutations} (--permutations; 0: no test)",
+            f"the test that n_permutations={n_permutations} (--permutations {n_permutations}) asks for "
+            "(0: none)",
         )
     return problem, wanted, refine
 

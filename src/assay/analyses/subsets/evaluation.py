@@ -37,8 +37,9 @@ def evaluation_document(
     """Other models on a subset, and the correlations over them on each of several subsets.
 
     `models` has, for each model, its `part` in the selection, by name (`train` and `validation` models
-    selected the subset, `test` models tested it, others are `new`; None where the file of the subset does not
-    name its models), its `id_accuracy`, and readings of a `value` with the ends of its interval:
+    selected the subset, `test` models tested it, others are `new`; None where the file of the subset or
+    the table does not name its models), its `id_accuracy`, and readings of a `value` with the ends of its
+    interval:
 
     - `accuracy`: share of the matched examples of the subset that it gets right, in [0, 1], with the exact
       interval of a share (Clopper and Pearson), which holds near 0 and 1 and for few examples, or, for a
@@ -86,7 +87,7 @@ def evaluation_document(
                 "understood": data.understood(),
             },
             "n_matched": len(places[0]),
-            "caveats": [*_caveats(first, data, len(places[0])), *_familiar(data.model_ids, parts)],
+            "caveats": [*_caveats(first, data, len(places[0])), *_familiar(first, data, parts)],
             "models": [dict(zip(models, row, strict=True)) for row in zip(*models.values(), strict=True)],
             "sizes": [
                 {"size": each.size, "id": each.id, "n_matched": len(own), **vars(each.evaluate_on(data, own))}
@@ -147,12 +148,17 @@ def _caveats(subset: Subset, data: CorrectnessData, n_matched: int) -> list[str]
     return [text for text, holds in notes.items() if holds]
 
 
-def _familiar(names: Sequence[str], parts: Sequence[str | None]) -> Iterator[str]:
+def _familiar(subset: Subset, data: CorrectnessData, parts: Sequence[str | None]) -> Iterator[str]:
     """Which of the models the selection has seen: how many, and the names of the first."""
+    names = data.model_ids
     if None in parts:
+        nameless = {
+            "The subset does not name the models that it was selected with. ": subset.model_ids is None,
+            "The data given do not name their models. ": data.own_model_ids is None,
+        }
         yield (
-            "The subset does not name the models that it was selected with. Should some of these be among "
-            "them, they do worse on it than new models would."
+            "".join(text for text, holds in nameless.items() if holds) + "Should some of those selected with "
+            "be among those given, they do worse on the subset than new models would."
         )
     for own, what in FAMILIAR.items():
         seen = [name for name, part in zip(names, parts, strict=True) if part in own]

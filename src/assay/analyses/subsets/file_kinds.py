@@ -12,11 +12,10 @@ DOCUMENTS = {
     "assay-subset-evaluation/1": "an evaluation document",
     "assay-subset-card/1": "a card",
 }
-ENDINGS = {
+ENDINGS = {  # of what is not JSON
     **dict.fromkeys((".csv", ".tsv", ".parquet", ".jsonl"), "a table"),
     ".npz": "an archive",
     ".html": "a page",
-    ".json": "JSON of another kind",
 }
 
 
@@ -25,6 +24,6 @@ def kind_of_file(path: Path, content: Any = None) -> str:
     if path.is_dir():
         return "a folder"
     schema = content.get("schema") if isinstance(content, Mapping) else None
-    if schema:
+    if isinstance(schema, str):
         return DOCUMENTS.get(schema, f"a document of schema {schema!r}")
-    return ENDINGS.get(path.suffix, "a file of another kind")
+    return ENDINGS.get(path.suffix, "JSON of another kind")

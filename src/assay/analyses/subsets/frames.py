@@ -106,7 +106,9 @@ def read_frame(
     if cells is not None:
         check_name("content of cells", cells, CELLS)
     if scores is not None and cells != "score":
-        raise InputError(f"scores has no effect with cells={cells!r} (--cells); remove one of them")
+        raise InputError(
+            f"scores= (--scores) has no effect with cells={cells!r} (--cells {cells}); remove one of them"
+        )
     of_models = {"id_accuracy": id_accuracy, "n_id": n_id, "group": group, "family": family}
     lies = orientation_of(frame, header, orientation, id_accuracy, examples)
     reading = CellOptions(cells, scores, _labels(examples, header), tuple(meta))

@@ -17,6 +17,7 @@ from assay.stats import fisher_z_interval, spearman
 
 
 EPS = 1e-6  # accuracies are clipped to [EPS, 1 - EPS] before the probit
+LEVEL = 0.05  # the largest p-value that supports a subset
 AOTIL = -0.3  # at most this correlation is called accuracy on the inverse line (Cohen's weak effect)
 N_RESAMPLES = 1000
 MIN_MODELS = 4  # in any part: below that the Fisher interval does not exist

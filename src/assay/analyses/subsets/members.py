@@ -153,12 +153,13 @@ class SelectedExamples:
         return Problem(self.require_data("a selection"), self.split, self.settings)
 
     def parts_of(self, data: CorrectnessData) -> list[str | None]:
-        """The part of the split that each of some models was in, by name; None where the names are unknown.
+        """The part of the split that each of some models was in, by name; None where a side has none.
 
         Models that were in no part are `new`.
         """
-        names = data.model_ids if data.hash == self.facts["hash"] else self.model_ids
-        if names is None:
+        same = data.hash == self.facts["hash"]
+        names = data.model_ids if same else self.model_ids
+        if names is None or not (same or data.own_model_ids):
             return [None] * data.n_models
         parts = {names[place]: part for part in PARTS for place in self.split.part(part).tolist()}
         return [parts.get(name, "new") for name in data.model_ids]

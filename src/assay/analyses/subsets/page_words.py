@@ -1,13 +1,13 @@
 """A chosen subset as sentences: title, verdict, caveats, and the numbers in them."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from assay.analyses.subsets.line import AOTIL, EPS
+from assay.analyses.subsets.line import AOTIL, EPS, LEVEL
+from assay.core.errors import by_option
 from assay.page import text as words
 from assay.page.text import MINUS, NARROW
 
@@ -31,8 +31,6 @@ RELIABLE = 0.8  # share of the variance of in-distribution accuracies that is no
 CLIPPED = 0.05  # share of models at accuracy 0 or 1
 MIXED = 0.75  # share of chosen examples that go against better models each by itself
 SHIFTED = 2.0  # ratio of class shares that calls for a notice
-# Both names of an option in a text that Python and the command line share: split='family' (--split family).
-OPTION = re.compile(r"\w+=\S* \((--[^)]+)\)")
 Document = Mapping[str, Any]
 
 
@@ -91,8 +89,11 @@ def ends(low: float | int | None, high: float | int | None) -> str:
 
 
 def p_value(value: float | int) -> str:
-    """A p-value: two significant digits, never 0."""
-    return f"{value:.2g}" if value >= 0.001 else "< 0.001"
+    """A p-value: two significant digits, or as many as tell it from the level; never 0."""
+    if value < 0.001:
+        return "< 0.001"
+    texts = (f"{value:.{digits}g}" for digits in range(2, 18))  # 17 tell any two numbers apart
+    return next(text for text in texts if value == LEVEL or float(text) != LEVEL)
 
 
 def share(fraction: float | int | None) -> str:
@@ -216,7 +217,7 @@ def sentences(document: Document, name: str) -> list[str]:
     # A sentence that opens with a symbol (p = ...) keeps it.
     return [
         f"{text[0] if text[1:2] == ' ' else text[0].upper()}{text[1:].rstrip('.')}."
-        for text in (OPTION.sub(r"\1", each) for each in (document["verdict"] or {}).get(name) or ())
+        for text in map(by_option, (document["verdict"] or {}).get(name) or ())
         if text
     ]
 

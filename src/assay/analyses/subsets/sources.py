@@ -73,7 +73,7 @@ def ask_zoo(
     if unknown:
         raise InputError(
             f"the in-distribution accuracy of {len(unknown)} models of the zoo is not known, e.g. of "
-            f"{unknown[0]}; give id_images, labelled images like those of their training"
+            f"{unknown[0]}; give id_images= (--id-images), labelled images like those of their training"
         )
     columns = {name: np.asarray(values) for name, values in images.fields.items()}
     return {

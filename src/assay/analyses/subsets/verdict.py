@@ -22,7 +22,7 @@ from assay.analyses.subsets.crossfit import (
     plan_folds,
 )
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.line import AOTIL, RELIABLE_UNITS, Correlation
+from assay.analyses.subsets.line import AOTIL, LEVEL, RELIABLE_UNITS, Correlation
 from assay.analyses.subsets.members import SelectedExamples
 from assay.analyses.subsets.objective import check_inverse
 from assay.analyses.subsets.page_words import p_value, signed
@@ -39,7 +39,6 @@ from assay.core.errors import InputError, check_least
 from assay.core.record import Record
 
 
-LEVEL = 0.05
 WEAKEST = "not tested: a verdict is about the most negative correlation, and objective r2 selects the weakest"
 UNKNOWN_UNITS = (
     "groups and families are missing, so it is unknown whether the tested models are independent of those "

@@ -32,7 +32,7 @@ from cyclopts.config import Dict, Env
 from assay.app.cli.pages import Pages
 from assay.app.console import fit_terminal, quiet, remark, say, show_warning
 from assay.app.running import ImageWorkers, Quiet
-from assay.core.errors import AssayError, AssayWarning, InputError, near_matches
+from assay.core.errors import AssayError, AssayWarning, InputError, by_option, near_matches
 from assay.core.machine import decoding_with
 
 
@@ -286,7 +286,7 @@ def run(arguments: Sequence[str]) -> int:
     except AssayError as error:
         if traceback:
             raise
-        say(f"error: {error}")
+        say(f"error: {by_option(str(error))}")
         return 2 if isinstance(error, InputError) else 1
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG or traceback:

@@ -154,7 +154,7 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         strata: Keep the proportions of the classes (label), or of a column of facts.
         permutations: Permutations of the test; a supported verdict needs at least 19. 0: no test.
         folds: Folds of the cross-fit of the test.
-        workers: Threads that run the permutations. Default: one per CPU; one with --device.
+        workers: Threads of the permutations. Default: one per CPU, or one on an accelerator.
         layout: Matrix layout: auto, dense, packed (32 times smaller) or accelerator.
         encoder: Model that embeds the examples: a directory, hub id or timm:NAME.
         text: Column of facts with the text of each example, for n-grams and --encoder.
