@@ -162,7 +162,7 @@ def holed(frame: pd.DataFrame, model: str, example: str, value: Any) -> pd.DataF
         (long().drop(index=5), r"answer of model 'b' on example 'z' is missing \(1 of 12 cells are\)"),
         (pd.concat([long(), long().iloc[[5]]]), "model 'b' has 2 rows for example 'z'"),
         (long().replace({"model": {"b": None}}), r"frame\['model'\] is missing in row 3"),
-        (long().drop(columns="correct"), "neither a column 'correct' nor both 'prediction' and 'label'"),
+        (long().drop(columns="correct"), "nor beside 'label' a 'prediction' or probabilities 'p_0', 'p_1'"),
         (long().iloc[:0], "table has no row"),
         (wide().astype(float).replace(0, np.nan), "answer of model 'a' on example 'y' is missing"),
         (wide() * 3, "answer of model 'a' on example 'x' is 3"),

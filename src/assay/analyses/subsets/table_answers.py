@@ -151,9 +151,9 @@ def _right(
     if truth is not None and (header.probabilities or "probability" in header.found):
         return _likeliest(frame, header, truth), "the likeliest class compared with the true one"
     raise InputError(
-        "the frame has neither a column 'correct' nor both 'prediction' and 'label', nor 'score'; it has "
-        f"{', '.join(map(str, frame.columns[:20]))}. Name them: columns={{'correct': NAME}}, "
-        "--columns correct=NAME"
+        "the table has neither a column 'correct' nor 'score', nor beside 'label' a 'prediction' or "
+        f"probabilities 'p_0', 'p_1', ...; it has {', '.join(map(str, frame.columns[:20]))}. Name them: "
+        "columns={'correct': NAME}, --columns correct=NAME"
     )
 
 
