@@ -164,6 +164,10 @@ def holed(frame: pd.DataFrame, model: str, example: str, value: Any) -> pd.DataF
         (long().replace({"model": {"b": None}}), r"frame\['model'\] is missing in row 3"),
         (long().drop(columns="correct"), "nor beside 'label' a 'prediction' or probabilities 'p_0', 'p_1'"),
         (long().iloc[:0], "table has no row"),
+        (
+            pd.DataFrame({"model": list("abcd"), "id_accuracy": [0.9, 0.8, 0.7, 0.6]}),
+            "no answers beside model, id_accuracy. The table was read as wide",
+        ),
         (wide().astype(float).replace(0, np.nan), "answer of model 'a' on example 'y' is missing"),
         (wide() * 3, "answer of model 'a' on example 'x' is 3"),
         (wide().set_axis(["a", "b", "c", "a"]), "two models are named 'a'"),

@@ -271,6 +271,8 @@ def matrix_answers(
         [name for name in table.index if name in down], table.columns.difference(beside.columns, sort=False)
     ]
     cells = table.drop(columns=beside.columns, index=below.index)
+    if cells.empty:
+        raise InputError(f"there are no answers beside {', '.join(map(str, frame.columns[:20]))}")
     beside = beside.drop(index=below.index)
     models, examples = (below.T, beside) if turned else (beside, below.T)
     ids = list(map(str, cells.index if turned else cells.columns))
