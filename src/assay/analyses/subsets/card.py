@@ -71,7 +71,7 @@ def _facts(card: Document) -> dict[str, object]:
     units = {"training runs": data["n_groups"], "families": data["n_families"]}
     p = judged.get("p_value")
     return {
-        "subset": card["id"],
+        "selection": card["id"],
         "examples": out_of(card["size"], data["n_examples"], "example"),
         "data": ", ".join([*source, f"hash {data['hash']}"]),
         "licence of the data": card["licence"] or "not stated",
