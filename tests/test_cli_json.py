@@ -264,8 +264,9 @@ def test_a_plan_is_an_upper_bound_and_not_a_loose_one(
     passes = ran.get(name, runs[name]).passes
     with no_type_checks():
         plan = json.loads(invoke(*name.split(), *COMMANDS[name], "--dry-run", "--json", "--quiet").stdout)
-    # How many edges a greedy search tests depends on scores, and these on the rounding of the machine.
-    assert passes <= plan["passes"] <= 2.5 * passes
+    # How often a method is timed goes by the clock: the plan counts the most, a loaded machine makes fewer.
+    timed = sum(stage["passes"] for stage in plan["stages"] if stage["stage"] == "timed passes")
+    assert passes <= plan["passes"] <= 2 * passes + timed
 
 
 def test_a_plan_of_swaps_holds(folder: Path) -> None:
