@@ -71,7 +71,8 @@ class DeviceMatrix(AnswerTable):
             free=_device_memory(self.device),
         )
         # Rows are examples: a chunk of them is contiguous, and a set of them is gathered whole. Zeros fill
-        # both sides to a multiple of eight, which products of bytes on a GPU ask for.
+        # both sides to a multiple of eight, which products of bytes on a GPU ask for; on a CPU PyTorch 2.13
+        # sums the bytes of a single model wrongly.
         filled = [_rounded_up(n, 8) for n in (self.n_examples, self.n_models)]
         self._filled = torch.zeros(filled, dtype=torch.int8, device=self.device)
         self._rows = self._filled[: self.n_examples, : self.n_models]

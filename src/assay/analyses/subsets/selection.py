@@ -99,7 +99,7 @@ class Subset(display.Shown, SelectedExamples, Record):
         "arrays": "settings.arrays",
         "verdict": "known_verdict",
         "provenance": "made",
-        "later": "**_later",
+        "optional": "**_optional_entries",
     }
 
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -156,7 +156,7 @@ class Subset(display.Shown, SelectedExamples, Record):
         """Whether the verdict is known already."""
         return "verdict" in self._kept
 
-    def _later(self) -> dict[str, Any]:
+    def _optional_entries(self) -> dict[str, Any]:
         """Entries that older files lack, and a subset that was read from one."""
         entries = {"lines": self.lines, "model_ids": self.model_ids}
         return {name: value for name, value in entries.items() if value is not None}
