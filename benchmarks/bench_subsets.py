@@ -10,6 +10,7 @@ Parts, one or more with `--part`; without it the first three, about a minute:
     large       1800 x 71,433, one size, in a process of its own                    (minutes)
     largest     4200 x 146,722, two sizes, in a process of its own                  (minutes)
     sweep       4200 x 146,722, 25 sizes, each solved for itself                    (a quarter of an hour)
+    fold        4200 x 146,722, 25 sizes, reruns of a fold one by one and in a wave (ten minutes)
     resumed     300 x 4000, the verdict on three sizes, killed ten times, and the bytes compared    (a minute)
     verdict     1800 x 71,433, the same on eight sizes, two workers                 (about half an hour)
     accelerator 1000 x 20,000: solver, reruns of a fold and adam on a device, and packed    (a minute)
@@ -20,7 +21,8 @@ bytes. `accelerator` is skipped where PyTorch finds none and `--device` names no
 
 Every part but `resumed` and `verdict` runs on one core. The large matrices are generated packed, a chunk of
 examples at a time, into a file; the process that is measured reads only that. Prints one JSON document;
-`--save` merges the parts into that of benchmarks/results, by kind of device.
+`--save` merges the parts into that of benchmarks/results, by kind of device: a CPU without fast products of
+bytes (VNNI) is one of its own, `cpu_float32`.
 
     python benchmarks/bench_subsets.py [--part NAME ...] [--save]
 """
@@ -50,7 +52,7 @@ import scipy
 from assay.analyses.subsets.layouts import AnswerTable, DenseMatrix, PackedMatrix
 from assay.analyses.subsets.line import line_correlation
 from assay.analyses.subsets.objective import Found
-from assay.analyses.subsets.placement import as_matrix, device_of
+from assay.analyses.subsets.placement import as_matrix, device_of, int8_is_fast
 from assay.analyses.subsets.swap import swap
 from assay.core.random import stream
 
@@ -423,6 +425,36 @@ def sweep_part() -> dict[str, Any]:
     return {"seconds in all": round(total, 1)} | found
 
 
+def fold_part() -> dict[str, Any]:
+    """Core seconds of a rerun of one fold, alone and as one of a wave."""
+    from assay.analyses.subsets.crossfit import FoldRuns, plan_folds
+    from assay.analyses.subsets.data import CorrectnessData
+    from assay.analyses.subsets.permutation import Exchange
+    from assay.analyses.subsets.problem import make_problem
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_large("largest", Path(folder))
+        bits, y, families = (np.load(f"{folder}/{each}.npy") for each in ("bits", "id_accuracy", "families"))
+    data = CorrectnessData.of(PackedMatrix(bits, len(y)), y, families=families)
+    splits = plan_folds(data).splits
+    assert splits is not None
+    folds = FoldRuns(data, splits, SWEEP, make_problem(data, layout="packed").settings)
+    drawn = [Exchange.of(data).draw(y, 0, each) for each in range(folds.wave)]
+    started = time.process_time()
+    alone = folds.select(0, drawn[:1])
+    middle = time.process_time()
+    together = folds.select(0, drawn)
+    each = (time.process_time() - middle) / folds.wave
+    same = all(np.array_equal(*pair) for pair in zip(alone[0], together[0], strict=True))
+    return {
+        **dict(zip(("models", "examples"), SHAPES["largest"], strict=True)),
+        "alone, s": round(middle - started, 1),
+        f"one of {folds.wave}, s": round(each, 1),
+        "same sets": same,
+        "peak MB": peak_megabytes(),
+    }
+
+
 def accelerator_part(device: str | None = None) -> dict[str, Any]:
     """Wall seconds of the solver, of the reruns of a fold and of adam's restarts, on a device and packed."""
     import torch
@@ -485,6 +517,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "large": lambda: large_part("large", LARGE_SIZES["large"], {"seconds": 15, "peak MB": 1000}),
     "largest": lambda: large_part("largest", LARGE_SIZES["largest"], {"seconds": 90, "peak MB": 2000}),
     "sweep": sweep_part,
+    "fold": fold_part,
     "resumed": lambda: resumed_part("resumed"),
     "verdict": lambda: resumed_part("verdict"),
     "accelerator": accelerator_part,
@@ -544,11 +577,11 @@ def main() -> None:
     parts |= {name: PARTS[name]() for name in options.part if name not in parts}
     for name in [name for name, part in parts.items() if "skipped" in part]:
         print(f"{name}: skipped; {parts.pop(name)['skipped']}", file=sys.stderr)
-    kind = device_of(options.device).type if alone else "cpu"
+    kind = device_of(options.device).type if alone else "cpu" if int8_is_fast() else "cpu_float32"
     document: dict[str, Any] = {
         "benchmark": "subsets",
         "machine": {
-            "device": kind,
+            "device": kind.partition("_")[0],
             "threads": 1,
             "numpy": np.__version__,
             "scipy": scipy.__version__,

@@ -273,14 +273,19 @@ def test_too_little_memory_is_not_a_reason_of_a_document(monkeypatch):
         _halves(selection, 1, 1, computed)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_digits_beyond_a_byte_and_a_single_model_are_summed_exactly(monkeypatch, fast):
-    monkeypatch.setattr(placement, "int8_is_fast", lambda: fast)
+@pytest.mark.parametrize("kind", ["bytes", "digits", "whole"])
+@pytest.mark.parametrize("cached", [7, 2**19])
+def test_weights_beyond_a_byte_and_a_single_model_are_summed_exactly(monkeypatch, kind, cached):
+    monkeypatch.setattr(placement, "_kind_of_product", lambda _: kind)
+    monkeypatch.setattr(placement, "_CACHED_ENTRIES", cached)
     weights = np.array([[2.0**23 + 2**22 + 129, -3.0, 255.0], [1.0, 0.0, 0.0], [0.0, -128.0, -(2.0**23)]])
     correct = random_matrix(3, 90)
     assert np.array_equal(DeviceMatrix(correct, device="cpu").weigh_many(weights), weights @ correct)
     alone = DeviceMatrix(correct[:1], device="cpu")
     assert np.array_equal(alone.weigh_many(weights[:, :1]), weights[:, :1] @ correct[:1])
+    halves = weights / 2 + 0.5  # rounded on the grid, whatever multiplies them
+    expected = [whole_weights(each)[0] @ correct / whole_weights(each)[1] for each in halves]
+    assert np.array_equal(DeviceMatrix(correct, device="cpu").weigh_many(halves), expected)
 
 
 # ------------------------------------------------------------------------------------------------ errors

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float64, Int8, Int64, Integer, Num, UInt8
+from jaxtyping import Float, Float32, Float64, Int8, Int64, Integer, Num, UInt8
 
 from assay.analyses.subsets.layouts import (
     CHUNK,
@@ -30,7 +30,7 @@ Layout = Literal["auto", "dense", "packed", "accelerator"]
 LAYOUTS: tuple[Layout, ...] = ("auto", "dense", "packed", "accelerator")
 
 _DENSE_ENTRIES = 6.4e7  # largest matrix that "auto" holds as float32: 256 MB
-MANY = 3  # products at a time from which bytes cost less than bits
+_CACHED_ENTRIES = 2**19  # numbers of four bytes that a product on the CPU makes at a time: 2 MB
 _UNPACKED: "weakref.WeakKeyDictionary[AnswerTable, weakref.ref[AnswerTable]]" = weakref.WeakKeyDictionary()
 _UNPACKING = threading.Lock()  # two threads must not count the same free memory
 _DEVICE_ENTRIES = 2**24  # numbers of four bytes that a product on a device makes at a time: 64 MB
@@ -43,6 +43,7 @@ class DeviceMatrix(AnswerTable):
     Weights are rounded to whole numbers on a grid of 2**-24 of the sum of their absolute values and cut into
     digits of eight bits, three or four; products of digits with 0/1 are exact in float32, with or without
     TF32, and in bytes summed as int32, so the result is the exact sum of the rounded weights on any device.
+    A CPU without fast products of bytes multiplies the rounded weights whole, exact in its float32.
 
     Args:
         correct: 0/1, shape (m, N).
@@ -96,8 +97,11 @@ class DeviceMatrix(AnswerTable):
 
         rounded = [whole_weights(each) for each in weights]
         whole, scale = np.stack([each for each, _ in rounded]), np.array([each for _, each in rounded])
+        product_kind = _kind_of_product(self.device)
+        if product_kind == "whole":
+            return _unscaled(self._weigh_whole(whole), scale)
         digits = np.concatenate(_digits(whole))
-        small = _multiplies_bytes(self.device)
+        small = product_kind == "bytes"
         on_gpu = small and self.device.type == "cuda"
         kind, multiply = (torch.int8, torch._int_mm) if small else (torch.float32, torch.matmul)
         n_rows = _rounded_up(len(digits), _GPU_ROWS) if on_gpu else len(digits)
@@ -114,7 +118,19 @@ class DeviceMatrix(AnswerTable):
                 total.add_(each, alpha=256**place)  # the whole fits, whatever its parts
             stop = min(start + step, self.n_examples)
             sums[:, start:stop] = total[:, : stop - start].cpu().numpy()
-        return sums if (scale == 1).all() else np.asarray(sums / scale[:, None])
+        return _unscaled(sums, scale)
+
+    def _weigh_whole(self, whole: Float64[np.ndarray, "k m"]) -> Float32[np.ndarray, "k n"]:
+        """Whole weights with 0/1 in float32; a chunk of examples is converted and multiplied in the cache."""
+        rows, sums = self._rows.numpy(), np.empty((len(whole), self.n_examples), dtype=np.float32)
+        weights = np.zeros((self.n_models, _rounded_up(len(whole), 4)), dtype=np.float32)  # odd widths: 1.2x
+        weights[:, : len(whole)] = whole.T
+        held = np.empty((max(1, _CACHED_ENTRIES // self.n_models), self.n_models), dtype=np.float32)
+        for start in range(0, self.n_examples, len(held)):
+            chunk = held[: self.n_examples - start]
+            np.copyto(chunk, rows[start : start + len(held)])
+            sums[:, start : start + len(chunk)] = (chunk @ weights)[:, : len(whole)].T
+        return sums
 
     def _step(self, n_numbers: int) -> int:
         """Examples at a time, where each takes so many numbers: a multiple of eight."""
@@ -171,6 +187,10 @@ def _rounded_up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
+def _unscaled(sums: Float32[np.ndarray, "k n"], scale: Float64[np.ndarray, " k"]) -> Float[np.ndarray, "k n"]:
+    return sums if (scale == 1).all() else np.asarray(sums / scale[:, None])
+
+
 def _digits(whole: Float64[np.ndarray, "k m"]) -> list[Int8[np.ndarray, "k m"]]:
     """Whole numbers as digits to the base 256 in [-128, 127], the lowest first: four up to 2**24."""
     left = whole.astype(np.int64)
@@ -190,13 +210,20 @@ def int8_is_fast() -> bool:
     return bool(known and known()) and torch.backends.mkldnn.is_available()
 
 
-def _multiplies_bytes(device: "torch.device") -> bool:
-    """Whether products of bytes are faster than those of float32: NVIDIA's cards have them since Turing."""
+def _kind_of_product(device: "torch.device") -> Literal["bytes", "digits", "whole"]:
+    """The fastest exact one: NVIDIA's cards multiply bytes since Turing; TF32 would round whole weights."""
     import torch
 
-    if device.type == "cuda":
-        return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (7, 5)
-    return device.type == "cpu" and int8_is_fast()
+    if device.type == "cpu":
+        return "bytes" if int8_is_fast() else "whole"
+    if device.type == "cuda" and torch.version.cuda is not None:
+        return "bytes" if torch.cuda.get_device_capability(device) >= (7, 5) else "digits"
+    return "digits"
+
+
+def fewest_products() -> int:
+    """Products at a time from which bytes cost less than bits on this processor."""
+    return 3 if int8_is_fast() else 5
 
 
 def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
@@ -205,10 +232,10 @@ def for_many(matrix: AnswerTable, k: int) -> AnswerTable:
     A byte per answer is eight times the memory of the packed layout. Threads that use the same matrix share
     the bytes, which live as long as one of them holds them: a job goes through many matrices. To make the
     bytes anew costs about as much as four products of eight weights with them, of the dozens that a solver
-    takes. Three products at a time then cost less than in the packed layout,
-    eight a third, twenty-four a fifth.
+    takes. With fast products of bytes, eight at a time then cost a third of those in the packed layout and
+    twenty-four a fifth; without, a half and a quarter.
     """
-    if not isinstance(matrix, PackedMatrix) or k < MANY or not int8_is_fast():
+    if not isinstance(matrix, PackedMatrix) or k < fewest_products():
         return matrix
     with _UNPACKING:
         unpacked = _UNPACKED[matrix]() if matrix in _UNPACKED else None

@@ -31,7 +31,7 @@ from assay.analyses.subsets.objective import (
     marginal_scores,
     unit_probit,
 )
-from assay.analyses.subsets.placement import MANY, for_many
+from assay.analyses.subsets.placement import fewest_products, for_many
 from assay.core.errors import AssayWarning
 
 
@@ -184,10 +184,10 @@ def swap_together(
 def _side_by_side(runs: Sequence[_Asking[Found]], matrix: AnswerTable) -> list[Found]:
     """What runs return that ask for products with the matrix: at each turn one product for all that ask."""
     found: dict[int, Found] = {}
-    many = for_many(matrix, len(runs))
+    many, fewest = for_many(matrix, len(runs)), fewest_products()
     asked = {place: next(run) for place, run in enumerate(runs)}
     while asked:
-        products = (many if len(asked) >= MANY else matrix).weigh_many(np.stack(list(asked.values())))
+        products = (many if len(asked) >= fewest else matrix).weigh_many(np.stack(list(asked.values())))
         for place, product in zip(list(asked), products, strict=True):
             try:
                 asked[place] = runs[place].send(product)
