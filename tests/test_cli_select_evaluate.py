@@ -96,6 +96,42 @@ def test_examples_that_do_not_match_are_an_error_with_both_numbers(folder: Path)
     assert "first given a" in found.stderr
 
 
+def test_rows_without_names_are_not_matched_by_place_unasked(folder: Path) -> None:
+    """A transposed table without a column of names, in the wrong order, passed for the same examples."""
+    answers = assay.analyses.subsets.CorrectnessData.load(folder / "answers.npz")
+    table_ = pd.DataFrame(answers.correct.T, columns=list(answers.model_ids))
+    table_.to_csv(folder / "nameless.csv", index=False)
+    table_[::-1].to_csv(folder / "turned.csv", index=False)
+    rated = pd.DataFrame({"model": answers.model_ids, "id_accuracy": answers.id_accuracy})
+    rated.to_csv(folder / "rated.csv", index=False)
+    given = ("--id-accuracy", folder / "rated.csv", "--quiet")
+    with no_type_checks():
+        shown = invoke("select", "data", folder / "nameless.csv", *given)
+        invoke(
+            "select", folder / "nameless.csv", *given, "--size", "30", "--permutations", "0",
+            "--store", folder / "store", "--subset", folder / "nameless.json",
+        )  # fmt: skip
+    assert "rows of the table are matched by place" in shown.stdout
+    for subset, who in (("nameless.json", "examples of the subset"), ("finding/subset.json", "columns of")):
+        refused = evaluate(folder, folder / subset, folder / "turned.csv", *given[:2])
+        assert refused.exit_code == 2, refused.output
+        assert f"the {who}" in refused.stderr
+        assert "--order data" in refused.stderr
+    asked = evaluate(folder, folder / "nameless.json", folder / "nameless.csv", *given[:2], "--order", "data")
+    assert asked.exit_code == 0, asked.output
+
+
+def test_an_order_that_contradicts_the_names_is_refused(folder: Path) -> None:
+    names = assay.analyses.subsets.CorrectnessData.load(folder / "answers.npz").example_ids.tolist()
+    answers = np.ones((1, len(names)))
+    turned = table(folder / "reversed.csv", answers, names[::-1])
+    refused = evaluate(folder, folder / "finding" / "subset.json", turned, "--order", "data")
+    assert refused.exit_code == 2, refused.output
+    assert "leave out --order" in refused.stderr
+    same = evaluate(folder, folder / "finding" / "subset.json", folder / "better.csv", "--order", "data")
+    assert same.exit_code == 0, same.output
+
+
 def test_all_sizes_of_a_stored_selection_are_evaluated(folder: Path) -> None:
     found = evaluate(folder, _id_of(folder), folder / "better.csv", "--json")
     document = json.loads(found.stdout)

@@ -157,6 +157,9 @@ def test_one_model_and_frames_are_evaluated(planted, selected):
     assert selected.evaluate(frame.iloc[:2], planted.id_accuracy[models][:2]).n == 2
     with pytest.raises(InputError, match="remove example_ids"):
         selected.evaluate(frame, planted.id_accuracy[models], example_ids=ids)
+    counted = frame.T.reset_index(drop=True)  # rows are examples that only their places name
+    with pytest.raises(InputError, match="have no names"):
+        selected.evaluate(counted, planted.id_accuracy[models])
 
 
 def test_numbered_columns_are_matched_by_place_only(planted, selected):

@@ -131,6 +131,8 @@ def read_frame(
     held = _without_holes(held, missing)
     if examples is not None:
         held |= _known(examples, held["example_ids"], header.truth, held["meta"])
+    if "notes" in held["understood"]:  # places are no names
+        held["example_ids"] = np.array([f"row_{place}" for place in held["example_ids"]])
     columns_read = {
         role: name for role, name in header.found.items() if lies == "long" or role not in ANSWERS
     }

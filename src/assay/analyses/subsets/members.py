@@ -211,7 +211,8 @@ class SelectedExamples:
                 and as `CorrectnessData.of`.
         """
         data = _others(correct, id_accuracy, example_ids, groups, families)
-        named = example_ids is not None or _is_frame(correct) or (data.has_ids and self.has_ids)
+        framed = _is_frame(correct) and "notes" not in data.source  # which say that rows have no names
+        named = example_ids is not None or framed or (data.has_ids and self.has_ids)
         return self.evaluate_on(data, self.columns_in(data, order=order, named=named))
 
     def evaluate_on(self, data: CorrectnessData, columns: Places) -> Evaluation:
@@ -241,24 +242,32 @@ class SelectedExamples:
             least: Share of the subset that must be among them.
 
         Raises:
-            InputError: If fewer match, with the numbers of both sides and a name of each.
+            InputError: If fewer match, with the numbers of both sides and a name of each; if names match that
+                `order` contradicts.
         """
         if order not in (None, "data"):
             raise unknown_name("order of columns", order, ("data",))
+        place = {name: column for column, name in enumerate(data.example_ids.tolist())}
         if order == "data":
             if data.n_examples != self.facts["n_examples"]:
                 raise ShapeError(
                     f"correct holds {data.n_examples} examples, but the subset was selected from "
                     f"{self.facts['n_examples']}; give the same columns, or example_ids= instead of order="
                 )
+            by_name = [place.get(name) for name in self.example_ids]
+            if data.has_ids and self.has_ids and None not in by_name and by_name != self.indices.tolist():
+                raise InputError(
+                    f"all {self.size} examples of the subset are among those given by name, but not in the "
+                    "order of the data; leave out order= (--order), and they are matched by name"
+                )
             return self.indices
         if not named:
+            unnamed = "columns of correct" if self.has_ids else "examples of the subset"
             raise InputError(
-                "the columns of correct have no names, so they cannot be matched with the examples of the "
-                "subset. Give example_ids= or a frame with named columns, or order='data' if these are the "
-                "original examples in the original order"
+                f"the {unnamed} have no names, so the two cannot be matched. Give example_ids= or a table "
+                "that names its examples (as must that of the selection), or order='data' (--order data) if "
+                "these are the original examples in the original order"
             )
-        place = {name: column for column, name in enumerate(data.example_ids.tolist())}
         missing = [name for name in self.example_ids if name not in place]
         n_found = self.size - len(missing)
         if missing and n_found < max(1, least * self.size):

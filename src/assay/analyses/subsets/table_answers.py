@@ -290,6 +290,8 @@ def matrix_answers(
         "meta": {name: plain_column(examples[name].to_numpy()) for name in reading.meta if name in examples},
         "understood": {"answers": answers},
     }
+    if turned and key is None and table.index.tolist() == list(map(str, range(len(table)))):
+        held["understood"]["notes"] = ["rows of the table are matched by place"]
     if label in examples:
         held["labels"] = countable(plain_column(examples[label].to_numpy()))
     return models, held
