@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -144,7 +145,9 @@ def test_none_and_all_right_have_an_interval(subset: assay.Subset, right: int) -
 def test_means_of_scores_have_an_interval_for_scores(subset: assay.Subset) -> None:
     scores = np.linspace(0.5, 0.9, 12, dtype=np.float32)[None]
     data = CorrectnessData.of(scores, [0.8], example_ids=NAMES, scores=True, at_least=1)
-    (model,) = evaluation_document([subset], data)["models"]
+    for cells in ({"kind": "scores", "ends": [0, 1]}, None):  # None: an older file; arrays: no ends are known
+        of_scores = dataclasses.replace(subset, cells=cells)
+        (model,) = evaluation_document([of_scores], data)["models"]
     for name, values in (
         ("accuracy_all", scores[0]),
         ("accuracy", scores[0, [NAMES.index(each) for each in subset.example_ids]]),
@@ -152,6 +155,30 @@ def test_means_of_scores_have_an_interval_for_scores(subset: assay.Subset) -> No
         interval = bounded_mean(values.astype(np.float64), level=0.95)
         assert model[name]["value"] == pytest.approx(values.mean())
         assert (model[name]["low"], model[name]["high"]) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends", "given", "message"),
+    [
+        ("scores", [5, 0], None, r"scores from 5 \(worse\) to 0 \(better\), but .* 0 and 1.*--scores 5,0"),
+        ("scores", [5, 0], (6, 0), r"scores from 6 .*--scores 5,0"),
+        ("bits", None, (0, 1), r"right and wrong answers \(0 and 1\), but .* scores.*--cells correct"),
+    ],
+)
+def test_answers_on_another_scale_are_refused(
+    subset: assay.Subset, tmp_path: Path, kind: str, ends: list[int] | None,
+    given: tuple[int, int] | None, message: str,
+) -> None:  # fmt: skip
+    own = dataclasses.replace(subset, cells={"kind": kind, "ends": ends})
+    own.save(tmp_path / "subset.json")
+    frame = pd.DataFrame([[0, 1] * 6], columns=NAMES, index=["new"])
+    options = {} if given is None else {"scores": given}
+    data = CorrectnessData.from_frame(frame, id_accuracy=[1.0], at_least=1, **options)
+    with pytest.raises(InputError, match=message):
+        evaluation_document([assay.load_subset(tmp_path / "subset.json")], data)
+    if ends:
+        same = CorrectnessData.from_frame(frame, id_accuracy=[1.0], at_least=1, scores=tuple(ends))
+        assert evaluation_document([own], same)["n_matched"] == 4
 
 
 def test_the_zero_shot_check_is_the_correlation_of_both_accuracies(subset: assay.Subset) -> None:

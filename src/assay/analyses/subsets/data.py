@@ -326,6 +326,13 @@ class CorrectnessData(Carded):
         return digest.hexdigest()[:16]
 
     @property
+    def cells(self) -> dict[str, Any]:
+        """What answers are: `kind` is `scores`, or `bits` for right and wrong; `ends` of scores, if known."""
+        ends = self.source.get("ends")
+        scored = ends is not None or (isinstance(self.correct, np.ndarray) and has_scores(self.correct))
+        return {"kind": "scores" if scored else "bits", "ends": ends}
+
+    @property
     def origin(self) -> dict[str, Any]:
         """What of `source` identifies the data, besides `hash`; how they were read does not."""
         return {name: self.source[name] for name in ORIGIN if name in self.source}

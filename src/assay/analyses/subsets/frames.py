@@ -137,6 +137,8 @@ def read_frame(
         role: name for role, name in header.found.items() if lies == "long" or role not in ANSWERS
     }
     understood = {"orientation": lies, "columns": columns_read} | held.pop("understood")
+    if understood["answers"].startswith("scores"):
+        understood["ends"] = list(scores or (0, 1))
     scored = held["correct"].dtype == np.float32
     return {"source": {"kind": "frame"} | understood, "scores": scored, **held, **facts}
 

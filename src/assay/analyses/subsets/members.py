@@ -86,6 +86,8 @@ class SelectedExamples:
             written before they were kept.
         model_ids: Names of the models, in the order that `split` counts; None in such files, and where the
             data do not name them.
+        cells: What the answers were, as `CorrectnessData.cells`; None in files that were written before it
+            was kept.
         data: The data; None after loading without them.
     """
 
@@ -99,6 +101,7 @@ class SelectedExamples:
     made: SubsetProvenance
     lines: Mapping[str, FittedLine] | None = None
     model_ids: tuple[str, ...] | None = None
+    cells: Mapping[str, Any] | None = None
     data: CorrectnessData | None = None
 
     @property
@@ -243,8 +246,9 @@ class SelectedExamples:
 
         Raises:
             InputError: If fewer match, with the numbers of both sides and a name of each; if names match that
-                `order` contradicts.
+                `order` contradicts, or answers are of another kind, or on another scale.
         """
+        self._check_cells(data)
         if order not in (None, "data"):
             raise unknown_name("order of columns", order, ("data",))
         place = {name: column for column, name in enumerate(data.example_ids.tolist())}
@@ -277,6 +281,30 @@ class SelectedExamples:
                 f"the first given {data.example_ids[0]!s:.80}; give the same example ids"
             )
         return np.array([place[name] for name in self.example_ids if name in place], dtype=np.int64)
+
+    def _check_cells(self, data: CorrectnessData) -> None:
+        """Refuse answers that the accuracies and lines of the subset say nothing of."""
+        own, given = self.cells, data.cells
+        if own is None:
+            return
+        both = None not in (own["ends"], given["ends"])
+        if own["kind"] == given["kind"] and not (both and list(own["ends"]) != list(given["ends"])):
+            return
+        mend = "give right and wrong answers: cells='correct' (--cells correct), without scores= (--scores)"
+        if own["kind"] == "scores":
+            ends = ",".join(f"{each:g}" for each in own["ends"] or ())
+            mend = f"read them as such: scores=({ends}) (--scores {ends})" if ends else "give such scores"
+        raise InputError(
+            f"the subset was selected from {_called(own)}, but these answers are {_called(given)}, so its "
+            f"lines say nothing of them; {mend}"
+        )
+
+
+def _called(cells: Mapping[str, Any]) -> str:
+    """What answers are, in words."""
+    if cells["kind"] == "bits":
+        return "right and wrong answers (0 and 1)"
+    return "scores" + (" from {:g} (worse) to {:g} (better)".format(*cells["ends"]) if cells["ends"] else "")
 
 
 def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":

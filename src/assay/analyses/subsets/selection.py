@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA, DOCUMENT_SCHEMA = "assay-selection/1", "assay-subset/1"
-_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace", "lines", "model_ids")
+_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace", "lines", "model_ids", "cells")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +56,7 @@ class SubsetFile(Record):
         provenance: How the subset came to be.
         lines: Of the test models on the subset and on all examples; None in older files.
         model_ids: Names of the models of the data; None in older files, and where the data do not name them.
+        cells: What the answers were: `kind` and `ends`; None in older files.
     """
 
     record_kind = KIND
@@ -74,6 +75,7 @@ class SubsetFile(Record):
     provenance: SubsetProvenance
     lines: Mapping[str, FittedLine] | None = field(default=None, metadata=BRIEF)
     model_ids: tuple[str, ...] | None = field(default=None, metadata=BRIEF)
+    cells: Mapping[str, Any] | None = field(default=None, metadata=BRIEF)
 
     def check(self) -> None:
         """Raises `FileFormatError` unless indices and ids name one set of the examples."""
@@ -158,7 +160,7 @@ class Subset(display.Shown, SelectedExamples, Record):
 
     def _optional_entries(self) -> dict[str, Any]:
         """Entries that older files lack, and a subset that was read from one."""
-        entries = {"lines": self.lines, "model_ids": self.model_ids}
+        entries = {"lines": self.lines, "model_ids": self.model_ids, "cells": self.cells}
         return {name: value for name, value in entries.items() if value is not None}
 
     def judge(self, **options: Unpack[JudgeOptions]) -> SubsetVerdict:
@@ -338,6 +340,7 @@ def make_selection(problem: Problem, found: Found, *, path: str = "independent")
             for name, (accuracy, clip) in tested.items()
         },
         model_ids=data.own_model_ids,
+        cells=data.cells,
         made=SubsetProvenance(
             library=library_version(),
             data=facts,
