@@ -134,7 +134,7 @@ def test_the_number_of_workers_changes_nothing(archive: Path, tmp_path: Path) ->
 
 
 def test_without_permutations_nothing_is_shown_as_found(archive: Path, tmp_path: Path) -> None:
-    found = run(archive, "--size", "30", *UNTESTED, "--store", tmp_path, "--gate")
+    found = run(archive, "--size", "30", *UNTESTED, "--store", tmp_path)
     assert found.exit_code == 0, found.output
     assert "Inconclusive." in found.stdout
 
@@ -187,14 +187,21 @@ def test_a_gate_fires_where_a_subset_is_supported(
         "--size",
         "30",
         *QUICK,
-        "--permutations",
-        "1",
         "--store",
         tmp_path / "store",
         "--gate",
     )
     assert sound.exit_code == 0
     assert "Inconclusive." in sound.stdout
+
+
+def test_a_gate_without_a_verdict_does_not_pass(tmp_path: Path) -> None:
+    planted(groups=False).save(tmp_path / "answers.npz")
+    given = (tmp_path / "answers.npz", "--size", "30", *QUICK, "--store", tmp_path / "store", "--gate")
+    unknown = run(*given)
+    assert unknown.exit_code == 3, unknown.output
+    assert "gate: no verdict was possible" in unknown.stderr
+    assert "groups and families are missing" in unknown.stderr
 
 
 def test_the_plan_counts_runs_and_writes_nothing(archive: Path, tmp_path: Path) -> None:
@@ -251,6 +258,7 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
             "refinement of sizes (--refine) presupposes",
         ),
         (["--objective", "r2", "--permutations", "0", "--gate"], "--objective r2 selects the weakest"),
+        (["--permutations", "18", "--gate"], "give --permutations 19 or more, or remove --gate"),
         (["--clip", "third"], "known: eps, half"),
         (["--refine", "0"], "give a count of at least 1, or bisection"),
         (["--refine", "bisection", "--path", "nested"], "use path='independent'"),

@@ -114,6 +114,12 @@ class SubsetVerdict(Record):
         """Whether the status is `supported`."""
         return self.status == "supported"
 
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Reasons for which no outcome of the test could be supported; its own outcome comes after them."""
+        failed = self.r >= 0 or self.p_value > LEVEL
+        return self.reasons[:-1] if failed else self.reasons
+
 
 def judge_sizes(
     data: CorrectnessData,

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from assay.pipeline.subsets import SelectionPlan, StoredSelection
 
 GATE_FIRED = 3
+LEAST_PERMUTATIONS = 19  # with which p can reach 0.05
 IDS = (".csv", ".parquet", ".txt")
 OF_ADAM = ("trials", "epochs", "patience", "penalty")
 OBJECTIVES = {"pearson": "r", "r2": "r2"}
@@ -163,7 +164,7 @@ class SelectSettings(PoolSettings, Computing, Reporting):
         endpoint_model: Name of the model at --endpoint.
         endpoint_key: Environment variable with the API key of --endpoint. Default: no key is sent.
         endpoint_parameters: NAME=VALUE,... (JSON) in each request for a caption or phrases.
-        gate: Exit with code 3 if a subset on which better models do worse is supported.
+        gate: Exit with code 3 if such a subset is supported, or no verdict is possible.
         table: CSV file of R by size and baseline, as Table A.3 of the paper.
         ids: File for the examples of the chosen subset: .csv, .parquet, or .txt of ids.
         subset: JSON file for the chosen subset, for assay.load_subset.
@@ -282,6 +283,7 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
         predictions: Archive, table or folder of answers, or a zoo (--images). Default: digits.
         settings: The options.
     """
+    from assay.analyses.subsets.verdict import SubsetVerdict
     from assay.pipeline.subsets import select_stored
 
     sizes, describer = _check(settings), settings.describer()
@@ -314,6 +316,9 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
     if settings.gate and result.document["verdict"]["status"] == "supported":
         say(f"gate: better models do worse on {result.document['size']} of the examples (supported)")
         return GATE_FIRED
+    if settings.gate and (missing := SubsetVerdict.from_dict(result.document["verdict"]).obstacles):
+        say(f"gate: no verdict was possible, so it could not fire: {'; '.join(missing)}")
+        return GATE_FIRED
     return 1 if failed else 0
 
 
@@ -325,6 +330,11 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
         raise InputError(
             "--gate asks for examples on which better models do worse, but --objective r2 selects the "
             "weakest correlation; remove one of them"
+        )
+    if settings.gate and settings.permutations < LEAST_PERMUTATIONS:
+        raise InputError(
+            f"--gate needs a verdict, and {settings.permutations} permutations cannot support one; give "
+            f"--permutations {LEAST_PERMUTATIONS} or more, or remove --gate"
         )
     if settings.ids is not None and settings.ids.suffix not in IDS:
         raise InputError(
