@@ -160,8 +160,8 @@ def test_means_of_scores_have_an_interval_for_scores(subset: assay.Subset) -> No
 @pytest.mark.parametrize(
     ("kind", "ends", "given", "message"),
     [
-        ("scores", [5, 0], None, r"scores from 5 \(worse\) to 0 \(better\), but .* 0 and 1.*--scores 5,0"),
-        ("scores", [5, 0], (6, 0), r"scores from 6 .*--scores 5,0"),
+        ("scores", [5, 0], None, r"scores of 5 \(worse\) to 0 \(better\), but .*0 and 1.*--scores 5,0"),
+        ("scores", [5, 0], (6, 0), r"scores of 6 .*--scores 5,0"),
         ("bits", None, (0, 1), r"right and wrong answers \(0 and 1\), but .* scores.*--cells correct"),
     ],
 )

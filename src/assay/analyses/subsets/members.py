@@ -304,7 +304,7 @@ def _called(cells: Mapping[str, Any]) -> str:
     """What answers are, in words."""
     if cells["kind"] == "bits":
         return "right and wrong answers (0 and 1)"
-    return "scores" + (" from {:g} (worse) to {:g} (better)".format(*cells["ends"]) if cells["ends"] else "")
+    return "scores" + (" of {:g} (worse) to {:g} (better)".format(*cells["ends"]) if cells["ends"] else "")
 
 
 def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":
