@@ -190,6 +190,10 @@ def test_the_zero_shot_check_is_the_correlation_of_both_accuracies(subset: assay
     r = np.corrcoef(probit(answers.mean(axis=1)), probit(answers[:, chosen].mean(axis=1)))[0, 1]
     assert row["with_full"]["r"] == pytest.approx(r)
     assert row["n_matched"] == 4
+    few = evaluate_models([subset, subset], data.take_models(np.arange(5)))
+    shown = " ".join(evaluation_page(few).caveats)
+    assert "5 independent units: with fewer than 8 the interval is unreliable" in shown
+    assert "The weakest R with accuracy on all examples, of 2 sizes: " in shown
 
 
 def test_part_of_a_subset_is_told_and_less_than_half_is_refused(subset: assay.Subset) -> None:

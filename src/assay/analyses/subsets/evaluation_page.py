@@ -38,7 +38,7 @@ def evaluation_page(document: Document) -> Page:
         verdict=_verdict(document),
         status=document["status"],
         reasons=[*reasons[:TALL], *([f"{number(len(reasons) - TALL)} more"] if len(reasons) > TALL else [])],
-        caveats=document["caveats"],
+        caveats=[*document["caveats"], *(_of_correlations(document) if n_models >= FEW else ())],
         lede=f"The subset has {out_of(subset['size'], subset['n_examples'], 'example')}, selected "
         f"with {plural(subset['n_models'], 'model')}; its verdict is {status}, R over its test models "
         f"{signed(test['r'])} {ends(test['low'], test['high'])}. The "
@@ -121,20 +121,31 @@ def _cell(reading: Document | None) -> Cell:
     return Cell(text=number(reading["value"], 3), below=below, value=reading["value"])
 
 
+def _of_correlations(document: Document) -> list[str]:
+    """What a reader must know of the correlations over the models, also in a terminal."""
+    sizes = document["sizes"]
+    known = [each["with_full"]["r"] for each in sizes if each["with_full"]["r"] is not None]
+    found = [
+        f"R over these models: {why}." for why in sorted({each.get("caution") or "" for each in sizes}) if why
+    ]
+    if len(known) > 1:
+        found.append(
+            f"The weakest R with accuracy on all examples, of {len(known)} sizes: {signed(min(known))}."
+        )
+    return found
+
+
 def _over_models(document: Document) -> list[Block]:
     rows: list[list[Cell | Text]] = [
         [number(each["size"]), number(each["n_matched"]), *map(correlation_cell, (each, each["with_full"]))]
         for each in document["sizes"]
     ]
-    known = [each["with_full"]["r"] for each in document["sizes"] if each["with_full"]["r"] is not None]
     heads = ("examples", "matched", "R with accuracy in distribution", "R with accuracy on all examples")
     text = (
         "R with accuracy on all examples: whether the subset keeps the order of these models, the check for "
-        "models without in-distribution data, such as zero-shot ones. Both sides are out of distribution, so "
-        "a high R does not show that a model is robust."
+        "zero-shot models. Both sides are out of distribution, so a high R does not show that a model is "
+        "robust. The table needs accuracies in distribution all the same; this R does not depend on them."
     )
-    if len(known) > 1:
-        text += f" The weakest R of {len(known)} sizes is {signed(min(known))}."
     return [Table(columns=columns(*heads, numeric=True), rows=rows, caption=text, named=False)]
 
 
