@@ -162,6 +162,7 @@ def _id_of(folder: Path) -> str:
         (["finding/subset.json", "finding/selection.json"], "is a path document (of --save); give a table"),
         (["nowhere.json", "better.csv"], "nowhere.json does not exist; give the file of --subset"),
         (["finding/subset.json", "better.csv", "--gate", "accuracy >= 60"], "between 0 and 1"),
+        (["finding/subset.json", "better.csv", "--report", "page.pdf"], "is page.pdf; give NAME.html"),
         (["finding/subset.json", "better.csv", "--order", "dat"], "did you mean 'data'"),
     ],
 )

@@ -369,4 +369,7 @@ def check_outputs(settings: object, *more: Path | None) -> None:
             if path.resolve() in placed:
                 raise InputError(f"{path} is given for two outputs; give each a file of its own")
             if path.is_file() or not path.exists():  # not /dev/null
+                page = isinstance(settings, Reporting) and path == settings.report
+                if page and path.suffix not in (".html", ".htm"):
+                    raise InputError(f"--report is {path}; give NAME.html, the format that is written")
                 placed.add(path.resolve())
