@@ -231,3 +231,39 @@ def test_checkpoints_are_for_prediction_files(tmp_path: Path) -> None:
     long().to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(InputError, match="--checkpoints has no effect for a table"):
         read_data(tmp_path / "t.csv", id_accuracy=rated(tmp_path), checkpoints="all")
+
+
+@pytest.mark.parametrize("spelling", [{"cat": 1, "dog": 0}, {"cat": "Cat", "dog": "Dog "}])
+def test_predictions_of_which_none_is_a_class_are_refused(spelling: dict[str, Any]) -> None:
+    frame = predicted()
+    frame["label"] = np.where(frame["example_id"] == "x", "dog", "cat")
+    other = frame.assign(prediction=frame["prediction"].map(spelling))
+    few = f"such as .*{spelling['dog']!r}.* where the class is one of 'dog', 'cat'; use the same classes"
+    with pytest.raises(InputError, match=few):
+        read(other)
+    cells = other.pivot(index="model", columns="example_id", values="prediction")
+    facts = pd.DataFrame({"label": ["dog", "cat", "cat"]}, index=EXAMPLES)
+    with pytest.raises(InputError, match=few):
+        read(cells, examples=facts, cells="prediction")
+    collapsed = frame.assign(prediction=frame["prediction"].mask(frame["model"] == "a", "horse"))
+    assert read(collapsed).accuracy()[0] == 0
+
+
+def test_probabilities_in_a_wide_table_are_sent_to_the_long_form() -> None:
+    facts = pd.DataFrame({"label": [0, 1, 1]}, index=EXAMPLES)
+    with pytest.raises(InputError, match="such as '0.75', '0.5'.*long table: columns p_0, p_1, ... beside label"):
+        read(wide() * 0.25 + 0.5, examples=facts, cells="prediction")
+
+
+def test_facts_of_a_transposed_table_are_named() -> None:
+    frame = wide().T.rename_axis("example_id").reset_index()
+    frame.insert(1, "light", ["day", "night", "day"])
+    with pytest.raises(InputError, match="If light tell something.* --facts light .meta=.'light'"):
+        read(frame)
+    assert read(frame, meta=["light"]).meta["light"].tolist() == ["day", "night", "day"]
+
+
+def test_estimators_without_names_are_refused() -> None:
+    rows, classes = np.zeros((4, 1)), np.zeros(4)
+    with pytest.raises(InputError, match="holds a object without a name; give a mapping from names"):
+        CorrectnessData.from_estimators([object()], rows, classes, rows, classes)

@@ -526,6 +526,41 @@ def test_logs_of_inspect_are_a_table(tmp_path: Path, suffix: str) -> None:
         read_data(tmp_path / "logs", id_accuracy=str(rated))
 
 
+@pytest.mark.parametrize("suffix", [".json", ".eval"])
+@pytest.mark.parametrize("emptied", [MODELS, MODELS[:1]])
+def test_logs_of_inspect_without_samples_are_named(tmp_path: Path, suffix: str, emptied: list[str]) -> None:
+    write_inspect(tmp_path / "logs", suffix)
+    for name in emptied:
+        header = {"version": 2, "status": "success", "eval": {"model": f"lab/{name}", "task": "quiz"}}
+        path = tmp_path / "logs" / f"{name}{suffix}"
+        if suffix == ".json":
+            path.write_text(json.dumps(header))
+        else:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("header.json", json.dumps(header))
+    said = f"samples of {len(emptied)} logs were not logged.*a{suffix}.*without --no-log-samples, or remove"
+    with pytest.raises(InputError, match=said):
+        read_data(tmp_path / "logs")
+
+
+def test_models_of_lm_eval_without_samples_are_named(tmp_path: Path) -> None:
+    write_lm_eval(tmp_path / "logs")
+    for name in MODELS:
+        (tmp_path / "logs" / name / "results_2026-01-02T03-04-05.678.json").write_text("{}")
+    assert read_data(tmp_path / "logs", id_envs="inside", ood_env="outside").data.n_models == 4
+    for log in (tmp_path / "logs" / "c").glob("samples_*"):
+        log.unlink()
+    with pytest.raises(InputError, match="samples of 1 logs were not logged.*c/results_.*--log_samples"):
+        read_data(tmp_path / "logs", id_envs="inside", ood_env="outside")
+    for log in (tmp_path / "logs").glob("*/samples_*"):
+        log.unlink()
+    with pytest.raises(InputError, match="samples of 4 logs were not logged"):
+        read_data(tmp_path / "logs", id_envs="inside", ood_env="outside")
+    (tmp_path / "logs" / "c" / "samples_outside_2026-01-02T03-04-05.678.jsonl").write_text("")
+    with pytest.raises(InputError, match="samples of 3 logs"):
+        read_data(tmp_path / "logs", ood_env="outside")
+
+
 # ------------------------------------------------------------------------------------------------ WILDS
 
 

@@ -1,6 +1,6 @@
 """Cells of a table of answers as numbers: 1 right, 0 wrong, scores between; NaN where there is none."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +50,18 @@ def share_class(prediction: "pd.Series[Any]", truth: "pd.Series[Any]") -> bool:
     present = (each.dropna().drop_duplicates() for each in (prediction, truth))
     found, known = ({*each.astype(str), *numbers(each).tolist()} for each in present)
     return not found.isdisjoint(known)
+
+
+def check_classes(prediction: "pd.Series[Any]", truth: "pd.Series[Any]", who: str, do: str = "") -> None:
+    """An error if no predicted class is one of the true ones, of which there are several."""
+    if truth.nunique() > 1 and prediction.notna().any() and not share_class(prediction, truth):
+        raise other_classes(prediction.dropna().unique(), truth.dropna().unique(), who, do)
+
+
+def other_classes(prediction: Iterable[Any], truth: Iterable[Any], who: str, do: str = "") -> InputError:
+    """The error about predictions that are no classes, with a few of both."""
+    said, known = (", ".join(repr(str(each)) for each in list(some)[:4]) for some in (prediction, truth))
+    return InputError(f"{who} such as {said}, where the class is one of {known}; use the same classes{do}")
 
 
 def scaled(

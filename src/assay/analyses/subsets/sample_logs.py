@@ -54,7 +54,7 @@ def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> An
 
     Raises:
         FileFormatError: If a line is not such a sample.
-        InputError: If the metric is not a single number, or a model lacks the filter.
+        InputError: If the metric is not a single number, or a model lacks the filter or its samples.
         AlignmentError: If a sample differs between models.
     """
     import pandas as pd
@@ -71,6 +71,8 @@ def lm_eval_answers(files: Sequence[Path], root: Path, metric: str | None) -> An
     for (model, task_name), file in newest.items():
         with malformed(file, "a sample log of lm-eval"), file.open(encoding="utf-8") as lines:
             samples = [parse_json(line) for line in lines if line.strip()]
+            if not samples:
+                raise unlogged([file], "lm_eval with --log_samples")
             first = samples[0]
             read, kept = chosen.setdefault(task_name, (metric or _metric(first), first.get("filter")))
             samples = [each for each in samples if each.get("filter") == kept]
@@ -124,7 +126,7 @@ def inspect_answers(files: Sequence[Path], scorer: str | None) -> AnswerFrame:
 
     Raises:
         FileFormatError: If a file is not such a log.
-        InputError: If no run succeeded, or a score is not a single number.
+        InputError: If no run succeeded, samples of one were not logged, or a score is not a single number.
     """
     import pandas as pd
 
@@ -146,6 +148,8 @@ def inspect_answers(files: Sequence[Path], scorer: str | None) -> AnswerFrame:
         raise InputError(
             f"none of the {len(files)} logs is of a run that succeeded; the first is {failed[0]}"
         )
+    if empty := [file for _, file, samples in newest.values() if not samples]:
+        raise unlogged(empty, "inspect_ai without --no-log-samples")
     values: dict[tuple[str, str, str], list[float]] = {}
     for (model, task), (_, file, samples) in newest.items():
         with malformed(file, "a log of inspect_ai"):
@@ -185,6 +189,15 @@ def _inspect_log(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise FileFormatError(
             f"{file} is not a log of inspect_ai, is damaged, or its run was interrupted: {error}"
         ) from error
+
+
+def unlogged(files: Sequence[Path], how: str) -> InputError:
+    """The error about logs of models whose answers were not written down."""
+    named = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
+    return InputError(
+        f"the samples of {len(files)} logs were not logged, so the answers of these models are not known: "
+        f"{named}. Evaluate again, {how}, or remove these files"
+    )
 
 
 def _score(sample: dict[str, Any], scorer: str | None, file: Path) -> float:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from assay.analyses.subsets.cells import other_classes
 from assay.analyses.subsets.frames import per_model
 from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.line import MIN_MODELS
@@ -110,7 +111,7 @@ def _tells(column: np.ndarray) -> bool:
 
 
 def ask_estimators(
-    estimators: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    estimators: Mapping[str, Any] | Iterable[Any],
     X_id: Any,
     y_id: Any,
     X_ood: Any,
@@ -145,6 +146,11 @@ def ask_estimators(
         ShapeError: If rows and classes differ in number.
     """
     pairs = list(estimators.items() if isinstance(estimators, Mapping) else estimators)
+    if bare := [each for each in pairs if not (isinstance(each, tuple | list) and len(each) == 2)]:
+        raise InputError(
+            f"estimators holds a {type(bare[0]).__name__} without a name; give a mapping from names to "
+            "fitted classifiers, {'forest': forest}, or pairs of both"
+        )
     names = unique_names([str(name) for name, _ in pairs])
     within, outside = _classes(y_id, X_id, "id"), _classes(y_ood, X_ood, "ood")
     correct, accuracies = np.empty((len(pairs), len(outside)), dtype=np.uint8), np.empty(len(pairs))
@@ -201,10 +207,7 @@ def _predicted(name: str, estimator: Any, X: Any, truth: np.ndarray) -> np.ndarr
         )
     kinds = [each.dtype.kind for each in (classes, truth)]
     if "O" not in kinds and (kinds[0] in "US") != (kinds[1] in "US"):
-        raise InputError(
-            f"estimator {name!r} predicts {classes[0]!r} where the class is {truth[0]!r}; use the same "
-            "classes"
-        )
+        raise other_classes(np.unique(classes), np.unique(truth), f"estimator {name!r} predicts classes")
     return classes
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
-from assay.analyses.subsets.cells import numbers, same_class, scaled, share_class
+from assay.analyses.subsets.cells import check_classes, numbers, same_class, scaled, share_class
 from assay.analyses.subsets.header import OF_MODELS, Header, row_names
 from assay.core.errors import InputError, check_name
 
@@ -147,6 +147,7 @@ def _right(
         return values, f"0 and 1 of {name!r}"
     name = header.get("prediction") or (name if kind == "prediction" else None)
     if truth is not None and name is not None:
+        check_classes(frame[name], truth, f"the column {name!r} holds predictions")
         return same_class(frame[name], truth), f"{name!r} compared with the true class"
     if truth is not None and (header.probabilities or "probability" in header.found):
         return _likeliest(frame, header, truth), "the likeliest class compared with the true one"
@@ -176,8 +177,8 @@ def _likeliest(
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise InputError(
-            f"the true class of row {row} is {truth.iloc[row]!r}; with probabilities of {n} classes it must "
-            f"be a whole number from 0 to {n - 1}"
+            f"the true class of row {row} is {str(truth.iloc[row])!r}; with probabilities of {n} classes it "
+            f"must be a whole number from 0 to {n - 1}"
         )
     return np.where(absent, np.nan, np.where(absent, 0, values.argmax(axis=1)) == known)
 
@@ -320,6 +321,10 @@ def _cells(
     if kind == "prediction":
         if truth is None:
             raise InputError("cells are predictions, but the true classes are missing; give a column 'label'")
+        between = ((values > 0) & (values < 1)).any()
+        do = " (probabilities are read from a long table: columns p_0, p_1, ... beside label)"
+        said = pd.Series(cells.to_numpy(dtype=object).ravel())
+        check_classes(said, truth, "cells hold predictions", do if between else "")
         rows = cells if turned else cells.T
         found = [
             same_class(rows.iloc[:, place].set_axis(truth.index), truth) for place in range(rows.shape[1])
@@ -335,7 +340,14 @@ def _cells(
         row, column = bad[0].tolist()
         names = (cells.index[row], cells.columns[column])
         model, example = names[::-1] if turned else names
-        raise _bad_cell(model, example, cells.iloc[row, column], len(bad), expected)
+        error = _bad_cell(model, example, cells.iloc[row, column], len(bad), expected)
+        facts = [str(name) for name in cells.columns[(~valid & present).any(axis=0)]]
+        if not turned or len(facts) == cells.shape[1]:
+            raise error
+        raise InputError(
+            f"{error}. If {', '.join(facts[:5])} tell something of the examples, name them: --facts "
+            f"{','.join(facts[:5])} (meta={facts[:5]})"
+        )
     values = values.T if turned else values
     return (scaled(values, reading.scores), "scores") if kind == "score" else (values, "0 and 1")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.subsets.cells import same_class
 from assay.analyses.subsets.header import ANSWERS, ROLES
-from assay.analyses.subsets.sample_logs import AnswerFrame, inspect_answers, lm_eval_answers
+from assay.analyses.subsets.sample_logs import AnswerFrame, inspect_answers, lm_eval_answers, unlogged
 from assay.core.errors import AlignmentError, FileFormatError, InputError, MissingExtraError
 from assay.core.parquet import read_parquet_file
 from assay.core.untrusted import MALFORMED, parse_json
@@ -112,7 +112,13 @@ def read_answers(
     wanted = columns.get("correct") or columns.get("score")
     if predictions := [file for file in files if _WILDS.fullmatch(file.name)]:
         return _wilds(predictions, root, columns, truth)
-    if samples := [file for file in files if re.fullmatch(r"samples_.+\.jsonl", file.name)]:
+    samples = [file for file in files if re.fullmatch(r"samples_.+\.jsonl", file.name)]
+    results = [file for file in files if re.fullmatch(r"results_.+\.json", file.name)]
+    logged = {file.parent for file in samples}
+    empty = [file for file in results if file.parent not in logged]
+    if empty and (samples or results == files):
+        raise unlogged(empty, "lm_eval with --log_samples")
+    if samples:
         return lm_eval_answers(samples, root, wanted)
     tables = [file for file in files if file.suffix in SUFFIXES]
     if logs := [file for file in files if file.suffix in (".eval", *(() if tables else (".json",)))]:
