@@ -86,14 +86,14 @@ def by_name(given: Any, names: Sequence[str], argument: str, of: str = "model") 
     return [values[name] for name in names]
 
 
-def checked_accuracies(given: Any, n_models: int) -> Float64[np.ndarray, " m"]:
+def checked_accuracies(given: Any, n_models: int, models: Sequence[str] = ()) -> Float64[np.ndarray, " m"]:
     """In-distribution accuracies, one per model, in [0, 1]."""
     if given is None:
         raise InputError("id_accuracy is missing; give the in-distribution accuracy of each model")
     y = np.array(given, dtype=np.float64)
     if y.shape != (n_models,):
         raise ShapeError(f"id_accuracy has shape {y.shape}, but correct holds {n_models} models")
-    return checked_shares(y, "id_accuracy")
+    return checked_shares(y, "id_accuracy", models)
 
 
 def checked_names(given: Any, n_models: int, name: str) -> tuple[str, ...] | None:

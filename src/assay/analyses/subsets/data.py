@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Num, Shaped, UInt8
@@ -157,9 +157,9 @@ class CorrectnessData(Carded):
         if hasattr(correct, "iloc"):  # of pandas
             from assay.analyses.subsets.frames import read_frame
 
-            cells = "score" if scores else None
-            units = {"group": groups, "family": families, "n_id": n_id}
-            held = read_frame(correct, id_accuracy=id_accuracy, cells=cells, **units)
+            given: dict[str, Any] = {"group": groups, "family": families, "n_id": n_id}
+            given["cells"] = "score" if scores else None
+            held = read_frame(cast("pd.DataFrame", correct), id_accuracy=id_accuracy, **given)
             beside = {
                 "model_ids": model_ids,
                 "example_ids": example_ids,
@@ -178,8 +178,9 @@ class CorrectnessData(Carded):
             raise InputError(f"correct holds {n_models} models; expected at least {at_least}")
         if n_examples < 1:
             raise InputError("correct does not hold any example")
-        if model_ids is None and hasattr(id_accuracy, "iloc") and id_accuracy.index.dtype.kind not in "iu":
-            model_ids = id_accuracy.index
+        index = getattr(id_accuracy, "index", None) if hasattr(id_accuracy, "iloc") else None
+        if model_ids is None and index is not None and index.dtype.kind not in "iu":
+            model_ids = index
         models, examples = (
             checked_model_ids(model_ids, n_models),
             checked_example_ids(example_ids, n_examples),
@@ -206,7 +207,7 @@ class CorrectnessData(Carded):
                 )
         return cls(
             correct=matrix,
-            id_accuracy=checked_accuracies(id_accuracy, n_models),
+            id_accuracy=checked_accuracies(id_accuracy, n_models, () if model_ids is None else models),
             model_ids=models,
             example_ids=examples,
             n_id=checked_n_id(n_id, n_models),
