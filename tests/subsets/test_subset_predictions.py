@@ -235,7 +235,7 @@ def test_arguments_that_cannot_be_meant_are_refused(
 def test_files_of_one_folder_count_as_one_run_unless_told_otherwise(tmp_path: Path) -> None:
     for step in range(100, 600, 100):
         (tmp_path / f"global_step_{step}_predictions.csv").write_text(text())
-    with pytest.raises(InputError, match="count as checkpoints of one run.*Give run_of"):
+    with pytest.raises(InputError, match="count as checkpoints of one run.*each run a folder of its own"):
         load_predictions(tmp_path, ood_env=2)
     assert load_predictions(tmp_path, ood_env=2, run_of=lambda path: path.name).n_models == 5
     assert load_predictions(tmp_path, ood_env=2, checkpoints="all").n_models == 5

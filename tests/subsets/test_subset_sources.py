@@ -206,7 +206,7 @@ def test_options_that_do_not_fit_the_frame_are_refused(options: dict[str, Any], 
 
 
 def test_a_wide_frame_has_no_columns_of_facts() -> None:
-    with pytest.raises(InputError, match="give examples instead"):
+    with pytest.raises(InputError, match="give examples=FRAME .* instead"):
         CorrectnessData.from_frame(wide(), id_accuracy=ACCURACY, meta=["site"])
 
 

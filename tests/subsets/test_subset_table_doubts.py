@@ -251,7 +251,7 @@ def test_predictions_of_which_none_is_a_class_are_refused(spelling: dict[str, An
 
 def test_probabilities_in_a_wide_table_are_sent_to_the_long_form() -> None:
     facts = pd.DataFrame({"label": [0, 1, 1]}, index=EXAMPLES)
-    with pytest.raises(InputError, match="such as '0.75', '0.5'.*long table: columns p_0, p_1, ... beside label"):
+    with pytest.raises(InputError, match="such as '0.75', '0.5'.*long table: columns p_0, p_1, .* label"):
         read(wide() * 0.25 + 0.5, examples=facts, cells="prediction")
 
 

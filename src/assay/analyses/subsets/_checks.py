@@ -1,7 +1,7 @@
 """The arguments of `CorrectnessData.of`, checked one by one: each error names the argument and the value."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from assay.core.errors import InputError, ShapeError
 
 
 _BLOCK = 1 << 26  # bytes looked at at a time
+DEFAULT_NAMES = {"model": "model_{}", "example": "row_{}"}
 
 
 def checked_matrix(correct: Any, *, scores: bool = False) -> Any:
@@ -53,14 +54,46 @@ def require_binary(block: np.ndarray, named: Callable[[int, int], str], first: i
         )
 
 
-def checked_accuracies(given: Any, n_models: int) -> Float64[np.ndarray, " m"]:
+def by_name(given: Any, names: Sequence[str], argument: str, of: str = "model") -> Any:
+    """What is given of each model or example, in their order: by name from a mapping or a series of pandas.
+
+    A sequence is in their order already, as is a series that only counts its rows, unless these are names.
+
+    Raises:
+        InputError: If a mapping or series lacks a name, or names one twice.
+    """
+    series = hasattr(given, "to_dict") and hasattr(given, "index")  # of pandas
+    if not (series or isinstance(given, Mapping)):
+        return given
+    nameless = names[0] == DEFAULT_NAMES[of].format(0)
+    keys = [str(name) for name in given.keys()]  # noqa: SIM118 - a series has keys, but is no mapping
+    known = set(keys)
+    counted = series and given.index.dtype.kind in "iu" and known.isdisjoint(names)
+    if counted and (nameless or keys == [str(place) for place in range(len(keys))]):
+        return given.to_numpy()
+    if missing := [name for name in names if name not in known]:
+        hint = (
+            f". The {of}s have no names of their own: give {argument} in their order, or {of}_ids= of "
+            "`CorrectnessData.of` too"
+        )
+        raise InputError(
+            f"{argument} lacks {of} {missing[0]!r} ({len(missing)} are missing)"
+            + (hint if nameless else "".join(f", {name!r}" for name in missing[1:20]))
+        )
+    if len(known) < len(keys):
+        raise InputError(f"{argument} names {of} {max(keys, key=keys.count)!r} more than once")
+    values = dict(zip(keys, given.to_numpy() if series else given.values(), strict=True))
+    return [values[name] for name in names]
+
+
+def checked_accuracies(given: Any, n_models: int, models: Sequence[str] = ()) -> Float64[np.ndarray, " m"]:
     """In-distribution accuracies, one per model, in [0, 1]."""
     if given is None:
         raise InputError("id_accuracy is missing; give the in-distribution accuracy of each model")
     y = np.array(given, dtype=np.float64)
     if y.shape != (n_models,):
         raise ShapeError(f"id_accuracy has shape {y.shape}, but correct holds {n_models} models")
-    return checked_shares(y, "id_accuracy")
+    return checked_shares(y, "id_accuracy", models)
 
 
 def checked_names(given: Any, n_models: int, name: str) -> tuple[str, ...] | None:
@@ -82,7 +115,7 @@ def checked_model_ids(given: Any, n_models: int) -> tuple[str, ...]:
     """Unique names of the models."""
     names = checked_names(given, n_models, "model_ids")
     if names is None:
-        return tuple(f"model_{place}" for place in range(n_models))
+        return tuple(map(DEFAULT_NAMES["model"].format, range(n_models)))
     for name, n in Counter(names).items():
         if n > 1:
             raise InputError(f"model_ids holds {name!r} more than once; each id must name one model")
@@ -92,7 +125,7 @@ def checked_model_ids(given: Any, n_models: int) -> tuple[str, ...]:
 def checked_example_ids(given: Any, n_examples: int) -> np.ndarray:
     """Unique names of the examples."""
     if given is None:
-        return np.array([f"row_{place}" for place in range(n_examples)])
+        return np.array([*map(DEFAULT_NAMES["example"].format, range(n_examples))])
     found = np.array(given).astype(str)
     if found.shape != (n_examples,):
         raise ShapeError(f"example_ids has shape {found.shape}, but correct holds {n_examples} examples")

@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Num, Shaped, UInt8
 
 from assay.analyses.subsets._arrays import Accuracies, Places, Units
 from assay.analyses.subsets._checks import (
+    by_name,
     check_embeddings,
     check_nesting,
     checked_accuracies,
@@ -26,6 +27,7 @@ from assay.analyses.subsets._checks import (
     checked_rows,
 )
 from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
+from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of, shape_of
@@ -86,15 +88,15 @@ class CorrectnessData(Carded):
     @classmethod
     def of(
         cls,
-        correct: "np.ndarray | PackedMatrix | CorrectnessData",
-        id_accuracy: Sequence[float] | np.ndarray | None = None,
+        correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+        id_accuracy: PerModel | None = None,
         *,
-        groups: Sequence[object] | np.ndarray | None = None,
-        families: Sequence[object] | np.ndarray | None = None,
+        groups: PerModel | None = None,
+        families: PerModel | None = None,
         model_ids: Sequence[object] | np.ndarray | None = None,
         example_ids: Sequence[object] | np.ndarray | None = None,
-        n_id: int | Sequence[int] | np.ndarray | None = None,
-        labels: Sequence[object] | np.ndarray | None = None,
+        n_id: PerModel | None = None,
+        labels: Any = None,
         label_names: Sequence[object] | None = None,
         meta: Mapping[str, Any] | None = None,
         embedding: np.ndarray | None = None,
@@ -106,10 +108,15 @@ class CorrectnessData(Carded):
     ) -> "CorrectnessData":
         """Check arrays and give what is missing its default.
 
+        What belongs to a model or an example (`id_accuracy`, `groups`, `families`, `n_id`, `labels`, columns
+        of `meta`) is a sequence in their order, or a mapping or series of pandas from their names.
+
         Args:
-            correct: 0 and 1 (or booleans), models by examples; or packed; or data, of which only `groups`,
-                `families` and embeddings are then replaced where given.
-            id_accuracy: Accuracies as shares, not per cent.
+            correct: 0 and 1 (or booleans), models by examples; or packed; or a frame, which `from_frame`
+                reads; or data, of which only `groups`, `families` and embeddings are then replaced where
+                given.
+            id_accuracy: Accuracies as shares, not per cent. The index of a series names models without
+                `model_ids`, unless it counts them.
             groups: Training run of each model: checkpoints of one run share it.
             families: Architecture family of each model; runs lie inside families.
             model_ids: Names. Default: `model_0`, ...
@@ -118,7 +125,7 @@ class CorrectnessData(Carded):
             labels: Class of each example: integers, or names.
             label_names: Names of integer classes.
             meta: Columns of other facts about the examples.
-            embedding: Examples in an embedding space.
+            embedding: Examples in an embedding space, in their order.
             id_embedding: In-distribution examples in that space.
             images: Of the examples, 8 bits per channel.
             source: Where it came from, as JSON.
@@ -138,21 +145,61 @@ class CorrectnessData(Carded):
                     "id_accuracy is already part of the data; give arrays for both, or the data alone"
                 )
             replaced = {
-                "groups": checked_names(groups, data.n_models, "groups"),
-                "families": checked_names(families, data.n_models, "families"),
+                "groups": checked_names(by_name(groups, data.model_ids, "groups"), data.n_models, "groups"),
+                "families": checked_names(
+                    by_name(families, data.model_ids, "families"), data.n_models, "families"
+                ),
                 "embedding": checked_rows(embedding, "embedding", data.n_examples),
                 "id_embedding": checked_rows(id_embedding, "id_embedding", None),
             }
             changed: dict[str, Any] = {name: each for name, each in replaced.items() if each is not None}
             return (replace(data, **changed) if changed else data)._checked()
+        if hasattr(correct, "iloc"):  # of pandas
+            from assay.analyses.subsets.frames import read_frame
+
+            given: dict[str, Any] = {"group": groups, "family": families, "n_id": n_id}
+            given["cells"] = "score" if scores else None
+            held = read_frame(cast("pd.DataFrame", correct), id_accuracy=id_accuracy, **given)
+            beside = {
+                "model_ids": model_ids,
+                "example_ids": example_ids,
+                "labels": labels,
+                "label_names": label_names,
+                "embedding": embedding,
+                "id_embedding": id_embedding,
+                "images": images,
+                "source": source,
+            }
+            held |= {name: each for name, each in beside.items() if each is not None}
+            return cls.of(**held | {"meta": {**held["meta"], **(meta or {})}, "at_least": at_least})
         matrix = checked_matrix(correct, scores=scores)
         n_models, n_examples = shape_of(matrix)
         if n_models < at_least:
             raise InputError(f"correct holds {n_models} models; expected at least {at_least}")
         if n_examples < 1:
             raise InputError("correct does not hold any example")
-        codes, names = checked_labels(labels, label_names, n_examples)
-        columns = {str(name): np.array(column) for name, column in (meta or {}).items()}
+        index = getattr(id_accuracy, "index", None) if hasattr(id_accuracy, "iloc") else None
+        if model_ids is None and index is not None and index.dtype.kind not in "iu":
+            model_ids = index
+        models, examples = (
+            checked_model_ids(model_ids, n_models),
+            checked_example_ids(example_ids, n_examples),
+        )
+        groups, families, n_id, id_accuracy = (
+            by_name(given, models, name)
+            for name, given in (
+                ("groups", groups),
+                ("families", families),
+                ("n_id", n_id),
+                ("id_accuracy", id_accuracy),
+            )
+        )
+        ids = examples.tolist()
+        codes, names = checked_labels(by_name(labels, ids, "labels", "example"), label_names, n_examples)
+        columns = {
+            str(name): np.array(by_name(column, ids, f"meta[{name!r}]", "example"))
+            for name, column in (meta or {}).items()
+        }
         for name, column in columns.items():
             if column.shape != (n_examples,):
                 raise ShapeError(
@@ -160,9 +207,9 @@ class CorrectnessData(Carded):
                 )
         return cls(
             correct=matrix,
-            id_accuracy=checked_accuracies(id_accuracy, n_models),
-            model_ids=checked_model_ids(model_ids, n_models),
-            example_ids=checked_example_ids(example_ids, n_examples),
+            id_accuracy=checked_accuracies(id_accuracy, n_models, () if model_ids is None else models),
+            model_ids=models,
+            example_ids=examples,
             n_id=checked_n_id(n_id, n_models),
             groups=checked_names(groups, n_models, "groups"),
             families=checked_names(families, n_models, "families"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from assay.analyses.subsets._checks import by_name
 from assay.analyses.subsets.cells import check_holes, numbers, scaled
 from assay.analyses.subsets.header import (
     ANSWERS,
@@ -170,7 +171,7 @@ def _of_models(
             values = _column_of_models(table, values, names, argument)
         if values is not None:
             one_number = role == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
-            found[argument] = values if one_number else per_model(values, names, argument)
+            found[argument] = values if one_number else by_name(values, names, argument)
     if found.get("id_accuracy") is None:
         raise InputError(
             "id_accuracy is missing, and the frame has no in-distribution rows. Give the accuracy of each "
@@ -257,20 +258,3 @@ def _column_of_models(table: "pd.DataFrame", name: str, names: Sequence[str], ar
     if len(empty := np.flatnonzero(pd.isna(values))):
         raise InputError(f"{argument}: model {names[int(empty[0])]!r} has no {name!r}; fill it in")
     return values
-
-
-# ------------------------------------------------------------------------ what is given of each model
-
-
-def per_model(given: PerModel | None, names: Sequence[str], argument: str) -> list[Any] | None:
-    """What is given, in the order of the models."""
-    if given is None:
-        return None
-    if hasattr(given, "to_dict") and hasattr(given, "index"):  # a pandas series
-        given = given.to_dict()
-    if isinstance(given, Mapping):
-        by_name = {str(name): value for name, value in given.items()}
-        if missing := [name for name in names if name not in by_name]:
-            raise InputError(f"{argument} lacks model {missing[0]!r} ({len(missing)} are missing)")
-        return [by_name[name] for name in names]
-    return list(given)

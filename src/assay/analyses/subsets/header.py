@@ -95,6 +95,8 @@ class Header:
 
 def with_names(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Column names as text, without a column that only counts the rows."""
+    if (empty := np.flatnonzero(frame.columns.isna())).size:
+        raise InputError(f"column {int(empty[0])} of the table has no name; name it, or remove it")
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
     first = frame.columns[0]
     counted = first in ("", "Unnamed: 0") and frame.shape[1] > 1
@@ -126,9 +128,9 @@ def orientation_of(
         rows = header.has_answers and (alone or frame[model].duplicated().any())
         return "long" if example is not None or rows else "wide"
     if example is not None:
-        if frame[example].duplicated().any():
+        if (repeated := frame[example][frame[example].duplicated()].dropna()).size:
             raise InputError(
-                f"the table names example {str(frame[example][frame[example].duplicated()].iloc[0])!r} more "
+                f"the table names example {str(repeated.iloc[0])!r} more "
                 "than once, as a long table does, but has no column 'model', so its models are not known. "
                 "Name the column: columns={'model': NAME}, --columns model=NAME"
             )

@@ -1,6 +1,7 @@
 """Accuracy on the line: the correlation over models of in- and out-of-distribution accuracy in probits."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -363,8 +364,8 @@ def correlate(
     )
 
 
-def checked_shares(values: Any, name: str) -> Accuracies:
-    """Accuracies as float64.
+def checked_shares(values: Any, name: str, models: Sequence[str] = ()) -> Accuracies:
+    """Accuracies as float64; errors name the model where `models` are named.
 
     Raises:
         ShapeError: If they are not a vector.
@@ -377,9 +378,8 @@ def checked_shares(values: Any, name: str) -> Accuracies:
     if len(bad):
         per_cent = np.isfinite(shares).all() and shares.min() >= 0 and 1 < shares.max() <= 100
         hint = "; these look like percentages: divide them by 100" if per_cent else ""
-        raise InputError(
-            f"{name}[{bad[0]}] is {shares[bad[0]]}; accuracies are fractions between 0 and 1{hint}"
-        )
+        which = f"{name} of model {models[bad[0]]!r}" if models else f"{name}[{bad[0]}]"
+        raise InputError(f"{which} is {shares[bad[0]]}; accuracies are fractions between 0 and 1{hint}")
     return shares
 
 

@@ -14,6 +14,7 @@ from assay.analyses.subsets.baselines import BaselineRow, baseline_rows
 from assay.analyses.subsets.consistency import SelectionConsistency, consistency_within
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
+from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import AOTIL, Correlation
 from assay.analyses.subsets.objective import Found, check_inverse
@@ -384,8 +385,8 @@ def _qualifies(selection: Subset, rule: str) -> bool:
 
 
 def selection_path(
-    correct: "np.ndarray | PackedMatrix | CorrectnessData",
-    id_accuracy: Sequence[float] | np.ndarray | None = None,
+    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    id_accuracy: PerModel | None = None,
     sizes: Sequence[int] | np.ndarray | None = None,
     *,
     path: str = "independent",
@@ -397,7 +398,7 @@ def selection_path(
     """Select subsets of several sizes.
 
     Args:
-        correct: X, models by examples: 1 where a model is right; or `CorrectnessData`.
+        correct: X, models by examples: 1 where a model is right; a frame, which `from_frame` reads; or data.
         id_accuracy: y: in-distribution accuracy of each model, a share; None with data.
         sizes: Subset sizes. Default: `default_sizes` of the examples.
         path: `independent`: each size by itself; `warm`: also started from the previous set extended by the

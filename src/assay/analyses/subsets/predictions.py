@@ -84,7 +84,8 @@ def read_predictions(
     if len(set(runs)) == 1 and run_of is None and checkpoints == "last":
         raise InputError(
             f"all files lie in {files[0].parent}, so they count as checkpoints of one run and only one row "
-            "is left. Give run_of, a function from the path of a file to its run, or checkpoints='all'"
+            "is left. Give each run a folder of its own, or checkpoints='all' (--checkpoints all); in "
+            "Python, `run_of` may be a function from the path of a file to its run"
         )
     first = _read(files[0], outside, _id_environments(files[0], outside, id_envs))
     accuracies, counts = np.empty(len(files)), np.empty(len(files), dtype=np.int64)

@@ -5,7 +5,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from jaxtyping import Float64
@@ -14,6 +14,7 @@ from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import Correlation, clip_of, correlate, line_correlation, probit
 from assay.analyses.subsets.objective import Found
@@ -23,6 +24,9 @@ from assay.analyses.subsets.splits import ModelSplit, split_models
 from assay.analyses.subsets.swap import SwapTask, swap_together
 from assay.core.errors import InputError, check_name
 
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PATHS = ("independent", "warm", "nested")
 _MAKING = threading.Lock()  # threads share matrices; each is made once
@@ -296,8 +300,8 @@ class Problem:
 
 
 def make_problem(
-    correct: "np.ndarray | PackedMatrix | CorrectnessData",
-    id_accuracy: Sequence[float] | np.ndarray | None = None,
+    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    id_accuracy: PerModel | None = None,
     **options: Unpack[SelectionOptions],
 ) -> Problem:
     """Data, split and settings from the arguments of `oodselect`, all but the size."""

@@ -16,6 +16,7 @@ from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.document import subset_document
 from assay.analyses.subsets.file_kinds import kind_of_file
+from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, FittedLine, clip_of, fitted_line
 from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance
@@ -245,8 +246,8 @@ class Subset(display.Shown, SelectedExamples, Record):
 
 
 def oodselect(
-    correct: "np.ndarray | PackedMatrix | CorrectnessData",
-    id_accuracy: Sequence[float] | np.ndarray | None = None,
+    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    id_accuracy: PerModel | None = None,
     size: int | None = None,
     **options: Unpack[SelectionOptions],
 ) -> Subset:
@@ -257,7 +258,7 @@ def oodselect(
     by validation models, reported on test models. A negative R is not yet a finding: ask for `verdict`.
 
     Args:
-        correct: X, models by examples: 1 where a model is right; or `CorrectnessData`.
+        correct: X, models by examples: 1 where a model is right; a frame, which `from_frame` reads; or data.
         id_accuracy: y: in-distribution accuracy of each model, a share; None with data.
         size: S: examples to select, 1 to N.
         options: The settings below, and options of the solver, e.g. `trials=20` of `adam`.
@@ -267,8 +268,8 @@ def oodselect(
         split: Parts of the models; see `split_models`.
         compat: The authors' random split of the models.
         seed: Root seed of split and solver.
-        groups: Training run of each model: checkpoints of one run share it.
-        families: Architecture family of each model.
+        groups: Training run of each model: checkpoints of one run share it. In order, or by their names.
+        families: Architecture family of each model, likewise.
         strata: Keep the share of each stratum: `label`, a column of the data's `meta`, or one per example.
         allowed: Examples that may be selected: a mask, or their places.
         must_include: Places of examples that are selected in any case.

@@ -10,8 +10,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from assay.analyses.subsets._arrays import Places
+from assay.analyses.subsets._checks import by_name
 from assay.analyses.subsets.adam import CHOICES, adam
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.line import EPS, clip_of
 from assay.analyses.subsets.objective import OBJECTIVES, Found
 from assay.analyses.subsets.placement import check_device, device_of
@@ -41,8 +43,8 @@ class SelectionOptions(TypedDict, total=False):
     split: str | ModelSplit | Mapping[str, Any] | Sequence[Any] | None
     compat: bool
     seed: int
-    groups: Sequence[object] | np.ndarray | None
-    families: Sequence[object] | np.ndarray | None
+    groups: PerModel | None
+    families: PerModel | None
     strata: str | Sequence[object] | np.ndarray | None
     allowed: np.ndarray | Sequence[bool] | None
     must_include: np.ndarray | Sequence[int] | None
@@ -161,6 +163,8 @@ def make_settings(
     """
     common = {name: options.pop(name) for name in list(options) if name in Settings.__dataclass_fields__}
     codes, strata_name, stratum_names = _strata(data, strata)
+    if hasattr(allowed, "iloc") and allowed.dtype.kind == "b":  # a series
+        allowed = by_name(allowed, data.example_ids.tolist(), "allowed", "example")
     settings = Settings(
         strata=codes,
         strata_name=strata_name,
@@ -217,7 +221,7 @@ def _strata(
     """Codes, what the strata are, and the name of each code."""
     if strata is None:
         return None, None, ()
-    name, column = "given", np.asarray(strata)
+    name, column = "given", np.asarray(by_name(strata, data.example_ids.tolist(), "strata", "example"))
     if isinstance(strata, str):
         columns = {**data.meta, **({} if data.labels is None else {"label": data.labels})}
         check_name("column to stratify by", strata, columns)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from assay.analyses.subsets._checks import by_name
 from assay.analyses.subsets.cells import other_classes
-from assay.analyses.subsets.frames import per_model
 from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.table_answers import countable, unique_names
@@ -164,8 +164,8 @@ def ask_estimators(
         correct=correct,
         id_accuracy=accuracies,
         model_ids=names,
-        groups=per_model(groups, names, "groups"),
-        families=kinds if families is None else per_model(families, names, "families"),
+        groups=by_name(groups, names, "groups"),
+        families=kinds if families is None else by_name(families, names, "families"),
         n_id=len(within),
         labels=countable(outside),
         **{"source": {"kind": "estimators", "n_id": len(within)}, **facts},

@@ -85,8 +85,7 @@ def long_answers(
     for name in options.meta:
         header.require(name)
     for name in (model, example):
-        if (empty := frame[name].isna()).any():
-            raise InputError(f"frame[{name!r}] is missing in row {int(np.flatnonzero(empty)[0])}; fill it in")
+        _refuse_empty(frame[name], f"frame[{name!r}]")
     inside, outside = domains.parts(frame)
     right, answers = _right(frame, header, options)
     models, names = pd.factorize(frame[model].astype(str))
@@ -115,6 +114,12 @@ def long_answers(
     if (label := header.get("label")) is not None:
         held["labels"] = countable(of_examples(label))
     return frame.assign(**{model: frame[model].astype(str)}).set_index(model, drop=False), held
+
+
+def _refuse_empty(names: "pd.Series[Any] | pd.Index[Any]", where: str) -> None:
+    """Refuse names of which one is missing."""
+    if (empty := np.flatnonzero(names.isna())).size:
+        raise InputError(f"{where} is missing in row {int(empty[0])}; fill it in")
 
 
 def _right(
@@ -203,8 +208,10 @@ def _bad_cell(model: object, example: object, cell: Any, n: int, expected: str) 
     return InputError(
         f"the answer of model {str(model)!r} on example {str(example)!r} is "
         f"{cell.item() if hasattr(cell, 'item') else cell!r}; every cell {expected} ({n} such cells). If "
-        f"{str(example)!r} holds accuracies in distribution, name it id_accuracy; classes need a column "
-        "'label', and other numbers cells='score' (--cells score)"
+        f"{str(example)!r} holds accuracies in distribution, name it id_accuracy; if it says what runs or "
+        f"families models are of, give group={str(example)!r} (--groups {example}) or "
+        f"family={str(example)!r} (--families {example}); if it is no example, remove it; classes need a "
+        "column 'label', and other numbers cells='score' (--cells score)"
     )
 
 
@@ -258,10 +265,12 @@ def matrix_answers(
 
     if reading.meta and not turned:
         raise InputError(
-            "meta names columns of a long frame, but this one is wide; give examples instead: --examples FILE"
+            f"meta={','.join(reading.meta)} (--facts {','.join(reading.meta)}) names columns of a long or "
+            "transposed table, but this one is wide; give examples=FRAME (--examples FILE) instead"
         )
     key = header.get("example" if turned else "model")
     labels, key = (frame[key], key) if key else row_names(frame)
+    _refuse_empty(labels, "index" if key is None else f"frame[{key!r}]")
     names = unique_names(list(map(str, labels)), "examples" if turned else "models")
     table = (frame if key is None else frame.drop(columns=key)).set_axis(names, axis=0)
     of_models = named | {header.get(role) or role for role in OF_MODELS}
