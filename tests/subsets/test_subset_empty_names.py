@@ -58,5 +58,5 @@ def test_messages_speak_of_options_on_the_command_line() -> None:
     assert "give --examples FILE instead" in by_option(str(refused.value))
     with pytest.raises(InputError, match="family='lr'") as refused:
         CorrectnessData.from_frame(WIDE.assign(lr=0.1), id_accuracy=SKILL)
-    expected = "give --groups lr or --families lr; if it is no example, remove it"
+    expected = "give --groups lr or --families lr; if it is not an example, remove it"
     assert expected in by_option(str(refused.value))

@@ -59,7 +59,7 @@ def check_classes(prediction: "pd.Series[Any]", truth: "pd.Series[Any]", who: st
 
 
 def other_classes(prediction: Iterable[Any], truth: Iterable[Any], who: str, do: str = "") -> InputError:
-    """The error about predictions that are no classes, with a few of both."""
+    """The error about predictions outside the true classes, with a few of both."""
     said, known = (", ".join(repr(str(each)) for each in list(some)[:4]) for some in (prediction, truth))
     return InputError(f"{who} such as {said}, where the class is one of {known}; use the same classes{do}")
 

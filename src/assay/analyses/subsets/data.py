@@ -139,39 +139,28 @@ class CorrectnessData(Carded):
             ShapeError: If lengths differ.
         """
         if isinstance(correct, CorrectnessData):
-            data = correct
             if id_accuracy is not None:
                 raise InputError(
                     "id_accuracy is already part of the data; give arrays for both, or the data alone"
                 )
-            replaced = {
-                "groups": checked_names(by_name(groups, data.model_ids, "groups"), data.n_models, "groups"),
-                "families": checked_names(
-                    by_name(families, data.model_ids, "families"), data.n_models, "families"
-                ),
-                "embedding": checked_rows(embedding, "embedding", data.n_examples),
-                "id_embedding": checked_rows(id_embedding, "id_embedding", None),
-            }
-            changed: dict[str, Any] = {name: each for name, each in replaced.items() if each is not None}
-            return (replace(data, **changed) if changed else data)._checked()
+            return correct._with(groups, families, embedding, id_embedding)
         if hasattr(correct, "iloc"):  # of pandas
             from assay.analyses.subsets.frames import read_frame
 
             given: dict[str, Any] = {"group": groups, "family": families, "n_id": n_id}
             given["cells"] = "score" if scores else None
             held = read_frame(cast("pd.DataFrame", correct), id_accuracy=id_accuracy, **given)
+            of_models = {"model_ids": model_ids, "source": source}
+            of_examples = {"example_ids": example_ids, "labels": labels, "label_names": label_names}
+            spaces = {"embedding": embedding, "id_embedding": id_embedding, "images": images}
             beside = {
-                "model_ids": model_ids,
-                "example_ids": example_ids,
-                "labels": labels,
-                "label_names": label_names,
-                "embedding": embedding,
-                "id_embedding": id_embedding,
-                "images": images,
-                "source": source,
+                "meta": {**held["meta"], **meta} if meta else None,
+                **of_models,
+                **of_examples,
+                **spaces,
             }
             held |= {name: each for name, each in beside.items() if each is not None}
-            return cls.of(**held | {"meta": {**held["meta"], **(meta or {})}, "at_least": at_least})
+            return cls.of(**held, at_least=at_least)
         matrix = checked_matrix(correct, scores=scores)
         n_models, n_examples = shape_of(matrix)
         if n_models < at_least:
@@ -185,26 +174,12 @@ class CorrectnessData(Carded):
             checked_model_ids(model_ids, n_models),
             checked_example_ids(example_ids, n_examples),
         )
+        per_model = {"groups": groups, "families": families, "n_id": n_id, "id_accuracy": id_accuracy}
         groups, families, n_id, id_accuracy = (
-            by_name(given, models, name)
-            for name, given in (
-                ("groups", groups),
-                ("families", families),
-                ("n_id", n_id),
-                ("id_accuracy", id_accuracy),
-            )
+            by_name(each, models, name) for name, each in per_model.items()
         )
         ids = examples.tolist()
         codes, names = checked_labels(by_name(labels, ids, "labels", "example"), label_names, n_examples)
-        columns = {
-            str(name): np.array(by_name(column, ids, f"meta[{name!r}]", "example"))
-            for name, column in (meta or {}).items()
-        }
-        for name, column in columns.items():
-            if column.shape != (n_examples,):
-                raise ShapeError(
-                    f"meta[{name!r}] has shape {column.shape}, but there are {n_examples} examples"
-                )
         return cls(
             correct=matrix,
             id_accuracy=checked_accuracies(id_accuracy, n_models, () if model_ids is None else models),
@@ -215,12 +190,29 @@ class CorrectnessData(Carded):
             families=checked_names(families, n_models, "families"),
             labels=codes,
             label_names=names,
-            meta=columns,
+            meta=_columns(meta or {}, ids),
             embedding=checked_rows(embedding, "embedding", n_examples),
             id_embedding=checked_rows(id_embedding, "id_embedding", None),
             images=checked_images(images, n_examples),
             source=dict(source or {}),
         )._checked()
+
+    def _with(
+        self,
+        groups: PerModel | None,
+        families: PerModel | None,
+        embedding: np.ndarray | None,
+        id_embedding: np.ndarray | None,
+    ) -> "CorrectnessData":
+        """These data with what is given instead of their own."""
+        given: dict[str, Any] = {
+            name: checked_names(by_name(each, self.model_ids, name), self.n_models, name)
+            for name, each in {"groups": groups, "families": families}.items()
+        }
+        given["embedding"] = checked_rows(embedding, "embedding", self.n_examples)
+        given["id_embedding"] = checked_rows(id_embedding, "id_embedding", None)
+        changed = {name: each for name, each in given.items() if each is not None}
+        return (replace(self, **changed) if changed else self)._checked()
 
     def _checked(self) -> "CorrectnessData":
         check_embeddings(self.embedding, self.id_embedding)
@@ -506,3 +498,15 @@ class CorrectnessData(Carded):
 def _sums(x: np.ndarray) -> type:
     """What entries are summed in: right answers exactly, scores in double precision."""
     return np.float64 if has_scores(x) else np.int64
+
+
+def _columns(meta: Mapping[str, Any], ids: list[Any]) -> dict[str, np.ndarray]:
+    """Facts about the examples, a value per id."""
+    columns = {
+        str(name): np.array(by_name(column, ids, f"meta[{name!r}]", "example"))
+        for name, column in meta.items()
+    }
+    for name, column in columns.items():
+        if column.shape != (len(ids),):
+            raise ShapeError(f"meta[{name!r}] has shape {column.shape}, but there are {len(ids)} examples")
+    return columns

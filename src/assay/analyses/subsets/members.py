@@ -10,6 +10,7 @@ from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, FittedLine, Line, clip_of, correlate, fit_line
 from assay.analyses.subsets.problem import Problem
@@ -187,12 +188,12 @@ class SelectedExamples:
     def evaluate(
         self,
         correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
-        id_accuracy: float | Sequence[float] | np.ndarray | None = None,
+        id_accuracy: float | PerModel | None = None,
         *,
         example_ids: Sequence[object] | np.ndarray | None = None,
         order: str | None = None,
-        groups: Sequence[object] | np.ndarray | None = None,
-        families: Sequence[object] | np.ndarray | None = None,
+        groups: PerModel | None = None,
+        families: PerModel | None = None,
     ) -> Evaluation:
         """Other models on the same subset, or one of them.
 
@@ -301,7 +302,7 @@ class SelectedExamples:
 
 
 def _called(cells: Mapping[str, Any]) -> str:
-    """What answers are, in words."""
+    """What answers are, as an error says it."""
     if cells["kind"] == "bits":
         return "right and wrong answers (0 and 1)"
     return "scores" + (" of {:g} (worse) to {:g} (better)".format(*cells["ends"]) if cells["ends"] else "")
@@ -315,10 +316,10 @@ def _is_frame(given: object) -> "TypeGuard[pd.DataFrame]":
 
 def _others(
     correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
-    id_accuracy: float | Sequence[float] | np.ndarray | None,
+    id_accuracy: float | PerModel | None,
     example_ids: Sequence[object] | np.ndarray | None = None,
-    groups: Sequence[object] | np.ndarray | None = None,
-    families: Sequence[object] | np.ndarray | None = None,
+    groups: PerModel | None = None,
+    families: PerModel | None = None,
 ) -> CorrectnessData:
     """Models to evaluate, one or more, whatever holds them."""
     y: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy

@@ -210,7 +210,7 @@ def _bad_cell(model: object, example: object, cell: Any, n: int, expected: str) 
         f"{cell.item() if hasattr(cell, 'item') else cell!r}; every cell {expected} ({n} such cells). If "
         f"{str(example)!r} holds accuracies in distribution, name it id_accuracy; if it says what runs or "
         f"families models are of, give group={str(example)!r} (--groups {example}) or "
-        f"family={str(example)!r} (--families {example}); if it is no example, remove it; classes need a "
+        f"family={str(example)!r} (--families {example}); if it is not an example, remove it; classes need a "
         "column 'label', and other numbers cells='score' (--cells score)"
     )
 
