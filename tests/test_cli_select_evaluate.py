@@ -121,6 +121,21 @@ def test_rows_without_names_are_not_matched_by_place_unasked(folder: Path) -> No
     assert asked.exit_code == 0, asked.output
 
 
+def test_models_without_accuracies_in_distribution_are_evaluated(folder: Path) -> None:
+    frame = pd.read_csv(folder / "better.csv").drop(columns="id_accuracy")
+    frame.to_csv(folder / "zero-shot.csv", index=False)
+    found = evaluate(
+        folder, folder / "finding" / "subset.json", folder / "zero-shot.csv", "--gate", "accuracy >= 0.5"
+    )
+    assert found.exit_code == 0, found.output
+    assert "in-distribution accuracy: not given" in found.stdout
+    refused = evaluate(
+        folder, folder / "finding" / "subset.json", folder / "zero-shot.csv", "--gate", "residual < 1"
+    )
+    assert refused.exit_code == 2
+    assert "no accuracies in distribution; give them (--id-accuracy)" in refused.stderr
+
+
 def test_an_order_that_contradicts_the_names_is_refused(folder: Path) -> None:
     names = assay.analyses.subsets.CorrectnessData.load(folder / "answers.npz").example_ids.tolist()
     answers = np.ones((1, len(names)))

@@ -20,6 +20,7 @@ from assay.analyses.subsets.line import EPS, fitted_line, probit
 from assay.circuits.card import one_line
 from assay.core.errors import InputError
 from assay.pipeline.subset_evaluation import evaluate_models, read_gates
+from assay.report.save import render
 from assay.stats import bounded_mean
 
 
@@ -346,6 +347,33 @@ def test_a_gate_on_what_no_model_has_is_refused(subset: assay.Subset) -> None:
     with pytest.raises(InputError, match="fewer than three units"):
         evaluate_models([dataclasses.replace(subset, lines=short)], some, read_gates(["residual < 1"]))
     evaluate_models([dataclasses.replace(subset, lines=short)], some, read_gates(["residual.value < 1"]))
+
+
+def test_models_without_accuracies_in_distribution_have_the_rest(subset: assay.Subset) -> None:
+    """Zero-shot models: the same accuracies, intervals and R with accuracy on all examples as with them."""
+    answers = np.random.default_rng(6).uniform(size=(9, 12)) < 0.6
+    frame = pd.DataFrame(answers.astype(int), index=[f"clip-{n}" for n in range(9)], columns=NAMES)
+    rated = CorrectnessData.from_frame(frame, id_accuracy=np.linspace(0.5, 0.9, 9), at_least=1)
+    unrated = CorrectnessData.from_frame(frame, at_least=1, unrated=True)
+    gates = read_gates(["accuracy.value >= 0", "accuracy_all >= 0.9"])
+    known, found = (evaluate_models([subset], each, gates) for each in (rated, unrated))
+    absent = dict.fromkeys(("id_accuracy", "expected", "residual", "expected_all", "residual_all"))
+    assert found["models"] == [model | absent for model in known["models"]]
+    assert (found["status"], known["status"]) == ("fail", "fail")
+    (row,), (other,) = found["sizes"], known["sizes"]
+    assert row["with_full"] == other["with_full"]
+    assert row["r"] is row["line"]["slope"] is None
+    assert "no accuracies in distribution: no accuracy is expected of them" in " ".join(found["caveats"])
+    page = render(evaluation_page(found))
+    assert "n/a" in page
+    assert "accuracy on all examples" in page
+    with pytest.raises(InputError, match="the models have no accuracies in distribution; give them"):
+        evaluate_models([subset], unrated, read_gates(["residual.value >= 0"]))
+    assert subset.evaluate(frame).with_full.r == pytest.approx(row["with_full"]["r"])
+    with pytest.raises(InputError, match="no accuracies in distribution, which a selection needs"):
+        assay.oodselect(unrated, size=4)
+    with pytest.raises(InputError, match="id_accuracy of model 'clip-0' is nan"):
+        CorrectnessData.from_frame(frame, id_accuracy=[np.nan, *[0.5] * 8], unrated=True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from assay.analyses.subsets.cells import same_class
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.selection import oodselect
 from assay.core.errors import AlignmentError, FileFormatError, InputError
 from assay.pipeline.subset_data import read_data
 
@@ -253,6 +254,47 @@ def test_probabilities_in_a_wide_table_are_sent_to_the_long_form() -> None:
     facts = pd.DataFrame({"label": [0, 1, 1]}, index=EXAMPLES)
     with pytest.raises(InputError, match="such as '0.75', '0.5'.*long table: columns p_0, p_1, .* label"):
         read(wide() * 0.25 + 0.5, examples=facts, cells="prediction")
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "message"),
+    [
+        (wide().astype(float).mask(np.eye(4, 3) == 1), {}, "example 'x' is missing .3 of 12 cells"),
+        (wide(), {"examples": pd.DataFrame({"light": [1, 2]}, index=["x", "y"])}, "examples has no row 'z'"),
+        (wide().T, {"id_accuracy": [0.9, 0.8, 0.7]}, "correct holds 3 models; expected at least 4"),
+        (wide(), {"id_accuracy": [90.0, 80, 70, 60]}, "id_accuracy of model 'a' is 90.0.*divide them by 100"),
+    ],
+)
+def test_whatever_is_wrong_with_a_table_the_way_it_was_read_is_named(
+    frame: pd.DataFrame, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=f"{message}.*The table was read as wide.*--orientation long or tr"):
+        read(frame, **options)
+
+
+def test_the_one_model_that_answers_an_odd_example_is_named() -> None:
+    odd = pd.concat([long(), pd.DataFrame({"model": ["c"], "example_id": ["odd"], "correct": [1]})])
+    with pytest.raises(InputError, match="model 'a' on example 'odd' is missing; only 'c' has one .3 of 16"):
+        read(odd)
+
+
+def test_what_is_out_of_distribution_has_to_be_named() -> None:
+    frame = pd.concat([long().assign(domain=name) for name in ("photo", "sketch")])
+    with pytest.raises(InputError, match=r"never 'ood'; say which of photo, sketch is out .*\(--ood-env\)"):
+        read(frame, id_domains=["photo"], id_accuracy=None)
+
+
+def test_every_model_can_be_a_family_of_its_own(tmp_path: Path) -> None:
+    long().to_csv(tmp_path / "t.csv", index=False)
+    data = read_data(tmp_path / "t.csv", id_accuracy=rated(tmp_path), families="model").data
+    assert data.families == tuple(MODELS)
+    with pytest.raises(InputError, match="neither a file nor a column .* or model if each model is one of"):
+        read_data(tmp_path / "t.csv", id_accuracy=rated(tmp_path), families="modell")
+
+
+def test_examples_that_cannot_be_selected_are_named() -> None:
+    with pytest.raises(InputError, match="must_include holds example 'y', which allowed excludes .1 in tot"):
+        oodselect(read(wide()), size=2, must_include=[1, 2], allowed=[0, 2])
 
 
 def test_facts_of_a_transposed_table_are_named() -> None:

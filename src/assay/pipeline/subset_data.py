@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DIGITS_SIZES = (50, 100, 200)
 DIGITS_MODELS = 320
 FOLDER = "select"  # of a store: data that were expensive to make
-EACH_MODEL = "model"  # of --groups: every model is a run of its own
+EACH_MODEL = "model"  # of --groups or --families: every model is one of its own
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +82,7 @@ def read_data(
         source: Archive, table, folder of prediction CSVs, of tables or of sample logs, or zoo; None:
             classifiers of digits, trained now.
         groups: Training run of each model: a column of a table, a CSV file of model and run, or `model`.
-        families: Family of each model: a column of a table, or a CSV file of model and family.
+        families: Family of each model, likewise.
         columns: Of a table: its columns by role, as `model=run,example=uid`.
         id_accuracy: Of a table: a column, or a file of model and accuracy.
         orientation: Of a table: `long`, `wide` or `transposed`, if not found out.
@@ -99,7 +99,8 @@ def read_data(
         encoder: Embeds the images of a zoo at its own size, the images of an archive, or texts.
         text: Column with the text of each example.
         digits_models: Without a source: classifiers to train.
-        at_least: Of a table or a zoo: models that are needed; 1 for models that select nothing.
+        at_least: Of a table or a zoo: models that are needed; 1 for models that select nothing, which need no
+            accuracies in distribution in a table either.
         planned: Of a zoo: load no model and decode no image; every answer is 0, and pictures are blank.
         device: Of the models of a zoo.
         seed: Root seed of the digits.
@@ -309,6 +310,7 @@ def _from_table(
         "cells": given["cells"],
         "scores": _ends(given["scores"]),
         "at_least": at_least,
+        "unrated": at_least < MIN_MODELS,
     }
     for argument, option in (("id_domains", "id-envs"), ("ood_domains", "ood-env")):
         if (text := domains[option]) is not None:
@@ -396,7 +398,7 @@ def _with_units(data: CorrectnessData, groups: str | None, families: str | None)
     return CorrectnessData.of(
         data,
         groups=data.model_ids if groups == EACH_MODEL else _names("groups", groups, data),
-        families=_names("families", families, data),
+        families=data.model_ids if families == EACH_MODEL else _names("families", families, data),
     )
 
 
@@ -409,10 +411,9 @@ def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] |
         kind = "neither a file nor a column of the table"
         if "orientation" not in data.source:
             kind = "not a file"
-        also = ", or model if each model is its own run" if option == "groups" else ""
         raise InputError(
             f"--{option} is {given!r}, which is {kind}; give a CSV file with a line MODEL,UNIT "
-            f"per model{also}"
+            f"per model, or {EACH_MODEL} if each model is one of its own"
         )
     names = _by_model(path, "unit")
     missing = [name for name in data.model_ids if name not in names]

@@ -162,6 +162,8 @@ def _check_known(text: str, gate: SubsetGate, models: Sequence[Mapping[str, Any]
         return
     if not subset.lines:
         why = "the file of the subset holds no lines; select again"
+    elif all(model["id_accuracy"] is None for model in models):
+        why = "the models have no accuracies in distribution; give them (--id-accuracy)"
     elif any(found):
         why = (
             "the line of the selection's test models has no such number, because they are of fewer than "

@@ -86,8 +86,12 @@ def by_name(given: Any, names: Sequence[str], argument: str, of: str = "model") 
     return [values[name] for name in names]
 
 
-def checked_accuracies(given: Any, n_models: int, models: Sequence[str] = ()) -> Float64[np.ndarray, " m"]:
-    """In-distribution accuracies, one per model, in [0, 1]."""
+def checked_accuracies(
+    given: Any, n_models: int, models: Sequence[str] = (), *, unrated: bool = False
+) -> Float64[np.ndarray, " m"]:
+    """In-distribution accuracies, one per model, in [0, 1]; of models that may be `unrated` NaN for all."""
+    if unrated and (given is None or np.isnan(np.asarray(given, dtype=np.float64)).all()):
+        return np.full(n_models, np.nan)
     if given is None:
         raise InputError("id_accuracy is missing; give the in-distribution accuracy of each model")
     y = np.array(given, dtype=np.float64)

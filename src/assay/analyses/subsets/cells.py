@@ -148,8 +148,10 @@ def check_holes(
     if rule == "refuse":
         row, column = np.argwhere(holes)[0].tolist()
         kept = {each: complete_part(holes, each) for each in MISSING[1:]}
+        answering = [name for name, hole in zip(models, holes[:, column], strict=True) if not hole]
+        few = f"; only {', '.join(map(repr, answering))} has one" if len(answering) < 2 < len(models) else ""
         raise InputError(
-            f"the answer of model {models[row]!r} on example {examples[column]!r} is missing ({n} of "
+            f"the answer of model {models[row]!r} on example {examples[column]!r} is missing{few} ({n} of "
             f"{holes.size} cells are). Fill them in, or leave out what has holes (missing, --missing): "
             f"drop-examples keeps {len(kept['drop-examples'][1])} of {len(examples)} examples, drop-models "
             f"{len(kept['drop-models'][0])} of {len(models)} models; drop, which takes the largest share of "

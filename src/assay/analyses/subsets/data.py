@@ -27,7 +27,7 @@ from assay.analyses.subsets._checks import (
     checked_rows,
 )
 from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
-from assay.analyses.subsets.header import PerModel
+from assay.analyses.subsets.header import PerModel, lying
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of, shape_of
@@ -105,6 +105,7 @@ class CorrectnessData(Carded):
         source: Mapping[str, Any] | None = None,
         scores: bool = False,
         at_least: int = MIN_MODELS,
+        unrated: bool = False,
     ) -> "CorrectnessData":
         """Check arrays and give what is missing its default.
 
@@ -132,6 +133,8 @@ class CorrectnessData(Carded):
             scores: `correct` holds scores from 0, the worse end, to 1 instead of 0 and 1; an accuracy on
                 examples is then their mean, and `id_accuracy` the mean score in distribution.
             at_least: Models that are needed; 4 to select from.
+            unrated: Whether the models may have no accuracies in distribution (None, or NaN for all): they
+                can be evaluated on a subset, but not selected with.
 
         Raises:
             InputError: Naming the argument and the value: entries that are not 0 or 1, accuracies that are
@@ -149,7 +152,9 @@ class CorrectnessData(Carded):
 
             given: dict[str, Any] = {"group": groups, "family": families, "n_id": n_id}
             given["cells"] = "score" if scores else None
-            held = read_frame(cast("pd.DataFrame", correct), id_accuracy=id_accuracy, **given)
+            held = read_frame(
+                cast("pd.DataFrame", correct), id_accuracy=id_accuracy, unrated=unrated, **given
+            )
             of_models = {"model_ids": model_ids, "source": source}
             of_examples = {"example_ids": example_ids, "labels": labels, "label_names": label_names}
             spaces = {"embedding": embedding, "id_embedding": id_embedding, "images": images}
@@ -160,7 +165,8 @@ class CorrectnessData(Carded):
                 **spaces,
             }
             held |= {name: each for name, each in beside.items() if each is not None}
-            return cls.of(**held, at_least=at_least)
+            with lying(held["source"]["orientation"]):
+                return cls.of(**held, at_least=at_least)
         matrix = checked_matrix(correct, scores=scores)
         n_models, n_examples = shape_of(matrix)
         if n_models < at_least:
@@ -182,7 +188,9 @@ class CorrectnessData(Carded):
         codes, names = checked_labels(by_name(labels, ids, "labels", "example"), label_names, n_examples)
         return cls(
             correct=matrix,
-            id_accuracy=checked_accuracies(id_accuracy, n_models, () if model_ids is None else models),
+            id_accuracy=checked_accuracies(
+                id_accuracy, n_models, () if model_ids is None else models, unrated=unrated
+            ),
             model_ids=models,
             example_ids=examples,
             n_id=checked_n_id(n_id, n_models),
@@ -290,7 +298,9 @@ class CorrectnessData(Carded):
         """Read a pandas frame of predictions; see `frames.read_frame` for the options."""
         from assay.analyses.subsets.frames import read_frame
 
-        return cls.of(**read_frame(frame, **options))
+        held = read_frame(frame, **options)
+        with lying(held["source"]["orientation"]):
+            return cls.of(**held)
 
     @classmethod
     def from_estimators(
@@ -312,6 +322,11 @@ class CorrectnessData(Carded):
     def n_examples(self) -> int:
         """N."""
         return len(self.example_ids)
+
+    @property
+    def unrated(self) -> bool:
+        """Whether the models have no accuracies in distribution."""
+        return bool(np.isnan(self.id_accuracy).all())
 
     @functools.cached_property
     def has_ids(self) -> bool:

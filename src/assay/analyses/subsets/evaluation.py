@@ -108,7 +108,7 @@ def _readings(subset: Subset, data: CorrectnessData, places: Places) -> dict[str
     ):
         found[f"accuracy{suffix}"] = _rows(accuracy, *_ends(data, accuracy, examples))
         found |= dict.fromkeys((f"expected{suffix}", f"residual{suffix}"), [None] * data.n_models)
-        if line is not None:
+        if line is not None and not data.unrated:
             band = line.predict(data.id_accuracy, level=LEVEL)
             gap = probit(accuracy, eps=line.eps) - band[0]
             found[f"expected{suffix}"] = _rows(*special.ndtr(band))
@@ -142,6 +142,8 @@ def _caveats(subset: Subset, data: CorrectnessData, n_matched: int) -> list[str]
         f"The models answered {n} examples, as many as the subset was selected from, but not the same: no "
         "accuracy is expected on all examples.": n == n_pool and n_matched < subset.size,
         "The file of the subset holds no lines, so no accuracy is expected; select again.": not subset.lines,
+        "The models have no accuracies in distribution: no accuracy is expected of them, and R is that with "
+        "accuracy on all examples.": data.unrated,
         f"The verdict of the subset is {status}: better models need not do worse on it.": status
         != "supported",
     }

@@ -76,11 +76,16 @@ def _verdict(document: Document) -> str:
 
 def _figure(document: Document) -> Figure:
     level = percent(document["level"])
+    about = f"Probit axes; exact {level} intervals of the accuracies."
+    if document["models"][0]["id_accuracy"] is not None:
+        about += (
+            " Lines: least squares through the test models of the selection; bands: where "
+            f"{level} of further models like them are expected."
+        )
     return Figure(
         draw=partial(plot_evaluation, document),
         label="Accuracy of the models on the subset and on all examples; the table has the numbers",
-        caption=f"Probit axes; exact {level} intervals of the accuracies. Lines: least squares through the "
-        f"test models of the selection; bands: where {level} of further models like them are expected.",
+        caption=about,
         beside=True,
         name="models",
     )
@@ -143,8 +148,8 @@ def _over_models(document: Document) -> list[Block]:
     heads = ("examples", "matched", "R with accuracy in distribution", "R with accuracy on all examples")
     text = (
         "R with accuracy on all examples: whether the subset keeps the order of these models, the check for "
-        "zero-shot models. Both sides are out of distribution, so a high R does not show that a model is "
-        "robust. The table needs accuracies in distribution all the same; this R does not depend on them."
+        "models without in-distribution data, such as zero-shot ones. Both sides are out of distribution, so "
+        "a high R does not show that a model is robust."
     )
     return [Table(columns=columns(*heads, numeric=True), rows=rows, caption=text, named=False)]
 

@@ -14,10 +14,9 @@ from assay.analyses.subsets._checks import by_name
 from assay.analyses.subsets.cells import check_holes, numbers, scaled
 from assay.analyses.subsets.header import (
     ANSWERS,
-    LIES,
-    ORIENTATIONS,
     Header,
     PerModel,
+    lying,
     orientation_of,
     with_names,
 )
@@ -54,6 +53,7 @@ def read_frame(
     n_id: PerModel | None = None,
     meta: Sequence[str] = (),
     examples: "pd.DataFrame | None" = None,
+    unrated: bool = False,
     **facts: Any,
 ) -> dict[str, Any]:
     """Read a pandas frame: long, wide or transposed.
@@ -89,6 +89,7 @@ def read_frame(
         meta: Columns of a long or transposed frame that say something about the example.
         examples: What is known of the examples: indexed by their names, a column each; a column `label` is
             the class.
+        unrated: As for `CorrectnessData.of`.
         **facts: As for `CorrectnessData.of`: `label_names`, `embedding`, `id_embedding`, `images`, `source`.
 
     Returns:
@@ -113,7 +114,7 @@ def read_frame(
     of_models = {"id_accuracy": id_accuracy, "n_id": n_id, "group": group, "family": family}
     lies = orientation_of(frame, header, orientation, id_accuracy, examples)
     reading = CellOptions(cells, scores, _labels(examples, header), tuple(meta))
-    try:
+    with lying(lies):
         column = header.get("domain") if lies == "long" else None
         if column is None and (id_domains or ood_domains):
             raise InputError("domains are given, but the table has no column 'domain'")
@@ -123,15 +124,9 @@ def read_frame(
         else:
             named = {each for each in of_models.values() if isinstance(each, str)}
             table, held = matrix_answers(frame, header, reading, named, turned=lies == "transposed")
-        held = _of_models(table, held, of_models, header, scores)
-    except InputError as error:
-        others = " or ".join(each for each in ORIENTATIONS if each != lies)
-        raise type(error)(
-            f"{error}. The table was read as {lies}: {LIES[lies]} (--orientation {others} reads it otherwise)"
-        ) from error
-    held = _without_holes(held, missing)
-    if examples is not None:
-        held |= _known(examples, held["example_ids"], header.truth, held["meta"])
+        held = _without_holes(_of_models(table, held, of_models, header, scores, unrated=unrated), missing)
+        if examples is not None:
+            held |= _known(examples, held["example_ids"], header.truth, held["meta"])
     if "notes" in held["understood"]:  # places are no names
         held["example_ids"] = np.array([f"row_{place}" for place in held["example_ids"]])
     columns_read = {
@@ -141,7 +136,7 @@ def read_frame(
     if understood["answers"].startswith("scores"):
         understood["ends"] = list(scores or (0, 1))
     scored = held["correct"].dtype == np.float32
-    return {"source": {"kind": "frame"} | understood, "scores": scored, **held, **facts}
+    return {"source": {"kind": "frame"} | understood, "scores": scored, "unrated": unrated, **held, **facts}
 
 
 def _labels(examples: "pd.DataFrame | None", header: Header) -> dict[str, Any]:
@@ -157,6 +152,8 @@ def _of_models(
     given: Mapping[str, PerModel | None],
     header: Header,
     scores: tuple[float | int, float | int] | None,
+    *,
+    unrated: bool,
 ) -> dict[str, Any]:
     """What is held, with what is known of each model, in their order."""
     names = held["model_ids"]
@@ -172,14 +169,16 @@ def _of_models(
         if values is not None:
             one_number = role == "n_id" and np.ndim(values) == 0 and not isinstance(values, Mapping)
             found[argument] = values if one_number else by_name(values, names, argument)
-    if found.get("id_accuracy") is None:
+    if found.get("id_accuracy") is None and unrated:
+        found["id_accuracy"], taken = np.full(len(names), np.nan), "not given"
+    elif found.get("id_accuracy") is None:
         raise InputError(
             "id_accuracy is missing, and the frame has no in-distribution rows. Give the accuracy of each "
             "model: a column 'id_accuracy', a mapping from its name, a file (--id-accuracy), or rows whose "
             "column 'domain' is 'id'"
         )
     rated = _shares(found["id_accuracy"], names)
-    if scores is not None and taken != "rows in distribution":
+    if scores is not None and taken not in ("rows in distribution", "not given"):
         rated = scaled(rated, scores, "values of id_accuracy, which are scores too,")
         taken += f", mapped from {scores[0]:g} (worse) and {scores[1]:g} (better)"
     found["id_accuracy"] = rated

@@ -1,6 +1,7 @@
 """Which column of a table of answers holds what, and which way the table lies."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,19 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 }
 OF_MODELS = ("id_accuracy", "n_id", "group", "family")
 ANSWERS = ("correct", "prediction", "probability", "score")
+
+
+@contextlib.contextmanager
+def lying(orientation: str) -> Iterator[None]:
+    """Ends an error about a table with the way it was read, and the option that turns it."""
+    try:
+        yield
+    except InputError as error:
+        others = " or ".join(each for each in ORIENTATIONS if each != orientation)
+        raise type(error)(
+            f"{error}. The table was read as {orientation}: {LIES[orientation]} (--orientation {others} "
+            "reads it otherwise)"
+        ) from error
 
 
 class Header:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,8 @@ RELIABLE_UNITS = 8
 DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
 _ROUNDING = 1e-12  # of a replicate's sum of squares, relative to that of all models
 _CERTAIN = 1 - 1e-9  # |R| of a replicate beyond which atanh says nothing
+UNRATED = "the models have no accuracies in distribution"
+_SAME = "all models have the same accuracy"
 _ENDS = ("low", "high", "fisher_low", "fisher_high", "spearman_low", "spearman_high", "n_eff")
 
 
@@ -289,7 +291,7 @@ def correlate(
     """The correlation of Eq. 4 with its intervals.
 
     Args:
-        id_accuracy: In-distribution accuracy per model, in [0, 1].
+        id_accuracy: In-distribution accuracy per model, in [0, 1]; all NaN where not known.
         accuracy: Out-of-distribution accuracy per model, in [0, 1].
         units: Training run or family of each model, as codes. Default: each model by itself.
         size: Examples behind `accuracy`; needed by `clip="half"`.
@@ -315,12 +317,14 @@ def correlate(
         if value not in choices:
             raise InputError(f"{name} is {value!r}; choose {choices[0]!r} or {choices[1]!r}")
     check_least(1, n_resamples=n_resamples)
-    x, y = checked_shares(id_accuracy, "id_accuracy"), checked_shares(accuracy, "accuracy")
+    x, y = np.asarray(id_accuracy, dtype=np.float64), checked_shares(accuracy, "accuracy")
+    unknown = bool(len(x)) and bool(np.isnan(x).all())
+    x = x if unknown else checked_shares(x, "id_accuracy")
     units = np.arange(len(x)) if units is None else np.asarray(units, dtype=np.int64)
     if units.shape != x.shape:
         raise ShapeError(f"units has shape {units.shape}, id_accuracy {x.shape}; give one unit per model")
     ood_eps = clip_of(clip, size, eps)
-    r = line_correlation(x, y, eps=ood_eps, id_eps=eps)
+    r = math.nan if unknown else line_correlation(x, y, eps=ood_eps, id_eps=eps)
     names = np.unique(units)
     undefined = Correlation(
         r=0.0 if on_degenerate == "zero" else math.nan,
@@ -331,7 +335,7 @@ def correlate(
         n_degenerate=n_resamples,
         frac_clipped=float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan,
         degenerate=True,
-        caution="all models have the same accuracy, so the correlation is undefined",
+        caution=f"{UNRATED if unknown else _SAME}, so the correlation is undefined",
         **dict.fromkeys(_ENDS, math.nan),
     )
     if math.isnan(r):
@@ -405,11 +409,13 @@ def fit_line(
         id_eps: Clip of `id_accuracy`.
 
     Returns:
-        All NaN where the in-distribution accuracies are constant; `r` NaN where the others are.
+        All NaN where the in-distribution accuracies are constant or NaN; `r` NaN where the others are.
 
     References:
         Miller et al. (2021), arXiv:2107.04649, Def. 1; Salaudeen et al. (2025), arXiv:2510.24884, Eq. 2.
     """
+    if len(id_accuracy) and np.isnan(id_accuracy).all():
+        return Line(**dict.fromkeys((each.name for each in fields(Line)), math.nan))
     x, y = probit(id_accuracy, eps=id_eps), probit(accuracy, eps=eps)
     _check_vectors(x, y)
     dx, dy = x - x.mean(), y - y.mean()

@@ -200,7 +200,7 @@ class SelectedExamples:
         Args:
             correct: Correctness of the other models on any examples among which are those of the subset:
                 models by examples, `[n_examples]` for one model, or a frame as `from_frame` reads it.
-            id_accuracy: In-distribution accuracy of each of them; a number for one model.
+            id_accuracy: In-distribution accuracy of each of them; a number for one model; None if not known.
             example_ids: Names of the columns of an array.
             order: `"data"`: the columns are the examples that the subset was selected from, in their order.
                 Needed where no names say which column is which example.
@@ -328,7 +328,9 @@ def _others(
     if _is_frame(correct):
         if example_ids is not None:
             raise InputError("a frame already names its examples; remove example_ids")
-        return CorrectnessData.from_frame(correct, id_accuracy=y, group=groups, family=families, at_least=1)
+        return CorrectnessData.from_frame(
+            correct, id_accuracy=y, group=groups, family=families, at_least=1, unrated=True
+        )
     matrix = correct if isinstance(correct, PackedMatrix) else np.atleast_2d(np.asarray(correct))
     units: dict[str, Any] = {"groups": groups, "families": families}
-    return CorrectnessData.of(matrix, y, example_ids=example_ids, at_least=1, **units)
+    return CorrectnessData.of(matrix, y, example_ids=example_ids, at_least=1, unrated=True, **units)

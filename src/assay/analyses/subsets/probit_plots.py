@@ -69,7 +69,10 @@ def plot_evaluation(document: Document, ax: Axes | None = None) -> Axes:
     """Draw other models on a subset and on all examples, over the lines and where those expect them."""
     ax = axes_of(ax, 5.6, 4.5)
     models, level, lines = document["models"][:DRAWN_MODELS], document["level"], document["subset"]["lines"]
-    x = reached = np.array([each["id_accuracy"] for each in models])
+    unrated = models[0]["id_accuracy"] is None
+    x = reached = np.array(
+        [each["accuracy_all"]["value"] if unrated else each["id_accuracy"] for each in models]
+    )
     shown, handles, labels = [], [], []
     for name, key in (("all", "accuracy_all"), ("selected", "accuracy")):
         colour, marker, called, _ = SETS[name]
@@ -79,7 +82,7 @@ def plot_evaluation(document: Document, ax: Axes | None = None) -> Axes:
         ax.errorbar(probit(x), y[0], reach, fmt=marker, color=colour, ms=4.5, lw=1)
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=5))
         labels.append(f"{called} examples")
-        if lines and lines[name]["slope"] is not None:
+        if lines and lines[name]["slope"] is not None and not unrated:
             line = FittedLine.from_dict(lines[name])
             known = line.centre + np.array([-2, 2]) * np.sqrt(line.variance)
             reached = ndtr(np.append(probit(x), known))
@@ -90,7 +93,7 @@ def plot_evaluation(document: Document, ax: Axes | None = None) -> Axes:
             ax.fill_between(places, band[1], band[2], color=colour, alpha=0.12, lw=0, zorder=0)
     legend_above(ax, handles, labels, columns=2)
     _axes_for(ax, reached, np.concatenate(shown, axis=None))
-    ax.set_xlabel("accuracy in distribution")
+    ax.set_xlabel("accuracy on all examples" if unrated else "accuracy in distribution")
     ax.set_ylabel("accuracy")
     return ax
 

@@ -16,7 +16,7 @@ from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
-from assay.analyses.subsets.line import Correlation, clip_of, correlate, line_correlation, probit
+from assay.analyses.subsets.line import UNRATED, Correlation, clip_of, correlate, line_correlation, probit
 from assay.analyses.subsets.objective import Found
 from assay.analyses.subsets.placement import has_scores
 from assay.analyses.subsets.settings import SelectionOptions, Settings, make_settings
@@ -308,6 +308,8 @@ def make_problem(
     own: dict[str, Any] = dict(options)
     units = {name: own.pop(name, None) for name in ("groups", "families")}
     data = CorrectnessData.of(correct, id_accuracy, **units)
+    if data.unrated:
+        raise InputError(f"{UNRATED}, which a selection needs; give id_accuracy")
     parts = split_models(
         data.n_models,
         split=own.pop("split", None),

@@ -95,6 +95,7 @@ class Understood(Record):
         seen, columns = self.quality, ", ".join(f"{role} = {name}" for role, name in self.columns.items())
         kept = "".join(f", {n:,} {what} left out" for what, n in self.left_out.items() if n)
         low, high = seen.id_accuracy
+        unrated = low is None or math.isnan(low)
         units = {"training runs": seen.n_groups, "families": seen.n_families}
         rows = {
             "read as": "table" if self.kind == "frame" else self.kind,
@@ -106,7 +107,9 @@ class Understood(Record):
             "examples": _some(self.examples, seen.n_examples),
             "classes": "not known" if self.classes is None else _some(self.classes, len(self.classes)),
             "facts": ", ".join(self.facts),
-            "in-distribution accuracy": f"{low:.1%} to {high:.1%}, {self.id_accuracy}",
+            "in-distribution accuracy": "not given"
+            if unrated
+            else f"{low:.1%} to {high:.1%}, {self.id_accuracy}",
             "accuracy on the examples": "{:.1%} to {:.1%}".format(*seen.accuracy),
             "notes": "; ".join(self.notes),
         }

@@ -174,6 +174,13 @@ def make_settings(
         options=_changed(common.get("solver", "swap"), options),
         **common,
     )
+    if settings.allowed is not None and settings.must_include is not None:
+        banned = settings.must_include[~settings.allowed[settings.must_include]]
+        if len(banned):
+            raise InputError(
+                f"must_include holds example {str(data.example_ids[banned[0]])!r}, which allowed excludes "
+                f"({len(banned)} in total); --must-include and --allowed must agree"
+            )
     _check(settings)
     return settings
 

@@ -64,8 +64,11 @@ class DomainRoles(NamedTuple):
                     f"frame[{self.column!r}] holds {strange[0]!r}; expected 'id' or 'ood', or say which of "
                     f"{', '.join(found[:20])} are in and out of distribution (--id-envs and --ood-env)"
                 )
-            if "ood" not in found:
-                raise InputError(f"frame[{self.column!r}] is never 'ood'; add rows out of distribution")
+        if outside is None and "ood" not in found:
+            raise InputError(
+                f"frame[{self.column!r}] is never 'ood'; say which of {', '.join(found[:20])} is out of "
+                "distribution, ood_domains (--ood-env), or add such rows"
+            )
         outside = ("ood",) if outside is None else outside
         inside = inside if inside is not None else [name for name in found if name not in outside]
         for name in (*outside, *inside):

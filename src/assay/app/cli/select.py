@@ -62,7 +62,7 @@ class AnswerSettings(Placed):
 
     Attributes:
         groups: Training run of each model: column, CSV, or model. For a supported verdict.
-        families: Architecture family of each model: a column, or a CSV file of model and family.
+        families: Architecture family of each model: a column, a CSV file, or model.
         columns: Columns of a table by role, if named otherwise: model=run,example=uid.
         id_accuracy: Accuracies in distribution: a column, or a CSV file of model and accuracy.
         orientation: How a table lies, if detection fails: long, wide or transposed.
