@@ -19,10 +19,10 @@ The last three take `--models`, `--examples` and `--judged` (sizes) for another 
 which is not saved. Exit code 1, and nothing saved, if a verdict was killed less often or then has other
 bytes. `accelerator` is skipped where PyTorch finds none and `--device` names none.
 
-Every part but `resumed` and `verdict` runs on one core. The large matrices are generated packed, a chunk of
-examples at a time, into a file; the process that is measured reads only that. Prints one JSON document;
-`--save` merges the parts into that of benchmarks/results, by kind of device: a CPU without fast products of
-bytes (VNNI) is one of its own, `cpu_float32`.
+`fold` takes `--device` too. Every part but `resumed` and `verdict` runs on one core. The large matrices are
+generated packed, a chunk of examples at a time, into a file; the process that is measured reads only that.
+Prints one JSON document; `--save` merges the parts into that of benchmarks/results, by kind of device: a
+CPU without fast products of bytes (VNNI) is one of its own, `cpu_float32`.
 
     python benchmarks/bench_subsets.py [--part NAME ...] [--save]
 """
@@ -425,8 +425,8 @@ def sweep_part() -> dict[str, Any]:
     return {"seconds in all": round(total, 1)} | found
 
 
-def fold_part() -> dict[str, Any]:
-    """Core seconds of a rerun of one fold, alone and as one of a wave."""
+def fold_part(device: str | None = None) -> dict[str, Any]:
+    """Core seconds of a rerun of one fold, alone and as one of a wave, packed or on a device."""
     from assay.analyses.subsets.crossfit import FoldRuns, plan_folds
     from assay.analyses.subsets.data import CorrectnessData
     from assay.analyses.subsets.permutation import Exchange
@@ -438,7 +438,8 @@ def fold_part() -> dict[str, Any]:
     data = CorrectnessData.of(PackedMatrix(bits, len(y)), y, families=families)
     splits = plan_folds(data).splits
     assert splits is not None
-    folds = FoldRuns(data, splits, SWEEP, make_problem(data, layout="packed").settings)
+    place: dict[str, Any] = {"layout": "accelerator", "device": device} if device else {"layout": "packed"}
+    folds = FoldRuns(data, splits, SWEEP, make_problem(data, **place).settings)
     drawn = [Exchange.of(data).draw(y, 0, each) for each in range(folds.wave)]
     started = time.process_time()
     alone = folds.select(0, drawn[:1])
@@ -448,11 +449,19 @@ def fold_part() -> dict[str, Any]:
     same = all(np.array_equal(*pair) for pair in zip(alone[0], together[0], strict=True))
     return {
         **dict(zip(("models", "examples"), SHAPES["largest"], strict=True)),
+        **({"device": hardware(device)} if device else {}),
         "alone, s": round(middle - started, 1),
         f"one of {folds.wave}, s": round(each, 1),
         "same sets": same,
         "peak MB": peak_megabytes(),
     }
+
+
+def hardware(device: str) -> str:
+    """What a device is called."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
 def accelerator_part(device: str | None = None) -> dict[str, Any]:
@@ -504,8 +513,7 @@ def accelerator_part(device: str | None = None) -> dict[str, Any]:
     for name, (one, other) in sets.items():
         rows[name]["times faster"] = round(rows[name]["packed, s"] / rows[name]["accelerator, s"], 2)
         rows[name]["same sets"] = one == other
-    hardware = torch.cuda.get_device_name(place) if place.startswith("cuda") else place
-    return {"models": n_models, "examples": n_examples, "device": hardware} | rows
+    return {"models": n_models, "examples": n_examples, "device": hardware(place)} | rows
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -549,7 +557,9 @@ def main() -> None:
     parser.add_argument("--models", type=int, help="models of the parts `verdict`, `resumed`, `accelerator`")
     parser.add_argument("--examples", type=int, help="examples of these parts")
     parser.add_argument("--judged", type=int, nargs="+", help="subset sizes of these parts")
-    parser.add_argument("--device", help="device of the part `accelerator`; default: what PyTorch finds")
+    parser.add_argument(
+        "--device", help="device of the part `accelerator` (default: what PyTorch finds) or `fold` (the CPU)"
+    )
     options = parser.parse_args()
     other = options.models or options.examples or options.judged
     if other and (options.save or not {*options.part} <= {*JUDGED}):
@@ -557,11 +567,11 @@ def main() -> None:
             "--models, --examples and --judged are for the parts resumed, verdict and accelerator, without "
             "--save: what is saved is of the standard problems"
         )
-    alone = options.part == ["accelerator"]
+    alone = options.part == ["accelerator"] or (options.part == ["fold"] and bool(options.device))
     if not alone and (options.device or (options.save and "accelerator" in options.part)):
         parser.error(
-            "--device, and --save with the part accelerator, need that part alone: its results are saved by "
-            "kind of device"
+            "--device (of the parts accelerator and fold), and --save with the part accelerator, need that "
+            "part alone: its results are saved by kind of device"
         )
     for name in JUDGED:
         n_models, n_examples = SHAPES[name]
@@ -573,7 +583,8 @@ def main() -> None:
     if options.judge:
         print(json.dumps(judge_large(options.judge, tuple(options.sizes), options.store)))
         return
-    parts = {"accelerator": accelerator_part(options.device)} if alone else {}
+    on_device = {"accelerator": accelerator_part, "fold": fold_part}
+    parts = {name: on_device[name](options.device) for name in options.part if alone}
     parts |= {name: PARTS[name]() for name in options.part if name not in parts}
     for name in [name for name, part in parts.items() if "skipped" in part]:
         print(f"{name}: skipped; {parts.pop(name)['skipped']}", file=sys.stderr)

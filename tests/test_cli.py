@@ -648,6 +648,23 @@ def test_a_circuit_of_another_model_is_refused(run: Run) -> None:
 # ---- the process --------------------------------------------------------------------------------
 
 
+def test_an_interrupted_command_does_not_wait_for_its_threads(tmp_path: Path) -> None:
+    """A thread may be at one part of a job for minutes, and Ctrl-C looked as if nothing had happened."""
+    code = """
+import inspect, threading
+from assay.app.cli import parsing
+def command():
+    threading.Thread(target=threading.Event().wait).start()
+    raise KeyboardInterrupt
+parsing._parse = lambda arguments: (command, inspect.signature(command).bind())
+parsing.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "Interrupted. Run the same command again to resume.\n")
+
+
 def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     code = "from assay.app.cli import main; main()"
     return subprocess.run(

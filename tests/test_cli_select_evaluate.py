@@ -121,6 +121,34 @@ def test_rows_without_names_are_not_matched_by_place_unasked(folder: Path) -> No
     assert asked.exit_code == 0, asked.output
 
 
+def test_examples_that_are_left_out_give_the_others_no_names(folder: Path) -> None:
+    """Without the example at place 3, `row_4` stands at place 3: it is still a place, and no name."""
+    table_ = pd.read_csv(folder / "nameless.csv").astype(float)
+    table_.iloc[3, 0] = np.nan
+    table_.to_csv(folder / "holes.csv", index=False)
+    table_[::-1].to_csv(folder / "turned-holes.csv", index=False)
+    given = ("--id-accuracy", folder / "rated.csv", "--missing", "drop-examples")
+    with no_type_checks():
+        made = invoke(
+            "select", folder / "holes.csv", *given, "--size", "30", "--permutations", "0", "--quiet",
+            "--store", folder / "store", "--subset", folder / "holes.json",
+        )  # fmt: skip
+    assert made.exit_code == 0, made.output
+    refused = evaluate(folder, folder / "holes.json", folder / "turned-holes.csv", *given)
+    assert refused.exit_code == 2, refused.output
+    assert "have no names of their own" in refused.stderr
+    asked = evaluate(folder, folder / "holes.json", folder / "holes.csv", *given, "--order", "data")
+    assert asked.exit_code == 0, asked.output
+
+
+def test_the_terminal_too_says_that_few_models_say_little_of_a_correlation(folder: Path) -> None:
+    names = pd.read_csv(folder / "better.csv").columns[2:].tolist()
+    answers = np.random.default_rng(0).uniform(size=(5, len(names))) < np.linspace(0.4, 0.8, 5)[:, None]
+    found = evaluate(folder, folder / "finding" / "subset.json", table(folder / "few.csv", answers, names))
+    assert found.exit_code == 0, found.output
+    assert "R over these models: " in found.stdout
+
+
 def test_models_without_accuracies_in_distribution_are_evaluated(folder: Path) -> None:
     frame = pd.read_csv(folder / "better.csv").drop(columns="id_accuracy")
     frame.to_csv(folder / "zero-shot.csv", index=False)

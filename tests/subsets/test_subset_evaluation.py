@@ -364,7 +364,7 @@ def test_models_without_accuracies_in_distribution_have_the_rest(subset: assay.S
     assert row["with_full"] == other["with_full"]
     assert row["r"] is row["line"]["slope"] is None
     assert "no accuracies in distribution: no accuracy is expected of them" in " ".join(found["caveats"])
-    page = render(evaluation_page(found))
+    page = render(found)
     assert "n/a" in page
     assert "accuracy on all examples" in page
     with pytest.raises(InputError, match="the models have no accuracies in distribution; give them"):

@@ -345,6 +345,43 @@ class TestRuns:
         found = run_permutations(rerun, 9, workers=workers, settled=lambda found: len(found) == 2)
         assert found == [0, 1]
 
+    @pytest.mark.parametrize("workers", [1, 3])
+    @pytest.mark.parametrize("end", [4, 7])
+    def test_nothing_beyond_the_likely_end_is_begun_before_it(self, workers, end):
+        begun, at_the_end = [], []
+
+        def rerun(place):
+            begun.append(place)
+            return place
+
+        def settled(found):
+            if len(found) == 4:
+                at_the_end.extend(begun)
+            return len(found) == end
+
+        found = run_permutations(rerun, 9, workers=workers, settled=settled, likely_end=4)
+        assert found == list(range(end))
+        assert at_the_end == [0, 1, 2, 3]
+
+    def test_an_interrupt_does_not_wait_for_what_is_under_way(self):
+        begun, over, done = threading.Event(), threading.Event(), []
+
+        def rerun(place):
+            if place:
+                begun.set()
+                over.wait(30)
+                done.append(place)
+            return place
+
+        def interrupt(*told):
+            begun.wait(30)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_permutations(rerun, 9, workers=2, progress=interrupt)
+        assert not done
+        over.set()
+
     def test_an_error_in_a_rerun_is_raised(self):
         with pytest.raises(ZeroDivisionError):
             run_permutations(lambda place: 1 // place, 3)

@@ -292,9 +292,16 @@ def test_every_model_can_be_a_family_of_its_own(tmp_path: Path) -> None:
         read_data(tmp_path / "t.csv", id_accuracy=rated(tmp_path), families="modell")
 
 
+def test_a_source_given_beside_a_frame_joins_what_the_frame_says() -> None:
+    data = CorrectnessData.of(wide(), id_accuracy=np.linspace(0.6, 0.9, 4), source={"name": "night"})
+    assert (data.source["name"], data.source["orientation"]) == ("night", "wide")
+
+
 def test_examples_that_cannot_be_selected_are_named() -> None:
+    answers = np.random.default_rng(0).integers(0, 2, (24, 3))
+    data = CorrectnessData.of(answers, np.linspace(0.5, 0.9, 24), example_ids=["x", "y", "z"])
     with pytest.raises(InputError, match="must_include holds example 'y', which allowed excludes .1 in tot"):
-        oodselect(read(wide()), size=2, must_include=[1, 2], allowed=[0, 2])
+        oodselect(data, size=2, must_include=[1, 2], allowed=[0, 2])
 
 
 def test_facts_of_a_transposed_table_are_named() -> None:

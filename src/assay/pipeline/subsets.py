@@ -19,7 +19,7 @@ from assay.analyses.subsets.objective import check_inverse
 from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, path_of
 from assay.analyses.subsets.permutation import n_workers
 from assay.analyses.subsets.problem import ElsewhereError, Problem, make_problem
-from assay.analyses.subsets.verdict import untested
+from assay.analyses.subsets.verdict import LEAST_PERMUTATIONS, untested
 from assay.core.errors import InputError, UnknownNameError
 from assay.core.machine import LOOK_SECONDS
 from assay.core.record import Record, library_version, plain, record_id
@@ -165,7 +165,9 @@ def _checked(
 ) -> tuple[Problem, tuple[int, ...], bool | int]:
     """The problem of a job, its sizes and how they are refined, before anything is solved."""
     if n_permutations < 0:
-        raise InputError(f"n_permutations is {n_permutations}; give 0 (no test) or at least 19")
+        raise InputError(
+            f"n_permutations is {n_permutations}; give 0 (no test) or at least {LEAST_PERMUTATIONS}"
+        )
     problem = make_problem(data, **options)
     wanted = problem.grid(sizes, path=path)
     if refine:
@@ -480,7 +482,8 @@ def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str],
         note(
             f"the verdict selects {n_reruns} times more, up to about {duration(expected)}; it ends early "
             "once it is settled, goes on after an interruption, and is divided among --workers; the same "
-            "command in a second process shares it; fewer sizes or permutations (at least 19) cost less"
+            "command in a second process shares it; fewer sizes or permutations (at least "
+            f"{LEAST_PERMUTATIONS}) cost less"
         )
 
 

@@ -1,7 +1,8 @@
 """The arguments of `CorrectnessData.of`, checked one by one: each error names the argument and the value."""
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,62 @@ from jaxtyping import Float64
 from assay.analyses.subsets._arrays import Units
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import checked_shares
+from assay.analyses.subsets.placement import shape_of
 from assay.core.errors import InputError, ShapeError
 
 
 _BLOCK = 1 << 26  # bytes looked at at a time
 DEFAULT_NAMES = {"model": "model_{}", "example": "row_{}"}
+_PLACE = re.compile(r"row_\d+")
+
+
+def checked_arguments(
+    correct: Any, given: Mapping[str, Any], *, scores: bool, at_least: int, unrated: bool
+) -> dict[str, Any]:
+    """The fields of `CorrectnessData` from the arguments of its `of`, what is missing given its default.
+
+    Args:
+        correct: A matrix.
+        given: All other arguments that say something of models or examples, None where not given.
+        scores: As of `of`.
+        at_least: As of `of`.
+        unrated: As of `of`.
+    """
+    matrix = checked_matrix(correct, scores=scores)
+    n_models, n_examples = shape_of(matrix)
+    if n_models < at_least:
+        raise InputError(f"correct holds {n_models} models; expected at least {at_least}")
+    if n_examples < 1:
+        raise InputError("correct does not hold any example")
+    model_ids, y = given["model_ids"], given["id_accuracy"]
+    index = y.index if hasattr(y, "iloc") else None
+    if model_ids is None and index is not None and index.dtype.kind not in "iu":
+        model_ids = index
+    models = checked_model_ids(model_ids, n_models)
+    examples = checked_example_ids(given["example_ids"], n_examples)
+    ids, named = examples.tolist(), () if model_ids is None else models
+    y, n_id, groups, families = (
+        by_name(given[name], models, name) for name in ("id_accuracy", "n_id", "groups", "families")
+    )
+    codes, names = checked_labels(
+        by_name(given["labels"], ids, "labels", "example"), given["label_names"], n_examples
+    )
+    return {
+        "correct": matrix,
+        "id_accuracy": checked_accuracies(y, n_models, named, unrated=unrated),
+        "model_ids": models,
+        "example_ids": examples,
+        "n_id": checked_n_id(n_id, n_models),
+        "groups": checked_names(groups, n_models, "groups"),
+        "families": checked_names(families, n_models, "families"),
+        "labels": codes,
+        "label_names": names,
+        "meta": checked_columns(given["meta"] or {}, ids),
+        "embedding": checked_rows(given["embedding"], "embedding", n_examples),
+        "id_embedding": checked_rows(given["id_embedding"], "id_embedding", None),
+        "images": checked_images(given["images"], n_examples),
+        "source": dict(given["source"] or {}),
+    }
 
 
 def checked_matrix(correct: Any, *, scores: bool = False) -> Any:
@@ -54,6 +106,13 @@ def require_binary(block: np.ndarray, named: Callable[[int, int], str], first: i
         )
 
 
+def names_in(given: Any) -> list[str] | None:
+    """The names that a mapping or a series of pandas gives values for; None where values only have places."""
+    if isinstance(given, Mapping):
+        return [*map(str, given)]
+    return [*map(str, given.index)] if hasattr(given, "to_dict") and hasattr(given, "index") else None
+
+
 def by_name(given: Any, names: Sequence[str], argument: str, of: str = "model") -> Any:
     """What is given of each model or example, in their order: by name from a mapping or a series of pandas.
 
@@ -62,12 +121,11 @@ def by_name(given: Any, names: Sequence[str], argument: str, of: str = "model") 
     Raises:
         InputError: If a mapping or series lacks a name, or names one twice.
     """
-    series = hasattr(given, "to_dict") and hasattr(given, "index")  # of pandas
-    if not (series or isinstance(given, Mapping)):
+    keys = names_in(given)
+    if keys is None:
         return given
+    series, known = not isinstance(given, Mapping), set(keys)
     nameless = names[0] == DEFAULT_NAMES[of].format(0)
-    keys = [str(name) for name in given.keys()]  # noqa: SIM118 - a series has keys, but is no mapping
-    known = set(keys)
     counted = series and given.index.dtype.kind in "iu" and known.isdisjoint(names)
     if counted and (nameless or keys == [str(place) for place in range(len(keys))]):
         return given.to_numpy()
@@ -142,6 +200,11 @@ def checked_example_ids(given: Any, n_examples: int) -> np.ndarray:
     return found
 
 
+def are_named(examples: Iterable[str]) -> bool:
+    """Whether examples have names of their own, not places alone: those of a table, some of it left out."""
+    return not all(map(_PLACE.fullmatch, examples))
+
+
 def checked_n_id(given: Any, n_models: int) -> Units | None:
     """Examples behind each accuracy."""
     if given is None:
@@ -175,6 +238,18 @@ def checked_labels(
     if listed is not None and len(codes) and codes.max() >= len(listed):
         raise InputError(f"labels holds class {codes.max()}, but label_names lists only {len(listed)}")
     return codes, listed
+
+
+def checked_columns(given: Mapping[str, Any], ids: list[Any]) -> dict[str, np.ndarray]:
+    """Facts about the examples, a value per id."""
+    columns = {
+        str(name): np.array(by_name(column, ids, f"meta[{name!r}]", "example"))
+        for name, column in given.items()
+    }
+    for name, column in columns.items():
+        if column.shape != (len(ids),):
+            raise ShapeError(f"meta[{name!r}] has shape {column.shape}, but there are {len(ids)} examples")
+    return columns
 
 
 def checked_rows(given: Any, name: str, n: int | None) -> np.ndarray | None:

@@ -6,23 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Num, Shaped, UInt8
 
 from assay.analyses.subsets._arrays import Accuracies, Places, Units
 from assay.analyses.subsets._checks import (
+    are_named,
     by_name,
     check_embeddings,
     check_nesting,
-    checked_accuracies,
-    checked_example_ids,
-    checked_images,
-    checked_labels,
-    checked_matrix,
-    checked_model_ids,
-    checked_n_id,
+    checked_arguments,
     checked_names,
     checked_rows,
 )
@@ -30,11 +25,11 @@ from assay.analyses.subsets.archive import naming_arrays, read_archive, write_ar
 from assay.analyses.subsets.header import PerModel, lying
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS
-from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of, shape_of
+from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of
 from assay.analyses.subsets.quality import Quality, Understood, reliability
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.display import Carded
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
@@ -147,63 +142,18 @@ class CorrectnessData(Carded):
                     "id_accuracy is already part of the data; give arrays for both, or the data alone"
                 )
             return correct._with(groups, families, embedding, id_embedding)
+        of_models = {"id_accuracy": id_accuracy, "groups": groups, "families": families, "n_id": n_id}
+        of_examples = {"example_ids": example_ids, "labels": labels, "label_names": label_names, "meta": meta}
+        spaces = {"embedding": embedding, "id_embedding": id_embedding, "images": images}
+        given = of_models | {"model_ids": model_ids} | of_examples | spaces | {"source": source}
         if hasattr(correct, "iloc"):  # of pandas
-            from assay.analyses.subsets.frames import read_frame
+            from assay.analyses.subsets.frames import framed
 
-            given: dict[str, Any] = {"group": groups, "family": families, "n_id": n_id}
-            given["cells"] = "score" if scores else None
-            held = read_frame(
-                cast("pd.DataFrame", correct), id_accuracy=id_accuracy, unrated=unrated, **given
-            )
-            of_models = {"model_ids": model_ids, "source": source}
-            of_examples = {"example_ids": example_ids, "labels": labels, "label_names": label_names}
-            spaces = {"embedding": embedding, "id_embedding": id_embedding, "images": images}
-            beside = {
-                "meta": {**held["meta"], **meta} if meta else None,
-                **of_models,
-                **of_examples,
-                **spaces,
-            }
-            held |= {name: each for name, each in beside.items() if each is not None}
+            held = framed(correct, given, cells="score" if scores else None, unrated=unrated)
             with lying(held["source"]["orientation"]):
                 return cls.of(**held, at_least=at_least)
-        matrix = checked_matrix(correct, scores=scores)
-        n_models, n_examples = shape_of(matrix)
-        if n_models < at_least:
-            raise InputError(f"correct holds {n_models} models; expected at least {at_least}")
-        if n_examples < 1:
-            raise InputError("correct does not hold any example")
-        index = getattr(id_accuracy, "index", None) if hasattr(id_accuracy, "iloc") else None
-        if model_ids is None and index is not None and index.dtype.kind not in "iu":
-            model_ids = index
-        models, examples = (
-            checked_model_ids(model_ids, n_models),
-            checked_example_ids(example_ids, n_examples),
-        )
-        per_model = {"groups": groups, "families": families, "n_id": n_id, "id_accuracy": id_accuracy}
-        groups, families, n_id, id_accuracy = (
-            by_name(each, models, name) for name, each in per_model.items()
-        )
-        ids = examples.tolist()
-        codes, names = checked_labels(by_name(labels, ids, "labels", "example"), label_names, n_examples)
-        return cls(
-            correct=matrix,
-            id_accuracy=checked_accuracies(
-                id_accuracy, n_models, () if model_ids is None else models, unrated=unrated
-            ),
-            model_ids=models,
-            example_ids=examples,
-            n_id=checked_n_id(n_id, n_models),
-            groups=checked_names(groups, n_models, "groups"),
-            families=checked_names(families, n_models, "families"),
-            labels=codes,
-            label_names=names,
-            meta=_columns(meta or {}, ids),
-            embedding=checked_rows(embedding, "embedding", n_examples),
-            id_embedding=checked_rows(id_embedding, "id_embedding", None),
-            images=checked_images(images, n_examples),
-            source=dict(source or {}),
-        )._checked()
+        options: dict[str, Any] = {"scores": scores, "at_least": at_least, "unrated": unrated}
+        return cls(**checked_arguments(correct, given, **options))._checked()
 
     def _with(
         self,
@@ -331,7 +281,7 @@ class CorrectnessData(Carded):
     @functools.cached_property
     def has_ids(self) -> bool:
         """Whether the examples have names of their own, not the numbers of their columns."""
-        return any(name != f"row_{place}" for place, name in enumerate(self.example_ids.tolist()))
+        return are_named(self.example_ids.tolist())
 
     @property
     def own_model_ids(self) -> tuple[str, ...] | None:
@@ -513,15 +463,3 @@ class CorrectnessData(Carded):
 def _sums(x: np.ndarray) -> type:
     """What entries are summed in: right answers exactly, scores in double precision."""
     return np.float64 if has_scores(x) else np.int64
-
-
-def _columns(meta: Mapping[str, Any], ids: list[Any]) -> dict[str, np.ndarray]:
-    """Facts about the examples, a value per id."""
-    columns = {
-        str(name): np.array(by_name(column, ids, f"meta[{name!r}]", "example"))
-        for name, column in meta.items()
-    }
-    for name, column in columns.items():
-        if column.shape != (len(ids),):
-            raise ShapeError(f"meta[{name!r}] has shape {column.shape}, but there are {len(ids)} examples")
-    return columns

@@ -127,7 +127,7 @@ def read_frame(
         held = _without_holes(_of_models(table, held, of_models, header, scores, unrated=unrated), missing)
         if examples is not None:
             held |= _known(examples, held["example_ids"], header.truth, held["meta"])
-    if "notes" in held["understood"]:  # places are no names
+    if "unnamed" in held["understood"]:  # places are no names
         held["example_ids"] = np.array([f"row_{place}" for place in held["example_ids"]])
     columns_read = {
         role: name for role, name in header.found.items() if lies == "long" or role not in ANSWERS
@@ -137,6 +137,21 @@ def read_frame(
         understood["ends"] = list(scores or (0, 1))
     scored = held["correct"].dtype == np.float32
     return {"source": {"kind": "frame"} | understood, "scores": scored, "unrated": unrated, **held, **facts}
+
+
+def framed(frame: "pd.DataFrame", given: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """Arguments of `CorrectnessData.of` from a frame, with those given beside it instead of its own.
+
+    Args:
+        frame: As for `read_frame`.
+        given: Other arguments of `CorrectnessData.of`, None where not given. Columns of `meta` and entries of
+            `source` join those of the frame.
+        **options: As for `read_frame`.
+    """
+    roles = {"id_accuracy": "id_accuracy", "groups": "group", "families": "family", "n_id": "n_id"}
+    held = read_frame(frame, **{role: given[name] for name, role in roles.items()}, **options)
+    beside = {name: each for name, each in given.items() if each is not None and name not in roles}
+    return held | beside | {name: {**held[name], **beside.get(name, {})} for name in ("meta", "source")}
 
 
 def _labels(examples: "pd.DataFrame | None", header: Header) -> dict[str, Any]:

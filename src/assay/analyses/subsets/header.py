@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from assay.analyses.subsets._checks import names_in
 from assay.analyses.subsets.cells import numbers
 from assay.core.errors import InputError, check_name, unknown_name
 
@@ -150,7 +151,10 @@ def orientation_of(
             )
         return "transposed"
     across, down = set(frame.columns), set(map(str, row_names(frame)[0]))
-    models, known = _names_of(id_accuracy), set() if examples is None else set(map(str, examples.index))
+    models, known = (
+        set(names_in(id_accuracy) or ()),
+        set() if examples is None else set(map(str, examples.index)),
+    )
     if len(across & models) + len(down & known) != len(down & models) + len(across & known):
         turned = len(across & models) + len(down & known) > len(down & models) + len(across & known)
         return "transposed" if turned else "wide"
@@ -161,13 +165,6 @@ def orientation_of(
     if sized and np.size(id_accuracy) == columns != len(frame):
         return "transposed"
     return "wide"
-
-
-def _names_of(given: Any) -> set[str]:
-    """Names of models in a mapping or series."""
-    if isinstance(given, Mapping) or (hasattr(given, "to_dict") and hasattr(given, "index")):
-        return {str(name) for name in given.keys()}  # noqa: SIM118 - a series has keys, but is no mapping
-    return set()
 
 
 def row_names(frame: "pd.DataFrame") -> tuple[Any, str | None]:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
+from assay.analyses.subsets._checks import are_named
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.layouts import PackedMatrix
@@ -148,8 +149,7 @@ class SelectedExamples:
     @property
     def has_ids(self) -> bool:
         """Whether the examples have names of their own, not the numbers of their columns."""
-        named = zip(self.indices.tolist(), self.example_ids, strict=True)
-        return any(name != f"row_{place}" for place, name in named)
+        return are_named(self.example_ids)
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -215,7 +215,7 @@ class SelectedExamples:
                 and as `CorrectnessData.of`.
         """
         data = _others(correct, id_accuracy, example_ids, groups, families)
-        framed = _is_frame(correct) and "notes" not in data.source  # which say that rows have no names
+        framed = _is_frame(correct) and not data.source.get("unnamed")
         named = example_ids is not None or framed or (data.has_ids and self.has_ids)
         return self.evaluate_on(data, self.columns_in(data, order=order, named=named))
 
@@ -269,9 +269,9 @@ class SelectedExamples:
         if not named:
             unnamed = "columns of correct" if self.has_ids else "examples of the subset"
             raise InputError(
-                f"the {unnamed} have no names, so the two cannot be matched. Give example_ids= or a table "
-                "that names its examples (as must that of the selection), or order='data' (--order data) if "
-                "these are the original examples in the original order"
+                f"the {unnamed} have no names of their own, so the two cannot be matched. Give example_ids= "
+                "or a table that names its examples (as must that of the selection), or order='data' "
+                "(--order data) if these are the original examples in the original order"
             )
         missing = [name for name in self.example_ids if name not in place]
         n_found = self.size - len(missing)

@@ -171,6 +171,7 @@ def run_permutations(
     progress: Progress | None = None,
     stage: str = "permutations",
     settled: Callable[[Sequence[T]], bool] | None = None,
+    likely_end: int = 0,
 ) -> list[T]:
     """`rerun(0), ..., rerun(n - 1)` on threads, one of BLAS and torch each: same for any number of workers.
 
@@ -183,18 +184,16 @@ def run_permutations(
         stage: Its name.
         settled: Asked after every result, in order; True ends the run early, and what other threads have
             begun by then is left out.
+        likely_end: How many results are likely to settle it: no more is begun before these are there.
+
+    Raises:
+        BaseException: What `rerun` or `progress` raised, at once: what other threads have begun goes on.
     """
-    import torch
     from threadpoolctl import threadpool_limits
 
     results: list[T] = []
-    with (
-        contextlib.ExitStack() as after,
-        threadpool_limits(limits=1, user_api="blas"),
-        ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
-    ):
-        after.callback(torch.set_num_threads, torch.get_num_threads())  # of threads to come
-        for result in _in_order(lambda place: pool.submit(rerun, place), n, workers):
+    with threadpool_limits(limits=1, user_api="blas"), _threads(workers) as pool:
+        for result in _in_order(lambda place: pool.submit(rerun, place), n, workers, likely_end):
             results.append(result)
             if progress is not None:
                 progress(stage, len(results), n)
@@ -203,7 +202,24 @@ def run_permutations(
     return results
 
 
-def _in_order(begin: Callable[[int], Future[T]], n: int, workers: int) -> Iterator[T]:
+@contextlib.contextmanager
+def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads of one thread of torch each, which are waited for unless there was an error."""
+    import torch
+
+    of_others = torch.get_num_threads()
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    finally:
+        torch.set_num_threads(of_others)
+    pool.shutdown()
+
+
+def _in_order(begin: Callable[[int], Future[T]], n: int, workers: int, likely_end: int = 0) -> Iterator[T]:
     """Results by place, and the error of a place once it is the first missing one.
 
     Those under way and those that wait for the first missing one are at most `workers`; while that one is
@@ -216,7 +232,8 @@ def _in_order(begin: Callable[[int], Future[T]], n: int, workers: int) -> Iterat
         while head not in ahead:
             while places and len(running) < workers:
                 most = _AHEAD * workers if head in elsewhere else workers
-                if places[0] != head and len(running) + len(ahead) >= most:
+                full = len(running) + len(ahead) >= most
+                if places[0] != head and (full or head < likely_end <= places[0]):
                     break
                 place = places.pop(0)
                 running[begin(place)] = place

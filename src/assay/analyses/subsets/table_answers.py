@@ -304,7 +304,7 @@ def matrix_answers(
         "understood": {"answers": answers},
     }
     if turned and key is None and table.index.tolist() == list(map(str, range(len(table)))):
-        held["understood"]["notes"] = ["rows of the table are matched by place"]
+        held["understood"] |= {"unnamed": True, "notes": ["rows of the table are matched by place"]}
     if label in examples:
         held["labels"] = countable(plain_column(examples[label].to_numpy()))
     return models, held

@@ -39,6 +39,7 @@ from assay.core.errors import InputError, check_least
 from assay.core.record import Record
 
 
+LEAST_PERMUTATIONS = math.ceil(1 / LEVEL) - 1  # with which the smallest p-value reaches the level
 WEAKEST = "not tested: a verdict is about the most negative correlation, and objective r2 selects the weakest"
 UNKNOWN_UNITS = (
     "groups and families are missing, so it is unknown whether the tested models are independent of those "
@@ -241,6 +242,7 @@ def _null(
         workers=threads,
         progress=told,
         settled=lambda folds: len(folds) % n_folds == 0 and settled(combined(folds)),
+        likely_end=math.ceil(test.early / runs.wave) * n_folds,
     )
     null = combined(folds)
     # What a wave holds beyond the end counts for nothing.
@@ -383,10 +385,10 @@ def _own_interval(test: Correlation) -> str:
 
 def _chance(verdict: SubsetVerdict, asked: int, n_reached: int) -> str:
     """What a p-value above the level says."""
-    if LEVEL * (asked + 1) < 1:
+    if asked < LEAST_PERMUTATIONS:
         return (
             f"p = {p_value(verdict.p_value)} and {asked} permutations cannot give less than "
-            f"{p_value(1 / (asked + 1))}: use at least {math.ceil(1 / LEVEL) - 1}"
+            f"{p_value(1 / (asked + 1))}: use at least {LEAST_PERMUTATIONS}"
         )
     n_sizes, done = len(verdict.sizes), verdict.n_permutations
     several = n_sizes > 1

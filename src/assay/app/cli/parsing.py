@@ -9,6 +9,7 @@ import errno
 import inspect
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,12 +55,13 @@ MOVED = {
     ),
     "--edges": ("--top", "the size of a discovered circuit is --top K, not --edges"),
 }
+INTERRUPTED = 130
 EXIT_CODES = {
     0: "done",
     1: "failed",
     2: "wrong usage, an unknown name or a value out of range",
     3: "a gate or alarm fired",
-    130: "interrupted",
+    INTERRUPTED: "interrupted",
 }
 # There the same names say what a page shows, not what to run: a variable or a file must not set them.
 TYPED_ONLY = {
@@ -243,7 +245,7 @@ app = make_app(
     "Discover circuits in trained transformers and measure how far they can be trusted.",
     help_epilogue="Start with `assay audit`. `assay plan COMMAND ...` prints what a command would cost. "
     "Options can also come from ASSAY_OPTION variables and, with --config, from a TOML file.\n\nExit codes: "
-    + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code not in (0, 130))
+    + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code not in (0, INTERRUPTED))
     + ".",
     version=_version,
     group_commands=Group("Options", sort_key=-1),
@@ -295,7 +297,7 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         say("Interrupted. Run the same command again to resume.")
-        return 130
+        return INTERRUPTED
 
 
 def _parse(arguments: list[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
@@ -369,4 +371,6 @@ def main() -> None:
     except BrokenPipeError:  # the reader has seen enough, `head` for one
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    if code == INTERRUPTED and any(not each.daemon for each in threading.enumerate()[1:]):
+        os._exit(code)  # threads would end what they have begun first, which can take minutes
     sys.exit(code)

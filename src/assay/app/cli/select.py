@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from assay.pipeline.subsets import SelectionPlan, StoredSelection
 
 GATE_FIRED = 3
-LEAST_PERMUTATIONS = 19  # with which p can reach 0.05
 IDS = (".csv", ".parquet", ".txt")
 OF_ADAM = ("trials", "epochs", "patience", "penalty")
 OBJECTIVES = {"pearson": "r", "r2": "r2"}
@@ -331,11 +330,14 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
             "--gate asks for examples on which better models do worse, but --objective r2 selects the "
             "weakest correlation; remove one of them"
         )
-    if settings.gate and settings.permutations < LEAST_PERMUTATIONS:
-        raise InputError(
-            f"--gate needs a verdict, and {settings.permutations} permutations cannot support one; give "
-            f"--permutations {LEAST_PERMUTATIONS} or more, or remove --gate"
-        )
+    if settings.gate:
+        from assay.analyses.subsets.verdict import LEAST_PERMUTATIONS
+
+        if settings.permutations < LEAST_PERMUTATIONS:
+            raise InputError(
+                f"--gate needs a verdict, and {settings.permutations} permutations cannot support one; give "
+                f"--permutations {LEAST_PERMUTATIONS} or more, or remove --gate"
+            )
     if settings.ids is not None and settings.ids.suffix not in IDS:
         raise InputError(
             f"--ids is {settings.ids}; give NAME.csv or NAME.parquet, or NAME.txt for the ids alone"
