@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Num, Shaped, UInt8
@@ -149,7 +149,8 @@ class CorrectnessData(Carded):
         if hasattr(correct, "iloc"):  # of pandas
             from assay.analyses.subsets.frames import framed
 
-            held = framed(correct, given, cells="score" if scores else None, unrated=unrated)
+            frame, cells = cast("pd.DataFrame", correct), "score" if scores else None
+            held = framed(frame, given, cells=cells, unrated=unrated)
             with lying(held["source"]["orientation"]):
                 return cls.of(**held, at_least=at_least)
         options: dict[str, Any] = {"scores": scores, "at_least": at_least, "unrated": unrated}

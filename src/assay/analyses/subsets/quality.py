@@ -95,7 +95,7 @@ class Understood(Record):
         seen, columns = self.quality, ", ".join(f"{role} = {name}" for role, name in self.columns.items())
         kept = "".join(f", {n:,} {what} left out" for what, n in self.left_out.items() if n)
         low, high = seen.id_accuracy
-        unrated = low is None or math.isnan(low)
+        unrated = math.isnan(low)
         units = {"training runs": seen.n_groups, "families": seen.n_families}
         rows = {
             "read as": "table" if self.kind == "frame" else self.kind,
