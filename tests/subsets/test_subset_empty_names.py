@@ -35,10 +35,13 @@ def test_a_name_that_is_missing_is_a_row_that_is_named(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_column_without_a_name_is_refused(turned: bool) -> None:
+def test_a_column_without_a_name_is_refused(turned: bool, tmp_path: Path) -> None:
     frame = WIDE.T if turned else WIDE
     with pytest.raises(InputError, match="column 1 of the table has no name; name it, or remove it"):
         CorrectnessData.from_frame(frame.set_axis([frame.columns[0], None, *frame.columns[2:]], axis=1))
+    frame.rename(columns={frame.columns[1]: ""}).to_csv(tmp_path / "empty.csv")
+    with pytest.raises(InputError, match="column 2 of the table has no name; name it, or remove it"):
+        read_data(tmp_path / "empty.csv")
 
 
 @pytest.mark.parametrize("bad", [90.0, np.nan])

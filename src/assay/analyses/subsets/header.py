@@ -110,7 +110,8 @@ class Header:
 
 def with_names(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Column names as text, without a column that only counts the rows."""
-    if (empty := np.flatnonzero(frame.columns.isna())).size:
+    of_pandas = [place > 0 and name == f"Unnamed: {place}" for place, name in enumerate(frame.columns)]
+    if (empty := np.flatnonzero(frame.columns.isna() | of_pandas)).size:
         raise InputError(f"column {int(empty[0])} of the table has no name; name it, or remove it")
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
     first = frame.columns[0]
