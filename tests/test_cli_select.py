@@ -200,7 +200,7 @@ def test_a_gate_without_a_verdict_does_not_pass(tmp_path: Path) -> None:
     given = (tmp_path / "answers.npz", "--size", "30", *QUICK, "--store", tmp_path / "store", "--gate")
     unknown = run(*given)
     assert unknown.exit_code == 3, unknown.output
-    assert "gate: no verdict was possible" in unknown.stderr
+    assert "gate: failed, since no verdict was possible" in unknown.stderr
     assert "groups and families are missing" in unknown.stderr
 
 

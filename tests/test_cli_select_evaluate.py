@@ -146,7 +146,12 @@ def test_the_terminal_too_says_that_few_models_say_little_of_a_correlation(folde
     answers = np.random.default_rng(0).uniform(size=(5, len(names))) < np.linspace(0.4, 0.8, 5)[:, None]
     found = evaluate(folder, folder / "finding" / "subset.json", table(folder / "few.csv", answers, names))
     assert found.exit_code == 0, found.output
-    assert "R over these models: " in found.stdout
+    said = "R over these models: 5 independent units: with fewer than 8 the interval is unreliable"
+    assert said in " ".join(found.stdout.split())
+    pd.read_csv(folder / "few.csv").drop(columns="id_accuracy").to_csv(folder / "few.csv", index=False)
+    unrated = evaluate(folder, folder / "finding" / "subset.json", folder / "few.csv")
+    assert said in " ".join(unrated.stdout.split())
+    assert "so the correlation is undefined" not in " ".join(unrated.stdout.split())
 
 
 def test_models_without_accuracies_in_distribution_are_evaluated(folder: Path) -> None:

@@ -162,6 +162,21 @@ def test_one_model_and_frames_are_evaluated(planted, selected):
         selected.evaluate(counted, planted.id_accuracy[models])
 
 
+def test_names_that_look_like_places_are_names(planted):
+    """A table whose examples are called row_1042, ... is matched by name, also where an order is given."""
+    names = [f"row_{place}" for place in np.random.default_rng(0).permutation(400) + 1000]
+    frame = pd.DataFrame(planted.correct, index=[f"m{n}" for n in range(len(planted.correct))], columns=names)
+    own = assay.CorrectnessData.from_frame(frame, id_accuracy=planted.id_accuracy)
+    chosen = assay.oodselect(own, size=20)
+    turned = assay.CorrectnessData.from_frame(frame[names[::-1]], id_accuracy=planted.id_accuracy)
+    assert chosen.evaluate(turned).r == chosen.evaluate(own).r
+    partly = frame[names[::-1]].rename(columns={chosen.example_ids[0]: "another"})
+    with pytest.raises(
+        InputError, match="19 of the 20 examples of the subset are given by name in another p"
+    ):
+        chosen.evaluate(partly, planted.id_accuracy, order="data")
+
+
 def test_numbered_columns_are_matched_by_place_only(planted, selected):
     # Generated ids name columns, not examples: other columns must not pass for the same ones.
     other = assay.CorrectnessData.of(planted.correct[:, :300], planted.id_accuracy)
@@ -246,6 +261,11 @@ def test_a_file_of_the_first_release_is_read(tmp_path):
         ),
         (lambda text: json.dumps(json.loads(text) | {"indices": [5] * 60}), "do not describe one set"),
         (lambda text: json.dumps(json.loads(text) | {"indices": list(range(400, 460))}), "lies outside"),
+        (lambda text: json.dumps(json.loads(text) | {"cells": {}}), "'cells' is {}; expected the kind"),
+        (
+            lambda text: json.dumps(json.loads(text) | {"cells": {"kind": "scores", "ends": ["a", 2]}}),
+            "expected the kind of the answers and their ends",
+        ),
         (lambda text: "[1, 2]", "is not a subset but JSON of another kind; this version"),
     ],
 )

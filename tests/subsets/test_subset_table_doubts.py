@@ -307,12 +307,15 @@ def test_examples_that_cannot_be_selected_are_named() -> None:
 def test_facts_of_a_transposed_table_are_named() -> None:
     frame = wide().T.rename_axis("example_id").reset_index()
     frame.insert(1, "light", ["day", "night", "day"])
-    with pytest.raises(InputError, match="If light tell something.* --facts light .meta=.'light'"):
+    with pytest.raises(InputError, match="Name columns that say something.* --facts light .meta=.'light'"):
         read(frame)
     assert read(frame, meta=["light"]).meta["light"].tolist() == ["day", "night", "day"]
+    counted = frame.drop(columns="example_id").rename(columns={"light": "Unnamed: 0"})
+    with pytest.raises(InputError, match="'Unnamed: 0' holds the names of the examples, call it example_id"):
+        read(counted, orientation="transposed")
 
 
 def test_estimators_without_names_are_refused() -> None:
     rows, classes = np.zeros((4, 1)), np.zeros(4)
-    with pytest.raises(InputError, match="holds a object without a name; give a mapping from names"):
+    with pytest.raises(InputError, match="holds object without a name; give a mapping from names"):
         CorrectnessData.from_estimators([object()], rows, classes, rows, classes)

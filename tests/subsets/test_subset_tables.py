@@ -538,7 +538,7 @@ def test_logs_of_inspect_without_samples_are_named(tmp_path: Path, suffix: str, 
         else:
             with zipfile.ZipFile(path, "w") as archive:
                 archive.writestr("header.json", json.dumps(header))
-    said = f"samples of {len(emptied)} logs were not logged.*a{suffix}.*without --no-log-samples, or remove"
+    said = f"{len(emptied)} logs? without samples.*a{suffix}.*without --no-log-samples, or remove"
     with pytest.raises(InputError, match=said):
         read_data(tmp_path / "logs")
 
@@ -550,14 +550,14 @@ def test_models_of_lm_eval_without_samples_are_named(tmp_path: Path) -> None:
     assert read_data(tmp_path / "logs", id_envs="inside", ood_env="outside").data.n_models == 4
     for log in (tmp_path / "logs" / "c").glob("samples_*"):
         log.unlink()
-    with pytest.raises(InputError, match="samples of 1 logs were not logged.*c/results_.*--log_samples"):
+    with pytest.raises(InputError, match="1 log without samples.*c/results_.*--log_samples"):
         read_data(tmp_path / "logs", id_envs="inside", ood_env="outside")
     for log in (tmp_path / "logs").glob("*/samples_*"):
         log.unlink()
-    with pytest.raises(InputError, match="samples of 4 logs were not logged"):
+    with pytest.raises(InputError, match="4 logs without samples"):
         read_data(tmp_path / "logs", id_envs="inside", ood_env="outside")
     (tmp_path / "logs" / "c" / "samples_outside_2026-01-02T03-04-05.678.jsonl").write_text("")
-    with pytest.raises(InputError, match="samples of 3 logs"):
+    with pytest.raises(InputError, match="3 logs without samples"):
         read_data(tmp_path / "logs", ood_env="outside")
 
 

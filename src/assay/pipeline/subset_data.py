@@ -14,7 +14,7 @@ import numpy as np
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.digits import digits_data
 from assay.analyses.subsets.encoder import Encoder, embed_examples, with_embedding
-from assay.analyses.subsets.header import ROLES
+from assay.analyses.subsets.header import ROLES, lying
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.parquet import is_archive
 from assay.analyses.subsets.predictions import PATTERN
@@ -395,11 +395,12 @@ def _with_units(data: CorrectnessData, groups: str | None, families: str | None)
     """The data with training runs and families from files, or with every model as a run."""
     if groups is None and families is None:
         return data
-    return CorrectnessData.of(
-        data,
-        groups=data.model_ids if groups == EACH_MODEL else _names("groups", groups, data),
-        families=data.model_ids if families == EACH_MODEL else _names("families", families, data),
-    )
+    with lying(data.source.get("orientation")):
+        return CorrectnessData.of(
+            data,
+            groups=data.model_ids if groups == EACH_MODEL else _names("groups", groups, data),
+            families=data.model_ids if families == EACH_MODEL else _names("families", families, data),
+        )
 
 
 def _names(option: str, given: str | None, data: CorrectnessData) -> list[str] | None:

@@ -1,8 +1,7 @@
 """The arguments of `CorrectnessData.of`, checked one by one: each error names the argument and the value."""
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from assay.core.errors import InputError, ShapeError
 
 _BLOCK = 1 << 26  # bytes looked at at a time
 DEFAULT_NAMES = {"model": "model_{}", "example": "row_{}"}
-_PLACE = re.compile(r"row_\d+")
 
 
 def checked_arguments(
@@ -125,7 +123,7 @@ def by_name(given: Any, names: Sequence[str], argument: str, of: str = "model") 
     if keys is None:
         return given
     series, known = not isinstance(given, Mapping), set(keys)
-    nameless = names[0] == DEFAULT_NAMES[of].format(0)
+    nameless = next(iter(names), None) == DEFAULT_NAMES[of].format(0)
     counted = series and given.index.dtype.kind in "iu" and known.isdisjoint(names)
     if counted and (nameless or keys == [str(place) for place in range(len(keys))]):
         return given.to_numpy()
@@ -148,14 +146,17 @@ def checked_accuracies(
     given: Any, n_models: int, models: Sequence[str] = (), *, unrated: bool = False
 ) -> Float64[np.ndarray, " m"]:
     """In-distribution accuracies, one per model, in [0, 1]; of models that may be `unrated` NaN for all."""
-    if unrated and (given is None or np.isnan(np.asarray(given, dtype=np.float64)).all()):
+    if given is None and unrated:
         return np.full(n_models, np.nan)
     if given is None:
         raise InputError("id_accuracy is missing; give the in-distribution accuracy of each model")
-    y = np.array(given, dtype=np.float64)
+    try:
+        y = np.array(given, dtype=np.float64)
+    except ValueError as error:
+        raise InputError(f"id_accuracy is not numeric ({error}); give shares from 0 to 1") from None
     if y.shape != (n_models,):
         raise ShapeError(f"id_accuracy has shape {y.shape}, but correct holds {n_models} models")
-    return checked_shares(y, "id_accuracy", models)
+    return y if unrated and np.isnan(y).all() else checked_shares(y, "id_accuracy", models)
 
 
 def checked_names(given: Any, n_models: int, name: str) -> tuple[str, ...] | None:
@@ -198,11 +199,6 @@ def checked_example_ids(given: Any, n_examples: int) -> np.ndarray:
             f"example ({n_examples - len(names)} repetitions in total)"
         )
     return found
-
-
-def are_named(examples: Iterable[str]) -> bool:
-    """Whether examples have names of their own, not places alone: those of a table, some of it left out."""
-    return not all(map(_PLACE.fullmatch, examples))
 
 
 def checked_n_id(given: Any, n_models: int) -> Units | None:

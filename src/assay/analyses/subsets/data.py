@@ -13,7 +13,6 @@ from jaxtyping import Float32, Float64, Int64, Num, Shaped, UInt8
 
 from assay.analyses.subsets._arrays import Accuracies, Places, Units
 from assay.analyses.subsets._checks import (
-    are_named,
     by_name,
     check_embeddings,
     check_nesting,
@@ -282,7 +281,8 @@ class CorrectnessData(Carded):
     @functools.cached_property
     def has_ids(self) -> bool:
         """Whether the examples have names of their own, not the numbers of their columns."""
-        return are_named(self.example_ids.tolist())
+        names = enumerate(self.example_ids.tolist())
+        return not self.source.get("unnamed") and any(name != f"row_{place}" for place, name in names)
 
     @property
     def own_model_ids(self) -> tuple[str, ...] | None:
@@ -332,10 +332,13 @@ class CorrectnessData(Carded):
 
     @property
     def cells(self) -> dict[str, Any]:
-        """What answers are: `kind` is `scores`, or `bits` for right and wrong; `ends` of scores, if known."""
+        """What answers are: `kind` is `scores`, or `bits` for right and wrong; `ends` of scores, if known.
+
+        `named` says whether they are on examples with names of their own.
+        """
         ends = self.source.get("ends")
         scored = ends is not None or (isinstance(self.correct, np.ndarray) and has_scores(self.correct))
-        return {"kind": "scores" if scored else "bits", "ends": ends}
+        return {"kind": "scores" if scored else "bits", "ends": ends, "named": self.has_ids}
 
     @property
     def origin(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from scipy import special
 
 from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.header import lying
 from assay.analyses.subsets.line import probit
 from assay.analyses.subsets.placement import has_scores
 from assay.analyses.subsets.selection import Subset
@@ -67,7 +68,8 @@ def evaluation_document(
     """
     first, facts = subsets[0], subsets[0].facts
     named = data.has_ids and first.has_ids
-    places = [each.columns_in(data, order=order, named=named, least=LEAST) for each in subsets]
+    with lying(data.source.get("orientation")):
+        places = [each.columns_in(data, order=order, named=named, least=LEAST) for each in subsets]
     parts = first.parts_of(data)
     models = {"model": data.model_ids, "part": parts, "id_accuracy": data.id_accuracy}
     models |= _readings(first, data, places[0])
@@ -142,7 +144,7 @@ def _caveats(subset: Subset, data: CorrectnessData, n_matched: int) -> list[str]
         f"The models answered {n} examples, as many as the subset was selected from, but not the same: no "
         "accuracy is expected on all examples.": n == n_pool and n_matched < subset.size,
         "The file of the subset holds no lines, so no accuracy is expected; select again.": not subset.lines,
-        "The models have no accuracies in distribution: no accuracy is expected of them, and R is that with "
+        "The models have no accuracies in distribution: no accuracy is expected of them, and R is with their "
         "accuracy on all examples.": data.unrated,
         f"The verdict of the subset is {status}: better models need not do worse on it.": status
         != "supported",

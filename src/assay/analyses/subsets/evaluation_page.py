@@ -130,8 +130,10 @@ def _of_correlations(document: Document) -> list[str]:
     """What a reader must know of the correlations over the models, also in a terminal."""
     sizes = document["sizes"]
     known = [each["with_full"]["r"] for each in sizes if each["with_full"]["r"] is not None]
+    rated = any(each["id_accuracy"] is not None for each in document["models"])  # a caveat says that none is
+    shown = [*(sizes if rated else ()), *(each["with_full"] for each in sizes)]
     found = [
-        f"R over these models: {why}." for why in sorted({each.get("caution") or "" for each in sizes}) if why
+        f"R over these models: {why}." for why in sorted({each.get("caution") or "" for each in shown}) if why
     ]
     if len(known) > 1:
         found.append(

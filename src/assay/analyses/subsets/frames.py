@@ -148,6 +148,8 @@ def framed(frame: "pd.DataFrame", given: Mapping[str, Any], **options: Any) -> d
             `source` join those of the frame.
         **options: As for `read_frame`.
     """
+    if given["model_ids"] is not None or given["example_ids"] is not None:
+        raise InputError("a frame already names its models and examples; remove model_ids and example_ids")
     roles = {"id_accuracy": "id_accuracy", "groups": "group", "families": "family", "n_id": "n_id"}
     held = read_frame(frame, **{role: given[name] for name, role in roles.items()}, **options)
     beside = {name: each for name, each in given.items() if each is not None and name not in roles}

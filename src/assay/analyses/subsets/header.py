@@ -42,11 +42,13 @@ ANSWERS = ("correct", "prediction", "probability", "score")
 
 
 @contextlib.contextmanager
-def lying(orientation: str) -> Iterator[None]:
-    """Ends an error about a table with the way it was read, and the option that turns it."""
+def lying(orientation: str | None) -> Iterator[None]:
+    """Ends an error about a table with the way it was read, and the option that turns it; None: no table."""
     try:
         yield
     except InputError as error:
+        if orientation is None:
+            raise
         others = " or ".join(each for each in ORIENTATIONS if each != orientation)
         raise type(error)(
             f"{error}. The table was read as {orientation}: {LIES[orientation]} (--orientation {others} "
@@ -111,7 +113,7 @@ class Header:
 def with_names(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Column names as text, without a column that only counts the rows."""
     of_pandas = [place > 0 and name == f"Unnamed: {place}" for place, name in enumerate(frame.columns)]
-    if (empty := np.flatnonzero(frame.columns.isna() | of_pandas)).size:
+    if (empty := np.flatnonzero(np.array(frame.columns.isna()) | np.array(of_pandas))).size:
         raise InputError(f"column {int(empty[0])} of the table has no name; name it, or remove it")
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
     first = frame.columns[0]

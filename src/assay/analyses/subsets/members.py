@@ -9,9 +9,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
-from assay.analyses.subsets._checks import are_named
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.header import PerModel
+from assay.analyses.subsets.header import PerModel, lying
 from assay.analyses.subsets.layouts import PackedMatrix
 from assay.analyses.subsets.line import Correlation, FittedLine, Line, clip_of, correlate, fit_line
 from assay.analyses.subsets.problem import Problem
@@ -149,7 +148,9 @@ class SelectedExamples:
     @property
     def has_ids(self) -> bool:
         """Whether the examples have names of their own, not the numbers of their columns."""
-        return are_named(self.example_ids)
+        known = (self.cells or {}).get("named")
+        named = zip(self.indices.tolist(), self.example_ids, strict=True)
+        return any(name != f"row_{place}" for place, name in named) if known is None else bool(known)
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -217,7 +218,9 @@ class SelectedExamples:
         data = _others(correct, id_accuracy, example_ids, groups, families)
         framed = _is_frame(correct) and not data.source.get("unnamed")
         named = example_ids is not None or framed or (data.has_ids and self.has_ids)
-        return self.evaluate_on(data, self.columns_in(data, order=order, named=named))
+        with lying(data.source.get("orientation")):
+            columns = self.columns_in(data, order=order, named=named)
+        return self.evaluate_on(data, columns)
 
     def evaluate_on(self, data: CorrectnessData, columns: Places) -> Evaluation:
         """Other models on the columns of their data that are the subset; see `columns_in`."""
@@ -259,11 +262,12 @@ class SelectedExamples:
                     f"correct holds {data.n_examples} examples, but the subset was selected from "
                     f"{self.facts['n_examples']}; give the same columns, or example_ids= instead of order="
                 )
-            by_name = [place.get(name) for name in self.example_ids]
-            if data.has_ids and self.has_ids and None not in by_name and by_name != self.indices.tolist():
+            by_name = zip(self.example_ids, self.indices.tolist(), strict=True)
+            if moved := [name for name, column in by_name if place.get(name, column) != column]:
                 raise InputError(
-                    f"all {self.size} examples of the subset are among those given by name, but not in the "
-                    "order of the data; leave out order= (--order), and they are matched by name"
+                    f"{len(moved)} of the {self.size} examples of the subset are given by name in another "
+                    f"place than in the data, the first is {moved[0]!r}: the columns are not in the order of "
+                    "the data; leave out order= (--order), and names that both have are matched"
                 )
             return self.indices
         if not named:

@@ -187,7 +187,7 @@ def run_permutations(
         likely_end: How many results are likely to settle it: no more is begun before these are there.
 
     Raises:
-        BaseException: What `rerun` or `progress` raised, at once: what other threads have begun goes on.
+        KeyboardInterrupt: At once; what threads have begun goes on.
     """
     from threadpoolctl import threadpool_limits
 
@@ -204,19 +204,19 @@ def run_permutations(
 
 @contextlib.contextmanager
 def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads of one thread of torch each, which are waited for unless there was an error."""
+    """Threads of one thread of torch each; Ctrl-C does not wait for what they have begun."""
     import torch
 
     of_others = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    pool, waits = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)), True
     try:
         yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+    except KeyboardInterrupt:
+        waits = False
         raise
     finally:
+        pool.shutdown(wait=waits, cancel_futures=True)
         torch.set_num_threads(of_others)
-    pool.shutdown()
 
 
 def _in_order(begin: Callable[[int], Future[T]], n: int, workers: int, likely_end: int = 0) -> Iterator[T]:

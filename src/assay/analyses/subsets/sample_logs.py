@@ -12,6 +12,7 @@ import numpy as np
 from assay.analyses.subsets.file_kinds import DOCUMENTS
 from assay.core.errors import AlignmentError, FileFormatError, InputError
 from assay.core.untrusted import DAMAGED_ZIP, check_unpacked, malformed, parse_json
+from assay.page.text import plural
 
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def unlogged(files: Sequence[Path], how: str) -> InputError:
     """The error about logs of models whose answers were not written down."""
     named = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
     return InputError(
-        f"the samples of {len(files)} logs were not logged, so the answers of these models are not known: "
+        f"{plural(len(files), 'log')} without samples, so the answers of these models are not known: "
         f"{named}. Evaluate again, {how}, or remove these files"
     )
 

@@ -57,7 +57,7 @@ class SubsetFile(Record):
         provenance: How the subset came to be.
         lines: Of the test models on the subset and on all examples; None in older files.
         model_ids: Names of the models of the data; None in older files, and where the data do not name them.
-        cells: What the answers were: `kind` and `ends`; None in older files.
+        cells: As `CorrectnessData.cells`; None in older files.
     """
 
     record_kind = KIND
@@ -85,6 +85,14 @@ class SubsetFile(Record):
             raise FileFormatError(f"{n} indices and {n_ids} example ids do not describe one set")
         if self.indices.min() < 0 or self.indices.max() >= n_examples:
             raise FileFormatError(f"an index lies outside the {n_examples} examples")
+        if self.cells is not None and not _are_cells(**self.cells):
+            raise FileFormatError(f"'cells' is {self.cells}; expected the kind of the answers and their ends")
+
+
+def _are_cells(kind: object = None, ends: object = (), **_: object) -> bool:
+    """Whether a file says of answers what `CorrectnessData.cells` does."""
+    pair = isinstance(ends, list | tuple) and len(ends) == 2 and all(isinstance(e, int | float) for e in ends)
+    return kind in ("bits", "scores") and (pair or ends is None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

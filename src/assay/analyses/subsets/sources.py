@@ -148,7 +148,7 @@ def ask_estimators(
     pairs = list(estimators.items() if isinstance(estimators, Mapping) else estimators)
     if bare := [each for each in pairs if not (isinstance(each, tuple | list) and len(each) == 2)]:
         raise InputError(
-            f"estimators holds a {type(bare[0]).__name__} without a name; give a mapping from names to "
+            f"estimators holds {type(bare[0]).__name__} without a name; give a mapping from names to "
             "fitted classifiers, {'forest': forest}, or pairs of both"
         )
     names = unique_names([str(name) for name, _ in pairs])

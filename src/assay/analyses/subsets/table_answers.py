@@ -206,15 +206,24 @@ def _refuse_cells(
         raise _bad_cell(*names, column.iloc[int(bad[0])], len(bad), expected)
 
 
-def _bad_cell(model: object, example: object, cell: Any, n: int, expected: str) -> InputError:
-    """The error about an answer that is none."""
-    return InputError(
-        f"the answer of model {str(model)!r} on example {str(example)!r} is "
-        f"{cell.item() if hasattr(cell, 'item') else cell!r}; every cell {expected} ({n} such cells). If "
-        f"{str(example)!r} holds accuracies in distribution, name it id_accuracy; if it says what runs or "
+def _bad_cell(
+    model: object, example: object, cell: Any, n: int, expected: str, facts: Sequence[str] = ()
+) -> InputError:
+    """The error about an answer that is none, which columns of facts about the examples may hold."""
+    hint = (
+        f"If {str(example)!r} holds accuracies in distribution, name it id_accuracy; if it says what runs or "
         f"families models are of, give group={str(example)!r} (--groups {example}) or "
         f"family={str(example)!r} (--families {example}); if it is not an example, remove it; classes need a "
         "column 'label', and other numbers cells='score' (--cells score)"
+    )
+    if facts:
+        named = facts[:5]
+        hint = f"Name columns that say something of the examples: --facts {','.join(named)} (meta={named})"
+    if "Unnamed: 0" in facts:  # what pandas calls an index
+        hint = "If 'Unnamed: 0' holds the names of the examples, call it example_id"
+    return InputError(
+        f"the answer of model {str(model)!r} on example {str(example)!r} is "
+        f"{cell.item() if hasattr(cell, 'item') else cell!r}; every cell {expected} ({n} such cells). {hint}"
     )
 
 
@@ -352,14 +361,9 @@ def _cells(
         row, column = bad[0].tolist()
         names = (cells.index[row], cells.columns[column])
         model, example = names[::-1] if turned else names
-        error = _bad_cell(model, example, cells.iloc[row, column], len(bad), expected)
-        facts = [str(name) for name in cells.columns[(~valid & present).any(axis=0)]]
-        if not turned or len(facts) == cells.shape[1]:
-            raise error
-        raise InputError(
-            f"{error}. If {', '.join(facts[:5])} tell something of the examples, name them: --facts "
-            f"{','.join(facts[:5])} (meta={facts[:5]})"
-        )
+        odd = [str(name) for name in cells.columns[(~valid & present).any(axis=0)]]
+        facts = odd if turned and len(odd) < cells.shape[1] else []
+        raise _bad_cell(model, example, cells.iloc[row, column], len(bad), expected, facts)
     values = values.T if turned else values
     return (scaled(values, reading.scores), "scores") if kind == "score" else (values, "0 and 1")
 

@@ -113,7 +113,7 @@ def read_answers(
     if predictions := [file for file in files if _WILDS.fullmatch(file.name)]:
         return _wilds(predictions, root, columns, truth)
     samples = [file for file in files if re.fullmatch(r"samples_.+\.jsonl", file.name)]
-    results = [file for file in files if re.fullmatch(r"results_.+\.json", file.name)]
+    results = [file for file in files if re.fullmatch(r"results_\d{4}-.+\.json", file.name)]
     logged = {file.parent for file in samples}
     empty = [file for file in results if file.parent not in logged]
     if empty and (samples or results == files):

@@ -316,7 +316,7 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
         say(f"gate: better models do worse on {result.document['size']} of the examples (supported)")
         return GATE_FIRED
     if settings.gate and (missing := SubsetVerdict.from_dict(result.document["verdict"]).obstacles):
-        say(f"gate: no verdict was possible, so it could not fire: {'; '.join(missing)}")
+        say(f"gate: failed, since no verdict was possible: {'; '.join(missing)}")
         return GATE_FIRED
     return 1 if failed else 0
 
