@@ -12,16 +12,17 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 # Bytecode of the tests, and of the package with its type checks, is kept: making it takes each process of the
 # suite some ten seconds. One thread for each process, since there is a process for each CPU.
 unexport PYTHONDONTWRITEBYTECODE
-test test-timm test-quick test-oldest notebooks notebooks-update: export OMP_NUM_THREADS := 1
+test test-timm test-quick test-oldest test-thorough notebooks notebooks-update: export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-timm test-quick test-oldest lint format bench bench-gpu gate-rates notebooks notebooks-update docs lock clean
+.PHONY: help setup setup-tests demo test test-thorough test-timm test-quick test-oldest lint format bench bench-gpu gate-rates notebooks notebooks-update docs lock clean
 
 help:
 	@echo "make setup      virtual environment $(VENV) with the locked requirements"
 	@echo "make demo       audit the embedded model on indirect object identification; writes demo-out/report.html"
 	@echo "make test       the whole test suite, the timm tests included; installs a browser, a database server"
 	@echo "                and promtool where it may (.ci/system-packages)"
+	@echo "make test-thorough  the same with every case that takes long, and more random examples (hours)"
 	@echo "make test-timm  the tests that need timm, in $(TIMM), an environment layered over $(VENV)"
 	@echo "make test-quick   the tests that train nothing and need no system program"
 	@echo "make test-oldest  the same with the lowest versions that are allowed, in $(OLDEST)"
@@ -98,6 +99,9 @@ PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test: setup-tests
 	$(BIN)/python -m pytest $(PARALLEL)
 	@$(MAKE) --no-print-directory test-timm
+
+test-thorough: export ASSAY_THOROUGH := 1
+test-thorough: test
 
 test-timm: $(TIMM)/.complete
 	$(TIMM)/bin/python -m pytest $(PARALLEL) tests/timm

@@ -88,13 +88,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gc.enable()
 
 
-# Examples of a property that names no number of its own; ASSAY_THOROUGH asks for many.
-EXAMPLES = 500 if os.environ.get("ASSAY_THOROUGH") else 40
+# The slow cases, and more examples of a property that names no number of its own.
+THOROUGH = bool(os.environ.get("ASSAY_THOROUGH"))
+EXAMPLES = 500 if THOROUGH else 40
 hypothesis.settings.register_profile("local", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.register_profile(
     "ci", deadline=None, derandomize=True, print_blob=True, max_examples=EXAMPLES
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if THOROUGH:
+        config.option.markexpr = config.option.markexpr.replace("not slow and ", "")
 
 
 def pytest_runtest_setup() -> None:

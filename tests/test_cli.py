@@ -705,6 +705,7 @@ def test_the_process_ends_with_the_documented_codes(tmp_path: Path) -> None:
     assert wrong.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_terminal_that_lacks_signs_shows_the_others_and_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "assay", "measure", "--n", "8", "--top", "20", "--metric", "kl"]
     place = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -239,6 +239,7 @@ def test_circuits_mean_the_same_in_every_verb(circuit: str, run: Run, tmp_path: 
     assert "ioi_gpt2" in invoke("list", "circuits").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ablation", ["resample", "resample-donor", "zero", "mean", "mean-positional"])
 def test_every_ablation_runs_within_its_plan(ablation: str, run: Run, circuit_file: str) -> None:
     """The plan counts every pass, and not more than twice as many."""
@@ -288,6 +289,7 @@ def test_findings_are_made_under_the_ablation_of_the_attack(
         assert (pair["clean"]["text"] == pair["corrupted"]["text"]) is (ablation == "mean")
 
 
+@pytest.mark.slow
 def test_the_report_of_a_search_names_the_larger_maximum(run: Run, circuit_file: str) -> None:
     """A search of a few pairs may meet less than a sample of many."""
     arguments = ("--task", "docstring", "--circuit", circuit_file, "--n-clean", "20", "--n-corrupted", "20")

@@ -196,6 +196,7 @@ def test_a_half_written_table_is_named(run: Run, tmp_path: Path) -> None:
     assert "delete it" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_published_ioi_heads_on_the_shape_of_gpt2(
     run: Run, tmp_path: Path, shared: Callable[[str], Path]
 ) -> None:

@@ -165,6 +165,7 @@ def test_devices_that_cannot_be_dealt_to_are_refused(
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_models_of_jobs_are_streamed_by_plan_or_option(calm: tuple[Path, Outcome], tmp_path: Path) -> None:
     path = tmp_path / "streamed.toml"
     path.write_text(PLAN.replace('["eap", "clean-corrupted"]', '["eap"]') + 'device-map = "stream"\n')

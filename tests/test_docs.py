@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hub_cache import draw_photos, fill_cache
+from thorough import one_of
 
 import assay
 from assay.catalogue import KINDS
@@ -125,7 +126,11 @@ WITH_SNIPPETS = [path for path in PAGES if snippets(path)]
 
 
 @pytest.mark.usefixtures("registries_restored", "unchecked")  # unchecked, as for a reader
-@pytest.mark.parametrize("path", WITH_SNIPPETS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize(
+    "path",
+    one_of(WITH_SNIPPETS, REPOSITORY / "README.md", REPOSITORY / "docs" / "tutorial.md"),
+    ids=lambda path: str(path.relative_to(REPOSITORY)),
+)
 def test_the_snippets_of_a_page_run_in_order(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

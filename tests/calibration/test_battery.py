@@ -374,6 +374,7 @@ def interval_of(verdict: Verdict) -> tuple[float, float]:
     return verdict.interval.low, verdict.interval.high
 
 
+@pytest.mark.slow
 def test_a_plan_holds(model: Model, task: PairTask) -> None:
     """What a dry run promises is not exceeded, of few prompts and of many."""
     for n in (10, 60):

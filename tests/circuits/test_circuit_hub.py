@@ -221,6 +221,7 @@ def test_nothing_is_sent_without_a_token(hub: WritableHub, tmp_path: Path, file:
     )
 
 
+@pytest.mark.slow
 def test_without_a_network_the_cache_is_enough(
     hub: WritableHub, cache: Path, file: Path, answers: dict[str, Any]
 ) -> None:
@@ -236,6 +237,7 @@ def test_without_a_network_the_cache_is_enough(
     assert re.search("was not uploaded to 'acme/ioi': the hub does not answer", found["sent"][0]["message"])
 
 
+@pytest.mark.slow
 def test_commands_take_addresses_and_push(
     hub: WritableHub, cache: Path, file: Path, answers: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from allocator import peak_on_cpu
+from thorough import one_of
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -66,7 +67,7 @@ def test_the_peak_of_a_run_worked_by_hand(gpt2_tiny: nn.Module) -> None:
     assert peak_bytes(model, task, run) == 2 * 3 * 8 * d_model * 4
 
 
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize("shape", one_of(sorted(SHAPES), "gpt2"))
 def test_predictions_are_what_the_allocator_gives_out(shape: str) -> None:
     model, task = wide_model(shape), prompts(4, 40)
     method = get_method("eap-ig-inputs")
@@ -135,6 +136,7 @@ def test_a_batch_is_as_large_as_the_prediction_allows_and_scores_are_the_same() 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["discover", "circuit", "corrupted"])
 def test_longer_corrupted_prompts_count(job: str) -> None:
     """A batch that would fit if the corrupted prompts were as short as the clean ones is split."""
@@ -193,6 +195,7 @@ def test_a_forecast_names_peak_batch_and_free_memory(gpt2_tiny: nn.Module) -> No
     assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "length", "options"),
     [

@@ -1,6 +1,7 @@
 """The estimate of accuracy on a trained model: fitted on its corrupted images, checked on new ones."""
 
 import numpy as np
+import pytest
 
 import assay
 from assay.analyses.generalization import (
@@ -21,6 +22,7 @@ def flat(batches: int, start: int) -> ImageSet:
     return draw_shapes("flat", batches * WINDOW, start=1_000_000 + start)
 
 
+@pytest.mark.slow
 def test_new_corrupted_batches_lie_in_the_interval_or_it_says_why_not() -> None:
     zoo = Zoo.embedded()
     best = max(zoo.entries, key=lambda entry: entry.id_accuracy)

@@ -17,7 +17,6 @@ def test_the_parts_are_named_counted_and_can_be_drawn() -> None:
     direct = assay.discover(model, task, "eap-ig-inputs", steps=3).details["passes"]
     assert found["forward"]["passes"]["forward"] == direct["forward"]
     assert found["backward"]["passes"]["backward"] == direct["backward"]
-    assert found["forward"]["seconds"] > found["plain-forward"]["seconds"] > 0
     ax = plot_cost(found)
     assert {label.get_text() for label in ax.get_yticklabels()} >= {
         "one plain pass",

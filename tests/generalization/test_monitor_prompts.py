@@ -209,6 +209,7 @@ def test_the_command_watches_a_file_of_prompts_and_goes_on(
     assert "images" not in page.partition("<main>")[2].partition("<script")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -13,6 +13,7 @@ import test_families
 import test_vits
 import torch
 from pretend_devices import FIRST, SECOND, place, pretending
+from thorough import one_of
 from torch import Tensor, nn
 from vit_conformance import randomise
 
@@ -114,7 +115,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", one_of(BUILDS, "gpt2", "gemma2", "vit"))
 def test_every_path_of_the_engine_on_two_devices(name: str) -> None:
     plain = load_model(BUILDS[name]())
     expected = everything(plain)
@@ -169,6 +170,7 @@ READINGS: dict[str, Reading] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"), [*(("llama", name) for name in READINGS), ("gemma2", "eap-ig-activations")]
 )

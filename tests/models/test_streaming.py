@@ -56,6 +56,7 @@ READINGS: dict[str, Callable[[Model, PairTask, Circuit], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["gpt2", "llama", "gemma2", "gpt_neox parallel", "llama with tied embeddings", "mixtral", "olmoe"],

@@ -68,6 +68,7 @@ def test_axes_are_labelled_and_intervals_shown(document: Document) -> None:
     assert len(ax.collections) == 2, "one band for the interval, one for the random circuits"
 
 
+@pytest.mark.slow
 def test_drawing_leaves_no_global_state(document: Document) -> None:
     before = dict(mpl.rcParams)
     draw.to_svg(plot_curve(figures.curve_data(document)), key="k", label="x")

@@ -189,12 +189,14 @@ def test_the_method_and_the_facts_name_number_type_and_revision(document: Docume
     assert "revision 0123456789ab, bfloat16, hash of the weights" in text
 
 
+@pytest.mark.slow
 def test_several_audits_share_a_page(document: Document, make_document: Callable[..., Document]) -> None:
     page = Page(render(document, make_document(n_layers=2, n_heads=4, size=60)))
     assert [name for name, count in Counter(page.ids).items() if count > 1] == []
     assert page.tags["article"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [{"n_kv_heads": 2}, {"n_layers": 1, "n_heads": 1, "size": 3}, {"n_layers": 12, "n_heads": 12}]
 )

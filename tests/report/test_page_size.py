@@ -18,6 +18,7 @@ from assay.report.save import render
 LONG = "a long prompt, word by word " * 4_000  # more than 100,000 characters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["audit", "worst case", "calibration", "ranking", "subset", "monitor", "claim"]
 )
@@ -44,6 +45,7 @@ def test_more_measurements_than_a_table_shows() -> None:
     assert "600 more rows are omitted" in text
 
 
+@pytest.mark.slow
 def test_a_monitor_of_more_batches_than_its_pictures_show() -> None:
     document = monitor_document()
     one = document["readings"][0]
@@ -53,6 +55,7 @@ def test_a_monitor_of_more_batches_than_its_pictures_show() -> None:
     assert "The figures show the newest 2,000 of 6,000 batches" in text
 
 
+@pytest.mark.slow
 def test_many_results_on_one_page_end_before_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html, "PAGE_LIMIT", 1_000_000)
     text = render(*[synthetic_document()] * 5)

@@ -9,6 +9,7 @@ import synthetic_subset
 from chromium import Visit
 from pages import documents
 from synthetic_store import HOSTILE
+from thorough import one_of
 
 from assay.report.save import render
 
@@ -67,7 +68,7 @@ def test_letters_in_a_figure_are_no_larger_than_the_text(visit: Visit) -> None:
         assert max(each.locator("text").evaluate_all(largest) for each in figures) < body
 
 
-@pytest.mark.parametrize("kind", ["audit", "subset", "worst case"])
+@pytest.mark.parametrize("kind", one_of(["audit", "subset", "worst case"]))
 def test_nothing_in_a_figure_lies_on_its_caption(kind: str, visit: Visit) -> None:
     page = visit.open(page_of(kind))
     overlap = """caption => {
@@ -118,7 +119,7 @@ def _sorts(table: Any) -> None:
     assert cells() == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_of(KINDS))
 def test_hostile_names_stay_text(kind: str, visit: Visit) -> None:
     page = visit.open(page_of(kind, HOSTILE))
     visit.check()
@@ -142,7 +143,7 @@ def test_a_script_that_got_into_a_page_would_not_run(visit: Visit) -> None:
     assert any("Content Security Policy" in said for said in visit.said)
 
 
-@pytest.mark.parametrize("kind", ["audit", "sweep", "comparison"])
+@pytest.mark.parametrize("kind", one_of(["audit", "sweep", "comparison"]))
 def test_the_tab_key_reaches_every_control(kind: str, visit: Visit) -> None:
     page = visit.open(page_of(kind))
     wanted = page.evaluate(
@@ -167,7 +168,7 @@ def test_the_tab_key_reaches_every_control(kind: str, visit: Visit) -> None:
     assert len(reached) == wanted
 
 
-@pytest.mark.parametrize("kind", ["audit", "calibration", "model", "comparison"])
+@pytest.mark.parametrize("kind", one_of(["audit", "calibration", "model", "comparison"]))
 def test_paper_shows_everything_and_no_controls(kind: str, visit: Visit) -> None:
     page = visit.open(page_of(kind))
     page.emulate_media(media="print")
@@ -183,7 +184,7 @@ def test_paper_shows_everything_and_no_controls(kind: str, visit: Visit) -> None
     visit.check()
 
 
-@pytest.mark.parametrize("kind", ["audit", "model", "comparison"])
+@pytest.mark.parametrize("kind", one_of(["audit", "model", "comparison"]))
 def test_a_page_can_be_read_without_its_script(kind: str, new_visit: Callable[..., Visit]) -> None:
     visit = new_visit(java_script_enabled=False)
     page = visit.open(page_of(kind))

@@ -110,6 +110,7 @@ def test_few_models_and_images_are_cautioned_about() -> None:
     assert any(note.startswith("With 60 images,") for note in notes)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_followed_by_its_rankings(tmp_path: Path) -> None:
     both = compare_rankings({"planted": [ranked(), ranked(seed=1)]})
     text = save_report(tmp_path / "page.html", both).read_text()

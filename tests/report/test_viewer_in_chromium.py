@@ -10,6 +10,7 @@ import pytest
 from chromium import Visit
 from pages import documents
 from synthetic import synthetic_document
+from thorough import one_of
 
 from assay.page.circuit import graph_of
 from assay.page.html import PAGE_LIMIT, source
@@ -48,7 +49,7 @@ def place_of_an_edge(page: Any) -> tuple[float, float]:
     raise AssertionError("no edge answers to the pointer")
 
 
-@pytest.mark.parametrize("kind", ["audit", "comparison"])
+@pytest.mark.parametrize("kind", one_of(["audit", "comparison"]))
 def test_a_drawing_answers_to_pointer_and_keyboard(kind: str, visit: Visit) -> None:
     page = visit.open(page_of(kind))
     tip = page.locator(".tip").first
@@ -110,6 +111,7 @@ def test_the_slider_changes_drawing_numbers_and_table(visit: Visit) -> None:
     visit.check()
 
 
+@pytest.mark.slow
 def test_filters_by_layer_sign_and_weight_change_the_drawing(visit: Visit) -> None:
     document = synthetic_document()
     page = visit.open(render(document))
@@ -161,6 +163,7 @@ def test_a_search_lists_nodes_and_edges_and_goes_to_them(visit: Visit) -> None:
     visit.check()
 
 
+@pytest.mark.slow
 def test_roles_and_labels_are_given_saved_and_loaded(visit: Visit, tmp_path: Path) -> None:
     page = visit.open(page_of("audit"))
     page.get_by_text("Roles and labels", exact=True).click()
@@ -200,6 +203,7 @@ def test_roles_and_labels_are_given_saved_and_loaded(visit: Visit, tmp_path: Pat
     visit.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -260,6 +264,7 @@ def test_every_control_has_an_accessible_name(kind: str, visit: Visit) -> None:
     assert live.count() >= 3
 
 
+@pytest.mark.slow
 def test_five_thousand_edges_take_bounded_work_and_little_room(visit: Visit) -> None:
     text = page_of("5,000 edges")
     assert len(text.encode()) < PAGE_LIMIT / 2
@@ -285,6 +290,7 @@ def test_five_thousand_edges_take_bounded_work_and_little_room(visit: Visit) -> 
     visit.check()
 
 
+@pytest.mark.slow
 def test_paper_takes_the_whole_drawing_in_light_colours(new_visit: Callable[..., Visit]) -> None:
     visit = new_visit(color_scheme="dark", viewport={"width": 400, "height": 700})
     page = visit.open(page_of("audit"))

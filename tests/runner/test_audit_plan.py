@@ -18,7 +18,6 @@ from assay.models import Model, load_model
 from assay.pipeline import Audit, AuditOptions, audit, draw_prompts
 from assay.pipeline.audit_plan import N_FULL, STAGES, AuditPlan, scope_of
 from assay.pipeline.budget import read_budget
-from assay.pipeline.cost import pass_seconds
 from assay.report.save import render
 from assay.tasks import ImageTask, load_images
 
@@ -159,6 +158,7 @@ def test_another_budget_is_refused(text: Any) -> None:
         audit("no-such-model", budget=text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [460, 1000, 3000, 8000, 30_000, 1_000_000])
 def test_a_budget_picks_what_fits(mini: Model, budget: int) -> None:
     plan, draws = AuditOptions(budget=budget).settled(mini)
@@ -174,12 +174,11 @@ def test_a_budget_picks_what_fits(mini: Model, budget: int) -> None:
 
 
 def test_a_time_counts_by_a_pass_timed_here(mini: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = draw_prompts(mini, "ioi", n=12, seed=0).measured
-    assert 0 < pass_seconds(mini, task) < 10
     monkeypatch.setattr("assay.pipeline.auditing.pass_seconds", lambda *args, **kwargs: 0.1)
     assert planned(mini, budget="5m") == planned(mini, budget=3000) <= 3000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pass_seconds", "n", "left_out"),
     [
@@ -214,6 +213,7 @@ def test_a_budget_below_the_cost_of_discovery_is_refused(mini: Model) -> None:
         audit(mini, n=100, budget=1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"n": 30}, {"budget": 1500}, {"budget": 8000}], ids=str)
 def test_a_plan_is_an_upper_bound_and_not_a_loose_one(mini: Model, options: dict[str, Any]) -> None:
     plan = planned(mini, **options)
@@ -225,6 +225,7 @@ def test_a_plan_is_an_upper_bound_and_not_a_loose_one(mini: Model, options: dict
 # ---- images -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_images_are_audited_from_the_command_line(run: Run, tmp_path: Path) -> None:
     small = ("audit", "--model", "colour-digits", "--n", "20", "--out", "out")
     found = run(*small, "--images", "colour-digits", "--json")
@@ -270,6 +271,7 @@ def test_a_model_and_inputs_of_another_kind_are_refused(digits: Model, mini: Mod
 # ---- a dry run ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_passes_time_and_bytes(run: Run) -> None:
     found = run("audit", "--model", "mini", "--task", "ioi", "--budget", "3000", "--dry-run", "--json")
     plan = json.loads(found.stdout)

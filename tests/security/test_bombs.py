@@ -163,6 +163,7 @@ def gigabyte(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow
 @READERS
 def test_archives_larger_than_the_memory(
     read: Callable[[Path], object], gigabyte: Path, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +198,7 @@ def test_elements_without_width_are_counted(
         read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [True, False], ids=["dictionary", "plain"])
 def test_parquet_cells_that_a_file_holds_once(
     stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

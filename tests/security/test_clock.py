@@ -66,6 +66,7 @@ def seconds(document: Any, path: str = "") -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_an_audit_and_its_store(tmp_path: Path, jumping: Callable[[], int]) -> None:
 
     from command_line import invoke

@@ -62,6 +62,7 @@ def broken_camera(n: int) -> list[bytes]:
     return [encoded(each) for each in rng.integers(0, 256, (n, 32, 32, 3)).astype(np.uint8)]
 
 
+@pytest.mark.slow
 def test_an_alarm_leads_from_the_webhook_to_the_images_behind_it(
     tmp_path: Path, receiver: Receiver, visit: Visit
 ) -> None:

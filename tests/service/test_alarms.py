@@ -564,6 +564,7 @@ def test_another_status_is_a_failure_without_secrets(host: Host, code: int) -> N
     assert "SECRET" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("target", ["/elsewhere", "file:///etc/passwd", "ftp://127.0.0.1/", "gopher://x"])
 def test_no_redirect_is_followed(host: Host, code: int, target: str) -> None:

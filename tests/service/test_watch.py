@@ -223,6 +223,7 @@ def test_the_directory_of_another_process_is_read_as_it_is_written(tmp_path: Pat
     assert "assay-monitor/99" in problem(monitor)
 
 
+@pytest.mark.slow
 def test_a_monitor_that_has_ended_is_not_running(tmp_path: Path, start: Start) -> None:
     """Beside the service, in another process that was killed, and after a clean end."""
     fill(tmp_path / "in", 4)

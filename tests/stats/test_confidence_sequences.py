@@ -215,6 +215,7 @@ DRAWS: dict[str, tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarr
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWS)
 def test_the_mean_is_ever_left_outside_as_seldom_as_they_say(kind: str) -> None:
     # The interval misses the mean at some time exactly if the capital against it ever reaches 1 / failure.

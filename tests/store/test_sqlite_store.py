@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 import torch
 from command_line import invoke
+from thorough import one_of
 
 from assay.app.running import Storing
 from assay.circuits import write_atomically
@@ -373,7 +374,7 @@ def _killed(location: Path, step: int) -> None:
         )
 
 
-@pytest.mark.parametrize("start", [1, 2, 3])
+@pytest.mark.parametrize("start", one_of([1, 2, 3]))
 def test_a_writer_killed_at_any_point_leaves_whole_results(tmp_path: Path, start: int) -> None:
     context = multiprocessing.get_context("fork")
     whole = Store(tmp_path / "whole")

@@ -76,6 +76,7 @@ n-corrupted = 6
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_is_up")
 def test_the_command_makes_the_same_store_on_ray(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN)
@@ -99,6 +100,7 @@ def test_the_command_makes_the_same_store_on_ray(tmp_path: Path) -> None:
     assert Store(tmp_path / "ray").digest() == Store(tmp_path / "here").digest()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_is_up")
 def test_workers_on_ray_that_die_or_hang_are_replaced(tmp_path: Path) -> None:
     jobs = [job("dies", "kill", "work"), job("hangs", "hang", "work"), job("refuses", "refuse"), job("fine")]
@@ -150,6 +152,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("there", "lines"),
     [

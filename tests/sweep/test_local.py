@@ -89,6 +89,7 @@ def test_workers_that_die_are_replaced_and_jobs_run_again_or_are_given_up(
     assert "a line that no reader of JSON wants" in err
 
 
+@pytest.mark.slow
 def test_jobs_that_hang_or_eat_memory_are_ended(tmp_path: Path) -> None:
     jobs = [job("hangs", "hang"), job("eats", f"eat {1000 * MIB}"), job("fine")]
     outcome = sweep(tmp_path, *jobs, workers=1, timeout=3.0, memory=900 * MIB, retries=0)
@@ -118,6 +119,7 @@ def test_workers_that_cannot_load_their_work_end_the_sweep(tmp_path: Path) -> No
     assert no_workers_of(os.getpid())
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_its_sweep_and_the_next_goes_on(tmp_path: Path) -> None:
     """An interrupted one is in `test_cli_sweep.py`."""
     jobs = [*(job(f"j{place}", "sleep 0.1") for place in range(6)), job("last", "hang", "work")]
@@ -166,6 +168,7 @@ def test_a_worker_warms_up_before_it_is_ready(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delitem(sys.modules, "warmed_work")
 
 
+@pytest.mark.slow
 def test_each_worker_sees_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,7")
     jobs = [job(f"job {number}", "see") for number in range(6)]
