@@ -166,6 +166,7 @@ def command_of(words: str) -> App:
 # ---- the page -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_lists_the_entries_of_every_document(documents: dict[str, Any]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     missing = [row for row in map(row_of, documents, documents.values()) if row not in text]
@@ -238,6 +239,7 @@ PLANNED = (
 DRY = {name: COMMANDS[name] for name in COMMANDS if name not in ("zoo list", "zoo index", "zoo select")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRY)
 def test_a_dry_run_tells_passes_seconds_and_bytes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -256,6 +258,7 @@ def test_a_dry_run_tells_passes_seconds_and_bytes(
     assert {path.name for path in tmp_path.iterdir()} == TEXTS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_plan_is_an_upper_bound_and_not_a_loose_one(
     name: str, runs: dict[str, SmallRun], folder: Path
@@ -269,6 +272,7 @@ def test_a_plan_is_an_upper_bound_and_not_a_loose_one(
     assert passes <= plan["passes"] <= 2 * passes + timed
 
 
+@pytest.mark.slow
 def test_a_plan_of_swaps_holds(folder: Path) -> None:
     swaps = ("repair", "--by", "swap", *HEADS, *PAIRS[:4], "--n", "8", "--json", "--quiet")
     with no_type_checks(), counted(4) as passes:

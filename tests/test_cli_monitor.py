@@ -234,6 +234,7 @@ def test_a_target_calibrates_on_the_corrupted_domains(
     assert "What a shift means" in (tmp_path / "assay-monitor/monitor.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_smallest_drop_is_stated_before_the_first_batch(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

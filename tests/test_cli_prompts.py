@@ -91,6 +91,7 @@ def test_commands_score_answers_token_by_token(directory: Path, tmp_path: Path) 
     assert {each for each in json.dumps(audit).split('"') if each.startswith("serves")} == {reason}
 
 
+@pytest.mark.slow
 def test_commands_align_prompts_of_other_lengths(tmp_path: Path) -> None:
     """Discovery, a circuit and an audit; what exchanges prompts by position says so."""
     lines = [

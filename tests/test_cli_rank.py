@@ -146,6 +146,7 @@ def test_a_pick_stops_when_it_is_stable(zoo: Path, pictures: Path, tmp_path: Pat
         assert message in run(*given, *wrong).stderr
 
 
+@pytest.mark.slow
 def test_models_whose_training_is_not_done_are_named(zoo: Path, pictures: Path, tmp_path: Path) -> None:
     plan = shutil.copytree(zoo, tmp_path / "plan")
     whole = Zoo.open(plan)
@@ -246,6 +247,7 @@ def test_the_plan_of_a_pick_has_its_looks(zoo: Path, pictures: Path, tmp_path: P
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_sharpness_runs_only_by_name(zoo: Path, pictures: Path, tmp_path: Path) -> None:
     given = ("--zoo", zoo, "--images", pictures / "neon", "--id-images", pictures / "flat")
     found = document(*given, "--fast", *FEW, "--store", tmp_path)

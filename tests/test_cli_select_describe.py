@@ -177,6 +177,7 @@ def test_options_that_cannot_work_are_refused_before_selecting(
     assert not (tmp_path / "out" / "selection.json").exists()
 
 
+@pytest.mark.slow
 def test_parameters_of_an_endpoint_come_from_the_command(archive: Path, tmp_path: Path) -> None:
     def reply(asked: Asked) -> Reply:
         if "max_tokens" in asked.body:
@@ -295,6 +296,7 @@ def test_a_plan_neither_loads_nor_runs_the_encoder(archive: Path, bert: Path, tm
     assert "these data hold no images" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_refuses_what_the_run_refuses_and_nothing_else(
     archive: Path, bert: Path, tmp_path: Path
 ) -> None:
@@ -323,6 +325,7 @@ def test_a_plan_refuses_what_the_run_refuses_and_nothing_else(
     assert "--embeddings or --encoder" in alone.stderr.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_the_images_of_a_zoo_are_embedded_at_the_size_of_the_encoder(tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTModel
 

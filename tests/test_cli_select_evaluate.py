@@ -1,11 +1,8 @@
 """`assay select evaluate` and `export`: from a selection to a gate in a workflow, as a user types it."""
 
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,18 +55,14 @@ def evaluate(folder: Path, *arguments: str | Path) -> Outcome:
 
 
 def test_a_gate_passes_and_fails_through_the_command_line(folder: Path) -> None:
-    """In processes of their own, as a workflow runs them."""
-    codes = {}
-    for name in ("better", "worse"):
-        done = subprocess.run(
-            [sys.executable, "-m", "assay", "select", "evaluate", "finding/subset.json", f"{name}.csv",
-             "--gate", "accuracy >= 0.6", "--out", f"of-{name}", "--store", "store"],
-            cwd=folder, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "utf-8"},
-        )  # fmt: skip
-        codes[name] = done.returncode, done.stderr
-    assert codes["better"][0] == 0, codes
-    assert codes["worse"][0] == 3, codes
-    assert "gate: new-0 fails accuracy >= 0.6: 0.0" in codes["worse"][1]
+    gate = ("--gate", "accuracy >= 0.6")
+    ended = {
+        name: evaluate(folder, folder / "finding" / "subset.json", folder / f"{name}.csv", *gate,
+                       "--out", folder / f"of-{name}")
+        for name in ("better", "worse")
+    }  # fmt: skip
+    assert (ended["better"].exit_code, ended["worse"].exit_code) == (0, 3), ended
+    assert "gate: new-0 fails accuracy >= 0.6: 0.0" in ended["worse"].stderr
     document = json.loads((folder / "of-worse" / "evaluation.json").read_text())
     assert document["status"] == "fail"
     assert document["models"][0]["accuracy"]["value"] < 0.1

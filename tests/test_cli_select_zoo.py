@@ -87,6 +87,7 @@ def test_a_zoo_is_predicted_once_and_a_plan_loads_none(tmp_path: Path, loaded: l
     assert len(loaded) == 20
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_models_that_are_left(
     tmp_path: Path, loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_stopped_run_goes_on_with_the_models_that_are_left(
     assert loaded == [f"model-{number:02d}" for number in range(7, 20)]
 
 
+@pytest.mark.slow
 def test_predictions_of_the_embedded_zoo_are_kept_in_the_store(tmp_path: Path, loaded: list[str]) -> None:
     from assay.pipeline.subset_data import read_data
 
@@ -159,6 +161,7 @@ def test_a_zoo_given_as_an_option_is_told_where_it_goes(
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_a_page_ends_with_how_to_get_it_and_its_notes_appear_once(tmp_path: Path) -> None:
     data = planted().take_models(np.arange(19))
     data.save(tmp_path / "answers.npz")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from command_line import invoke
+from thorough import one_of
 
 from assay.store import Store
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", one_of([signal.SIGINT, signal.SIGTERM]))
 def test_serve_answers_until_it_is_told_to_stop(tmp_path: Path, ending: signal.Signals) -> None:
     store = Store(tmp_path / "store")
     store.put("measurement", {"metric": "kl"}, {"value": 0.25})

@@ -76,6 +76,7 @@ def test_families_are_listed_with_what_they_read() -> None:
     assert "GPT-NeoX, Pythia (type gpt_neox)." in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["mixtral", "olmoe"])
 def test_experts_are_nodes_where_asked(model_type: str, tmp_path: Path) -> None:
     """Discovery, a measurement of its file, an audit and its page; the circuit fits no other form."""

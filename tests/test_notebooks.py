@@ -96,6 +96,7 @@ def test_prose_types_no_decimals(name: str) -> None:
     assert set(re.findall(r"\d+\.\d+", prose)) <= allowed
 
 
+@pytest.mark.slow
 def test_one_notebook_runs_and_shows_what_the_written_one_shows() -> None:
     made = runner.execute(FOLDER / "own_model.py")
     assert kinds(made) == kinds(written("own_model"))

@@ -239,6 +239,7 @@ def test_audit_and_select_run_in_a_clean_environment(clean: Path, tmp_path: Path
     assert "<svg" in (tmp_path / "selected" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_monitor_runs_in_a_clean_environment_and_names_the_extra_of_its_metrics(
     clean: Path, tmp_path: Path
 ) -> None:
@@ -252,6 +253,7 @@ def test_a_monitor_runs_in_a_clean_environment_and_names_the_extra_of_its_metric
     assert "run: pip install 'circuit-assay[serve]'" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_clean_environment_names_the_extra_of_the_site(clean: Path, tmp_path: Path) -> None:
     made = run(clean, tmp_path, "assay", "serve", "--store", str(tmp_path), "--port", "0")
     assert made.returncode == 1

@@ -61,6 +61,7 @@ def files_of(client: Any, run_id: str) -> dict[str, Path]:
     return {path.name: path for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_measurements_become_metrics_parameters_tags_and_files(client: Any, found: dict[str, Any]) -> None:
     run_id = log_results(
         found["faithfulness"], found["kl"], found["circuit"], found["scores"], experiment="audits"

@@ -378,6 +378,7 @@ def document_of(selection: Subset) -> dict[str, Any]:
     return dict(selection.to_document(n_halves=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sentence", "others"),
     [

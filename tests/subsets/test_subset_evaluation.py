@@ -88,6 +88,7 @@ def test_with_a_unit_per_model_it_is_the_interval_of_least_squares() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("within", "least", "most"), [(0.0, 0.93, 0.97), (1.0, 0.94, 1.0)])
 def test_new_models_lie_in_the_interval_as_often_as_it_says(within: float, least: float, most: float) -> None:
     """Eight training runs of four checkpoints; `within` is the share of the variance inside a run."""

@@ -126,6 +126,7 @@ def test_a_key_that_the_host_repeats_is_not_shown(monkeypatch: pytest.MonkeyPatc
         assert SECRET not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secret", ["sk-" + "x" * 900, 'sk-"quoted"\\and-more', "sk-a/b+c/d12345"])
 def test_a_key_is_masked_however_long_or_escaped_it_is(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
     monkeypatch.setenv("TEST_KEY", secret)
@@ -280,6 +281,7 @@ def test_a_refused_parameter_is_told_by_its_field_or_by_words_beside_it(body: An
     assert f"It names {name}, which" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

@@ -556,6 +556,7 @@ def test_the_experiment_counts_its_small_form(experiment):
     assert again | {"seconds": 0} == records[0] | {"seconds": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_the_rules_are_counted_on_the_verdicts_of_the_product(experiment):
     records = [experiment.judge_one((cell, "25 families", 2)) for cell in ("null", "planted")]

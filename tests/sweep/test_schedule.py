@@ -215,6 +215,7 @@ def test_two_sweeps_share_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert Store(tmp_path).claims.holders() == {}
 
 
+@pytest.mark.slow
 def test_the_claims_of_a_dead_sweep_do_not_hold_up_the_next(tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -14,6 +14,7 @@ from assay.pipeline.schedule import run_jobs
 from assay.store import Store
 
 
+@pytest.mark.slow
 def test_a_server_that_is_restarted_costs_no_result(
     tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

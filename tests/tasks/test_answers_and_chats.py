@@ -75,6 +75,7 @@ def test_names_that_cannot_begin_a_turn_are_left_out(chatty: Any) -> None:
     assert all(text.endswith("<assistant>\n") for text in task.corrupted_texts)
 
 
+@pytest.mark.slow
 @given(
     text=st.text("ab \n.", min_size=1).filter(str.strip),
     template=st.sampled_from([TEMPLATE, TRIMMED]),

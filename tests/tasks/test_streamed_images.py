@@ -230,6 +230,7 @@ class Counted(Arrays):
         return super().content(row)
 
 
+@pytest.mark.slow
 def test_nothing_is_held_but_a_batch() -> None:
     stream = ImageStream(pictures=Arrays("drawn", DRAWN.pixels), transform=TRANSFORM)
     earlier: list[weakref.ref[torch.Tensor]] = []

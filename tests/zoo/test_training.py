@@ -135,6 +135,7 @@ def train_slowly(recipe: Recipe, folder: Path) -> None:
     train(tiny(), TRAIN, VALIDATION, recipe, folder, progress=lambda *_: time.sleep(0.05))
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     recipe = dataclasses.replace(RECIPE, steps=80)
     whole = train(tiny(), TRAIN, VALIDATION, recipe, tmp_path / "whole")

@@ -54,6 +54,7 @@ def test_the_first_model_can_be_followed_through_its_training() -> None:
     assert entry.weight_hash not in hashes
 
 
+@pytest.mark.slow
 def test_accuracies_are_the_written_ones() -> None:
     # One image in 1,200 may lie so close to a boundary that another processor decides otherwise.
     for domain in ("flat", "relief"):
