@@ -90,7 +90,7 @@ def test_a_zoo_is_ranked_on_a_labelled_domain(zoo: Path, pictures: Path, tmp_pat
     assert [each["name"] for each in written["models"]] == ["model-0", "model-1", "model-2"]
     assert written["known"]["domain"] == "flat"
     assert written["motif"] is not None
-    few = InspectionSettings(n=18, draws=20, steps=2)
+    few = InspectionSettings(draws=20, steps=2)
     same = rank_models(Zoo.open(zoo), pictures / "neon", id_data=pictures / "flat", settings=few).to_dict()
     for part in ("metrics", "absent"):
         assert [each["key"] for each in written[part]] == [each["key"] for each in same[part]]
