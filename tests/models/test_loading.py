@@ -4,7 +4,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -135,7 +134,7 @@ def swapped_heads(weight: torch.Tensor) -> None:
     [
         lambda weight: weight.__setitem__((0, 0), 1.0),
         lambda weight: weight.data.mul_(2),
-        lambda weight: weight.data.numpy().__setitem__((3, 4), np.nan),
+        lambda weight: weight.data.numpy().__setitem__((3, 4), 9.0),
         lambda weight: setattr(weight, "data", weight.data + 1),
         swapped_heads,
     ],

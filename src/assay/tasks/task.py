@@ -281,7 +281,7 @@ class PairTask(Carded):
 
     @cached_property
     def data_hash(self) -> str:
-        """SHA-256 over shape and values of every tensor that a result depends on, 64 hex digits; not of padding."""
+        """SHA-256 over all values that a result depends on, padding left out, and shapes, 64 hex digits."""
         digest = hashlib.sha256()
         real = {"clean": self.lengths, "corrupted": self.corrupted_lengths}
         aligned = () if self.alignment is None else ("alignment", "corrupted_lengths")
