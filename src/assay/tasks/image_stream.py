@@ -109,10 +109,11 @@ class ImageStream(ImageRows):
     @cached_property
     def data_hash(self) -> str:
         """See `ImageRows.data_hash`; pictures that no run has read yet are decoded for it."""
-        unread = [place for place, row in enumerate(self.rows.tolist()) if row not in self._digests]
+        digests, rows = self._digests, self.rows.tolist()
+        unread = [place for place, row in enumerate(rows) if row not in digests]
         for _ in self.subset(unread).ascending()[0].batches(PIECE) if unread else ():
             pass
-        return self._hash_of(self._digests[row] for row in self.rows.tolist())
+        return self._hash_of(digests[row] for row in rows)
 
     @cached_property
     def source_hash(self) -> str:

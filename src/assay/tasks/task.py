@@ -289,9 +289,8 @@ class PairTask(Carded):
             value = getattr(self, name)
             if value is not None and value.ndim == 2:
                 inside = torch.arange(value.shape[1]) < real[name][:, None] if name in real else value >= 0
-                value = value.where(inside, -1)[
-                    :, : 1 + max(inside.any(0).nonzero().flatten().tolist(), default=-1)
-                ]
+                used = inside.any(0).nonzero().flatten().tolist()
+                value = value.where(inside, -1)[:, : max(used, default=-1) + 1]
             shape = "none" if value is None else str(tuple(value.shape))
             digest.update(f"{name}{shape}".encode())
             if value is not None:
