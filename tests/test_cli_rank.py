@@ -16,6 +16,7 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
 from assay.analyses.generalization import rank_models
+from assay.analyses.generalization.inspection import InspectionSettings
 from assay.models import load_model
 from assay.pipeline.targets import targets
 from assay.tasks import SHAPE_CLASSES, draw_shapes
@@ -89,6 +90,10 @@ def test_a_zoo_is_ranked_on_a_labelled_domain(zoo: Path, pictures: Path, tmp_pat
     assert [each["name"] for each in written["models"]] == ["model-0", "model-1", "model-2"]
     assert written["known"]["domain"] == "flat"
     assert written["motif"] is not None
+    few = InspectionSettings(draws=20, steps=2)
+    same = rank_models(Zoo.open(zoo), pictures / "neon", id_data=pictures / "flat", settings=few).to_dict()
+    for part in ("metrics", "absent"):
+        assert [each["key"] for each in written[part]] == [each["key"] for each in same[part]]
     assert "Which of 3 models to deploy on neon" in report.read_text()
     before = sorted((tmp_path / "store" / "inspections").iterdir())
     assert document(*given, "--store", tmp_path / "store") == written

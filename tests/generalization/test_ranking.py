@@ -172,6 +172,19 @@ def test_the_document_is_finite_json_and_says_what_was_resampled() -> None:
     assert json.loads(text) == document
 
 
+def test_matrices_are_of_the_models_that_the_leading_metric_ranks_first_and_last() -> None:
+    # Rank, alpha and energy of the planted logits do not follow the quality that the depth bias does.
+    orders = set()
+    for key in ("ddb-output", "rankme", "alpha-req", "energy"):
+        found = rank_inspections(zoo(), zoo(n=80, seed=1), metrics=[key, "ddb-deep"], settings=SETTINGS)
+        leading = rank_words.leading(found.to_dict()) or {}
+        ranks = [row["rank"] for row in leading["rows"]]
+        ends = [found.names[ranks.index(each)] for each in (1, max(ranks))]
+        assert [each["name"] for each in found.to_dict()["dependency"]] == ends, key
+        orders.add(tuple(ends))
+    assert len(orders) > 1
+
+
 def test_the_same_ranking_has_the_same_identity_and_another_seed_another() -> None:
     one, two = ranked().to_dict(), ranked().to_dict()
     assert one == two

@@ -10,7 +10,7 @@ from small_vits import untrained_vit
 import assay
 from assay.analyses.generalization import ranking
 from assay.analyses.generalization.inspection import InspectionSettings
-from assay.analyses.generalization.predictors import DEFAULT_METRICS
+from assay.analyses.generalization.predictors import FAST_METRICS
 from assay.analyses.generalization.ranking import rank_models
 from assay.models import Model
 from assay.tasks import ImageStream, draw_shapes, load_images
@@ -76,7 +76,7 @@ def test_logits_are_kept_for_transport_that_is_small_or_asked_for_by_name(
         return inspect(models, tasks, parts, **options)
 
     monkeypatch.setattr(ranking, "inspect_models", noted)
-    usual = rank_models(models, folder, id_data=folder, metrics=DEFAULT_METRICS, settings=FEW)
+    usual = rank_models(models, folder, id_data=folder, metrics=FAST_METRICS, settings=FEW)
     assert "108 unknowns; name the metric" in usual.absent["cot"]
     assert asked_parts == [{"features", "output-scores"}, set()]
     named = rank_models(models, folder, id_data=folder, metrics=["cot"], settings=FEW)

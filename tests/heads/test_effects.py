@@ -102,6 +102,12 @@ def test_patching_by_hand() -> None:
     assert ratios[0, 0] == pytest.approx(0.75)
 
 
+def test_patching_is_positive_where_a_head_raises_the_margin() -> None:
+    patched = np.array([[4.0, 1.0], [0.0, -3.0]])
+    swapped = patching_scores(-FULL, -CORRUPTED, -patched, n_heads=2)  # right and wrong change places
+    assert swapped.values.tolist() == [[-0.75, 0.0]]
+
+
 def test_mediation_by_hand() -> None:
     crossed = np.array([[1.0, 4.0], [-1.0, 3.0]])
     found = mediation_scores(FULL, CORRUPTED, crossed, n_heads=1)
@@ -248,7 +254,7 @@ def test_every_run_is_the_literal_one(
 
     close = {"rtol": 1e-5, "atol": 1e-6}  # the engine sums in another order, partly in float32 tables
     patched = activation_patching(model, task, batch_size=4)
-    expected = (column(task.corrupted, clean) - other[:, None]) / (full - other).mean()
+    expected = (column(task.corrupted, clean) - other[:, None]) / np.abs((full - other).mean())
     np.testing.assert_allclose(patched.flat_examples, expected, **close)
     crossed = mediation(model, task, batch_size=4)
     np.testing.assert_allclose(

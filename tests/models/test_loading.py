@@ -18,8 +18,9 @@ from assay.core.errors import (
     UnsafeFileError,
     UnsupportedModelError,
 )
+from assay.discovery.edges import discover
 from assay.models import load_model
-from assay.tasks import PairTask
+from assay.tasks import PairTask, load_task
 
 
 @pytest.fixture
@@ -124,13 +125,48 @@ def test_weights_of_another_shape_are_refused(saved: Path) -> None:
         load_model(saved)
 
 
-def test_weight_hash_follows_changes_in_place(gpt2_tiny: nn.Module) -> None:
+def swapped_heads(weight: torch.Tensor) -> None:
+    weight.data[:, [0, 1]] = weight.data[:, [1, 0]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.__setitem__((0, 0), 1.0),
+        lambda weight: weight.data.mul_(2),
+        lambda weight: weight.data.numpy().__setitem__((3, 4), 9.0),
+        lambda weight: setattr(weight, "data", weight.data + 1),
+        swapped_heads,
+    ],
+    ids=["in place", "data", "numpy", "replaced", "sum kept"],
+)
+def test_weight_hash_follows_changes(gpt2_tiny: nn.Module, change: Callable[[torch.Tensor], None]) -> None:
     module = deepcopy(gpt2_tiny)
     model = load_model(module)
-    before = model.weight_hash
+    weight, before = module.transformer.h[0].attn.c_proj.weight, model.describe()["weight_hash"]
+    kept = weight.detach().clone()
     with torch.no_grad():
-        module.transformer.ln_f.weight[0] += 1
+        change(weight)
+    assert model.describe()["weight_hash"] == load_model(module).weight_hash != before
+    weight.data = kept
+    assert model.weight_hash == before
+
+
+def test_refreshing_sees_a_change_of_one_number_of_a_large_weight() -> None:
+    model = load_model("mini")
+    weight, before = model.module.transformer.wte.weight, model.weight_hash
+    weight.data[0, 1] += 1
+    model.refresh()
     assert model.weight_hash != before
+
+
+def test_a_store_does_not_find_results_of_changed_weights(tmp_path: Path) -> None:
+    model = load_model("mini")
+    task = load_task("ioi", model, n=4, seed=0)
+    first = discover(model, task, "eap")
+    model.module.transformer.h[0].attn.c_proj.weight.data.mul_(2)
+    second = discover(model, task, "eap")
+    assert first.provenance["model"]["weight_hash"] != second.provenance["model"]["weight_hash"]
 
 
 def test_weight_hash_knows_the_configuration(gpt2_tiny: nn.Module) -> None:

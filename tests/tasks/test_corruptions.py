@@ -86,11 +86,11 @@ def pixels_of(stream: ImageStream) -> np.ndarray:
 
 def test_a_corrupted_stream_is_known_by_its_corruption(listing: ImageListing) -> None:
     images = listing.stream(ReadOptions(transform=EvalTransform(resize=(32, 32))))
-    hashes = {corrupt(images, key, seed=seed).data_hash for key in ("fog-1", "edge") for seed in (0, 1)}
+    hashes = {corrupt(images, key, seed=seed).source_hash for key in ("fog-1", "edge") for seed in (0, 1)}
     other = listing.stream(ReadOptions(transform=EvalTransform(resize=36, crop=(32, 32))))
-    hashes |= {images.data_hash, corrupt(other, "edge").data_hash}
+    hashes |= {images.source_hash, corrupt(other, "edge").source_hash}
     assert len(hashes) == 6
-    assert corrupt(images, "edge").data_hash == corrupt(images, "edge").data_hash
+    assert corrupt(images, "edge").source_hash == corrupt(images, "edge").source_hash
     small = listing.stream(ReadOptions(transform=EvalTransform(resize=(31, 40))))
     with pytest.raises(ShapeError, match="31 x 40"):
         corrupt(small, "edge")
@@ -197,7 +197,7 @@ def test_a_stream_is_another_with_other_photographs(tmp_path: Path, golden: dict
     hashes = []
     for colour in (100, 101, 100):
         Image.new("RGB", (20, 30), (colour, 200, 250)).save(tmp_path / "ice.png")
-        hashes.append(corrupt(listed, "frost-2", frost_textures=tmp_path).data_hash)
+        hashes.append(corrupt(listed, "frost-2", frost_textures=tmp_path).source_hash)
     assert hashes[0] == hashes[2] != hashes[1]
 
 

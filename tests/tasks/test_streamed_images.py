@@ -4,6 +4,7 @@ import gc
 import io
 import itertools
 import os
+import shutil
 import signal
 import tarfile
 import weakref
@@ -39,7 +40,7 @@ from assay.tasks import (
     load_images,
     stream_images,
 )
-from assay.tasks.image_decoding import Arrays, usual_workers
+from assay.tasks.image_decoding import Arrays, Decoding, usual_workers
 from assay.tasks.image_tables import TableLayout
 from assay.zoo import Zoo
 
@@ -248,10 +249,46 @@ def test_an_order_is_random_by_its_seed_and_begins_with_a_sample() -> None:
     assert torch.equal(stream.shuffled(1).first(10).ids, ids[:10])
 
 
+def test_the_same_pictures_have_one_hash_however_they_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing, options = list_image_folder(folder, classes=CLASSES), ReadOptions(transform=TRANSFORM)
+    stream, images = listing.stream(options), listing.read(options)
+    expected = images.task(TRANSFORM).data_hash
+    alike = (
+        stream,
+        stream.held(),
+        stream.loaded(),
+        images.stream(TRANSFORM),
+        listing.stream(options).shuffled(0),
+    )
+    assert [each.data_hash == expected for each in alike] == [True, True, True, True, False]
+    part = stream.subset([5, 2])
+    assert part.data_hash == images.subset([5, 2]).task(TRANSFORM).data_hash
+    another = listing.stream(options)
+    for _ in another.batches(7):
+        pass
+    monkeypatch.setattr(Decoding, "pieces", lambda *_: pytest.fail("pictures were read again"))
+    assert another.data_hash == expected
+
+
+def test_a_picture_that_changed_and_kept_its_size_is_another(folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "flat"))
+    hashes = []
+    for _ in range(2):
+        hashes.append(
+            list_image_folder(copied, classes=CLASSES).stream(ReadOptions(transform=TRANSFORM)).data_hash
+        )
+        by_size = sorted(copied.rglob("*.png"), key=lambda path: path.stat().st_size)
+        by_size[-1].write_bytes(by_size[0].read_bytes().ljust(by_size[-1].stat().st_size, b"\0"))
+    assert hashes[0] != hashes[1]
+
+
 def test_the_identity_of_a_stream_knows_files_order_labels_and_transform(folder: Path) -> None:
     listing = list_image_folder(folder, classes=CLASSES)
     stream = listing.stream(ReadOptions(transform=TRANSFORM))
     assert stream.data_hash == listing.stream(ReadOptions(transform=TRANSFORM, workers=2)).data_hash
+    assert stream.source_hash == listing.stream(ReadOptions(transform=TRANSFORM, workers=2)).source_hash
     others = [
         stream.subset(range(69)),
         stream.shuffled(0),
@@ -259,6 +296,7 @@ def test_the_identity_of_a_stream_knows_files_order_labels_and_transform(folder:
         list_image_folder(folder, classes=CLASSES[::-1]).stream(ReadOptions(transform=TRANSFORM)),
     ]
     assert len({stream.data_hash, *(other.data_hash for other in others)}) == 5
+    assert len({stream.source_hash, *(other.source_hash for other in others)}) == 5
 
 
 def test_severities_of_imagenet_c_are_domains(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from assay.core.errors import InputError, ShapeError, TokenizationError
 from assay.tasks import PairTask
@@ -109,6 +110,20 @@ def test_the_data_hash_sees_every_tensor(name: str) -> None:
     given = {"positions": torch.tensor([3, 2, 3]), name: changed}
     assert task(**given).data_hash != task().data_hash
     assert task().data_hash == task().data_hash
+
+
+def test_the_data_hash_does_not_see_padding() -> None:
+    whole = task()
+    padded = {name: functional.pad(getattr(whole, name), (0, 2), value=7) for name in ("clean", "corrupted")}
+    more = functional.pad(whole.answers, (0, 1), value=-1)
+    assert (
+        task(**padded, answers=more, lengths=whole.lengths, positions=whole.positions).data_hash
+        == whole.data_hash
+    )
+    short = task(lengths=torch.tensor([2, 4, 4]), positions=torch.tensor([1, 3, 3])).subset([0])
+    again = {name: getattr(short, name)[:, :2] for name in ("clean", "corrupted")}
+    facts = {name: getattr(short, name) for name in ("answers", "wrong", "positions")}
+    assert PairTask(**again, **facts).data_hash == short.data_hash
 
 
 def test_the_data_hash_tells_a_missing_wrong_answer_from_an_empty_one() -> None:

@@ -73,6 +73,7 @@ class Model(ModuleFacts, Carded):
         self.experts: ExpertNodes = "together"  # see `with_experts`
         self.preprocessing = preprocessing
         self.origin = dict(origin)
+        self._hashed = {}
         self.prompt_rules: Mapping[str, Any] = {}  # see `prompted`
         reason = family.refuse(module)
         if reason is not None:

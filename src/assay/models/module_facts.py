@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from assay.core.errors import InputError
 from assay.models.family import Config, Family, Vision, home_of, submodule
-from assay.models.streaming import pieces
+from assay.models.streaming import StreamedWeight, pieces
 
 
 def hash_weights(facts: Mapping[str, Any], parameters: Iterable[tuple[str, Tensor]]) -> str:
@@ -24,13 +25,32 @@ def hash_weights(facts: Mapping[str, Any], parameters: Iterable[tuple[str, Tenso
     return digest.hexdigest()[:16]
 
 
+_LOOKED_AT = 2**14  # numbers of each parameter
+
+
+def _state(parameters: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    """What differs once parameters have changed, for far less than a forward pass.
+
+    Where each lies, its count of changes, and a checksum of its numbers (of more than 2^15 only of evenly
+    spaced ones): changes through `.data` or a NumPy view are not counted. Weights that stay in their
+    checkpoint cannot change.
+    """
+    check, places = 0, []
+    for _, parameter in parameters:
+        places.append((parameter.data_ptr(), parameter._version))
+        if not isinstance(parameter, StreamedWeight):
+            some = parameter.detach().flatten()[:: parameter.numel() // _LOOKED_AT | 1]  # odd: columns differ
+            check = zlib.crc32(some.cpu().contiguous().view(torch.uint8).numpy().data, check)
+    return (check, *places)
+
+
 class ModuleFacts:
     """Facts of a module that fits a family, read from it each time."""
 
     module: nn.Module
     family: Family
     id: str
-    _hashed: tuple[tuple[tuple[int, int], ...], str] | None = None
+    _hashed: dict[tuple[Any, ...], str]  # of the present state; shared by models of the same module
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,10 +138,16 @@ class ModuleFacts:
     def weight_hash(self) -> str:
         """SHA-256 over the configuration and all parameters: names, shapes, types, bytes (16 hex digits).
 
-        Made again after a parameter has changed in place.
+        Made when it is first asked for, and again once parameters have changed. A change of few numbers of a
+        parameter of more than 2^15 through `.data` or a NumPy view may go unseen: call `refresh` after it.
         """
         parameters = sorted(self.module.named_parameters())
-        state = tuple((parameter.data_ptr(), parameter._version) for _, parameter in parameters)
-        if self._hashed is None or self._hashed[0] != state:
-            self._hashed = (state, hash_weights(self.family.facts(self.module), parameters))
-        return self._hashed[1]
+        state = _state(parameters)
+        if state not in self._hashed:
+            self._hashed.clear()
+            self._hashed[state] = hash_weights(self.family.facts(self.module), parameters)
+        return self._hashed[state]
+
+    def refresh(self) -> None:
+        """Have the weights hashed anew, after a change that may go unseen (see `weight_hash`)."""
+        self._hashed.clear()

@@ -87,7 +87,7 @@ def image_task_card(task: ImageTask, *, n: int | None = None, identity: str | No
 def image_stream_card(stream: ImageStream) -> str:
     """The first images as they enter the model, which are decoded for it."""
     first = stream.first(MOST_IMAGES).loaded()
-    return image_task_card(first, n=stream.n, identity=stream.data_hash)
+    return image_task_card(first, n=stream.n, identity=stream.source_hash)
 
 
 def image_set_card(images: ImageSet) -> str:

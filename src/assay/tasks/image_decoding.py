@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -49,6 +50,11 @@ class Pictures(abc.ABC):
 
     most_workers: int | None = None
     labelled: ClassVar[bool] = False
+
+    @cached_property
+    def digests(self) -> dict[str, dict[int, bytes]]:
+        """Digests of the images read so far, by transform and row."""
+        return {}
 
     @abc.abstractmethod
     def __len__(self) -> int:

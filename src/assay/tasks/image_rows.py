@@ -2,7 +2,8 @@
 
 import abc
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -119,7 +120,25 @@ class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
     @property
     @abc.abstractmethod
     def data_hash(self) -> str:
-        """What identifies the images, 64 hex digits."""
+        """SHA-256 over types, shapes and values of every tensor that a result depends on, 64 hex digits.
+
+        The same for the same pictures, however they are read: in memory, from files or from an archive.
+        """
+
+    @property
+    def source_hash(self) -> str:
+        """What identifies the images without reading them: a key for what was kept."""
+        return self.data_hash
+
+    def _hash_of(self, images: Iterable[bytes], corrupted: Iterable[bytes] = ()) -> str:
+        """The hash of images from the digests of each, labels and foils."""
+        digest = hashlib.sha256()
+        for name, each in {"images": images, "corrupted": corrupted}.items():
+            digest.update(name.encode() + b"".join(each))
+        for name in ("labels", "foils"):
+            if (value := getattr(self, name)) is not None:
+                digest.update(f"{name}{tuple(value.shape)}".encode() + little_endian(value))
+        return digest.hexdigest()
 
     @abc.abstractmethod
     def batches(self, batch_size: int) -> Iterator[ImageBatch]:
@@ -133,9 +152,9 @@ class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
         size = "x".join(map(str, self.image_size))
         return f"{type(self).__name__}({self.name!r}, domain={self.domain!r}, n={self.n}, size={size})"
 
-    def describe(self) -> dict[str, Any]:
-        """Identity of the images as it enters records."""
-        facts = {name: getattr(self, name) for name in ("name", "domain", "data_hash", "n")}
+    def describe(self, identity: str = "data_hash") -> dict[str, Any]:
+        """Identity of the images as it enters records; of keys with `source_hash`."""
+        facts = {name: getattr(self, name) for name in ("name", "domain", identity, "n")}
         return facts | {"config": dict(self.config)}
 
     @property
@@ -360,3 +379,14 @@ def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> 
     if n is None or n >= total:
         return np.arange(total)
     return np.sort(stream(seed, f"{what}/sample").choice(total, n, replace=False))
+
+
+def little_endian(value: Tensor) -> bytes:
+    """The numbers of a tensor as bytes, the same on every machine."""
+    numbers = value.contiguous().numpy()
+    return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def digest_of(image: Float[Tensor, "3 h w"]) -> bytes:
+    """SHA-256 over type, shape and numbers of an image."""
+    return hashlib.sha256(f"{image.dtype}{tuple(image.shape)}".encode() + little_endian(image)).digest()

@@ -15,7 +15,7 @@ from assay.core.errors import check_least
 from assay.core.random import stream
 from assay.tasks.image_batch import ImageBatch
 from assay.tasks.image_decoding import PIECE, Arrays, Decoding, Pictures, groups_of, unequal
-from assay.tasks.image_rows import ImageRows, check_batch_size, fill
+from assay.tasks.image_rows import ImageRows, check_batch_size, digest_of, fill
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 
@@ -101,8 +101,22 @@ class ImageStream(ImageRows):
             raise piece.bad[row]
         return piece.pixels.shape[1], piece.pixels.shape[2]
 
+    @property
+    def _digests(self) -> dict[int, bytes]:
+        """Digests of the pictures that were read under this transform, by row; kept with the pictures."""
+        return self.pictures.digests.setdefault(json.dumps(self.transform.to_dict()), {})
+
     @cached_property
     def data_hash(self) -> str:
+        """See `ImageRows.data_hash`; pictures that no run has read yet are decoded for it."""
+        digests, rows = self._digests, self.rows.tolist()
+        unread = [place for place, row in enumerate(rows) if row not in digests]
+        for _ in self.subset(unread).ascending()[0].batches(PIECE) if unread else ():
+            pass
+        return self._hash_of(digests[row] for row in rows)
+
+    @cached_property
+    def source_hash(self) -> str:
         """SHA-256 over what identifies the images without reading them, 64 hex digits.
 
         Names, sizes in bytes, checksums where the source stores them, ids, labels, and the transform; of a
@@ -145,7 +159,11 @@ class ImageStream(ImageRows):
         return replace(self, transform=transform, config=config)
 
     def _placed(self, indices: Int[Tensor, " batch"], images: Float[Tensor, "batch 3 h w"]) -> ImageBatch:
-        """The batch, in pinned memory if a model lies on a GPU."""
+        """The batch, in pinned memory if a model lies on a GPU; notes what identifies its images."""
+        digests = self._digests
+        for row, image in zip(self.rows[indices].tolist(), images, strict=True):
+            if row not in digests:
+                digests[row] = digest_of(image)
         pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
         return self._batch(indices, images.pin_memory() if pinned else images, pinned=pinned)
 

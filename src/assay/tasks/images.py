@@ -1,6 +1,5 @@
 """`ImageTask`: images as a model is given them, with corrupted counterparts, labels and facts about each."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.tasks.image_batch import ImageBatch
-from assay.tasks.image_rows import ImageRows, check_batch_size
+from assay.tasks.image_rows import ImageRows, check_batch_size, digest_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -63,17 +62,10 @@ class ImageTask(ImageRows):
 
     @cached_property
     def data_hash(self) -> str:
-        """SHA-256 over types, shapes and values of every tensor that a result depends on, 64 hex digits."""
-        digest = hashlib.sha256()
-        for name in ("images", "corrupted", "labels", *(("foils",) if self.foils is not None else ())):
-            value = getattr(self, name)
-            digest.update(f"{name}{'none' if value is None else (value.dtype, tuple(value.shape))}".encode())
-            if value is not None:
-                numbers = value.contiguous().numpy()
-                digest.update(
-                    memoryview(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)).cast("B")
-                )
-        return digest.hexdigest()
+        """See `ImageRows.data_hash`."""
+        return self._hash_of(
+            map(digest_of, self.images), map(digest_of, () if self.corrupted is None else self.corrupted)
+        )
 
     def with_donors(self, rows: Int[Tensor, " n"]) -> "ImageTask":
         """The same images with, as counterparts, the images of the given rows."""

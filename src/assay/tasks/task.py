@@ -281,11 +281,16 @@ class PairTask(Carded):
 
     @cached_property
     def data_hash(self) -> str:
-        """SHA-256 over shapes and values of every tensor that a result depends on, 64 hex digits."""
+        """SHA-256 over all values that a result depends on, padding left out, and shapes, 64 hex digits."""
         digest = hashlib.sha256()
+        real = {"clean": self.lengths, "corrupted": self.corrupted_lengths}
         aligned = () if self.alignment is None else ("alignment", "corrupted_lengths")
         for name in ("clean", "corrupted", "answers", "wrong", "lengths", "positions", *aligned):
             value = getattr(self, name)
+            if value is not None and value.ndim == 2:
+                inside = torch.arange(value.shape[1]) < real[name][:, None] if name in real else value >= 0
+                used = inside.any(0).nonzero().flatten().tolist()
+                value = value.where(inside, -1)[:, : max(used, default=-1) + 1]
             shape = "none" if value is None else str(tuple(value.shape))
             digest.update(f"{name}{shape}".encode())
             if value is not None:

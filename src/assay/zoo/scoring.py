@@ -101,7 +101,7 @@ def weights_hash(module: nn.Module) -> str:
 def images_hash(images: Images) -> str:
     """SHA-256 over pixels, labels and ids of a set, or what identifies a stream's, 16 hex digits."""
     if isinstance(images, ImageStream):
-        return images.data_hash[:16]
+        return images.source_hash[:16]
     digest = hashlib.sha256()
     for array in (images.pixels, images.labels, images.ids):
         if array is not None:

@@ -15,11 +15,11 @@ from assay.analyses.calibration._things import (
     Arguments,
     Things,
     array,
+    by_prompt,
     describe,
     flags,
     holds_objects,
     labels,
-    oriented,
     runs,
     table_of,
 )
@@ -209,7 +209,7 @@ def _by_name(given: Things) -> Arguments:
     more = {}
     if circuit is not None:
         more["members"] = flags(given.code, circuit, scores[0] if scores else None)
-    return ({name: oriented(each) for name, each in named.items()},), more
+    return ({name: by_prompt(each) for name, each in named.items()},), more
 
 
 def _count(circuit: Any) -> str:

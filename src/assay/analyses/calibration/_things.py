@@ -356,12 +356,11 @@ def table_of(
     return found
 
 
-def oriented(scores: HeadScores | np.ndarray) -> Float64[np.ndarray, "*P H"]:
-    """Scores `[P, H]`, or `[H]` without values per prompt; the sign is reversed where negative ones help."""
+def by_prompt(scores: HeadScores | np.ndarray) -> Float64[np.ndarray, "*P H"]:
+    """Scores `[P, H]`, or `[H]` without values per prompt."""
     if isinstance(scores, np.ndarray):
         return np.asarray(scores, dtype=np.float64)
-    found = scores.flat if scores.flat_examples is None else scores.flat_examples
-    return -found if scores.sign.startswith("negative = helps") else found
+    return scores.flat if scores.flat_examples is None else scores.flat_examples
 
 
 def labels(name: str, given: Any, task: PairTask | None) -> Any:

@@ -52,8 +52,7 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     - C11, C13, C30, M98, E1b: `inner` follows from the measurement; a circuit beside it, so that an empty or
       full one is flagged.
     - C12, F59: names are those of the scores, `C10` for learning coefficients (so that `llc_direction` finds
-      them); scores of which negative ones help, as of attribution patching, have their sign reversed.
-      Prompts count where every method has scores per prompt; then all must be of the same prompts.
+      them). Prompts count where every method has scores per prompt; then all must be of the same prompts.
     - C13: `groups` is an array, or the name of a field of `task=`. With a task alone its field `template`,
       `template_id`, `type` or `category` is used, else thirds of the token lengths.
     - C14: rows are found by the names of the scores: `activation-patching` (d'), `llc...` (sign reversed),

@@ -102,7 +102,7 @@ def _run(
             "library": library_version(),
             "layout": LAYOUT,
             "model": model.describe(),
-            "task": task.describe(),
+            "task": task.describe("source_hash"),
             "parts": sorted(wanted),
             "settings": settings.to_dict(),
         }
@@ -114,9 +114,10 @@ def _run(
             runs.setdefault(tuple(task.ids.tolist()), []).append((place, inspector, provenance))
     for group in runs.values():
         inspect_together([inspector for _, inspector, _ in group])
-        for place, inspector, provenance in group:
+        for place, inspector, key in group:
+            provenance = {**key, "task": tasks[place].describe()}  # the images have been read by now
             ready[place] = partial(inspector.inspection, provenance)
-            path = _path(cache, provenance)
+            path = _path(cache, key)
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_inspection(ready[place](), path)

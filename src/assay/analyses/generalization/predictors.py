@@ -329,5 +329,5 @@ ORDER = (
     "agreement-line",
 )
 # Sharpness takes 61 passes per image, 20 of them backward, so it runs only where it is asked for by name.
-AFFORDABLE = tuple(key for key in ORDER if key != "sharpness")
-DEFAULT_METRICS = tuple(key for key in AFFORDABLE if key not in ("ddb-deep", "ddb-global"))
+DEFAULT_METRICS = tuple(key for key in ORDER if key != "sharpness")
+FAST_METRICS = tuple(key for key in DEFAULT_METRICS if key not in ("ddb-deep", "ddb-global"))

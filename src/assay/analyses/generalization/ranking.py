@@ -22,7 +22,7 @@ from assay.analyses.generalization.inspection import (
 from assay.analyses.generalization.model_pool import model_groups
 from assay.analyses.generalization.picking import RankedMetric, column_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
-from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS, affordable_transport
+from assay.analyses.generalization.predictors import DEFAULT_METRICS, FAST_METRICS, affordable_transport
 from assay.analyses.generalization.ranking_inputs import (
     Images,
     Models,
@@ -70,8 +70,8 @@ def rank_models(
         id_data: Labelled images of the domain that the models were trained for, likewise, not used in
             training. Metrics that learn from them are absent without.
         metrics: Keys of `PREDICTORS`, in the order of the table: the first that ranks leads. Default: all
-            but `"sharpness"` and the two that
-            need scores of all edges (`"ddb-deep"`, `"ddb-global"`), which also give the motif.
+            but `"sharpness"`. Two need scores of all edges (`"ddb-deep"`, `"ddb-global"`) and about double
+            the cost; they also give the motif.
         labels: True: require labels of the target; False: leave them unused; None: use them if there are any.
         measure: True performance and ID accuracy: `"accuracy"`, or `"macro-f1"` over the classes that occur.
         ratio: tau of the depth bias, in (0, 0.5]. It is a share of the blocks, so models of different depth
@@ -379,7 +379,7 @@ def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
 
 def _asked(chosen: Sequence[str]) -> frozenset[str]:
     """Metrics that are computed however long they take: those chosen by name."""
-    return frozenset(() if tuple(chosen) in (AFFORDABLE, DEFAULT_METRICS) else chosen)
+    return frozenset(() if tuple(chosen) in (DEFAULT_METRICS, FAST_METRICS) else chosen)
 
 
 def _light(inspection: Inspection) -> Inspection:

@@ -299,15 +299,12 @@ class Ranking(display.Shown, Record):
         return {**{name: getattr(pattern, name) for name in names}, "reason": None}
 
     def _dependency_entry(self) -> list[dict[str, Any]] | None:
-        """Dependency matrices of the models predicted best and worst by the depth bias."""
-        column = self.columns.get("ddb-output")
-        if (
-            column is None
-            or column.ranks is None
-            or any(each.dependency is None for each in self.inspections)
-        ):
+        """Dependency matrices of the models that the leading metric ranks first and last."""
+        ranked = (each.ranks for each in self.columns.values() if each.ranks is not None)
+        ranks = next((each for each in ranked if np.isfinite(each).any()), None)
+        if ranks is None or any(each.dependency is None for each in self.inspections):
             return None
-        ends = dict.fromkeys((int(np.nanargmin(column.ranks)), int(np.nanargmax(column.ranks))))
+        ends = dict.fromkeys((int(np.nanargmin(ranks)), int(np.nanargmax(ranks))))
         return [
             {
                 "name": self.names[place],

@@ -343,7 +343,7 @@ class _Race:
             first=first,
             budget=self.budget,
             error=error,
-            target={**last.target, "n": whole.n, "data_hash": whole.describe()["data_hash"]},
+            target={**last.target, "n": whole.n, "data_hash": whole.source_hash},
             known=last.known,
             settings=self.settings,
             rule=self.rule,

@@ -124,7 +124,7 @@ def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
 def _lineups(settings: RankSettings) -> "list[Lineup]":
     """Models, images and metrics, a line-up per zoo."""
     from assay.analyses.generalization.inspection import InspectionSettings
-    from assay.analyses.generalization.predictors import AFFORDABLE, DEFAULT_METRICS
+    from assay.analyses.generalization.predictors import DEFAULT_METRICS, FAST_METRICS
     from assay.pipeline.ranking import Lineup
     from assay.pipeline.targets import known_target, targets
     from assay.zoo import Zoo
@@ -138,7 +138,7 @@ def _lineups(settings: RankSettings) -> "list[Lineup]":
     device = settings.place()
     zoos = [Zoo.open(path) for path in settings.zoo] or [Zoo.embedded()]
     styles = settings.shapes or (() if settings.images else ("sketch",))
-    metrics = DEFAULT_METRICS if settings.fast else AFFORDABLE
+    metrics = FAST_METRICS if settings.fast else DEFAULT_METRICS
     if settings.metrics:
         metrics = tuple(each.strip() for each in settings.metrics.split(","))
     domains = call(settings, targets, list(settings.images), list(styles), note=remark)

@@ -59,6 +59,7 @@ class Ifr(BatchMethod):
     aligns = True
     needs_gradients = False
     cuts = False
+    signed = False
     source = "Ferrando and Voita 2024, arXiv:2403.00824"
 
     def most_passes(self, model: Model, nodes: int) -> int:

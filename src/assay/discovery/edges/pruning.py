@@ -47,6 +47,7 @@ class EdgePruning(EdgeMethod):
 
     key = "edge-pruning"
     needs_gradients = True
+    signed = False
     objective = "kl"
     keeps_examples = False
     source = "Bhaskar et al. 2024, arXiv:2406.16778"

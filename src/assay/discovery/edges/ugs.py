@@ -63,6 +63,7 @@ class Ugs(EdgeMethod):
 
     key = "ugs"
     needs_gradients = True
+    signed = False
     objective = "kl"
     keeps_examples = False
     source = "Li and Janson 2024, arXiv:2409.09951"

@@ -19,9 +19,9 @@ def attribution_patching(
     batch_size: int | None = None,
     memory: int | None = None,
 ) -> HeadScores:
-    """First-order effect on the margin of giving each head its output on the corrupted input.
+    """First-order estimate of what the margin loses when a head gets its output on the corrupted input.
 
-    A_ij = sum_t < z~_itj - z_itj, dy_i / dz_itj >, with z the head's output before the output projection, z~
+    A_ij = sum_t < z_itj - z~_itj, dy_i / dz_itj >, with z the head's output before the output projection, z~
     that of the corrupted run, y the margin (the negative loss), and the gradient taken at the clean run.
 
     Args:
@@ -32,8 +32,8 @@ def attribution_patching(
         memory: Bytes that a pass may take; default: 60 % of what is free.
 
     Returns:
-        Per example and head, in the unit of the objective; negative: the head helps (corrupting it lowers y).
-        Rank heads by the magnitude of the mean: `scores.top(k, magnitude=True)`.
+        Per example and head, in the unit of the objective; positive: the head helps (corrupting it lowers y).
+        Published scores have the other sign and are ranked by magnitude: `scores.top(k, magnitude=True)`.
 
     Raises:
         InputError: If the task lacks what the objective reads.
@@ -61,7 +61,7 @@ def attribution_patching(
             gradients = torch.autograd.grad(margin.sum(), clean.z)
         real = torch.arange(batch.width, device=model.device) < batch.lengths[:, None]
         layers = [
-            _effect(model, after - before.detach().to(model.device), gradient, real)
+            _effect(model, before.detach().to(model.device) - after, gradient, real)
             for before, after, gradient in zip(clean.z, corrupted.head_z, gradients, strict=True)
         ]
         rows.append(torch.cat(layers, 1).cpu())
@@ -70,7 +70,7 @@ def attribution_patching(
         "attribution-patching",
         model.n_heads,
         per_example=table,
-        sign="negative = helps the margin",
+        sign="positive = helps the margin",
         unit=chosen.unit,
         provenance=provenance_of(model, task, score="attribution-patching", objective=chosen.key),
     )

@@ -34,8 +34,8 @@ def patching_scores(
 ) -> HeadScores:
     """Share of the margin that each head's clean output restores in the corrupted run.
 
-    a_j = sum_i (y_patched_ij - y_corrupted_i) / sum_i (y_full_i - y_corrupted_i), or the mean over i of the
-    ratios (`mean_of_ratios`, as published).
+    a_j = sum_i (y_patched_ij - y_corrupted_i) / |sum_i (y_full_i - y_corrupted_i)|, or the mean over i of the
+    ratios, without magnitudes (`mean_of_ratios`, as published).
 
     Args:
         y_full: Margins of the clean run.
@@ -47,7 +47,8 @@ def patching_scores(
         facts: Further attributes of `HeadScores`.
 
     Returns:
-        1: the head alone restores the whole margin; negative: it makes matters worse. `per_example` averages
+        1: the head alone restores the whole margin; negative: it lowers the margin (of `mean_of_ratios` only
+        if the clean margins are the larger ones). `per_example` averages
         to the values: under `ratio_of_sums` single differences over the mean gap. `details`: `gap` `[P]`, its
         mean, `aggregate`. NaN with `zero_denominator` where the gaps add up to less than 1e-8 per prompt,
         with `no_valid_prompt` where no prompt is left.
@@ -74,7 +75,7 @@ def patching_scores(
     elif used.any() and abs(mean_gap) < SMALLEST:
         effect, reason = np.full_like(effect, np.nan), "zero_denominator"
     else:
-        effect = effect / mean_gap
+        effect = effect / abs(mean_gap)
     return HeadScores.from_flat(
         "activation-patching",
         n_heads,

@@ -48,7 +48,8 @@ class HeadMethod:
         criterion: Validity criterion it speaks to.
         requires: Subset of {weights, forward, backward, pairs, wrong}.
         unit: Of the score under the default objective.
-        signed: Whether its sign has a meaning; else larger or smaller alone counts.
+        signed: Whether its sign has a meaning, which then is the same for all: positive, where ablating the
+            head lowers the margin. Else it is a size, and does not tell whether the head helps.
         cost: Description of the passes under the default options; P prompts.
         counts: The same as numbers: kind of pass -> (per prompt, per prompt and head). Kinds are `whole`,
             `single_head` (from the head's block upwards, half a pass on average), `last_token`, `backward`.
@@ -134,7 +135,8 @@ def discover_heads(
 
     Returns:
         `values` `[n_layers, n_heads]`; `per_example` `[N, n_layers, n_heads]` where the score has one value
-        per example. `sign` says what a positive value means.
+        per example. Positive: ablating the head lowers the margin, in every method that has a sign
+        (`HeadMethod.signed`); the others are sizes.
 
     Raises:
         UnknownNameError: For an unknown method or option; near matches are named.
@@ -169,6 +171,7 @@ head_method(
     cost="2 P passes, and P per head from its block upwards",
     counts={"whole": (2, 0), "single_head": (0, 1)},
     reference="Heimersheim and Nanda 2024, arXiv:2404.15255",
+    version=2,
 )(activation_patching)
 
 head_method(
@@ -231,7 +234,7 @@ def _direct(
 @head_method(
     key="attribution-patching",
     id="X.attribution_patching",
-    summary="first-order estimate of the effect on the margin of corrupting a head",
+    summary="first-order estimate of the margin lost when a head is corrupted",
     family="A",
     criterion="I1 necessity",
     requires=frozenset({"forward", "backward", "pairs"}),
@@ -239,6 +242,7 @@ def _direct(
     cost="2 P passes and P backward",
     counts={"whole": (2, 0), "backward": (1, 0)},
     reference="Nanda 2023; Syed et al. 2023, arXiv:2310.10348",
+    version=2,
 )
 def _attribution(
     model: Model, task: Task, *, objective: Objectives = None, batch_size: int | None = None

@@ -161,11 +161,11 @@ class HeadScores(display.Shown, Record):
         return 0 if table is None else int((~defined_examples(table)).sum())
 
     def top(self, k: int, *, magnitude: bool = False) -> tuple[tuple[int, int], ...]:
-        """The k heads of largest score, best first; ties go to the lower layer, then the lower head.
+        """The k heads of largest score, best first: of a score with a sign, those that help most.
 
         Args:
-            k: 0 .. H.
-            magnitude: Rank by |score| instead.
+            k: 0 .. H. Ties go to the lower layer, then the lower head.
+            magnitude: Rank by |score| instead: heads that work against the margin rank among the others.
 
         Raises:
             InputError: For a k outside 0 .. H.
@@ -211,6 +211,9 @@ def load_head_scores(path: str | Path) -> HeadScores:
         name.removeprefix(_DETAIL): array for name, array in arrays.items() if name.startswith(_DETAIL)
     }
     facts = {name: metadata[name] for name in _FACTS} | {"warnings": tuple(metadata["warnings"])}
+    if facts["sign"].startswith("negative = "):  # attribution patching of builds that kept the published sign
+        facts["sign"] = facts["sign"].replace("negative", "positive")
+        arrays |= {name: -arrays[name] for name in ("values", "per_example") if name in arrays}
     return HeadScores(
         values=arrays["values"], per_example=arrays.get("per_example"), details=details, **facts
     )
