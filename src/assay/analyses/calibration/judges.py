@@ -300,13 +300,14 @@ def _m93(battery: Battery, others: Others) -> Verdict:
 
 
 def _under(code: str, methods: Sequence[str]) -> Judge:
-    """A gate on the circuit's runs under several methods.
+    """A gate on the circuit's runs under several methods, and under the ablation that it is measured with.
 
     A method that these prompts do not allow is a run without a finite margin: the gate flags it.
     """
 
     def judged(battery: Battery, others: Others) -> Verdict:
-        columns = {method: battery.find(f"y_keep/{method}") for method in methods}
+        compared = dict.fromkeys((*methods, battery.table.ablation))
+        columns = {method: battery.find(f"y_keep/{method}") for method in compared}
         absent = np.full(battery.table.P, np.nan)
         runs = {name: absent if column is None else column for name, column in columns.items()}
         return battery.ask(code, battery.get("y_full"), runs)
