@@ -211,10 +211,10 @@ def _bounds(
     """Bounds of the ratio of the magnitudes that the heads' expected effects have.
 
     With the sign of each head's mean fixed the ratio is one of means over prompts, a / b. Its lower bound is
-    the largest t up to which a - t b is proven positive on average, its upper bound the smallest from which it
-    is proven negative (Fieller's argument with Hall's bounds of a mean), at most 1,000 times the ratio. So b may
-    be 0 as far as these prompts tell. But |mean| exceeds |expectation| on average. The sign from one half of
-    the prompts times the mean of the other falls short of it, so the difference, averaged over halves, is
+    the largest t up to which a - t b is proven positive on average, its upper bound the smallest from which
+    it is proven negative (Fieller's argument with Hall's bounds of a mean), at most 1,000 times the ratio; b
+    may be 0 as far as these prompts tell. But |mean| exceeds |expectation| on average. The sign from one half
+    of the prompts times the mean of the other falls short of it, so the difference, averaged over halves, is
     taken off a in the lower bound and off b in the upper.
     """
     n = len(units)

@@ -105,7 +105,7 @@ REASONS: Mapping[str, Explanation] = {
     ),
     "composes_less": ("The edges compose less than other pairs of heads, and a pass needs more.", ""),
     "near_zero": (
-        "The scores, averaged over the ablations, are not proven to lie more than 0.20 from 0, and scores that "
+        "The scores, averaged over the ablations, are not proven to lie more than 0.20 from 0, and scores so "
         "near 0 agree within 0.20 whatever the ablation.",
         "Choose a circuit that keeps more of the behaviour, or measure more prompts.",
     ),
