@@ -2,10 +2,10 @@
 
 The first draws of what `make gate-rates` counts: 60 of two worlds of each gate, and 240 at each of its
 limits, dealt to the distributions. ASSAY_THOROUGH=1 takes 400 of all worlds and of each distribution. At a
-limit a gate with 5 % of wrong verdicts fails in fewer than one count of a thousand, one with 15 % in 98 of 100.
-In a world `allowed_errors` is what a gate with the stated rate exceeds in one count of a hundred; a share that
-an independent simulation of 200 draws found may differ by what chance explains in all but one comparison of a
-thousand.
+limit a gate with 5 % of wrong verdicts fails in fewer than one count of a thousand, one with 15 % in 98 of
+a hundred. In a world `allowed_errors` is what a gate with the stated rate exceeds in one count of a hundred;
+a share that an independent simulation of 200 draws found may differ by what chance explains in all but one
+comparison of a thousand.
 """
 
 import json
