@@ -48,6 +48,32 @@ def test_divergence_and_intervals_match_golden_values(case: dict) -> None:
     assert also.thresholds["pass"] == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize("inner", ["faithfulness", "completeness"])
+def test_scores_near_zero_agree_without_passing(inner: str) -> None:
+    """Equal scores pass from 0.20 on, in either direction, where their mean is proven to lie there."""
+    full = np.full(40, 3.0)
+    noise = 0.1 * np.tile([1.0, -1.0], 20)
+
+    def judged(score: float, sd: float = 1.0) -> Verdict:
+        kept = score if inner == "faithfulness" else 1 - score
+        runs = {name: full * (kept + at * 0.01 + sd * noise) for at, name in enumerate(NAMES)}
+        return ablation_invariance(full, runs, inner=inner)
+
+    for score in (-0.03, 0.0, 0.15):
+        found = judged(score)
+        assert (found.status, found.published, found.reason) == ("inconclusive", "pass", "near_zero")
+        assert found.n_needed is None
+    for score in (-0.4, 0.4):
+        assert (judged(score).status, judged(score).reason) == ("pass", None)
+    wide = judged(0.3, sd=5.0)  # a mean of 0.3 with standard error 0.08
+    assert (wide.status, wide.reason) == ("inconclusive", "near_zero")
+    assert wide.n_needed is not None
+    assert 40 < wide.n_needed < 120
+    assert wide.values["average"] == pytest.approx(0.31 if inner == "faithfulness" else 0.29)
+    assert wide.judged is not None
+    assert "0.20 from 0" in wide.judged.because
+
+
 def test_an_open_verdict_says_how_many_prompts_would_settle_it() -> None:
     found = world(20, (0.0, 0.0, -0.15), seed=1)
     assert found.status == "inconclusive"
@@ -193,7 +219,8 @@ def test_every_head_in_the_circuit_is_trivial() -> None:
     assert (found.status, found.published, found.values["divergence"]) == ("pass", "pass", 0.0)
     assert found.warnings == ("trivial_circuit", "zero_variance")
     empty = ablation_invariance(full, dict.fromkeys(NAMES, 0 * full), circuit_size=0, n_heads=6)
-    assert (empty.status, empty.warnings) == ("pass", ("empty_circuit", "zero_variance"))
+    assert (empty.status, empty.reason) == ("inconclusive", "near_zero")
+    assert empty.warnings == ("empty_circuit", "zero_variance")
 
 
 @pytest.mark.parametrize(("n", "reason"), [(0, "no_valid_prompt"), (2, "too_few")])

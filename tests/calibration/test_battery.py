@@ -268,6 +268,17 @@ def test_an_edge_circuit_is_judged_by_its_own_edges(model: Model, task: PairTask
     assert found.facts["circuit"]["kind"] == "edges"
 
 
+def test_the_ablation_of_the_circuits_own_measurement_is_compared(model: Model, task: PairTask) -> None:
+    edges = Circuit.random(model.graph, 600, seed=0)
+    for circuit in (edges, Circuit.from_heads(model.graph, HEADS)):
+        report = calibrate_all(circuit, model, task, gates=["M98", "E1b"])
+        quoted = assay.measure(circuit, model, task, "faithfulness")
+        assert quoted.provenance["ablation"] == "resample"
+        for code in ("M98", "E1b"):
+            assert report[code].values["resample"] == pytest.approx(quoted.value, rel=1e-5)
+            assert "zero - resample" in report[code].details["pairs"]
+
+
 def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> None:
     with pytest.raises(UnknownNameError, match="gate"):
         calibrate_all(HEADS, model, task, gates=["C99"])

@@ -195,6 +195,32 @@ def test_members_with_effects_pass_though_the_others_have_none() -> None:
     assert np.isfinite([found.interval.low, found.interval.high]).all()
 
 
+@pytest.mark.parametrize("n", [8, 12, 40])
+def test_a_clean_circuit_passes_though_resamples_of_the_others_are_zero_or_change_sign(n: int) -> None:
+    """Five other heads: of no effect on average, or with an effect on one prompt in twenty alone."""
+    members = np.arange(8) < 3
+    for at in range(20):
+        rng = np.random.default_rng([n, at])
+        noisy = np.where(members, 1.0, 0.0) + np.where(members, 0.3, 0.1) * rng.normal(size=(n, 8))
+        sparse = np.where(members | (rng.random((n, 8)) < 0.05), noisy, 0.0)
+        sparse[0, 3] = 0.1  # some effect in each sample
+        for table in (noisy, sparse):
+            found = distributional_characterization(table, members, **QUICK)
+            assert (found.status, found.reason) == ("pass", None)
+            assert found.interval is not None
+            assert found.interval.low < found.values["value"] < found.interval.high < np.inf  # type: ignore[operator]
+
+
+def test_at_ratio_two_a_side_of_few_noisy_heads_is_rarely_judged() -> None:
+    """One member against five heads whose mean changes sign between resamples; 5 % are allowed."""
+    counts: Counter[str] = Counter()
+    for at in range(200):
+        rng = np.random.default_rng([17, at])
+        table = np.where(np.arange(6) < 1, 0.2, 0.1) + 0.3 * (rng.exponential(size=(12, 6)) - 1)
+        counts[distributional_characterization(table, np.arange(6) < 1, **QUICK).status] += 1
+    assert max(counts["pass"], counts["fail"]) <= allowed_errors(200)
+
+
 def test_below_five_prompts_there_are_no_bounds() -> None:
     found = distributional_characterization(np.ones((4, 4)), np.arange(4) == 0, **QUICK)
     assert (found.status, found.reason, found.n_needed, found.values["value"]) == (

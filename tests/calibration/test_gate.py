@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from assay.analyses.calibration import gate as gates
-from assay.analyses.calibration.gate import gate_stream, undefined
+from assay.analyses.calibration.gate import GATES, gate_stream, undefined
 from assay.analyses.calibration.samples import sample
 from assay.core.errors import ShapeError, UnknownNameError
 
@@ -39,3 +39,20 @@ def test_what_the_data_do_not_determine_is_neither_pass_nor_fail() -> None:
 def test_unknown_gates_and_counts_out_of_range_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown gate"):
         gates.find_gate("C99")
+
+
+def test_criteria_are_those_of_the_frameworks_table() -> None:
+    """Its page on calibrations, the column Criterion of the reference table."""
+    assert {each.code: each.criterion for each in GATES.values()} == {
+        **dict.fromkeys(("C11", "C16", "C30", "F59"), "M1 Reliability"),
+        **dict.fromkeys(("C12", "C23", "C36"), "C5 Convergent validity"),
+        "C13": "M2 Invariance",
+        "C14": "M4 Sensitivity",
+        "C17": "M3 Baseline separation",
+        "S1": "S1 Distributional Characterization",
+        "S3": "S3 Distributional Stability",
+        "M93": "M5 Statistical Rigor",
+        "M98": "Method Robustness",
+        "E1b": "E1b Method Invariance",
+        "M3b": "Head-level stability",
+    }

@@ -1,8 +1,11 @@
 """How often the gates err in worlds whose truth is known.
 
-The first draws of what `make gate-rates` counts. `allowed_errors` is what a gate with the stated rate of
-errors exceeds in one count of a hundred; a share that an independent simulation of 200 draws found may differ
-by what chance explains in all but one comparison of a thousand.
+The first draws of what `make gate-rates` counts: 60 of two worlds of each gate, and 240 at each of its
+limits, dealt to the distributions. ASSAY_THOROUGH=1 takes 400 of all worlds and of each distribution. At a
+limit a gate with 5 % of wrong verdicts fails in fewer than one count of a thousand, one with 15 % in 98 of
+a hundred. In a world `allowed_errors` is what a gate with the stated rate exceeds in one count of a hundred;
+a share that an independent simulation of 200 draws found may differ by what chance explains in all but one
+comparison of a thousand.
 """
 
 import json
@@ -27,10 +30,14 @@ from assay.core.verdict import Verdict
 # The gates have tests of their own with the checks of types; here they run hundreds of times.
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-EXPERIMENT = Path(__file__).parents[2] / "experiments" / "gate_rates"
+COMMITTED = json.loads((Path(at_limits.__file__).parent / "results.json").read_text())
 SEED = at_limits.SEED
-REPETITIONS = 40 if os.environ.get("ASSAY_THOROUGH") else 16  # the long count has hundreds
+THOROUGH = bool(os.environ.get("ASSAY_THOROUGH"))
+REPETITIONS = 400 if THOROUGH else 60
+AT_A_LIMIT = 240  # draws of all distributions together
 REFERENCE = 200
+LIMITS = ("limit", "none", "not-pass", "not-fail")
+RECOUNTED = ("M98", "S1")  # gates of which one committed cell is counted again in every run
 
 
 def judged(world: World) -> list[Verdict]:
@@ -43,7 +50,15 @@ def expected(share: float) -> tuple[int, int]:
     return int(seen.ppf(0.0005)), int(seen.ppf(0.9995))
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.key)
+def usual_worlds() -> list[World]:
+    """The first world of each gate in which it must pass, and the first in which it must not."""
+    chosen: dict[tuple[str, bool], World] = {}
+    for world in WORLDS:
+        chosen.setdefault((world.gate, world.truth == "pass"), world)
+    return list(chosen.values())
+
+
+@pytest.mark.parametrize("world", WORLDS if THOROUGH else usual_worlds(), ids=lambda world: world.key)
 def test_errors_are_rare_and_shares_are_those_of_the_reference(world: World) -> None:
     found = judged(world)
     status = Counter(each.status for each in found)
@@ -80,31 +95,33 @@ def test_a_world_names_its_errors() -> None:
     assert not any(math.isnan(share) for world in WORLDS for share in world.reference.values())
 
 
-def test_the_long_count_found_no_gate_beyond_its_rate() -> None:
-    found = json.loads((EXPERIMENT / "results.json").read_text())
-    assert [f"{each['gate']} {each['world']}" for each in found["worlds"]] == [world.key for world in WORLDS]
-    for each, world in zip(found["worlds"], WORLDS, strict=True):
-        allowed = allowed_errors(found["repetitions"], world.error_rate)
-        assert max(each["errors"].values()) <= allowed, world.key
-        assert each["within_target"] or world.error_rate > 0.05, world.key
-    for each in found["coverage"]:  # an interval of a skewed ratio of 100 prompts is known to be too narrow
-        assert each["holds"] or "skewed" in each["world"], each
+def at_limits_of_gates() -> list[list[Cell]]:
+    """Promised cells at one limit of a gate or part, of each distribution the one that was wrong most often.
 
-
-def hardest() -> list[Cell]:
-    """The first promised cell at a limit of each gate, part and shape."""
-    chosen: dict[tuple[str, str, str], Cell] = {}
+    Among those of at most 100 prompts, heads or claims, in the committed counts; a bound that is cautious
+    there would hide that its level is wrong.
+    """
+    counted = {at_limits.key_of(each): at_limits.share_of(each) for each in COMMITTED["limits"]}
+    limits: dict[tuple[str, str, str], dict[str, Cell]] = {}
     for cell in CELLS:
-        if cell.promised and cell.truth in ("limit", "none", "not-pass", "not-fail"):
-            chosen.setdefault((cell.gate, cell.part, cell.shape), cell)
-    return [cell for cell in chosen.values() if cell.shape != "t5"]
+        if cell.promised and cell.truth in LIMITS:
+            found = limits.setdefault((cell.gate, cell.part, cell.truth), {})
+            before = found.setdefault(cell.shape, cell)
+            if (cell.n <= 100 and counted[cell.key] > counted[before.key]) or before.n > 100 > cell.n:
+                found[cell.shape] = cell
+    return [list(each.values()) for each in limits.values()]
 
 
-@pytest.mark.parametrize("cell", hardest(), ids=lambda cell: cell.key)
-def test_at_its_limit_a_gate_is_wrong_as_rarely_as_it_promises(cell: Cell) -> None:
-    status = Counter(cell.judge(stream(SEED, f"{cell.key} {at}")).status for at in range(REPETITIONS))
-    for kind in cell.errors:
-        assert status[kind] <= allowed_errors(REPETITIONS), (kind, status)
+@pytest.mark.parametrize(
+    "cells", at_limits_of_gates(), ids=lambda cells: f"{cells[0].gate} {cells[0].part} {cells[0].truth}"
+)
+def test_at_its_limit_a_gate_is_wrong_as_rarely_as_it_promises(cells: list[Cell]) -> None:
+    draws = 400 if THOROUGH else AT_A_LIMIT // len(cells)
+    status = Counter(
+        cell.judge(stream(SEED, f"{cell.key} {at}")).status for cell in cells for at in range(draws)
+    )
+    for kind in cells[0].errors:
+        assert status[kind] <= stats.binom.ppf(0.999, draws * len(cells), 0.05), (kind, status)
 
 
 def test_every_gate_has_cells_at_its_limits() -> None:
@@ -114,17 +131,12 @@ def test_every_gate_has_cells_at_its_limits() -> None:
     assert len({cell.key for cell in CELLS}) == len(CELLS)
 
 
-def test_the_long_count_keeps_the_promise_in_every_cell() -> None:
-    found = json.loads((EXPERIMENT / "results.json").read_text())["limits"]
-    assert [at_limits.key_of(each) for each in found] == [cell.key for cell in CELLS]
-    assert at_limits.beyond(found) == []
-    for each, cell in zip(found, CELLS, strict=True):
-        assert (each["truth"], each["promised"], set(each["errors"])) == (
-            cell.truth,
-            cell.promised,
-            set(cell.errors),
-        )
-        again = each["repetitions"] == at_limits.SECOND
-        assert sum(each["status"].values()) == each["repetitions"]
-        most = at_limits.MOST_OF_SECOND if again else at_limits.MOST_OF_FIRST
-        assert each["holds"] == (max(each["errors"].values()) <= most)
+def test_the_committed_counts_are_of_these_worlds_and_of_this_code() -> None:
+    found = COMMITTED
+    assert [f"{each['gate']} {each['world']}" for each in found["worlds"]] == [world.key for world in WORLDS]
+    assert [at_limits.key_of(each) for each in found["limits"]] == [cell.key for cell in CELLS]
+    assert at_limits.beyond(found["limits"]) == []
+    counted = {at_limits.key_of(each): each for each in found["limits"]}
+    recount = [cells[0] for cells in at_limits_of_gates() if cells[0].gate in RECOUNTED or THOROUGH]
+    for cell in recount:
+        assert at_limits.tally_cell(CELLS.index(cell)) == counted[cell.key], cell.key

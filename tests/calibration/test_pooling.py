@@ -186,7 +186,9 @@ def test_composition_on_head_edges() -> None:
     assert [each.p for each in found] == [
         rows[f"{at}_composition_pval"].values["value"] for at in ("ov", "q")
     ]
-    assert [rows[f"{at}_composition_pval"].status for at in ("ov", "q")] == ["pass", "pass"]
+    assert [rows[f"{at}_composition_pval"].status for at in ("ov", "q")] == ["pass", "inconclusive"]
+    assert rows["q_composition_pval"].values["value"] < 0.05  # type: ignore[operator]
+    assert rows["q_composition_pval"].reason == "composes_less"
     assert [each.passed for each in found] == [True, False]  # edges that compose less are not a claim
 
 

@@ -273,6 +273,11 @@ def test_seeds_agree_which_circuit_is_better() -> None:
     assert seed_variance(full, circuit, y_other=mixed).details["sign_consistency"] < 1.0
 
 
+def test_the_seed_decides_the_bounds_of_seed_variance() -> None:
+    bounds = [seed_variance(*prompts(120, 0.3), seed=seed).interval for seed in (42, 42, 7)]
+    assert bounds[0] == bounds[1] != bounds[2]
+
+
 @pytest.mark.parametrize("judge", [seed_variance, retest])
 def test_a_relative_error_at_its_limit_is_rarely_judged(judge: Callable[..., Verdict]) -> None:
     """Taking the score for known, 8 of these 40 failed and 7 passed, or had the middle word."""

@@ -263,4 +263,7 @@ def test_the_permutation_p_is_the_share_of_choices_as_far_away() -> None:
     ]
     exact = np.mean([each >= abs(found.statistic) - 1e-9 for each in t])
     assert found.permutation_p == pytest.approx(exact, abs=0.05)
+    other = edge_test(table, [(0, 2, 1, 0), (0, 2, 1, 1)], n_heads=4, seed=1)
+    assert other.permutation_p != found.permutation_p
+    assert other.permutation_p == pytest.approx(exact, abs=0.05)
     assert 0.001 <= found.permutation_p <= 1.0

@@ -52,10 +52,12 @@ def test_worked_divergence() -> None:
 @given(LOGITS)
 def test_divergences_stay_in_their_ranges(pair: tuple[np.ndarray, np.ndarray]) -> None:
     found = divergences(*pair, kinds=outputs.DIVERGENCES)
-    assert (found["kl"] >= 0).all()
-    assert (found["reverse-kl"] >= 0).all()
-    assert ((found["js"] >= 0) & (found["js"] <= math.log(2) + 1e-12)).all()
-    assert ((found["tv"] >= 0) & (found["tv"] <= 1 + 1e-12)).all()
+    kl, reverse, js, tv = (found[kind] for kind in ("kl", "reverse-kl", "js", "tv"))
+    assert ((tv >= 0) & (tv <= 1 + 1e-12)).all()
+    for each in (kl, reverse):
+        assert (2 * tv**2 <= each + 1e-9).all()  # Pinsker
+    assert ((tv**2 / 2 <= js + 1e-9) & (js <= math.log(2) * tv + 1e-9)).all()  # Lin 1991, theorem 3
+    assert (js <= (kl + reverse) / 4 + 1e-9).all()  # convexity
 
 
 @given(LOGITS, st.floats(-50, 50))

@@ -147,3 +147,15 @@ def test_caveats_name_what_weakens_the_verdict(document: Document) -> None:
     assert "completeness gap of the attribution is 20" in gap
     document["method"]["routing"] = {"choices": 1200, "changed": 34}
     assert caveats(document)[2].startswith("34 of 1,200 choices of experts")
+
+
+def test_a_number_that_other_ablations_do_not_give_is_no_number_by_itself(document: Document) -> None:
+    document["other_ablations"] = [
+        {"value": value, "provenance": {"ablation": key}} for key, value in (("zero", -0.02), ("mean", 0.8))
+    ]
+    assert caveats(document) == [
+        "Normalised faithfulness is 0.92 under resample ablation, but −0.02 under zero and 0.80 under "
+        "mean: name the ablation with the number."
+    ]
+    document["other_ablations"][0]["value"] = 0.73  # 0.19 less
+    assert caveats(document) == []

@@ -78,7 +78,7 @@ def test_layouts_are_compared_on_the_device_that_is_named(
     found = json.loads(capsys.readouterr().out)["parts"]["accelerator"]
     assert (found.pop("models"), found.pop("examples"), found.pop("device")) == (60, 400, "cpu")
     assert len(found) == 3
-    assert all(row["same sets"] and row["times faster"] > 0 for row in found.values())
+    assert all(row["same sets"] for row in found.values())
 
 
 def test_without_an_accelerator_its_part_is_skipped(

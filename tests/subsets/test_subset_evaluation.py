@@ -453,12 +453,3 @@ def test_croissant_has_the_terms_that_version_1_0_requires(subset: assay.Subset)
     for row in records["data"]:
         assert row.keys() == types.keys()
         assert all(type(row[name]) is kinds[kind] for name, kind in types.items())
-
-
-def test_croissant_is_read_by_the_library_of_its_authors(subset: assay.Subset, tmp_path: Path) -> None:
-    croissants = pytest.importorskip("mlcroissant")
-    path = export_subset(tmp_path / "s.jsonld", subset.to_document(n_halves=0), "CC-BY-4.0")
-    dataset = croissants.Dataset(path)
-    assert not dataset.metadata.ctx.issues.errors
-    ids = [each["examples/example_id"] for each in dataset.records("examples")]
-    assert ids == list(subset.example_ids)

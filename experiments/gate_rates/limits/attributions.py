@@ -62,6 +62,11 @@ def _cells() -> Iterator[Cell]:
             (("exponential", 5), ("mirrored exponential", 20), ("t5", 100)),
         ),
         (
+            "3 of 8 heads, others that change sign in resamples",
+            {"heads": (3, 5)},
+            (("normal", 6), ("exponential", 8), ("mirrored exponential", 12), ("t5", 40)),
+        ),
+        (
             "1 of 16 heads, a third of the noise",
             {"heads": (1, 15), "noise": 0.1},
             (("exponential", 5), ("mirrored exponential", 10), ("t5", 40)),

@@ -76,8 +76,19 @@ class CircuitRuns(Carded):
     def of(self, circuit: Circuit) -> "CircuitRuns":
         """The runs of another circuit on the same task; what is run for either serves both."""
         check_circuit(self.model, circuit)
-        other = copy.copy(self)  # shares all that is kept
+        other = self._copied()  # shares all that is kept
         other.circuit = circuit
+        return other
+
+    def under(self, ablation: str | Ablation) -> "CircuitRuns":
+        """The runs of the same circuit under another ablation; the full model's serve both."""
+        other = self._copied()
+        other.ablation_object = get_ablation(ablation)
+        other._shelf, other._logits, other._kept_margins = BaselineShelf(), OrderedDict(), {}
+        return other
+
+    def _copied(self) -> "CircuitRuns":
+        other = copy.copy(self)
         for known in ("provenance", "exact"):
             vars(other).pop(known, None)
         return other

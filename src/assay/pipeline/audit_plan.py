@@ -23,6 +23,7 @@ STAGES = ("attack", "random", "curve", "minimality", "calibrate")
 METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
 OF_LABELS = ("ce-delta", "topk")  # need right answers
 HEADLINE = ("faithfulness-norm", "faithfulness", "topk")  # what the first sentence of a report needs
+OTHER_ABLATIONS = ("zero", "mean")  # that the first number of a report is shown under beside its own
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality in a full audit: one run per head
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve of a full audit
 FINE_SIZES = 15  # sizes of the finer curve of a full audit beside the published ones, at most
@@ -150,6 +151,11 @@ class AuditPlan:
         return tuple(key for key in keys if self.labelled or key not in OF_LABELS)
 
     @property
+    def other_ablations(self) -> tuple[str, ...]:
+        """What cut edges carry instead, where the first number of a report is measured again."""
+        return tuple(key for key in OTHER_ABLATIONS if key != self.ablation)
+
+    @property
     def repeatable(self) -> bool:
         """Whether every run carries the same values, so that a divergence belongs to inputs."""
         return get_ablation(self.ablation).draws == 1
@@ -167,7 +173,11 @@ class AuditPlan:
         keys = self.metric_keys
         random = self.random_circuits
         measured = plan_measurement(self.model, keys, n=self.n, n_random=random, sized=True)
-        return [discover, sizing, *self._stage("curve"), measured, *self._after()]
+        again = sum(2 + get_ablation(key).measured for key in self.other_ablations)  # keep, empty, means
+        if self.model.post_norm != "exact":
+            again = 2 * again + len(self.other_ablations)
+        others = Workload(stage="other ablations", runs=again, passes=again * self.n)
+        return [discover, sizing, *self._stage("curve"), measured, others, *self._after()]
 
     def _after(self) -> list[Workload]:
         return [*(self._stage("attack") if self.repeatable else ()), *self._stage("calibrate")]

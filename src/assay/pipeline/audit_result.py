@@ -64,7 +64,7 @@ class Audit(display.Shown):
         )
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per measurement: name, value, low, high, unit, n, status."""
+        """One row per measurement, under other ablations last: name, value, low, high, unit, n, status."""
         import pandas as pd
 
         columns = ["name", "value", "low", "high", "unit", "n", "status"]
@@ -74,7 +74,7 @@ class Audit(display.Shown):
         """The measurements with the ends of their intervals."""
         return [
             {**each, **{end: (each["interval"] or {}).get(end) for end in ("low", "high")}}
-            for each in self.measurements
+            for each in (*self.measurements, *self.document.get("other_ablations", ()))
         ]
 
     @property

@@ -16,7 +16,7 @@ from assay.execution import CircuitRuns
 from assay.metrics import faithfulness_curve
 from assay.models import Model
 from assay.pipeline import document
-from assay.pipeline.audit_plan import RANDOM_PER_SIZE, AuditPlan
+from assay.pipeline.audit_plan import HEADLINE, RANDOM_PER_SIZE, AuditPlan
 from assay.pipeline.audit_result import Audit, restored
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
 from assay.pipeline.prompts import Division
@@ -30,7 +30,7 @@ from assay.tasks import ImageRows, PairTask
 
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
 WORST_CASE_RULE = "usual-sizes/1"  # raised when the worst case of an audit draws other pairs than before
-CALIBRATION_RULE = "gates/2"  # raised when the gates of an audit look at other prompts or runs than before
+CALIBRATION_RULE = "gates/3"  # raised when the gates of an audit look at other prompts or runs than before
 SIZE_RULE = "sweep/2"  # raised when the same scores and prompts lead to another size than before
 
 
@@ -86,6 +86,7 @@ class AuditRun:
             "target": self.target,
             "size_rule": SIZE_RULE,
             "metrics": list(self.plan.metric_keys),
+            "other_ablations": list(self.plan.other_ablations),
             "n_random": self.plan.random_circuits,
             "random_per_size": RANDOM_PER_SIZE,
             "scope": self.plan.scope.record(),
@@ -139,7 +140,8 @@ class AuditRun:
         if curve is not None and curve["random"] is None:
             curve["random"] = document.random_of_curve(records["faithfulness-norm"], sized)
         worst, gates = self.worst_case(runs), self.calibration(runs)
-        findings = {"curve": curve, "worst_case": worst, "calibration": gates}
+        others = self.under_other_ablations(runs)
+        findings = {"curve": curve, "worst_case": worst, "calibration": gates, "other_ablations": others}
         seconds = round(time.perf_counter() - started, 1)
         made = self.assemble(sized, runs, findings, records, seconds)
         return Audit(id=self.stage.id, document=made, scores=sized.scores, circuit=sized.circuit)
@@ -161,10 +163,20 @@ class AuditRun:
         for place, key in enumerate(keys):
             self.progress("measure", place, len(keys))
             n_random = self.plan.random_circuits if key in BASELINED else 0
-            record = measure_stored(runs, key, random_circuits=n_random, store=self.store)
-            records[key] = record if self.draws.held_out else document.on_same_prompts(record)
+            records[key] = self._measured(runs, key, n_random)
         self.progress("measure", len(keys), len(keys))
         return records
+
+    def _measured(self, runs: CircuitRuns, key: str, n_random: int = 0) -> dict[str, Any]:
+        record = measure_stored(runs, key, random_circuits=n_random, store=self.store)
+        return record if self.draws.held_out else document.on_same_prompts(record)
+
+    def under_other_ablations(self, runs: CircuitRuns) -> list[dict[str, Any]]:
+        """Records of the normalised faithfulness with other values on the cut edges."""
+        return [
+            {**self._measured(runs.under(key), HEADLINE[0]), "name": f"{HEADLINE[0]}, {key} ablation"}
+            for key in self.plan.other_ablations
+        ]
 
     def worst_case(self, runs: CircuitRuns) -> dict[str, Any] | None:
         """The circuit on fresh prompts, on pairs of images, or on what was measured; None if left out."""

@@ -206,7 +206,8 @@ def plan_calibration(
     over_heads = 2 * n * (1 + shares) + n * (3 + shares)
     if max_passes is not None:
         over_heads = min(over_heads, max_passes)
-    whole = 1 + 3 + 2 + 5 + 5 + 2  # full; keep, drop, mean's reference; zero, mean; donors; noise; baselines
+    # Full; keep, drop, mean's reference; zero, mean, the task's own; donors; noise; baselines.
+    whole = 1 + 3 + 3 + 5 + 5 + 2
     stages = [
         Workload(stage="circuit runs", runs=whole, passes=whole * n),
         Workload(stage="pool", runs=2, passes=2 * n_further(n)),

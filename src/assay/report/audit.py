@@ -325,8 +325,10 @@ def _layers(document: Document) -> Figure:
 
 
 def _numbers(document: Document) -> Figure:
+    first, *rest = document["measurements"]
+    others = document.get("other_ablations", ())
     return Figure(
-        blocks=[measurement_table(measurement_rows(document["measurements"]))],
+        blocks=[measurement_table(measurement_rows([first, *others, *rest]))],
         caption=f"What was measured on the circuit of figure 1. {LEGEND}",
         kind="Table",
     )

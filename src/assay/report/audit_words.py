@@ -10,6 +10,7 @@ from assay.page.text import code, listed, number, percent, plain_text, rounded
 
 
 STRONGEST = 5  # heads that a sentence names
+MOST_APART = 0.20  # of faithfulness under two ablations, before a sentence says so
 Document = Mapping[str, Any]
 
 
@@ -82,6 +83,7 @@ def caveats(document: Document) -> list[str]:
             f"The size was chosen to reach {number(target)} on the discovery {kind}; on the {kind} "
             f"measured here the circuit’s normalised faithfulness is {number(value)}{ending}"
         )
+    notes += [] if not solved(document) else _ablations_apart(document)
     if not discovery["held_out"]:
         notes.append(
             f"Discovery and measurement used the same {kind}, so the numbers are optimistic and every "
@@ -99,6 +101,19 @@ def caveats(document: Document) -> list[str]:
             "more integration steps would change the scores."
         )
     return notes
+
+
+def _ablations_apart(document: Document) -> list[str]:
+    """That the first number is another one under other ablations, where it differs by more than 0.20."""
+    value, own = document["circuit"]["faithfulness"]["value"], document["task"]["ablation"]
+    others = [each for each in document.get("other_ablations", ()) if each["value"] is not None]
+    if not any(abs(each["value"] - value) > MOST_APART for each in others):
+        return []
+    named = [f"{rounded(each['value'])} under {each['provenance']['ablation']}" for each in others]
+    return [
+        f"Normalised faithfulness is {rounded(value)} under {own} ablation, but {listed(named)}: name the "
+        "ablation with the number."
+    ]
 
 
 def _changed_routing(routing: Document) -> str:

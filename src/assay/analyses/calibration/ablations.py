@@ -78,7 +78,33 @@ def _compare_methods(
     draft.values |= scores
     if any(math.isnan(score) for score in scores.values()):
         return draft.undefined("zero_denominator")
-    return _by_pairs(_compared(statistic, scores, circuits, full), draft, missing=bool(lost))
+    found = _by_pairs(_compared(statistic, scores, circuits, full), draft, missing=bool(lost))
+    return _unless_near_zero(found, statistic, np.mean(list(circuits.values()), axis=0), full)
+
+
+def _unless_near_zero(
+    verdict: Verdict,
+    statistic: RatioOfSums,
+    circuit: Float64[np.ndarray, " n"],
+    full: Float64[np.ndarray, " n"],
+) -> Verdict:
+    """Open in place of a pass, unless the mean over the methods is proven to lie more than 0.20 from 0.
+
+    Scores nearer 0 would agree whatever the ablation does. Where the mean is further from 0 and no pair
+    differs by as much, no score is 0 and all have one sign.
+    """
+    value = float(statistic.of_sums(np.array([circuit.sum(), full.sum()]), len(full)))
+    verdict = replace(verdict, values={**verdict.values, "average": value})
+    if verdict.status != "pass":
+        return verdict
+    level = 1 - 2 * cautious_alpha(len(full), FEWEST_FOR_MEANS)
+    interval = _bounds(statistic.offset * full + statistic.scale * circuit, full, level)
+    details = {**verdict.details, "average": interval.to_dict()}
+    limit = _DIVERGENCE.pass_at
+    if interval.defined and _least(interval) > limit:
+        return replace(verdict, details=details)
+    needed = None if abs(value) <= limit else n_to_settle(len(full), value, interval, -limit, limit)
+    return replace(verdict, status="inconclusive", reason="near_zero", n_needed=needed, details=details)
 
 
 def _spread_of_draws(
@@ -246,7 +272,7 @@ def _bounds(
     key="ablation-invariance",
     code="M98",
     name="Ablation invariance",
-    criterion="M2 invariance",
+    criterion="Method Robustness",
     question="Is the score the same whether the rest is set to zero, to its mean, or to another prompt's?",
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; do not call the circuit sufficient.",
@@ -315,7 +341,7 @@ def ablation_invariance(
     key="method-invariance",
     code="E1b",
     name="Method invariance",
-    criterion="E1 sufficiency",
+    criterion="E1b Method Invariance",
     question="Is the score the same whether the rest is set to zero, to its mean, or perturbed by noise?",
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; often zero and mean move the model while noise does not.",

@@ -42,7 +42,7 @@ _SHARE_CERTIFIED = Quantity(label="", value="share_certified", strict=False, lea
     key="certified-stability",
     code="M3b",
     name="Certified stability",
-    criterion="M3 minimality",
+    criterion="Head-level stability",
     question="Do the heads of the circuit contribute, whichever prompts are looked at?",
     on_pass="At least half of the members contribute individually.",
     on_fail="More than half of the members contribute less than the smallest effect that counts. Prune the "

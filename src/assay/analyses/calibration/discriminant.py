@@ -56,7 +56,7 @@ def _own_ratio(
     key="discriminant-validity",
     code="C17",
     name="Discriminant validity",
-    criterion="M3 discriminant validity",
+    criterion="M3 Baseline separation",
     question="Do the heads of a circuit matter more for their own task than for others?",
     on_pass="the heads matter for their task more than for others",
     on_fail="shared computation or too broad a circuit (expected for overlapping tasks)",

@@ -9,15 +9,17 @@ import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 from scipy import stats as scipy_stats
 
-from assay.analyses.calibration._tables import halves, percentile_bounds, scored_heads
+from assay.analyses.calibration._tables import halves, scored_heads
 from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
-from assay.analyses.calibration.samples import Sample, judged, sample
+from assay.analyses.calibration.samples import Sample, cautious_alpha, judged, sample
 from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads import EffectiveRank, effective_rank
-from assay.stats import auroc, draw_counts, outermost, resampled_ratios, studentized_interval
+from assay.stats import auroc, draw_counts
+from assay.stats._checks import EQUAL
+from assay.stats.skewed_mean import FEWEST_FOR_MEANS, mean_above
 
 
 NO_EFFECT = 1e-8  # mean magnitude below which the other heads give no scale
@@ -77,7 +79,7 @@ def _ratio_of(inside: Bool[np.ndarray, " H"], outside: Bool[np.ndarray, " H"]) -
     key="distributional-characterization",
     code="S1",
     name="Distributional characterization",
-    criterion="M4 sensitivity",
+    criterion="S1 Distributional Characterization",
     question="Do the circuit's heads stand out in direct effect?",
     on_pass="members stand out in direct effect",
     on_fail="members act indirectly, or the circuit is noise: check patching and mediation before concluding",
@@ -120,8 +122,7 @@ def distributional_characterization(
         all heads, below three prompts, and where the others' mean is below 1e-8 (`zero_denominator`).
 
     Notes:
-        Resampling adds noise to the small means of the other heads, which raises their magnitude: each bound
-        is the more cautious one of the percentile and of its reflection, on the scale of logarithms.
+        The lower bound exists, and may pass, where the others' effect cannot be distinguished from 0.
     """
     check_least(1, n_boot=n_boot, n_perm=n_perm)
     table = _checked(attributions, members, outputs, n_heads)
@@ -156,7 +157,7 @@ def distributional_characterization(
     }
     if math.isnan(value):
         return draft.undefined("zero_denominator")
-    interval = _bounds(units, inside, n_boot, rng)
+    interval = _bounds(units, inside, rng)
     draft.warn("zero_variance", interval.reason == "degenerate")
     rule = Rule(pass_at=2.0)
     return draft.verdict(judged(rule, value, value, interval, kept.n, fewest=FEWEST_FOR_BOUNDS))
@@ -205,41 +206,50 @@ def _layer_matched(
 
 
 def _bounds(
-    units: Float64[np.ndarray, "n H"], inside: Bool[np.ndarray, " H"], n_boot: int, rng: np.random.Generator
+    units: Float64[np.ndarray, "n H"], inside: Bool[np.ndarray, " H"], rng: np.random.Generator
 ) -> Interval:
     """Bounds of the ratio of the magnitudes that the heads' expected effects have.
 
-    With the sign of each head's mean fixed the ratio is one of means over prompts, a / b: bootstrap-t and
-    percentiles of its logarithm, the outermost. But |mean| exceeds |expectation| on average. The sign from
-    one half of the prompts times the mean of the other falls short of it, so the difference, averaged over
-    halves, is taken off a in the lower bound and off b in the upper.
+    With the sign of each head's mean fixed the ratio is one of means over prompts, a / b. Its lower bound is
+    the largest t up to which a - t b is proven positive on average, its upper bound the smallest from which
+    it is proven negative (Fieller's argument with Hall's bounds of a mean), at most 1,000 times the ratio; b
+    may be 0 as far as these prompts tell. But |mean| exceeds |expectation| on average. The sign from one half
+    of the prompts times the mean of the other falls short of it, so the difference, averaged over halves, is
+    taken off a in the lower bound and off b in the upper.
     """
     n = len(units)
     if n < FEWEST_FOR_BOUNDS:
-        return undefined_interval(ONE_SIDED_95, "bootstrap-t", "too_few")
+        return undefined_interval(ONE_SIDED_95, "hall", "too_few")
     aligned = np.where(units.mean(axis=0) < 0, -units, units)
     above, below = aligned[:, inside].mean(axis=1), aligned[:, ~inside].mean(axis=1)
-    counts = np.vstack([np.ones((1, n)), draw_counts(n, n_boot, rng)])
-    ratio, error = (column[:, 0] for column in resampled_ratios(above[:, None], below, counts))
-    if not error[0]:
-        return percentile_bounds(float(ratio[0]), ratio)
-    if not ratio[0] > 0:
-        return undefined_interval(ONE_SIDED_95, "bootstrap-t", "zero_mean")
-    logs = np.log(np.where(ratio > 0, ratio, np.nan))
-    relative = error / ratio
-    interval = outermost(
-        studentized_interval(float(logs[0]), float(relative[0]), logs[1:], relative[1:], level=ONE_SIDED_95),
-        percentile_bounds(float(logs[0]), logs[1:]),
-    )
-    if not interval.defined:
-        return interval
+    ratio = float(above.mean() / below.mean())
+    if np.abs(above - ratio * below).max() <= EQUAL * np.abs(above).max():
+        return Interval(low=ratio, high=ratio, level=ONE_SIDED_95, method="hall", reason="degenerate")
+    alpha, most = cautious_alpha(n, FEWEST_FOR_MEANS), MOST * max(ratio, 1.0)
+
+    def proven(sign: float, t: float) -> bool:
+        return float(mean_above(sign * (above - t * below)[:, None])[0]) <= alpha
+
+    low = 0.0 if not proven(1.0, 0.0) else _last(lambda t: proven(1.0, t), most)
+    high = _last(lambda t: not proven(-1.0, t), most)
     first, second = halves(n, N_SPLITS, rng) @ units
     crossed = (np.sign(first) * second + np.sign(second) * first).mean(axis=0) / 2
     kept = [
         float(np.clip(crossed[side].mean() / column.mean(), 1 / MOST, 1.0))
         for side, column in ((inside, above), (~inside, below))
     ]
-    return replace(interval, low=math.exp(interval.low) * kept[0], high=math.exp(interval.high) / kept[1])
+    return Interval(low=low * kept[0], high=high / kept[1], level=ONE_SIDED_95, method="hall")
+
+
+def _last(holds: Callable[[float], bool], most: float) -> float:
+    """The largest number up to `most` that something holds for, if it holds from 0 on."""
+    if holds(most):
+        return most
+    low, high = most / MOST**4, most
+    while high / low > 1 + EQUAL:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def _known(value: Float64[np.ndarray, "1"]) -> float | None:

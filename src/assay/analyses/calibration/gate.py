@@ -38,7 +38,7 @@ class Gate:
         key: Registered name, e.g. `bootstrap-stability`.
         code: Published code, e.g. `C11`.
         name: What a reader calls it.
-        criterion: Criterion of the framework it serves, e.g. `M1 reliability`.
+        criterion: Criterion of the framework it serves, e.g. `M1 Reliability`.
         needs: Names of the arrays it takes, as its function spells them. Of a gate of another package, the
             columns of a `MeasurementTable` that `calibrate_all` hands it in this order; also `members` (a
             flag per head) and `y_keep` (the circuit's runs under the table's own ablation).

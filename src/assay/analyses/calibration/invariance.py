@@ -83,7 +83,7 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
     key="measurement-invariance",
     code="C13",
     name="Measurement invariance",
-    criterion="M2 invariance",
+    criterion="M2 Invariance",
     question="Does the score depend on the group of prompts that it is taken on?",
     on_pass="One number describes all groups of prompts.",
     on_fail="Report a number per group only, and the pair furthest apart; the aggregate misleads.",

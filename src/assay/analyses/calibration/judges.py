@@ -15,6 +15,7 @@ from assay.analyses.calibration.signal import ratio_estimate
 from assay.core.random import stream
 from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable, predict_from_weights, weight_features
+from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.scores import ranking
 from assay.stats import Estimate
 from assay.tasks import PairTask
@@ -300,13 +301,16 @@ def _m93(battery: Battery, others: Others) -> Verdict:
 
 
 def _under(code: str, methods: Sequence[str]) -> Judge:
-    """A gate on the circuit's runs under several methods.
+    """A gate on the circuit's runs under several methods, the table's and the task's own among them.
 
-    A method that these prompts do not allow is a run without a finite margin: the gate flags it.
+    By these two C11 and `measure` judge the circuit. A method that these prompts do not allow is a
+    run without a finite margin: the gate flags it.
     """
 
     def judged(battery: Battery, others: Others) -> Verdict:
-        columns = {method: battery.find(f"y_keep/{method}") for method in methods}
+        own = (battery.table.ablation, battery.table.task.ablation)
+        compared = [key for key in dict.fromkeys((*methods, *own)) if key in INTERVENTIONS]
+        columns = {method: battery.find(f"y_keep/{method}") for method in compared}
         absent = np.full(battery.table.P, np.nan)
         runs = {name: absent if column is None else column for name, column in columns.items()}
         return battery.ask(code, battery.get("y_full"), runs)

@@ -199,7 +199,7 @@ def _adjusted(
     key="multiple-comparisons",
     code="M93",
     name="Multiple comparisons",
-    criterion="M5 multiplicity",
+    criterion="M5 Statistical Rigor",
     question="Do the claims survive that so many results were looked at?",
     on_pass="more than half of the claims are true, allowing for their number",
     on_fail="it never does, for no p-value proves a claim false; drop the lost claims or collect more data",

@@ -295,7 +295,7 @@ def _composed(verdict: Verdict, heads: Heads | None) -> Iterator[PooledResult]:
                 test_key=f"C14/{channel}",
                 p=_p(row.values.get("value")),
                 p_kind="t",
-                passed=row.status == "pass" and _number(row.values.get("statistic")) > 0,
+                passed=row.status == "pass",
             )
     if "partial_eta_sq" in rows:
         yield from _groups(rows["partial_eta_sq"], heads)

@@ -103,6 +103,12 @@ REASONS: Mapping[str, Explanation] = {
         "mostly noise, and a correlation with it cannot be corrected.",
         "Measure more prompts, or leave that method out.",
     ),
+    "composes_less": ("The edges compose less than other pairs of heads, and a pass needs more.", ""),
+    "near_zero": (
+        "The scores, averaged over the ablations, are not proven to lie more than 0.20 from 0, and scores so "
+        "near 0 agree within 0.20 whatever the ablation.",
+        "Choose a circuit that keeps more of the behaviour, or measure more prompts.",
+    ),
     "same_set": (
         "The baseline selects the same heads as the circuit, so there is no difference to judge.",
         "Compare with another baseline.",

@@ -132,7 +132,7 @@ def _repeated(
     key="reliability-suite",
     code="C16",
     name="Reliability suite",
-    criterion="M1 reliability",
+    criterion="M1 Reliability",
     question="Do fresh prompts, halves of the prompts and the heads among themselves agree?",
     on_pass="The score is repeatable, the profile of head effects reproducible, the heads one instrument.",
     on_fail="Scores depend on the sample, or some heads contribute erratically; see which part and heads.",

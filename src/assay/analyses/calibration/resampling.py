@@ -58,7 +58,7 @@ _ERROR = Quantity(
     key="bootstrap-stability",
     code="C11",
     name="Bootstrap stability",
-    criterion="M1 reliability",
+    criterion="M1 Reliability",
     question="Does the score hinge on which prompts were drawn?",
     on_pass="The number would come out about the same on another prompt sample of this size.",
     on_fail="Do not compare the number with anything; enlarge the sample or stratify it.",
@@ -174,7 +174,7 @@ def _n_bca(given: Int[np.ndarray, "n_boot n_units"] | None) -> int:
     key="seed-variance",
     code="C30",
     name="Seed variance",
-    criterion="M1 reliability",
+    criterion="M1 Reliability",
     question="Does the score depend on the seed that drew the prompts?",
     on_pass="The number would come out about the same on another prompt sample of this size.",
     on_fail="Do not compare the number with anything; enlarge the sample or stratify it.",
@@ -208,6 +208,7 @@ def seed_variance(
     circuit_size: int | None = None,
     n_heads: int | None = None,
     task: str = "",
+    seed: int = SEED,
 ) -> Verdict:
     """Relative spread of a circuit's score over samples that different seeds draw from one pool.
 
@@ -227,6 +228,7 @@ def seed_variance(
         circuit_size: Heads in the circuit, for the flags of odd circuits.
         n_heads: Heads of the model.
         task: Names the random streams.
+        seed: Root of the bounds; samples have their own.
 
     Returns:
         Undefined (`pool_too_small`) unless the pool is larger than a sample, (`zero_mean`) for a score of 0;
@@ -266,5 +268,5 @@ def seed_variance(
         better = float(np.mean(scores > other))
         draft.details["sign_consistency"] = max(better, float(np.mean(scores < other)))
     draft.warnings += near_zero(statistic, table)
-    error = relative_error(statistic, table, size, rng=gate_stream("C30.bounds", task))
+    error = relative_error(statistic, table, size, rng=gate_stream("C30.bounds", task, seed=seed))
     return by_relative_error(_SEEDS, spread.value, error, data, draft)

@@ -172,7 +172,7 @@ def _forwarded(found: Estimate | None, rule: Rule, n: int) -> Verdict:
     key="derived-metrics",
     code="C14",
     name="Derived sensitivity metrics",
-    criterion="M4 sensitivity",
+    criterion="M4 Sensitivity",
     question="Do scores of heads separate the circuit from the rest?",
     on_pass="the scores at hand can tell members from non-members",
     on_fail="wrong circuit or insensitive scores; no classifier built on them is usable",
@@ -301,7 +301,7 @@ def derived_metrics(
         **_rates(predicted, members),
         "partial_eta_sq": partial_eta_sq or without_input(),
         **_component_rows(pc_ratio, members),
-        **_composition_rows(composition, tuple(head_edges), n_heads),
+        **_composition_rows(composition, tuple(head_edges), n_heads, seed),
         "attribution_auroc": side.area(attribution, "attribution_auroc"),
         "faithfulness": _forwarded(faithfulness, Rule(pass_at=0.8, strict=False), n_prompts),
         "completeness": _forwarded(completeness, Rule(pass_at=0.8, strict=False), n_prompts),
@@ -349,8 +349,12 @@ def _composition_rows(
     composition: Mapping[str, Float64[np.ndarray, "H H"]] | None,
     head_edges: tuple[Sequence[int], ...],
     n_heads: int | None,
+    seed: int,
 ) -> dict[str, Verdict]:
-    """Welch's p of each kind of composition on the circuit's edges; no p is too large to fail."""
+    """Welch's p of each kind of composition on the circuit's edges; no p is too large to fail.
+
+    It is of a difference in either direction; a pass with confidence needs edges that compose more.
+    """
     if composition and n_heads is None:
         raise InputError("composition needs n_heads, the number of heads per layer, to read head_edges")
     rows = {}
@@ -360,13 +364,15 @@ def _composition_rows(
         if table is None or n_heads is None:
             rows[name] = without_input()
             continue
-        found = edge_test(table, head_edges, n_heads=n_heads)
+        found = edge_test(table, head_edges, n_heads=n_heads, seed=seed)
         if found.reason:
             rows[name] = undefined(found.reason, values={"value": None})
             continue
+        clear, less = found.permutation_p < ALPHA, found.statistic < 0
         rows[name] = Verdict(
-            status="pass" if found.permutation_p < ALPHA else "inconclusive",
+            status="pass" if clear and not less else "inconclusive",
             published="pass" if found.p_value < ALPHA else "fail",
+            reason="composes_less" if clear and less else None,
             values={"value": found.p_value, "statistic": found.statistic},
             thresholds={"pass": ALPHA},
             details=found.to_dict(),

@@ -52,7 +52,7 @@ _SHARE = Quantity(
     key="distributional-stability",
     code="S3",
     name="Distributional stability",
-    criterion="M1 reliability",
+    criterion="S3 Distributional Stability",
     question="Are the heads' mean attributions known well enough, and the same in all groups of prompts?",
     on_pass="The mean attributions of at least half of the heads are known well enough and, where groups are "
     "given, not seen to depend on the group.",

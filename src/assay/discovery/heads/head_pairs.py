@@ -119,7 +119,7 @@ class EdgeTest(Record):
 
 
 def edge_test(
-    table: Float64[np.ndarray, "H H"], head_edges: Iterable[Sequence[int]], *, n_heads: int
+    table: Float64[np.ndarray, "H H"], head_edges: Iterable[Sequence[int]], *, n_heads: int, seed: int = 0
 ) -> EdgeTest:
     """Welch's t test of a circuit's head edges against all other pairs of heads in different layers.
 
@@ -127,6 +127,7 @@ def edge_test(
         table: Sender by receiver, e.g. `composition(model).q`; NaN pairs do not count.
         head_edges: (layer, head, layer, head), e.g. `HeadCircuit.head_edges`.
         n_heads: Heads per layer.
+        seed: Root of the random choices behind `permutation_p`.
 
     Raises:
         InputError: For an edge outside the table, or one that does not go to a later layer.
@@ -168,20 +169,22 @@ def edge_test(
         statistic=float(found.statistic),
         p_value=float(found.pvalue),
         degrees_of_freedom=float(found.df),
-        permutation_p=_permutation_p(edges, others, abs(float(found.statistic))),
+        permutation_p=_permutation_p(edges, others, abs(float(found.statistic)), stream(seed, "edge-test")),
         **sizes,
     )
 
 
 def _permutation_p(
-    edges: Float64[np.ndarray, " n_edges"], others: Float64[np.ndarray, " n_others"], statistic: float
+    edges: Float64[np.ndarray, " n_edges"],
+    others: Float64[np.ndarray, " n_others"],
+    statistic: float,
+    rng: np.random.Generator,
 ) -> float:
     """Share of random choices of as many values whose Welch's t is as far from 0, the sample's included."""
     values = np.concatenate([edges, others])
     values = values - values.mean()
     sizes = np.array([len(edges), len(others)])
     totals = np.array([values.sum(), (values**2).sum()])
-    rng = stream(0, "edge-test")
     as_far = 0
     for start in range(0, _PERMUTATIONS, _AT_ONCE):
         draws = rng.random((min(_AT_ONCE, _PERMUTATIONS - start), len(values)))
