@@ -169,7 +169,18 @@ class OnClassifier(Typed, Revised, Mapped):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompted(OnModel):
+class Beginning:
+    """How prompts begin.
+
+    Attributes:
+        bos: Begin prompts with the tokenizer's BOS token, or not. Default: as it does.
+    """
+
+    bos: Annotated[bool | None, INPUTS, Parameter(negative="--no-bos")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompted(Beginning, OnModel):
     """How prompts are given to the model.
 
     Attributes:
@@ -185,7 +196,8 @@ class Prompted(OnModel):
     @property
     def usually_prompted(self) -> bool:
         """Whether prompts are given as they are, in pairs of one length, and answers are one token."""
-        return not self.chat and self.answer_tokens == "one" and self.lengths == "equal"
+        plain = self.bos is None and not self.chat
+        return plain and self.answer_tokens == "one" and self.lengths == "equal"
 
     def load_model(self) -> "Model":
         """The model, with what holds for its prompts."""
@@ -194,7 +206,8 @@ class Prompted(OnModel):
             return model
         from assay.models import prompted
 
-        return prompted(model, chat=self.chat, answer_tokens=self.answer_tokens, lengths=self.lengths)
+        told = {name: getattr(self, name) for name in ("bos", "chat", "answer_tokens", "lengths")}
+        return prompted(model, **told)
 
 
 @dataclass(frozen=True, kw_only=True)
