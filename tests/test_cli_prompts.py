@@ -1,4 +1,4 @@
-"""`--bos`, `--chat`, `--answer-tokens`, `--lengths`: commands run on what `load_task` makes with the same words."""
+"""`--bos`, `--chat`, `--answer-tokens`, `--lengths`: commands run on what `load_task` makes with them."""
 
 import json
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("flag", [None, "--bos", "--no-bos"])
 def test_an_audit_runs_prompts_as_transformers_does(flag: str | None, llama: Path, tmp_path: Path) -> None:
-    """Margins of the model on the texts, as tokenizer and model alone make them; the page says how they begin."""
+    """Margins are those of tokenizer and model alone on the texts; the page says how prompts begin."""
     common = ["--model", str(llama), "--task", "ioi", "--n", "8", "--skip", "attack,random,calibrate,curve"]
     done = invoke("audit", *common, *([flag] if flag else []), "--out", str(tmp_path), "--json")
     assert done.exit_code in (0, 3), done.stderr
