@@ -170,7 +170,7 @@ def test_a_prompt_that_holds_the_token_already_is_told(tmp_path: Path) -> None:
     tokenizer = adding("bos")
     written = {**PAIR, "clean": f"<s>{PAIR['clean']}", "corrupted": f"<s>{PAIR['corrupted']}"}
     path = write(tmp_path / "written.jsonl", written)
-    with pytest.warns(AssayWarning, match="1 prompts begin twice: '<s>Then.* set bos to False"):
+    with pytest.warns(AssayWarning, match="1 of 1 prompts begin with BOS twice, as '<s>Then.* set bos to"):
         task = load_task(path, tokenizer)
     assert ids_of(task) == [tokenizer(written["clean"])["input_ids"]]
     assert ids_of(load_task(path, tokenizer, bos=False)) == [tokenizer(PAIR["clean"])["input_ids"]]

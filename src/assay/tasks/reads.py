@@ -110,9 +110,7 @@ class Reader:
             place = read.position % length
             at = start + place
             if at in positions:
-                raise InputError(
-                    f"prompt {prompt} is read at position {place} twice; give each position once"
-                )
+                raise InputError(f"prompt {prompt} is read at position {place} twice; give each one once")
             text = prompt.text
             if prompt.ids is None and place < length - 1:
                 assert tokens is not None

@@ -177,12 +177,10 @@ class Tokens:
             own = self._first_token(text, before, offsets) if before else 0
             results.append(TokenizedPrompt(self.prefix + ids, where, own + shift))
         if twice:
-            warnings.warn(
-                f"{len(twice)} prompts begin twice: {twice[0]!r} has the token that is put before it; "
-                "remove it from the text, or set bos to False",
-                AssayWarning,
-                stacklevel=2,
+            fact = (
+                f"{len(twice)} of {len(texts)} prompts begin with BOS twice, as {twice[0]!r} has it already"
             )
+            warnings.warn(f"{fact}; remove it there, or set bos to False", AssayWarning, stacklevel=2)
         return results
 
     def turn_of(self, text: str) -> tuple[str, int]:
