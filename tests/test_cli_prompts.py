@@ -1,4 +1,4 @@
-"""`--chat`, `--answer-tokens`, `--lengths`: commands run on what `load_task` makes with the same words."""
+"""`--bos`, `--chat`, `--answer-tokens`, `--lengths`: commands run on what `load_task` makes with them."""
 
 import json
 from collections.abc import Callable
@@ -6,12 +6,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from bos_tokenizers import adding
 from command_line import invoke
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from assay import load_model, load_task
 from assay.core.errors import InputError
 from assay.models import prompted
+from assay.pipeline.expand import expand
+from assay.pipeline.jobs import model_of
+from assay.pipeline.plan_file import parse_plan
+from assay.report.save import save_report
+from assay.tasks.prompt_set import ArrivingPrompts, draw_prompts
 
 
 TEMPLATE = "{% for message in messages %}<user>\n{{ message['content'] }}\n{% endfor %}<assistant>\n"
@@ -27,6 +40,95 @@ def directory(tmp_path_factory: pytest.TempPathFactory, shared: Callable[[str], 
     torch.manual_seed(0)
     GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16)).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers whose tokenizer puts a BOS before every text and an EOS behind it."""
+    path = tmp_path_factory.mktemp("llama")
+    tokenizer = adding("bos-eos")
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)).save_pretrained(
+        path
+    )
+    return path
+
+
+# -------------------------------------------------------------------------------------- beginning of prompts
+
+
+@pytest.mark.parametrize("flag", [None, "--bos", "--no-bos"])
+def test_an_audit_runs_prompts_as_transformers_does(flag: str | None, llama: Path, tmp_path: Path) -> None:
+    """Margins are those of tokenizer and model alone on the texts; the page says how prompts begin."""
+    common = ["--model", str(llama), "--task", "ioi", "--n", "8", "--skip", "attack,random,calibrate,curve"]
+    done = invoke("audit", *common, *([flag] if flag else []), "--out", str(tmp_path), "--json")
+    assert done.exit_code in (0, 3), done.stderr
+    document = json.loads(done.stdout)
+    tokenizer, module = AutoTokenizer.from_pretrained(llama), AutoModelForCausalLM.from_pretrained(llama)
+    begins = flag != "--no-bos"
+    assert document["task"]["bos"] is begins
+    for example in document["task"]["examples"]:
+        ids = tokenizer(example["clean"], add_special_tokens=begins)["input_ids"]
+        ids = ids[:-1] if begins else ids  # without the EOS
+        with torch.no_grad():
+            logits = module(torch.tensor([ids])).logits[0, -1]
+        right, wrong = (
+            tokenizer.convert_tokens_to_ids(f" {example[key][0]}") for key in ("answers", "wrong")
+        )
+        assert example["margin"] == pytest.approx(float(logits[right] - logits[wrong]), abs=1e-5)
+    page = (tmp_path / "report.html").read_text()
+    assert ("Prompts begin with the tokenizer" in page, "prompts begin with BOS" in page) == (begins, begins)
+    assert ("Prompts do not begin with the beginning-of-sequence token" in page) is not begins
+
+
+def test_every_command_that_reads_prompts_takes_the_choice(llama: Path, tmp_path: Path) -> None:
+    commands = ("discover", "measure", "attack", "calibrate", "repair", "benchmark discovery", "export")
+    for command in commands:
+        assert "--bos, --no-bos" in invoke(*command.split(), "--help").stdout
+    common = ["--model", str(llama), "--task", "ioi", "--json"]
+    circuit = tmp_path / "c.safetensors"
+    for flags, begins in (["--no-bos"], "false"), ([], "true"):
+        done = invoke("discover", *common, "--n", "8", "--top", "20", "--save", str(circuit), *flags)
+        assert (done.exit_code, f'"bos": {begins}' in done.stdout) == (0, True)
+        sizes = ["--n-clean", "3", "--n-corrupted", "3"]
+        worst = invoke("attack", *common, "--circuit", str(circuit), *sizes, *flags)
+        assert (worst.exit_code, f'"bos": {begins}' in worst.stdout) == (0, True)
+        text = save_report(tmp_path / "worst.html", json.loads(worst.stdout)).read_text()
+        assert ("prompts begin with BOS" in text) is (begins == "true")
+        judged = ["--quick", "--methods", "eap", "--n", "4"]
+        done = invoke("benchmark", "discovery", *common, *judged, *flags)
+        assert (done.exit_code, f'"bos": {begins}' in done.stdout) == (0, True)
+
+
+def test_a_plan_says_how_prompts_begin(llama: Path) -> None:
+    small = {
+        "name": "small",
+        "n": 6,
+        "models": [str(llama)],
+        "tasks": ["ioi"],
+        "methods": ["eap"],
+        "sizes": [9],
+    }
+    plans = [parse_plan({**small, **more}) for more in ({}, {"bos": True}, {"bos": False})]
+    assert ["bos" in plan.record() for plan in plans] == [False, True, True]
+    usual, begun, other = (expand(plan) for plan in plans)
+    assert [jobs[0].record["discovery"]["config"]["bos"] for jobs in (usual, other)] == [True, False]
+    assert [job.id for job in usual] == [job.id for job in begun] != [job.id for job in other]
+    assert model_of(other[0]).prompt_rules == {"bos": False}
+
+
+def test_prompts_that_arrive_begin_as_texts_do_and_ids_are_as_they_are(llama: Path) -> None:
+    model = load_model(llama)
+    text, bos = "Then, Mary and", model.tokenizer.bos_token_id
+    task = ArrivingPrompts(prompts=(text, (bos, 4, 5))).task(model)
+    assert task.clean[0].tolist() == model.tokenizer(text)["input_ids"][:-1]
+    assert task.clean[1, :3].tolist() == [bos, 4, 5]
+    for rules in ({}, {"bos": True}):
+        drawn = draw_prompts("task:induction", prompted(model, **rules), n=2, seed=0, name="x").task(model)
+        assert drawn.clean[:, 0].tolist() == [bos, bos]
+        assert not bool((drawn.clean[:, 1:] == bos).any())
 
 
 def test_a_model_carries_the_rules_of_its_prompts(directory: Path) -> None:

@@ -767,7 +767,7 @@ def test_the_seed_of_the_prompts_is_told_from_that_of_resampling(mixed: Document
     assert "resampling seed 42" in footer
     assert "drawn with seed" not in footer
     mixed["task"]["config"] = {"seed": 7}
-    assert "task ioi drawn with seed 7 " in said(render(mixed).partition("<footer>")[2])
+    assert "task ioi drawn with seed 7, hash of the data " in said(render(mixed).partition("<footer>")[2])
 
 
 def test_a_verdict_alone_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bos_tokenizers import adding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,6 +49,13 @@ def test_a_prompt_becomes_a_turn_and_its_slots_follow(chatty: Any) -> None:
     assert chatty.decode(coded.ids[0, -1]) == "\n"
     assert coded.answers is not None
     assert chatty.batch_decode(coded.answers) == ["Mary"]
+
+
+def test_a_chat_begins_once() -> None:
+    tokenizer = templated(adding("bos"), "<s>{{ messages[0]['content'] }}")
+    coded = encode_prompts([Prompt(text="Then, Mary", slots={"who": (6, 10)})], Tokens(tokenizer, chat=True))
+    assert coded.ids.tolist() == [tokenizer("Then, Mary")["input_ids"]]
+    assert (coded.texts, coded.slots["who"].tolist()) == (("<s>Then, Mary",), [3])
 
 
 def test_a_registered_task_is_the_same_in_a_chat(chatty: Any) -> None:
@@ -113,7 +121,7 @@ def test_a_chat_that_cannot_be_is_refused(
         load_task("induction", chatty, chat=True)
     path = tmp_path / "ids.jsonl"
     path.write_text(json.dumps({"clean": [1], "corrupted": [2], "answers": [3]}))
-    with pytest.raises(TokenizationError, match="chat=True needs the model's tokenizer"):
+    with pytest.raises(TokenizationError, match="chat=True needs the model's tokenizer; pass it, or"):
         load_task(path, None, chat=True)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from bos_tokenizers import SHAPES, Letters, adding
 
 from assay.core.errors import AssayWarning, FileFormatError, InputError, TokenizationError, UnknownNameError
 from assay.tasks import Prompt, Tokens, encode_prompts, load_task, pair_task, read_pairs
@@ -86,13 +87,101 @@ def test_an_empty_task_is_refused(n: int, mini_tokenizer: Any) -> None:
         load_task("ioi", mini_tokenizer, n=n)
 
 
-def test_bos_needs_a_tokenizer_that_has_one(mini_tokenizer: Any) -> None:
-    class Plain:
-        bos_token_id = None
+# ----------------------------------------------------------------------------------- beginning of prompts
 
+
+def ids_of(task: Any, side: str = "clean") -> list[list[int]]:
+    lengths = getattr(task, "lengths" if side == "clean" else "corrupted_lengths").tolist()
+    return [ids[:length] for ids, length in zip(getattr(task, side).tolist(), lengths, strict=True)]
+
+
+def first_words(tokenizer: Any, text: str) -> list[int]:
+    """What a tokenizer makes of a text, without an end token behind it."""
+    ids = tokenizer(text)["input_ids"]
+    return ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
+
+
+MIB = {
+    "prompt": PAIR["clean"],
+    "choices": [" Mary", " John"],
+    "answerKey": 0,
+    "s2_io_flip_counterfactual": {"prompt": PAIR["corrupted"], "choices": [" Paul", " Lisa"], "answerKey": 0},
+}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompts_are_what_the_tokenizer_makes_of_them(shape: str, stored: bool, tmp_path: Path) -> None:
+    tokenizer = adding(shape)
+    if stored:
+        from transformers import AutoTokenizer
+
+        tokenizer.save_pretrained(tmp_path / "stored")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "stored")
+    sources: list[Any] = ["ioi", "sva", write(tmp_path / "a.jsonl", PAIR), write(tmp_path / "b.jsonl", MIB)]
+    begins = shape not in ("eos", "none")
+    shift = len(Tokens(tokenizer).prefix)
+    for source in sources:
+        task, without = (load_task(source, tokenizer, n=1, **named) for named in ({}, {"bos": False}))
+        for side, texts in (("clean", task.texts), ("corrupted", task.corrupted_texts)):
+            assert ids_of(task, side) == [first_words(tokenizer, text) for text in texts]
+            plain = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            assert ids_of(without, side) == plain
+        # Answers, read positions and slots are those of the prompt's own words.
+        assert torch.equal(task.answers, without.answers)
+        assert (task.positions - without.positions).tolist() == [shift]
+        assert all((task.slots[name] - at).tolist() == [shift] for name, at in without.slots.items())
+        assert (task.config["bos"], without.config["bos"]) == (begins, False)
+        assert (task.data_hash == without.data_hash) is not begins
+
+
+def test_a_task_begins_as_its_tokenizer_does_in_python_too(tmp_path: Path) -> None:
+    """A tokenizer without offsets; a word of one letter, whose slot and read position move with it."""
+    tokenizer = Letters()
+    row = {"clean": "ab c", "corrupted": "ab d", "answers": ["e"], "positions": [2, -1]}
+    row |= {"answers": [["c"], ["e"]], "spans": {"x": ["b", "b"]}}
+    task = load_task(write(tmp_path / "a.jsonl", row), tokenizer, lengths="aligned")
+    assert ids_of(task) == [tokenizer("ab c")["input_ids"][:-1]]
+    assert (task.positions.tolist(), task.slots["x"].tolist()) == ([[3, 4]], [2])
+    without = load_task(tmp_path / "a.jsonl", tokenizer, lengths="aligned", bos=False)
+    assert (without.positions.tolist(), without.slots["x"].tolist()) == ([[2, 3]], [1])
+
+
+def test_token_ids_are_all_that_is_read_and_drawn_ones_are_begun(tmp_path: Path) -> None:
+    tokenizer = adding("bos")
+    bos = tokenizer.bos_token_id
+    row = {"clean": [5, 6, 7], "corrupted": [5, 8, 7], "answers": [[9], [3]], "positions": [1, -1]}
+    path = write(tmp_path / "ids.jsonl", row)
+    task, begun = load_task(path, tokenizer), load_task(path, tokenizer, bos=True)
+    assert (ids_of(task), task.positions.tolist(), task.config["bos"]) == ([[5, 6, 7]], [[1, 2]], False)
+    assert (ids_of(begun), begun.positions.tolist(), begun.config["bos"]) == (
+        [[bos, 5, 6, 7]],
+        [[2, 3]],
+        True,
+    )
+    drawn, without = (load_task("induction", tokenizer, n=4, k=3, **named) for named in ({}, {"bos": False}))
+    assert ids_of(drawn) == [[bos, *ids] for ids in ids_of(without)]
+    assert (drawn.slots["second"] - without.slots["second"]).tolist() == [1] * 4
+    with pytest.raises(TokenizationError, match="bos=True needs the model's tokenizer; pass it, or"):
+        read_pairs(path, bos=True)
+
+
+def test_a_prompt_that_holds_the_token_already_is_told(tmp_path: Path) -> None:
+    tokenizer = adding("bos")
+    written = {**PAIR, "clean": f"<s>{PAIR['clean']}", "corrupted": f"<s>{PAIR['corrupted']}"}
+    path = write(tmp_path / "written.jsonl", written)
+    with pytest.warns(AssayWarning, match="1 of 1 prompts begin with BOS twice, as '<s>Then.* set bos to"):
+        task = load_task(path, tokenizer)
+    assert ids_of(task) == [tokenizer(written["clean"])["input_ids"]]
+    assert ids_of(load_task(path, tokenizer, bos=False)) == [tokenizer(PAIR["clean"])["input_ids"]]
+
+
+def test_bos_can_be_asked_for_where_there_is_one(mini_tokenizer: Any) -> None:
     with pytest.raises(TokenizationError, match="bos=True needs a tokenizer with a beginning-of-sequence"):
-        Tokens(Plain(), bos=True)  # type: ignore[arg-type]
+        load_task("ioi", adding("none", bos_token=None), n=2, bos=True)
     assert load_task("ioi", mini_tokenizer, n=2, bos=True).slots["name1"].tolist() == [3, 3]
+    plain, asked = (load_task("ioi", mini_tokenizer, n=2, **named) for named in ({}, {"bos": False}))
+    assert (plain.data_hash, plain.describe()) == (asked.data_hash, asked.describe())
 
 
 # ------------------------------------------------------------------------------------------------- files

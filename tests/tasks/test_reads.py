@@ -112,7 +112,7 @@ def test_a_line_tells_where_it_is_read(tmp_path: Path, gpt2_tokenizer: Any) -> N
     assert task.wrong is not None
     assert task.wrong.tolist() == [[[-1], [there]]]
     begun = load_task(tmp_path / "a.jsonl", gpt2_tokenizer, bos=True)
-    assert begun.positions.tolist() == [[1, 8]]
+    assert (begun.positions.tolist(), begun.answers.tolist()) == ([[2, 8]], task.answers.tolist())
     ids = {
         "clean": [5, 6, 7],
         "corrupted": [5, 8, 7],

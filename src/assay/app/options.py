@@ -169,7 +169,18 @@ class OnClassifier(Typed, Revised, Mapped):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompted(OnModel):
+class Beginning:
+    """How prompts begin.
+
+    Attributes:
+        bos: Begin prompts with the BOS token, or do not. Default: as the tokenizer does.
+    """
+
+    bos: Annotated[bool | None, INPUTS, Parameter(negative="--no-bos")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompted(Beginning, OnModel):
     """How prompts are given to the model.
 
     Attributes:
@@ -183,18 +194,19 @@ class Prompted(OnModel):
     lengths: Annotated[str, INPUTS, one_of("equal", "aligned")] = "equal"
 
     @property
-    def usually_prompted(self) -> bool:
-        """Whether prompts are given as they are, in pairs of one length, and answers are one token."""
-        return not self.chat and self.answer_tokens == "one" and self.lengths == "equal"
+    def prompt_rules(self) -> dict[str, Any]:
+        """What `prompted` is asked for: all that is not the default."""
+        names = ("bos", "chat", "answer_tokens", "lengths")
+        return {name: value for name in names if (value := getattr(self, name)) != getattr(Prompted, name)}
 
     def load_model(self) -> "Model":
         """The model, with what holds for its prompts."""
         model = super().load_model()
-        if self.usually_prompted:
+        if not self.prompt_rules:
             return model
         from assay.models import prompted
 
-        return prompted(model, chat=self.chat, answer_tokens=self.answer_tokens, lengths=self.lengths)
+        return prompted(model, **self.prompt_rules)
 
 
 @dataclass(frozen=True, kw_only=True)

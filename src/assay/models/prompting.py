@@ -12,8 +12,8 @@ def prompted(model: Model, **rules: Any) -> Model:
 
     Args:
         model: A language model.
-        **rules: `chat`, `answer_tokens` and `lengths` of `load_task`, which then hold for every task that is
-            loaded for this model, unless that call says otherwise.
+        **rules: `bos`, `chat`, `answer_tokens` and `lengths` of `load_task`, which then hold for every task
+            that is loaded for this model, unless that call says otherwise.
 
     Raises:
         InputError: If the model reads images.

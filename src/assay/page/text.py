@@ -76,6 +76,18 @@ def model_text(model: Mapping[str, Any], shape: str = "") -> Text:
     )
 
 
+def task_text(task: Mapping[str, Any], drawn: str = "") -> Text:
+    """A task as the foot of a page names it: its name, how it was drawn and begins, hash of the data."""
+    bos = task.get("bos", (task.get("config") or {}).get("bos"))
+    facts = [fact for fact in (drawn, "prompts begin with BOS" if bos else "") if fact]
+    return (
+        f"{task.get('name') or ''} ",
+        quiet(", ".join([*facts, "hash of the data"])),
+        " ",
+        code(str(task.get("data_hash") or "")[:16]),
+    )
+
+
 def result_link(identity: str) -> Span:
     """The id of a stored result; a link where the site shows it."""
     return Span(identity, "code", link=f"/result/{identity}")

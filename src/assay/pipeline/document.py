@@ -16,7 +16,7 @@ from assay.metrics.metric import SIGNED_MARGINS
 from assay.models import Model
 from assay.page.text import EDGES_LIMIT
 from assay.pipeline.sizing import SizedCircuit
-from assay.tasks import PairTask, Task
+from assay.tasks import PairTask, Task, Tokens
 
 
 SCHEMA = "assay-audit/1"
@@ -65,6 +65,7 @@ def task_facts(runs: CircuitRuns) -> dict[str, Any]:
         "objective": runs.objective,
         "ablation": runs.ablation,
         "data_hash": task.data_hash,
+        **({} if (bos := _with_bos(task)) is None else {"bos": bos}),
         "accuracy": float((margins > 0).mean()) if signed else None,
         "mean_margin": float(margins.mean()) if signed else None,
         "examples": [
@@ -73,6 +74,14 @@ def task_facts(runs: CircuitRuns) -> dict[str, Any]:
             if isinstance(task, PairTask)
         ],
     }
+
+
+def _with_bos(task: Task) -> bool | None:
+    """Whether prompts begin with a BOS token; None where the tokenizer adds none, and a chat template may."""
+    if not isinstance(task, PairTask) or task.config.get("chat"):
+        return None
+    left_out = task.texts is not None and task.tokenizer is not None and Tokens(task.tokenizer).prefix
+    return True if task.config.get("bos") else False if left_out else None
 
 
 def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
     found: dict[str, Job] = {}
     _check_device_map(plan)
     placed = {"device": device, "dtype": dtype}
-    mapped = {**placed, "device_map": plan.limits.device_map}
+    mapped: dict[str, Any] = {**placed, "device_map": plan.limits.device_map, "bos": plan.bos}
 
     def add(jobs: Iterator[Job]) -> None:
         for job in jobs:
@@ -338,7 +338,7 @@ def _check_sizes(plan: Plan, model: Model, name: str) -> None:
 
 def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[str, ...]) -> Iterator[Job]:
     """A circuit from a file, and its measurements."""
-    model = model_at(source["model"], source["device"], source["dtype"], source["device_map"])
+    model = model_at(source["model"], *map(source.get, ("device", "dtype", "device_map", "bos")))
     path = plan.locate(job.circuit)
     if not is_address(path) and not Path(path).is_file():
         raise InputError(f"[[job]] {job.name!r}: circuit file {path} does not exist")

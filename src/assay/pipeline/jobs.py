@@ -129,8 +129,8 @@ def warm_up() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _model(source: str, device: str | None, dtype: str | None, device_map: str | None) -> Model:
-    return model_at(source, device, dtype, device_map)
+def _model(source: str, *how: Any) -> Model:
+    return model_at(source, *how)
 
 
 @functools.lru_cache(maxsize=4)
@@ -139,8 +139,8 @@ def _inputs(place: tuple[Any, ...], task: str, n: int | None, seed: int) -> Divi
 
 
 def _place(job: Job) -> tuple[Any, ...]:
-    """Where a job's model comes from, where it and its parts run, and in which numbers."""
-    return job.source["model"], *map(job.source.get, ("device", "dtype", "device_map"))
+    """Where a job's model comes from, where it and its parts run, in which numbers, how its prompts begin."""
+    return job.source["model"], *map(job.source.get, ("device", "dtype", "device_map", "bos"))
 
 
 def model_of(job: Job) -> Model:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from assay.models import Model, load_model
+from assay.models import Model, load_model, prompted
 from assay.models.placing import number_type
 
 
@@ -24,7 +24,13 @@ def models_run_on(device: str | None) -> Iterator[None]:
         _HERE.reset(before)
 
 
-def model_at(source: str, device: str | None, dtype: str | None, device_map: str | None = None) -> Model:
+def model_at(
+    source: str,
+    device: str | None,
+    dtype: str | None,
+    device_map: str | None = None,
+    bos: bool | None = None,
+) -> Model:
     """The model of a job, in this process.
 
     Args:
@@ -32,6 +38,8 @@ def model_at(source: str, device: str | None, dtype: str | None, device_map: str
         device: Where jobs run it; see `models_run_on`.
         dtype: Number type of the weights, e.g. `float64`; None: as of `load_model`.
         device_map: Where its parts go; see `load_model`.
+        bos: As of `load_task`, for all its prompts.
     """
     placed = _HERE.get() or device
-    return load_model(source, device=placed, device_map=device_map, dtype=number_type(dtype))
+    model = load_model(source, device=placed, device_map=device_map, dtype=number_type(dtype))
+    return model if bos is None else prompted(model, bos=bos)

@@ -320,6 +320,7 @@ class Plan(_Section):
     Attributes:
         name: What it is called; default: the file's name.
         n: Examples of each task.
+        bos: Whether prompts begin with the tokenizer's beginning-of-sequence token; None: as it begins them.
         seeds: Root seeds; each makes the product once.
         models, tasks, methods: What the product is of.
         sizes: Numbers of strongest edges kept (then connected); empty where `target` is set.
@@ -340,6 +341,7 @@ class Plan(_Section):
 
     name: Name
     n: Annotated[int, Field(ge=2)] = DEFAULT_N
+    bos: bool | None = None
     seeds: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(distinct)
     ] = (0,)
@@ -421,7 +423,7 @@ class Plan(_Section):
 
     def record(self) -> dict[str, Any]:
         """What the results of the plan are a function of, as JSON; limits but the batch size are left out."""
-        content = self.model_dump(exclude={"limits"})
+        content = self.model_dump(exclude={"limits"} | ({"bos"} if self.bos is None else set()))
         return {
             "schema": SCHEMA,
             **plain(content),

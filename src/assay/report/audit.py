@@ -37,6 +37,7 @@ from assay.page.text import (
     percent,
     quiet,
     record_text,
+    task_text,
 )
 from assay.page.viewer import circuit_view, edges_table, shared_kv
 from assay.report import audit_plots as figures
@@ -125,8 +126,15 @@ def _behaviour(document: Document) -> Text:
     return (
         f"{right}Objective: ",
         italic(task["objective"]),
-        f". An ablated edge carries its value {ablation}.",
+        f". An ablated edge carries its value {ablation}.{BEGINNINGS[task.get('bos')]}",
     )
+
+
+BEGINNINGS = {
+    None: "",
+    True: " Prompts begin with the tokenizer's beginning-of-sequence token (BOS).",
+    False: " Prompts do not begin with the beginning-of-sequence token (BOS) that the tokenizer adds.",
+}
 
 
 def _example(example: Document) -> dict[str, Any]:
@@ -382,8 +390,7 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     shape = f"{model['n_layers']} layers × {model['n_heads']} heads, width {model['d_model']}{parameters}"
     yield "result", code(provenance["id"])
     yield "model", model_text(model, f"{model['family']}, {shape}")
-    seed = "" if task["seed"] is None else f"seed {task['seed']}, "
-    yield "task", (f"{task['name']} ", quiet(f"{seed}hash of the data"), " ", code(task["data_hash"][:16]))
+    yield "task", task_text(task, "" if task["seed"] is None else f"seed {task['seed']}")
     yield "circuit", code(document["circuit"]["id"])
     nodes = f"{number(graph['n_sources'])} sources × {number(graph['n_targets'])} targets, "
     yield "graph", (nodes, quiet("hash"), " ", code(graph["fingerprint"]))

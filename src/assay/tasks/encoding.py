@@ -76,7 +76,9 @@ def encode_prompts(
             raise TokenizationError(f"prompt {prompt} has no token; give it some text")
     if behind is None:
         reader = Reader(tokens)
-        reads = [reader.of(prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
+        reads = [
+            reader.of(prompt, each.ids, each.start) for prompt, each in zip(prompts, tokenized, strict=True)
+        ]
         behind = [each.forced for each in reads]
     else:
         reads = [PromptReads(positions=(len(row) - 1,), answers=((),), wrong=None) for row in rows]
@@ -219,16 +221,12 @@ def _tokenize(prompts: Sequence[Prompt], tokens: Tokens | None) -> list[Tokenize
         raise TokenizationError(
             f"prompt {prompt} has no text that a chat template could wrap; set chat to False"
         )
-    prefix = () if tokens is None else tokens.prefix
-    shift = len(prefix)
-    found = [
-        TokenizedPrompt(
-            prefix + (prompt.ids or ()),
-            {name: (start + shift, stop + shift) for name, (start, stop) in prompt.slots.items()},
-            shift,
-        )
-        for prompt in prompts
-    ]
+    found = []
+    for prompt in prompts:
+        prefix = () if tokens is None or prompt.begun else tokens.prefix
+        shift = len(prefix)
+        slots = {name: (start + shift, stop + shift) for name, (start, stop) in prompt.slots.items()}
+        found.append(TokenizedPrompt(prefix + (prompt.ids or ()), slots, shift))
     if tokens is not None and written:
         coded = tokens.encode([prompts[i].text for i in written], [prompts[i].slots for i in written])
         for i, each in zip(written, coded, strict=True):

@@ -44,7 +44,7 @@ def read_pairs(
     *,
     n: int | None = None,
     seed: int = 0,
-    bos: bool = False,
+    bos: bool | None = None,
     chat: bool = False,
     answer_tokens: str = "one",
     columns: Mapping[str, str] | None = None,
@@ -57,8 +57,9 @@ def read_pairs(
 
     - Pairs: `clean` and `corrupted` (text, or a list of token ids), `answers` and, if wanted, `wrong` (lists
       of continuations, each one token with its leading space, or of ids); every other key is a field. A key
-      `corrupted.NAME` is a field of the corrupted prompt. With `positions` (token numbers, negative ones from
-      the end) a prompt is read at each of them; `answers` and `wrong` then hold a list for each. Where
+      `corrupted.NAME` is a field of the corrupted prompt. With `positions` (numbers of the line's own tokens,
+      whatever is put before them; negative ones from the end) a prompt is read at each of them; `answers` and
+      `wrong` then hold a list for each. Where
       lengths are aligned, `spans` names parts of both prompts in order, each as its clean and its corrupted
       text, or as two ranges `[start, stop]` of ids: `{"name": [" Mary", " Elizabeth"]}`.
     - MIB: `prompt`, its answer and counterfactuals, as `published_pair` reads them. Rows that the tokenizer
@@ -71,7 +72,7 @@ def read_pairs(
         tokenizer: Needed for lines of text.
         n: Read only so many pairs, drawn at random; they keep their order. Default: all.
         seed: Root seed of that draw, and of the letters of questions.
-        bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
+        bos: Begin every prompt with the tokenizer's beginning-of-sequence token; see `load_task`.
         chat: Make every prompt the user's turn of the tokenizer's chat template.
         answer_tokens: `one`, `first` or `each`; see `load_task`.
         columns: For a data set: key of a row -> the column that holds it.
@@ -89,8 +90,9 @@ def read_pairs(
     check_lengths(lengths)
     aligned = lengths == "aligned"
     tokens = None if tokenizer is None else Tokens(tokenizer, **rules)
-    if tokens is None and chat:
-        raise TokenizationError("chat=True needs the model's tokenizer; pass it, or set chat to False")
+    for name, asked in (("chat", chat), ("bos", bos)):
+        if tokens is None and asked:
+            raise TokenizationError(f"{name}=True needs the model's tokenizer; pass it, or leave {name} out")
     if isinstance(path, str | Path):
         _check_options({} if columns is None else {"columns": columns}, (), "a file")
         rows = read_rows(path, what="pairs", expected=_PAIR)
@@ -112,10 +114,13 @@ def read_pairs(
         else:
             _check_options(options, (), "a task file")
             pairs = [
-                _pair(rows.record(number), rows.where(number), aligned=aligned) for number in ids.tolist()
+                _pair(rows.record(number), rows.where(number), aligned=aligned, begun=not bos)
+                for number in ids.tolist()
             ]
             _check_wrong(rows.path, pairs)
-    told = {"bos": bos} if tokens is None else tokens.rules
+    told = {"bos": False} if tokens is None else tokens.rules
+    if all(prompt.begun for pair in pairs for prompt in pair):
+        told["bos"] = False
     config: dict[str, Any] = {"task": name, "file": file, **told, "n": len(pairs)}
     if options:
         config["options"] = dict(sorted(options.items()))
@@ -148,7 +153,7 @@ def _check_options(options: Mapping[str, Any], known: tuple[str, ...], what: str
 # ------------------------------------------------------------------------------------------------- pairs
 
 
-def _pair(record: Mapping[str, Any], where: str, *, aligned: bool) -> Pair:
+def _pair(record: Mapping[str, Any], where: str, *, aligned: bool, begun: bool) -> Pair:
     """Clean and corrupted prompt of one line."""
     missing = [key for key in _KEYS[:3] if key not in record]
     if missing:
@@ -169,13 +174,15 @@ def _pair(record: Mapping[str, Any], where: str, *, aligned: bool) -> Pair:
     other = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
     own = {key: value for key, value in fields.items() if not key.startswith(prefix)}
     return (
-        _prompt(record["clean"], fields=own, answers=answers, wrong=wrong, reads=reads, slots=slots),
-        _prompt(record["corrupted"], fields=other, slots=other_slots),
+        _prompt(record["clean"], begun, fields=own, answers=answers, wrong=wrong, reads=reads, slots=slots),
+        _prompt(record["corrupted"], begun, fields=other, slots=other_slots),
     )
 
 
-def _prompt(content: str | list[int], **facts: Any) -> Prompt:
-    return Prompt(text=content, **facts) if isinstance(content, str) else Prompt(ids=tuple(content), **facts)
+def _prompt(content: str | list[int], begun: bool, **facts: Any) -> Prompt:
+    if isinstance(content, str):
+        return Prompt(text=content, **facts)
+    return Prompt(ids=tuple(content), begun=begun, **facts)
 
 
 def _pieces(record: Mapping[str, Any], key: str, where: str) -> tuple[str | int, ...]:

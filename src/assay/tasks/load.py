@@ -51,7 +51,7 @@ def load_task(
     *,
     n: int | None = None,
     seed: int = 0,
-    bos: bool = False,
+    bos: bool | None = None,
     chat: bool | None = None,
     answer_tokens: str | None = None,
     lengths: str | None = None,
@@ -72,7 +72,10 @@ def load_task(
         n: Number of pairs. Default: 200, and all lines of a file. Of a file n lines are drawn at random, in
             their order (a file with fewer lines gives those, with a warning); `ids` are their line numbers.
         seed: Root seed of the draws; of no effect, with a warning, where a file is read whole.
-        bos: Begin every prompt with the tokenizer's beginning-of-sequence token.
+        bos: Begin every prompt with the tokenizer's beginning-of-sequence token (BOS), or do not. Default: as
+            the model has it (`assay.models.prompted`), else the ids of `tokenizer(text)`, without an end
+            token behind them. A chat template begins its prompts itself, and token ids of a file are all that
+            is read, unless True.
         chat: Make every prompt the user's turn of the tokenizer's chat template. The answer begins the next
             turn, without a leading space. Default: as the model has it (`assay.models.prompted`), else False.
         answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token, which

@@ -97,7 +97,7 @@ def prompt_text(content: str | tuple[int, ...]) -> str:
 
 
 def _prompt(content: str | tuple[int, ...]) -> Prompt:
-    return Prompt(text=content) if isinstance(content, str) else Prompt(ids=content)
+    return Prompt(text=content) if isinstance(content, str) else Prompt(ids=content, begun=True)
 
 
 def _tokens(model: Any) -> Tokens | None:
@@ -158,7 +158,7 @@ def draw_prompts(source: str, model: Any, *, n: int, seed: int, name: str) -> Ar
         raise TokenizationError(f"{source} needs a tokenizer, but the model has none; pass one")
     prompts = grammar(tokens).draw(n, stream(seed, name))
     return ArrivingPrompts(
-        prompts=tuple(each.text if each.ids is None else each.ids for each in prompts),
+        prompts=tuple(each.text if each.ids is None else (*tokens.prefix, *each.ids) for each in prompts),
         domain=source.removeprefix(DRAWN),
         config={"task": grammar.key, "seed": seed, "stream": name},
     )

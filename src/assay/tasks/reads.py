@@ -49,8 +49,8 @@ class Reader:
         self.tokens = tokens
         self._known: dict[tuple[str, str, tuple[str | int, ...]], tuple[Ids, ...]] = {}
 
-    def of(self, prompt: Prompt, row: Sequence[int]) -> PromptReads:
-        """The reads of a prompt whose tokens are `row`.
+    def of(self, prompt: Prompt, row: Sequence[int], start: int) -> PromptReads:
+        """The reads of a prompt whose tokens are `row`, its own ones from place `start` on.
 
         Raises:
             TokenizationError: If an answer breaks a rule of tokens, or wrong answers cannot be compared with
@@ -58,7 +58,7 @@ class Reader:
             InputError: If it is read outside its tokens.
         """
         if prompt.reads:
-            return self._at_own_places(prompt, row)
+            return self._at_own_places(prompt, row, start)
         right = self._scored(prompt, prompt.text, prompt.answers, "answer")
         wrong = self._scored(prompt, prompt.text, prompt.wrong, "wrong answer")
         last = len(row) - 1
@@ -93,8 +93,8 @@ class Reader:
             )
         return right[0]
 
-    def _at_own_places(self, prompt: Prompt, row: Sequence[int]) -> PromptReads:
-        tokens, length = self.tokens, len(row)
+    def _at_own_places(self, prompt: Prompt, row: Sequence[int], start: int) -> PromptReads:
+        tokens, length = self.tokens, len(row) - start
         if tokens is not None and tokens.chat:
             raise InputError(
                 f"prompt {prompt} is read at positions counted in its own tokens, which a chat template "
@@ -107,13 +107,14 @@ class Reader:
                     f"prompt {prompt} is read at position {read.position}, but has {length} tokens; count "
                     "from 0, or from -1 at the end"
                 )
-            at = read.position % length
+            place = read.position % length
+            at = start + place
             if at in positions:
-                raise InputError(f"prompt {prompt} is read at position {at} twice; give each position once")
+                raise InputError(f"prompt {prompt} is read at position {place} twice; give each one once")
             text = prompt.text
-            if prompt.ids is None and at < length - 1:
+            if prompt.ids is None and place < length - 1:
                 assert tokens is not None
-                text = tokens.tokenizer.decode(list(row[len(tokens.prefix) : at + 1]))
+                text = tokens.tokenizer.decode(list(row[start : at + 1]))
             right = self._scored(prompt, text, read.answers, "answer")
             other = self._scored(prompt, text, read.wrong, "wrong answer")
             if any(len(ids) != 1 for ids in (*right, *other)):

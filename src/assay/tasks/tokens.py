@@ -1,11 +1,12 @@
 """What a tokenizer does to a prompt: its ids, the token of a slot, one-token continuations."""
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assay.core.errors import TokenizationError, check_name
+from assay.core.errors import AssayWarning, TokenizationError, check_name
 from assay.tasks.alignment import Part
 
 
@@ -37,11 +38,12 @@ def check_lengths(lengths: str) -> None:
 
 
 class Tokens:
-    """A tokenizer as the tasks need it: no special tokens of its own, answers judged in context.
+    """A tokenizer as the tasks need it: what it puts before a prompt, nothing behind, answers in context.
 
     Args:
         tokenizer: A Hugging Face tokenizer.
-        bos: Put the tokenizer's beginning-of-sequence id before every prompt.
+        bos: Begin every prompt with the tokenizer's beginning-of-sequence token. Default: begin it as
+            `tokenizer(text)` does; in a chat, as the template does.
         chat: Make every prompt the user's turn of the tokenizer's chat template; the answer begins the next
             turn, so it loses its leading space.
         answer_tokens: `one`: an answer is one token. `first`: it is scored by its first token. `each`: by
@@ -57,7 +59,7 @@ class Tokens:
         self,
         tokenizer: "PreTrainedTokenizerBase",
         *,
-        bos: bool = False,
+        bos: bool | None = None,
         chat: bool = False,
         answer_tokens: str = "one",
         lengths: str = "equal",
@@ -79,11 +81,13 @@ class Tokens:
                 "chat=True and bos=True exclude each other: a chat template writes the beginning of a "
                 "sequence itself; set bos to False"
             )
-        if bos:
+        if bos is not False and not chat:
+            self.prefix = self._beginning()
+        if bos and not self.prefix:
             if self.tokenizer.bos_token_id is None:
                 raise TokenizationError(
                     "bos=True needs a tokenizer with a beginning-of-sequence token, but this one has none; "
-                    "set bos to False"
+                    "leave bos out"
                 )
             self.prefix = (int(self.tokenizer.bos_token_id),)
         self._continuations: dict[tuple[str, str], tuple[int, ...] | None] = {}
@@ -115,6 +119,16 @@ class Tokens:
         special = set(self.tokenizer.all_special_ids)
         return sorted(i for i in self.tokenizer.get_vocab().values() if i not in special)
 
+    def _beginning(self) -> tuple[int, ...]:
+        """The ids that the tokenizer itself puts before a text; those behind it are left out."""
+        if not self.tokenizer("", add_special_tokens=True)["input_ids"]:
+            return ()
+        special = set(self.tokenizer.all_special_ids)
+        words = (self.tokenizer.decode([i]) for i in range(len(self.tokenizer)) if i not in special)
+        word = next(word for word in words if self.ids(word))
+        whole, alone = tuple(self.tokenizer(word)["input_ids"]), self.ids(word)
+        return whole[: next(i for i in range(len(whole)) if whole[i : i + len(alone)] == alone)]
+
     def ids(self, text: str) -> tuple[int, ...]:
         """Ids of `text` alone: no special tokens, no beginning-of-sequence id."""
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -141,7 +155,7 @@ class Tokens:
         with_offsets = bool(self.tokenizer.is_fast)
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=with_offsets)
         unknown = self.tokenizer.unk_token_id
-        results = []
+        results, twice = [], []
         for row, (text, spans) in enumerate(zip(texts, slots, strict=True)):
             ids = tuple(encoded["input_ids"][row])
             offsets = encoded["offset_mapping"][row] if with_offsets else None
@@ -151,6 +165,8 @@ class Tokens:
                     "replace it"
                 )
             shift = len(self.prefix)
+            if shift and ids[:shift] == self.prefix:
+                twice.append(text)
             where = {
                 name: (
                     self._first_token(text, start, offsets) + shift,
@@ -160,6 +176,11 @@ class Tokens:
             }
             own = self._first_token(text, before, offsets) if before else 0
             results.append(TokenizedPrompt(self.prefix + ids, where, own + shift))
+        if twice:
+            fact = (
+                f"{len(twice)} of {len(texts)} prompts begin with BOS twice, as {twice[0]!r} has it already"
+            )
+            warnings.warn(f"{fact}; remove it there, or set bos to False", AssayWarning, stacklevel=2)
         return results
 
     def turn_of(self, text: str) -> tuple[str, int]:

@@ -48,6 +48,7 @@ def find_target(
     revision: str | None = None,
     device_map: str | None = None,
     experts: str = "together",
+    bos: bool | None = None,
 ) -> Target:
     """The model, its examples and, for a planted model, its truth.
 
@@ -63,6 +64,7 @@ def find_target(
         revision: Branch, tag or commit of a hub id.
         device_map: As of `load_model`.
         experts: As of `load_model`.
+        bos: As of `load_task`, for the prompts of a text task.
 
     Raises:
         UnknownNameError: For an unknown planted model, task or swap.
@@ -105,7 +107,7 @@ def find_target(
         raise InputError(
             f"{model} reads images; give --images, e.g. --images shapes:flat, or --task {COLOUR_DIGITS}"
         )
-    return Target(model=loaded, task=load_task(task, loaded, n=n, seed=seed))
+    return Target(model=loaded, task=load_task(task, loaded, n=n, seed=seed, bos=bos))
 
 
 def _colour_digits(model: Any, digits: DigitsSource, *, n: int, seed: int) -> Target:

@@ -18,7 +18,19 @@ from assay.core.verdict import Judged
 from assay.page.blocks import Block, Check, Checks, Code, Details, Facts, Figure, Note, Page, Section, Table
 from assay.page.draw import save_picture
 from assay.page.form import PAGES, PageForm
-from assay.page.text import NARROW, Text, bold, code, italic, model_text, number, percent, plural, quiet
+from assay.page.text import (
+    NARROW,
+    Text,
+    bold,
+    code,
+    italic,
+    model_text,
+    number,
+    percent,
+    plural,
+    quiet,
+    task_text,
+)
 
 
 KIND = "calibration"
@@ -185,9 +197,7 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     yield "circuit", (f"{circuit.get('name') or ''} ", quiet(size), " ", code(circuit.get("hash", "")))
     yield "model", model_text(document["model"])
     seed = (task.get("config") or {}).get("seed")
-    drawn = "" if seed is None else (quiet(f"drawn with seed {seed}"), " ")
-    data = code((task.get("data_hash") or "")[:16])
-    yield "task", (f"{task.get('name', '')} ", drawn, quiet("hash of the data"), " ", data)
+    yield "task", task_text(task, "" if seed is None else f"drawn with seed {seed}")
     pool = f"pool of {number(table['n_pool'])}" if table.get("n_pool") else ""
     yield "prompts", (number(table["n_prompts"]) if "n_prompts" in table else "", " ", quiet(pool))
     if document.get("seed") is not None:

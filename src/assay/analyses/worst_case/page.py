@@ -31,7 +31,7 @@ from assay.analyses.worst_case.page_words import (
 from assay.analyses.worst_case.plots import plot_tail
 from assay.page.blocks import Block, Cell, Code, Details, Figure, Note, Page, Row, Section, Table, columns
 from assay.page.form import PAGES, PageForm
-from assay.page.text import Text, code, model_text, number, percent, quiet, record_text
+from assay.page.text import Text, code, model_text, number, percent, quiet, record_text, task_text
 
 
 DASH = "\N{EN DASH}"
@@ -199,9 +199,8 @@ def _facts(document: Document) -> Iterator[tuple[str, Text]]:
     edges = f"{number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges"
     yield "circuit", (f"{circuit.get('name') or ''} ", quiet(edges), " ", code(circuit["hash"]))
     yield "model", model_text(model)
-    seed = f"{noun(document)} drawn with seed {document['seed']}, " if "seed" in document else ""
-    data = code(task.get("data_hash", "")[:16])
-    yield "task", (f"{task.get('name', '')} ", quiet(f"{seed}hash of the data"), " ", data)
+    drawn = f"{noun(document)} drawn with seed {document['seed']}" if "seed" in document else ""
+    yield "task", task_text(task, drawn)
     prompts: list[Text] = [*_prompts(document, "clean", "clean")]
     if not single(document):
         prompts += [", ", *_prompts(document, "corrupted", second(document))]

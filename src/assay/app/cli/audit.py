@@ -81,7 +81,7 @@ def _run(settings: AuditSettings) -> "Audit":
 
     # By its name where nothing else is asked for: then a wrong task costs no loading.
     asked = settings.torch_dtype or settings.revision or settings.post_norm or settings.device_map
-    by_name = not asked and settings.usually_prompted and settings.experts == "together"
+    by_name = not asked and not settings.prompt_rules and settings.experts == "together"
     model = settings.model if by_name else settings.load_model()
     with progress_on_stderr() as progress:
         return call(

@@ -18,7 +18,7 @@ from assay.app.console import (
     show_cost,
 )
 from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
-from assay.app.options import Ablating, OnModel, Typed
+from assay.app.options import Ablating, Beginning, OnModel, Typed
 from assay.app.running import Batched, Computing, Seeded, call, make_room
 from assay.core.errors import InputError, OutputError
 
@@ -115,7 +115,7 @@ def truth(settings: TruthSettings) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkSettings(Computing, Seeded, Batched, Competing, Ablating, OnModel):
+class BenchmarkSettings(Computing, Seeded, Batched, Competing, Ablating, Beginning, OnModel):
     """Which methods are judged on which model and task, and what is kept.
 
     Attributes:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_json
 from assay.app.option_groups import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, Count, completing
+from assay.app.options import Beginning
 from assay.app.running import Storing, Talking, make_room
 from assay.core.errors import InputError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CircuitExportSettings(Talking, Storing):
+class CircuitExportSettings(Talking, Storing, Beginning):
     """What is exported, with what, and where to.
 
     Attributes:
@@ -110,7 +111,7 @@ def _inputs(settings: CircuitExportSettings) -> "tuple[Model | None, PairTask | 
     from assay.tasks import PairTask, load_task
 
     model = load_model(settings.model)
-    task = load_task(settings.task, model, n=settings.prompts)
+    task = load_task(settings.task, model, n=settings.prompts, bos=settings.bos)
     if not isinstance(task, PairTask):
         raise InputError(f"--task {settings.task} has images; attention patterns are shown of prompts")
     return model, task
