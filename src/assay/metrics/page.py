@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS
 from assay.page import text as words
 from assay.page.blocks import Cell, Code, Column, Details, Figure, Note, Page, Row, Section, Table
 from assay.page.strip import strip
@@ -59,6 +60,14 @@ REASONS = {
     "zero_denominator": "undefined: the model has no margin on this task",
     "no_valid_prompt": "undefined: none of the prompts gave finite logits",
     "all_tied": "undefined: all values are equal",
+    FEW_PROMPTS: "undefined: every example equals its counterpart, so nothing is ablated",
+}
+
+
+# Why there is no verdict on a number, by the reason of the verdict.
+OPEN = {
+    SAME_PROMPTS: "found on these examples",
+    FEW_PROMPTS: f"fewer than {FEWEST_PROMPTS} different examples",
 }
 
 
@@ -130,6 +139,10 @@ def measurements_page(records: Sequence[Document]) -> Page:
                     Figure(blocks=[measurement_table(shown)], caption=caption, kind=""),
                     *([Note(text=carried, style="quiet")] if ablations else []),
                     *_norms(records),
+                    *(
+                        Note(text=f"{text}.")
+                        for text in dict.fromkeys(note for each in records for note in each.get("notes", ()))
+                    ),
                 ],
             )
         ],
@@ -218,10 +231,15 @@ def _measurement_row(name: str, measurement: Document) -> Row:
             UNITS.get(unit, unit),
             Cell(text=words.number(n), value=n, below=f"{excluded} excluded" if excluded else ""),
             Cell(text=DIRECTIONS.get(measurement.get("direction") or "report", ""), style="quiet"),
-            Cell(status=status, below=_decided_by(measurement)),
+            Cell(status=status, below=_left_open(measurement) or _decided_by(measurement)),
         ],
         style=status.replace("none", "no-verdict"),
     )
+
+
+def _left_open(measurement: Document) -> str:
+    """Why a number that is defined has no verdict, where a code says more than its interval."""
+    return OPEN.get(str((measurement.get("verdict") or {}).get("reason")), "")
 
 
 def _decided_by(measurement: Document) -> str:

@@ -161,8 +161,7 @@ class AuditRun:
         for place, key in enumerate(keys):
             self.progress("measure", place, len(keys))
             n_random = self.plan.random_circuits if key in BASELINED else 0
-            record = measure_stored(runs, key, random_circuits=n_random, store=self.store)
-            records[key] = record if self.draws.held_out else document.on_same_prompts(record)
+            records[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
         self.progress("measure", len(keys), len(keys))
         return records
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -147,13 +147,11 @@ def prompts_to_measure(
     prompts = _clean_prompts(whole)
     if len(fresh) == whole.n or len({prompts[row] for row in fresh}) < FEWEST_PER_HALF:
         return _sample(whole, range(whole.n), n, seed, MEASURE)
-    warnings.warn(
+    note = (
         f"{whole.n - len(fresh)} of the {whole.n} prompts of {whole.name!r} are skipped, because the "
-        "circuit was found on them",
-        AssayWarning,
-        stacklevel=2,
+        "circuit was found on them"
     )
-    return _sample(whole, fresh, n, seed, MEASURE)
+    return replace(_sample(whole, fresh, n, seed, MEASURE), notes=(*whole.notes, note))
 
 
 def _unseen_drawn(

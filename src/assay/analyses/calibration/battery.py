@@ -18,14 +18,14 @@ from assay.circuits.given import takes_text
 from assay.core import display
 from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
 from assay.core.record import Record, record_id, same
-from assay.core.verdict import Verdict
+from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.table import AnyCircuit
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import PairTask, is_task_file
 from assay.tasks.load import draw_task, load_task
-from assay.tasks.seen import found_on
+from assay.tasks.seen import different_examples, found_on
 
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ _GATE_FACTS = (
 )
 _LAST = "multiple-comparisons"  # pools what the others found
 OF_OTHER_TASKS = frozenset({"discriminant-validity", "derived-metrics"})  # gates that look at `against`
+OF_NO_PROMPTS = frozenset({"nomological-validity"})  # judges the description of a circuit
 
 Progress = Callable[[str, int, int], None]
 Against = Sequence[tuple[PairTask, AnyCircuit]]
@@ -284,18 +285,28 @@ def prepare(
                 f"against= holds the prompts of task {task.name!r} itself, but C17 compares different tasks"
             )
     more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
+    paired = MeasurementTable(model, task, circuit, **settings).paired
+    whole, (task, rows) = task, different_examples(task, paired=paired)
+    if more is not None:
+        more = different_examples(more, paired=paired, besides=(whole,)).task
+    if len(rows) < whole.n:
+        groups = groups if groups is None or isinstance(groups, str) else np.asarray(groups)[rows]
+        unit_id = None if unit_id is None else np.asarray(unit_id)[rows]
     table = _table(model, task, circuit, folder, more=more, **settings)
     foreign = sorted({*(signs or {})} - {*table.heads})
     if foreign:
         raise InputError(f"signs has {foreign}, which are not heads of the circuit; its heads: {table.heads}")
-    others = tuple(_table(model, other, its, folder, **settings) for other, its in against)
-    marked = gates_on_same_prompts(table.circuit, task, [(each.task, each.circuit) for each in others]).union(
-        same_prompts
+    tables = tuple(
+        _table(model, different_examples(other, paired=paired).task, its, folder, **settings)
+        for other, its in against
     )
+    marked = gates_on_same_prompts(
+        table.circuit, whole, [(each.task, each.circuit) for each in tables]
+    ).union(same_prompts)
     return Battery(
         table=table,
         gates=tuple(key for key in (*JUDGES, *(key for key in GATES if key not in JUDGES)) if key in asked),
-        against=others,
+        against=tables,
         same_prompts=marked & asked,
         published=None if published is None else MeasurementTable(model, task, published).members,
         groups=groups,
@@ -319,12 +330,11 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
         seconds[key] = time.perf_counter() - began - (battery.filling - filled)
     if progress is not None:
         progress("calibrate", len(battery.gates), len(battery.gates))
-    same = battery.same_prompts
+    few = set() if battery.table.P >= FEWEST_PROMPTS else {*battery.gates} - OF_NO_PROMPTS
+    for why, keys in ((FEW_PROMPTS, few), (SAME_PROMPTS, battery.same_prompts)):
+        verdicts |= {key: verdicts[key].without_confidence(why) for key in keys}
     return CalibrationReport(
-        verdicts={
-            key: GATES[key].worded(verdicts[key].on_same_prompts() if key in same else verdicts[key])
-            for key in battery.gates
-        },
+        verdicts={key: GATES[key].worded(verdicts[key]) for key in battery.gates},
         table=battery.table,
         facts=_facts(battery),
         missing=battery.missing,

@@ -288,7 +288,8 @@ def _name(circuit: Circuit) -> str:
 
 def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
     """Named warnings about a circuit and a sample."""
-    notes = {}
+    left_out = sample.task.get("notes")
+    notes = {"examples_left_out": ". ".join(left_out)} if left_out else {}
     if circuit.spans is None and circuit.connected(warn=False).n_edges == 0:
         notes["disconnected_circuit"] = (
             "no kept path leads from the input to the logits: the output of the circuit is that of the "

@@ -271,9 +271,8 @@ def run(arguments: Sequence[str]) -> int:
         workers = settings.workers if isinstance(settings, ImageWorkers) else None
         with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding_with(workers):
             warnings.simplefilter("ignore")
-            if not settings.quiet:
-                warnings.simplefilter("always", AssayWarning)
-                warnings.showwarning = show_warning
+            warnings.simplefilter("always", AssayWarning)
+            warnings.showwarning = show_warning
             if lacking := fit_terminal():
                 remark(
                     f"the encoding of this terminal ({lacking}) lacks some signs and shows letters or '?' "
