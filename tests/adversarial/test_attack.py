@@ -537,6 +537,21 @@ def test_rows_give_a_certificate_only_if_declared_independent(tiny: Model, ids_t
         redrawn.certificate(0.95)
 
 
+@pytest.mark.parametrize("protocol", ["file", "all"])
+def test_a_certificate_counts_different_rows_that_are_ablated(
+    protocol: str, tiny: Model, ids_task: TaskMaker
+) -> None:
+    task, circuit = ids_task(20), Circuit.random(tiny.graph, 30, seed=0)
+    once = worst_case(circuit, tiny, task, protocol, independent=True)
+    copied = worst_case(circuit, tiny, task.subset([*range(20)] * 4), protocol, independent=True)
+    np.testing.assert_array_equal(copied.divergence, once.divergence)
+    assert copied.certificate(0.95) == once.certificate(0.95)
+    assert copied.certificate(0.95).bound is None  # 59 are needed
+    assert "60 of the 80 pairs" in copied.warnings["examples_left_out"]
+    same = replace(task, corrupted=task.clean)
+    assert worst_case(circuit, tiny, same, protocol, independent=True).certificate(0.5).bound is None
+
+
 def test_a_task_without_a_grammar_has_its_own_pairs_unless_others_are_asked_for(
     tiny: Model, circuit: Circuit, ids_task: Callable[..., PairTask], tmp_path: Path
 ) -> None:

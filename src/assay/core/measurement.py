@@ -205,7 +205,7 @@ class Measurement(display.Shown):
         if SAME_PROMPTS in self.warnings:
             verdict = verdict.without_confidence(SAME_PROMPTS)
         if self.n < FEWEST_PROMPTS:
-            verdict = replace(verdict.without_confidence(FEW_PROMPTS), reason=FEW_PROMPTS)
+            verdict = replace(verdict.without_confidence(FEW_PROMPTS), reason=self.reason or FEW_PROMPTS)
         return verdict
 
     @property

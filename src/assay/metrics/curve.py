@@ -318,7 +318,6 @@ def faithfulness_curve(
         full=runs.margins("full"),
         empty=runs.margins_of(Circuit.empty(scores.graph)),
         points=[_margins_of(runs, circuit) for circuit in circuits],
-        counted=runs.counted,
     )
     points, area, distance = integrate(
         runs, margins, np.array(shares), log_scale=log_scale, provenance=provenance
@@ -344,11 +343,9 @@ class _Margins(NamedTuple):
     full: Float64[np.ndarray, " n"]
     empty: Float64[np.ndarray, " n"]
     points: list[Float64[np.ndarray, " n"]]
-    counted: Bool[np.ndarray, " n"]
 
-    @property
-    def used(self) -> Bool[np.ndarray, " n"]:
-        return self.counted & np.isfinite([self.full, self.empty, *self.points]).all(axis=0)
+    def used(self, runs: CircuitRuns) -> Bool[np.ndarray, " n"]:
+        return runs.counted & np.isfinite([self.full, self.empty, *self.points]).all(axis=0)
 
 
 def _check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
@@ -387,7 +384,7 @@ def integrate(
     provenance: Mapping[str, Any],
 ) -> tuple[tuple[Measurement, ...], Measurement, Measurement]:
     """Every point of the curve, CPR and CMD from per-example margins."""
-    used = margins.used
+    used = margins.used(runs)
     ends = {"empty": margins.empty, "full": margins.full}
     warnings = task_warnings(runs, used)
     same = (SAME_PROMPTS,) if found_on(provenance["scores"], runs.task) else ()
@@ -432,7 +429,7 @@ def _random_reference(
     runs: CircuitRuns, margins: _Margins, sizes: Sequence[int], n_circuits: int, *, prune: bool
 ) -> Float64[np.ndarray, "n_draws n_fractions"]:
     """F of random circuits of each size, the same examples counting as on the curve."""
-    graph, used = runs.circuit.graph, margins.used
+    graph, used = runs.circuit.graph, margins.used(runs)
     recovered = np.full((n_circuits, len(sizes)), np.nan)
     gained = margins.full[used].sum() - margins.empty[used].sum()
     if not used.any() or abs(gained) < _SMALLEST * used.sum():

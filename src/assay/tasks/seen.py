@@ -5,7 +5,7 @@ import hashlib
 import zlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt32
@@ -123,22 +123,12 @@ def example_notes(task: PairTask | ImageRows, codes: Int64[np.ndarray, " n"]) ->
     return tuple(text for count, text in texts if count)
 
 
-class Different(NamedTuple, Generic[T]):
-    """The different examples of a task.
-
-    Attributes:
-        task: They alone, with notes on what was left out.
-        rows: Their rows in the task.
-    """
-
-    task: T
-    rows: Int64[np.ndarray, " k"]
-
-
 def different_examples(
     task: T, *, paired: bool, besides: Sequence[PairTask | ImageRows] = ()
-) -> Different[T]:
-    """A task without copies and without rows equal to their counterparts; one row where none is left.
+) -> tuple[T, Int64[np.ndarray, " k"]]:
+    """A task without copies and without rows equal to their counterparts, and the rows it keeps.
+
+    One row stays where none would. The notes of the task count what was left out.
 
     Args:
         task: The examples.
@@ -149,6 +139,6 @@ def different_examples(
     kept = np.flatnonzero(first_rows(codes)[-task.n :])
     rows = kept if len(kept) else np.array([0])
     if len(rows) == task.n:
-        return Different(task, rows)
+        return task, rows
     notes = (*task.notes, *example_notes(task, codes[-task.n :]))
-    return Different(cast(T, replace(task.subset(rows.tolist()), notes=notes)), rows)
+    return cast(T, replace(task.subset(rows.tolist()), notes=notes)), rows

@@ -288,7 +288,7 @@ def prepare(
     paired = MeasurementTable(model, task, circuit, **settings).paired
     whole, (task, rows) = task, different_examples(task, paired=paired)
     if more is not None:
-        more = different_examples(more, paired=paired, besides=(whole,)).task
+        more, _ = different_examples(more, paired=paired, besides=(whole,))
     if len(rows) < whole.n:
         groups = groups if groups is None or isinstance(groups, str) else np.asarray(groups)[rows]
         unit_id = None if unit_id is None else np.asarray(unit_id)[rows]
@@ -297,7 +297,7 @@ def prepare(
     if foreign:
         raise InputError(f"signs has {foreign}, which are not heads of the circuit; its heads: {table.heads}")
     tables = tuple(
-        _table(model, different_examples(other, paired=paired).task, its, folder, **settings)
+        _table(model, different_examples(other, paired=paired)[0], its, folder, **settings)
         for other, its in against
     )
     marked = gates_on_same_prompts(
