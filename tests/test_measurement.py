@@ -297,7 +297,7 @@ def test_without_a_rule_there_is_no_verdict() -> None:
 
 
 def test_an_undefined_value_is_neither_pass_nor_fail() -> None:
-    measured = ratio(value=math.nan, per_example=None, reason="zero_denominator", rule=HIGHER)
+    measured = ratio(value=math.nan, per_example=None, reason="zero_denominator", rule=HIGHER, n=10)
     assert (measured.passed, measured.status) == (None, "inconclusive")
     assert measured.verdict.reason == "zero_denominator"
 

@@ -7,7 +7,7 @@ hash of its provenance less machine facts.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -17,16 +17,7 @@ from jaxtyping import Float, Float64, Int
 from assay.core import display
 from assay.core.errors import InputError, check_fraction
 from assay.core.record import plain, record_id
-from assay.core.verdict import (
-    FEW_PROMPTS,
-    FEWEST_PROMPTS,
-    ONE_SIDED_95,
-    SAME_PROMPTS,
-    Interval,
-    Rule,
-    Verdict,
-    undefined_interval,
-)
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 
 
 if TYPE_CHECKING:
@@ -197,16 +188,11 @@ class Measurement(display.Shown):
         found on these (the warning `same_prompts`).
         """
         if self.judged is not None:
-            verdict = self.judged
-        elif self.rule is None:
+            return self.judged.on_examples(self.n, self.warnings)
+        if self.rule is None:
             return Verdict(status="none", published="none", values={"value": self.value}, reason=self.reason)
-        else:
-            verdict = self.rule.judge(self.value, self.interval(ONE_SIDED_95), self.n, self.reason)
-        if SAME_PROMPTS in self.warnings:
-            verdict = verdict.without_confidence(SAME_PROMPTS)
-        if self.n < FEWEST_PROMPTS:
-            verdict = replace(verdict.without_confidence(FEW_PROMPTS), reason=self.reason or FEW_PROMPTS)
-        return verdict
+        verdict = self.rule.judge(self.value, self.interval(ONE_SIDED_95), self.n, self.reason)
+        return verdict.on_examples(self.n, self.warnings)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Judgements of numbers: intervals, the rules that read them, and the verdicts they give."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -300,3 +300,10 @@ class Verdict(Record):
             warnings=(*self.warnings, why),
             judged=None,
         )
+
+    def on_examples(self, n: int, warnings: Sequence[str] = ()) -> "Verdict":
+        """The judgement of a circuit on n different examples, which `same_prompts` may be a warning of."""
+        verdict = self.without_confidence(SAME_PROMPTS) if SAME_PROMPTS in warnings else self
+        if n >= FEWEST_PROMPTS:
+            return verdict
+        return replace(verdict.without_confidence(FEW_PROMPTS), reason=FEW_PROMPTS)

@@ -127,7 +127,7 @@ def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **
     if runs.circuit.spans is not None:
         _check_whole(spec, random_circuits)
     check_least(0, random_circuits=random_circuits)
-    same = (SAME_PROMPTS,) if _on_same_prompts(runs) else ()
+    same = (SAME_PROMPTS,) if found_on(runs.circuit.provenance, runs.task) else ()
     measurement = over_different(compute(runs, spec, **options), runs, *same)
     if "full" in spec.runs:  # whatever is judged beside a model that fails at the task is marked
         unsolved = task_warnings(runs, np.ones(runs.task.n, dtype=bool))
@@ -151,12 +151,10 @@ def measurement_provenance(
     spec = find_metric(metric)
     how = {"id": spec.id, "key": spec.key, "version": spec.version, "options": {**spec.options, **options}}
     baseline = {"random_circuits": random_circuits} if random_circuits else {}
-    same = {SAME_PROMPTS: True} if _on_same_prompts(runs) else {}  # a circuit's hash does not tell
+    same = (
+        {SAME_PROMPTS: True} if found_on(runs.circuit.provenance, runs.task) else {}
+    )  # a circuit's hash does not tell
     return {**runs.provenance, "metric": how, **baseline, **same}
-
-
-def _on_same_prompts(runs: CircuitRuns) -> bool:
-    return found_on(runs.circuit.provenance, runs.task)
 
 
 def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:

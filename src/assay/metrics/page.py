@@ -231,20 +231,17 @@ def _measurement_row(name: str, measurement: Document) -> Row:
             UNITS.get(unit, unit),
             Cell(text=words.number(n), value=n, below=f"{excluded} excluded" if excluded else ""),
             Cell(text=DIRECTIONS.get(measurement.get("direction") or "report", ""), style="quiet"),
-            Cell(status=status, below=_left_open(measurement) or _decided_by(measurement)),
+            Cell(status=status, below=_decided_by(measurement)),
         ],
         style=status.replace("none", "no-verdict"),
     )
 
 
-def _left_open(measurement: Document) -> str:
-    """Why a number that is defined has no verdict, where a code says more than its interval."""
-    return OPEN.get(str((measurement.get("verdict") or {}).get("reason")), "")
-
-
 def _decided_by(measurement: Document) -> str:
-    """The parts that keep a verdict on several quantities from a pass, each with its limit; else nothing."""
+    """Why there is no verdict, or the parts that keep one on several quantities from a pass, with limits."""
     status, verdict = measurement.get("status"), measurement.get("verdict") or {}
+    if verdict.get("reason") in OPEN:
+        return OPEN[verdict["reason"]]
     limits, parts = verdict.get("thresholds") or {}, measurement.get("parts") or {}
     open_to = {"fail": ("fail",), "moderate": ("fail", "inconclusive")}.get(str(status), ())
     return "; ".join(

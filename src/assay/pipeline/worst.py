@@ -31,7 +31,6 @@ from assay.pipeline.cost import Workload
 from assay.pipeline.stage import Content, Progress, Stage, silent
 from assay.store import About, Store, StoredResult
 from assay.tasks import ImageTask, PairTask, Task
-from assay.tasks.seen import different_examples
 
 
 # Default inputs a side, and pairs, of a run: the fewest in round numbers that bound the 99th
@@ -275,15 +274,14 @@ def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCas
     protocol = "file" if runs.ablation_object.paired else INPUTS
     if protocol == INPUTS and isinstance(task, PairTask):
         task = replace(task, grammar=None)  # its own rows, over which the means were taken
-    task, rows = different_examples(task, paired=runs.ablation_object.paired)
     size = PairCounts(n_clean=task.n, n_corrupted=task.n)
     sample = pairs_of(task, protocol, size, seed=runs.seed, ablation=runs.ablation)
     divergence = get_divergence("kl")
 
     def compute() -> WorstCase:
-        full, keep, empty = (runs.logits(which)[rows] for which in ("full", "keep", "empty"))
+        full, keep, empty = (runs.logits(which) for which in ("full", "keep", "empty"))
         for logits, what in ((full, "the model"), (keep, "the circuit"), (empty, "the empty circuit")):
-            check_finite(logits, what, torch.from_numpy(rows))
+            check_finite(logits, what, torch.arange(task.n))
         clean = sample.clean
         kept, nothing = (pair_divergences(divergence, full, each, clean) for each in (keep, empty))
         precise = runs.model.result_dtype == torch.float64

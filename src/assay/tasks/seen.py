@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt32
+from jaxtyping import Bool, Int, Int64, UInt32
+from torch import Tensor
 
 from assay.tasks.image_rows import ImageRows
 from assay.tasks.image_stream import ImageStream
@@ -89,19 +90,23 @@ def example_codes(*tasks: PairTask | ImageRows, paired: bool) -> Int64[np.ndarra
 def _inputs(task: PairTask | ImageRows, *, paired: bool) -> Iterator[tuple[Hashable, ...]]:
     """Clean input, counterpart and read positions of each row; the counterpart is None where none is read."""
     if isinstance(task, PairTask):
-        sides = [(task.clean, task.lengths), *([(task.corrupted, task.corrupted_lengths)] if paired else [])]
-        found: list[list[Any]] = [
-            [tuple(row[:length]) for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
-            for ids, lengths in sides
+        sides = [
+            prompt_tokens(task.clean, task.lengths),
+            prompt_tokens(task.corrupted, task.corrupted_lengths),
         ]
     elif isinstance(task, ImageStream):
-        found = [list(task.pictures.marks(task.rows.tolist()))]
+        sides = [list(task.pictures.marks(task.rows.tolist()))]
     else:
         assert isinstance(task, ImageTask)
-        images = [task.images, *([task.corrupted] if paired and task.corrupted is not None else [])]
-        found = [[hashlib.sha256(image.contiguous().numpy()).digest() for image in side] for side in images]
-    other = found[1] if len(found) > 1 else [None] * task.n
-    return zip(found[0], other, map(str, task.positions.tolist()), strict=True)
+        images = (task.images, *(() if task.corrupted is None else (task.corrupted,)))
+        sides = [[hashlib.sha256(each.contiguous().numpy()).digest() for each in side] for side in images]
+    other = sides[1] if paired and len(sides) > 1 else [None] * task.n
+    return zip(sides[0], other, map(str, task.positions.tolist()), strict=True)
+
+
+def prompt_tokens(ids: Int[Tensor, "n pos"], lengths: Int[Tensor, " n"]) -> list[Hashable]:
+    """Token ids of each prompt, without padding."""
+    return [tuple(row[:length]) for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
 
 
 def first_rows(codes: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:

@@ -5,7 +5,7 @@ sample are the sample of k, and samples under different prefixes are independent
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,6 @@ from assay.core.errors import InputError, TokenizationError, check_name
 from assay.core.random import stream
 from assay.tasks import Grammar, ImageTask, PairTask, Prompt, Task, check_read_once
 from assay.tasks.checks import NO_POSITION
-from assay.tasks.seen import different_examples
 
 
 INPUTS = "inputs"  # of ablations that read no second input
@@ -203,10 +202,7 @@ class _PairDraw:
         return () if self.grammar is None else self.grammar.heatmap_fields
 
     def rows(self, *, independent: bool, paired: bool = False) -> PairSample:
-        """The task's different rows: copies are no draws of their own, and rows may have to be ablated."""
-        task, _ = different_examples(self.task, paired=self.ablation == "resample")
-        if task is not self.task:
-            return replace(self, task=task).rows(independent=independent, paired=paired)
+        """The task as it is."""
         sides = self.sides
         return self.sample(
             sides["clean"], sides["corrupted"], own_rows=True, independent=independent, paired=paired

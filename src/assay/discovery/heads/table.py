@@ -191,11 +191,6 @@ class MeasurementTable:
         """Whether the circuit is a set of heads with all MLPs, run by replacing the others."""
         return self._make.by_heads
 
-    @property
-    def paired(self) -> bool:
-        """Whether the circuit's runs read the corrupted prompts."""
-        return INTERVENTIONS[self.ablation].paired
-
     @cached_property
     def record(self) -> dict[str, Any]:
         """What every number of the table is a function of."""
