@@ -226,6 +226,28 @@ def test_measure_marks_a_circuit_found_on_the_same_prompts(run: Run, tmp_path: P
     assert json.loads(Path("measured.json").read_text()) == [record]
 
 
+def test_a_result_has_one_verdict_and_its_notes_wherever_it_is_shown(run: Run, tmp_path: Path) -> None:
+    own_lines(tmp_path / "own.jsonl", 60)
+    lines = (tmp_path / "own.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "seen.jsonl").write_text("".join(lines[:20]))
+    run("discover", "--task", "seen.jsonl", "--method", "eap", "--top", "1200", "--save", "c.safetensors")
+    asked = ("measure", "--circuit", "c.safetensors", "--metric", "kl", "--store", "store", "--quiet")
+    shown = run(*asked, "--task", "seen.jsonl").stdout
+    (record,) = json.loads(run(*asked, "--task", "seen.jsonl", "--json").stdout)
+    assert (record["status"], record["verdict"]["reason"]) == ("inconclusive", "same_prompts")
+    listed = json.loads(run("store", "ls", "--store", "store", "--json").stdout)
+    assert "inconclusive" in json.dumps(listed)
+    assert '"pass"' not in json.dumps(listed)
+    for page in (shown, run("show", record["hash"], "--store", "store").stdout):
+        assert "inconclusive found on these examples" in " ".join(page.split())
+    shown = run(*asked, "--task", "own.jsonl").stdout
+    (record,) = json.loads(run(*asked, "--task", "own.jsonl", "--json").stdout)
+    note = "20 of the 60 prompts of 'own' are skipped, because the circuit was found on them"
+    assert record["notes"] == [note]
+    for page in (shown, run("show", record["hash"], "--store", "store").stdout):
+        assert f"{note}." in " ".join(page.split())
+
+
 def test_measure_takes_the_lines_of_a_file_that_are_for_it(run: Run, tmp_path: Path) -> None:
     own_lines(tmp_path / "own.jsonl", 12, split=["discover", "measure", "discover"] * 4)
     asked = ("--task", "own.jsonl", "--circuit", "a2.h3", "--metric", "kl", "--seed", "5", "--json")

@@ -276,13 +276,20 @@ def test_an_open_verdict_never_asks_for_fewer_than_there_are(
 
 
 def test_measurements_are_judged_by_their_rule() -> None:
-    passed = ratio(rule=Rule(pass_at=0.1))
+    passed = ratio(rule=Rule(pass_at=0.1), n=10)
     assert (passed.passed, passed.status) == (True, "pass")
-    failed = ratio(rule=Rule(pass_at=0.99))
+    failed = ratio(rule=Rule(pass_at=0.99), n=10)
     assert (failed.passed, failed.status) == (False, "fail")
-    open_ = ratio(rule=Rule(pass_at=0.74))
+    open_ = ratio(rule=Rule(pass_at=0.74), n=10)
     assert (open_.passed, open_.status) == (True, "inconclusive")
     assert open_.verdict.interval == open_.interval(0.90)
+
+
+def test_without_confidence_the_published_word_stays() -> None:
+    for reason, changes in (("few_prompts", {"n": 9}), ("same_prompts", {"warnings": ("same_prompts",)})):
+        measured = ratio(**{"rule": Rule(pass_at=0.1), "n": 10, **changes})
+        assert (measured.passed, measured.status) == (True, "inconclusive")
+        assert measured.verdict.reason == reason
 
 
 def test_without_a_rule_there_is_no_verdict() -> None:
@@ -290,7 +297,7 @@ def test_without_a_rule_there_is_no_verdict() -> None:
 
 
 def test_an_undefined_value_is_neither_pass_nor_fail() -> None:
-    measured = ratio(value=math.nan, per_example=None, reason="zero_denominator", rule=HIGHER)
+    measured = ratio(value=math.nan, per_example=None, reason="zero_denominator", rule=HIGHER, n=10)
     assert (measured.passed, measured.status) == (None, "inconclusive")
     assert measured.verdict.reason == "zero_denominator"
 

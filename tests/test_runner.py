@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import assay
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
 from assay.core.errors import AssayWarning, InputError, OutputError, UnknownNameError
 from assay.discovery.edges import discover
@@ -421,10 +422,10 @@ def test_a_circuit_is_measured_on_prompts_it_was_not_found_on(mini: Model, tmp_p
     path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 50))
     whole = load_task(path, mini)
     circuit = discover(mini, whole.subset(list(range(30))), "eap").top(60)
-    with pytest.warns(
-        AssayWarning, match="30 of the 50 prompts of 'own' are skipped, because the circuit was found"
-    ):
-        fresh = prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit)
+    fresh = prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit)
+    note = "30 of the 50 prompts of 'own' are skipped, because the circuit was found on them"
+    assert fresh.notes == (note,)
+    assert assay.measure(circuit, mini, fresh, "kl").notes == (note,)
     assert sorted(fresh.ids.tolist()) == list(range(31, 51))  # line numbers
     circuit = discover(mini, whole.subset(list(range(31))), "eap").top(60)
     assert (

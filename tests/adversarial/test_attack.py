@@ -537,6 +537,23 @@ def test_rows_give_a_certificate_only_if_declared_independent(tiny: Model, ids_t
         redrawn.certificate(0.95)
 
 
+@pytest.mark.parametrize("protocol", ["file", "all"])
+def test_a_certificate_counts_different_rows_that_are_ablated(
+    protocol: str, tiny: Model, ids_task: TaskMaker
+) -> None:
+    task, circuit = ids_task(21).subset(range(1, 21)), Circuit.random(tiny.graph, 30, seed=0)
+    once = worst_case(circuit, tiny, task, protocol, independent=True)
+    copied = worst_case(circuit, tiny, task.subset([*range(20)] * 4), protocol, independent=True)
+    for percentile in (0.5, 0.95):
+        assert copied.certificate(percentile) == once.certificate(percentile)
+    assert copied.certificate(0.95).bound is None  # 59 are needed
+    assert copied.maximum_exceedance() == once.maximum_exceedance()
+    assert "60 of the 80 rows" in copied.warnings["rows_not_counted"]
+    assert "rows_not_counted" not in once.warnings
+    same = worst_case(circuit, tiny, replace(task, corrupted=task.clean), protocol, independent=True)
+    assert "nothing is ablated" in same.warnings["not_certified"]
+
+
 def test_a_task_without_a_grammar_has_its_own_pairs_unless_others_are_asked_for(
     tiny: Model, circuit: Circuit, ids_task: Callable[..., PairTask], tmp_path: Path
 ) -> None:

@@ -23,7 +23,6 @@ from assay.analyses.calibration.page import calibration_document
 from assay.circuits import Circuit, HeadCircuit, Role
 from assay.core.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
 from assay.core.record import record_id
-from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.models import Model
 from assay.objectives import OBJECTIVES
@@ -305,14 +304,31 @@ def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> Non
         report["M3b"]
 
 
-def test_a_table_over_one_sentence_clusters_by_unit(model: Model, task: PairTask) -> None:
-    twice = task.subset([*range(10), *range(10)])
-    units = np.array([*range(10), *range(10)])
-    plain: Any = calibrate_all(HEADS, model, twice, gates=["C11", "C30"])
-    clustered = calibrate_all(HEADS, model, twice, gates=["C11", "C30"], unit_id=units)
-    error = {"plain": plain["C11"], "clustered": clustered["C11"]}
-    assert error["clustered"].values["standard_error"] > 1.2 * error["plain"].values["standard_error"]
-    assert clustered["C30"].details["n_units"] < plain["C30"].details["n_units"]
+def test_copies_of_a_prompt_are_one_unit(model: Model, task: PairTask) -> None:
+    gates = ["C11", "C14", "C30"]
+    once: Any = calibrate_all(HEADS, model, task, gates=gates, pool=task.subset([0]))
+    twice = task.subset([*range(20), *range(20)])
+    units = np.array([*range(20), *range(20)])
+    copied: Any = calibrate_all(HEADS, model, twice, gates=gates, pool=twice, unit_id=units)
+    assert copied["C11"].values == once["C11"].values
+    assert copied["C14"].sub_results["faithfulness"] == once["C14"].sub_results["faithfulness"]
+    assert copied.facts["table"]["n_prompts"] == 20
+    assert copied.facts["task"]["notes"] == [
+        "20 of the 40 pairs of 'ioi' are copies of others and are not counted again"
+    ]
+    by_unit: Any = calibrate_all(HEADS, model, task, gates=gates, unit_id=np.arange(20) // 2)
+    assert by_unit["C30"].details["n_units"] < once["C30"].details["n_prompts"] + by_unit.table.n_pool - 20
+
+
+def test_few_prompts_and_prompts_without_a_corruption_give_no_verdict(model: Model, task: PairTask) -> None:
+    same = replace(task, corrupted=task.clean)
+    few = task.subset([*range(9), *range(9)])
+    for prompts, ablation in ((same, "resample"), (few, "resample"), (few, "mean")):
+        found = calibrate_all(HEADS, model, prompts, gates=["C11", "C30", "M3b"], ablation=ablation)
+        assert {verdict.status for verdict in found.values()} == {"inconclusive"}
+        assert {"few_prompts"} <= {verdict.reason for verdict in found.values()}
+    found = calibrate_all(HEADS, model, same, gates=["C11"], ablation="mean")  # reads no counterpart
+    assert found.facts["table"]["n_prompts"] == 20
 
 
 def test_the_circuits_profile_needs_its_own_heads_alone(model: Model, task: PairTask) -> None:
@@ -361,28 +377,6 @@ def test_a_task_without_wrong_answers_is_judged_by_what_it_has(model: Model, tas
     assert set(found.missing) == {"ocse", "ov_norm", "dla"}
     assert len(found["C12"].details["pairs"]) == 3  # of C2, C5 and C10
     assert found["C12"].reason is None
-
-
-def test_rows_forwarded_to_the_derived_metrics_cluster_too(model: Model, task: PairTask) -> None:
-    twice = task.subset([*range(20), *range(20)])
-    once, units = task.subset(range(20)), [*range(20), *range(20)]
-    rows = {
-        name: calibrate_all(HEADS, model, prompts, gates=["C14"], **options)["C14"].sub_results
-        for name, prompts, options in (
-            ("once", once, {}),
-            ("plain", twice, {}),
-            ("clustered", twice, {"unit_id": np.array(units)}),
-        )
-    }
-    for key in ("faithfulness", "completeness"):
-        width = {name: np.ptp([*interval_of(each[key])]) for name, each in rows.items()}
-        assert width["clustered"] > 1.2 * width["plain"]
-        assert width["clustered"] == pytest.approx(width["once"], rel=0.05)
-
-
-def interval_of(verdict: Verdict) -> tuple[float, float]:
-    assert verdict.interval is not None
-    return verdict.interval.low, verdict.interval.high
 
 
 @pytest.mark.slow

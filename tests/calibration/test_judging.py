@@ -16,6 +16,7 @@ from assay.analyses.calibration import (
     ablation_invariance,
     bootstrap_stability,
     calibrate,
+    calibrate_all,
     certified_stability,
     choose_groups,
     convergent_validity,
@@ -173,6 +174,20 @@ def test_units_are_named_by_a_field_of_the_task(world: World) -> None:
     places = np.asarray(world.task.fields["place"])
     expected = bootstrap_stability(*world.runs, unit_id=places, task="ioi")
     same(calibrate("C11", world.kept, unit_id="place", task=world.task), expected)
+
+
+@pytest.mark.parametrize("field", ["template_id", "type", "category", "class", "domain", "corruption"])
+def test_all_gates_group_by_the_same_fields(field: str, world: World) -> None:
+    labels = [f"part {row % 2}" for row in range(world.task.n)]
+    task = replace(world.task, fields={field: labels}, grammar=None)
+    whole = calibrate_all(world.circuit, world.model, task, gates=["C13", "S3"])
+    one = calibrate("C13", world.kept, task=task), calibrate("S3", world.dla, world.circuit, task=task)
+    expected = calibrate("C13", world.kept, groups=np.array(labels), task=task)
+    shares = [each.values["eta_squared"] for each in (whole["C13"], one[0], expected)]
+    assert shares == pytest.approx(shares[:1] * 3)
+    assert whole["C13"].details["groups_from"] == field.removesuffix("_id")
+    groups = [each.sub_results["groups"].values["n_unstable"] for each in (whole["S3"], one[1])]
+    assert groups[0] == groups[1]
 
 
 def test_invariance_finds_groups_in_the_task(world: World) -> None:

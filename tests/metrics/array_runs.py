@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.circuits import Circuit
 from assay.execution import CircuitRuns
+from assay.execution.ablation import Resample
 from assay.models import load_model
 from assay.objectives import get_objective
 from assay.tasks import PairTask
@@ -33,6 +34,7 @@ class ArrayRuns(CircuitRuns):
     """Logits `[n, d_vocab]` by run; `others` gives those of further circuits by hash."""
 
     ablation = "resample"
+    ablation_object = Resample()
     objective = ""
 
     def __init__(
@@ -49,10 +51,10 @@ class ArrayRuns(CircuitRuns):
     ) -> None:
         self.given = {which: table(rows) for which, rows in logits.items()}
         self.others = {key: table(rows) for key, rows in (others or {}).items()}
-        ids = torch.zeros((len(answers), 3), dtype=torch.int64)
+        ids = torch.arange(len(answers))[:, None].repeat(1, 3)
         self.task = PairTask(
             clean=ids,
-            corrupted=ids,
+            corrupted=ids + 1,
             answers=torch.tensor(answers),
             wrong=None if wrong is None else torch.tensor(wrong),
             objective=objective,

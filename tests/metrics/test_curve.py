@@ -34,7 +34,7 @@ def integrals(values: np.ndarray, fractions: np.ndarray, *, log_scale: bool = Fa
     points = [empty.mean() + value * gained + rng.permutation(np.arange(n) - 3.0) for value in values]
     margins = _Margins(full=full, empty=empty, points=points)
     found, area, distance = integrate(
-        margin_runs(full=list(full)), margins, fractions, log_scale=log_scale, provenance={}
+        margin_runs(full=list(full)), margins, fractions, log_scale=log_scale, provenance={"scores": {}}
     )
     np.testing.assert_allclose([point.value for point in found], values, rtol=1e-9, atol=1e-12)
     return area.value, distance.value
@@ -64,7 +64,11 @@ def test_an_empty_circuit_as_good_as_the_model_leaves_everything_undefined() -> 
     same = np.array([1.0, 2.0, 3.0])
     margins = _Margins(full=same, empty=same[::-1].copy(), points=[same, same])
     points, area, distance = integrate(
-        margin_runs(full=list(same)), margins, np.array([0.5, 1.0]), log_scale=False, provenance={}
+        margin_runs(full=list(same)),
+        margins,
+        np.array([0.5, 1.0]),
+        log_scale=False,
+        provenance={"scores": {}},
     )
     for measured in (*points, area, distance):
         assert measured.reason == "zero_denominator"
@@ -78,7 +82,7 @@ def test_an_example_that_breaks_anywhere_counts_nowhere() -> None:
         _Margins(full=full, empty=empty, points=points),
         np.array([0.5, 1.0]),
         log_scale=False,
-        provenance={},
+        provenance={"scores": {}},
     )
     assert [point.value for point in found] == pytest.approx([0.5, 1.0])
     assert (area.n, area.n_excluded) == (2, 1)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,76 @@ def test_every_metric_runs_on_a_real_model(key: str, kind: str, model: Model) ->
     json.dumps(measured.to_dict(), allow_nan=False)
     assert measured.provenance["circuit"] == circuit.hash
     assert measured.provenance["metric"]["key"] == key
+
+
+KEYS = ("faithfulness", "kl", "topk", "faithfulness-norm")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_where_nothing_is_ablated_nothing_passes(key: str, model: Model) -> None:
+    task, circuit = draw_task(1, 24), Circuit.random(model.graph, 60, seed=1)
+    same = replace(task, corrupted=task.clean)
+    measured = assay.measure(circuit, model, same, key)
+    assert (measured.n, measured.n_excluded, measured.status) == (0, 0, "inconclusive")
+    assert measured.verdict.reason == measured.reason == "few_prompts"
+    assert measured.to_dict()["notes"] == [
+        "24 of the 24 pairs of 'custom' equal their counterparts; nothing is ablated on them, so they are "
+        "left out"
+    ]
+    assert assay.measure(circuit, model, same, key, ablation="zero").n == 24  # reads no counterpart
+    corrupted = task.corrupted.clone()
+    corrupted[:9] = task.clean[:9]
+    mixed = assay.measure(circuit, model, replace(task, corrupted=corrupted), key)
+    alone = assay.measure(circuit, model, task.subset(range(9, 24)), key)
+    assert (mixed.n, mixed.n_excluded, len(mixed.notes)) == (15, 0, 1)
+    assert mixed.value == pytest.approx(alone.value, nan_ok=True)
+    assert np.isnan(mixed.arrays()[f"components/{mixed.statistic.components[0]}"][:9]).all()
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_copies_count_once(key: str, model: Model) -> None:
+    task, circuit = draw_task(1, 12), Circuit.random(model.graph, 60, seed=1)
+    once, five = (
+        assay.measure(circuit, model, task.subset(rows), key) for rows in (range(12), [*range(12)] * 5)
+    )
+    assert five.n == once.n == 12
+    assert five.value == pytest.approx(once.value)
+    ends = [(each.interval().low, each.interval().high) for each in (five, once)]
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
+    assert five.verdict.status == once.verdict.status
+    sixty = assay.measure(circuit, model, task.subset([0] * 60), key)
+    assert (sixty.n, sixty.verdict.reason) == (1, "few_prompts")
+
+
+def test_copies_with_other_answers_count_at_their_mean(model: Model) -> None:
+    task, circuit = draw_task(1, 12), Circuit.random(model.graph, 60, seed=1)
+    other = replace(task, answers=task.answers + 1, wrong=task.wrong + 1)
+    parts = [assay.measure(circuit, model, each, "faithfulness") for each in (task, other)]
+    both = {name: torch.cat([getattr(task, name), getattr(other, name)]) for name in ("answers", "wrong")}
+    joined = replace(task.subset([*range(12)] * 2), **both)
+    measured = assay.measure(circuit, model, joined, "faithfulness")
+    mean = np.mean([part.components["keep"] for part in parts], axis=0)
+    np.testing.assert_allclose(measured.components["keep"][:12], mean)
+    assert measured.n == 12
+
+
+def test_a_curve_counts_different_examples(model: Model) -> None:
+    scores = assay.discover(model, draw_task(1, 12), "eap")
+    curve = assay.faithfulness_curve(scores, model, draw_task(0, 12).subset([*range(12)] * 2))
+    assert curve.area.n == 12
+    assert "same_prompts" not in curve.area.warnings
+    assert "same_prompts" in assay.faithfulness_curve(scores, model, draw_task(1, 12)).area.warnings
+
+
+def test_one_circuit_on_its_own_prompts_has_one_verdict(model: Model) -> None:
+    task = draw_task(0, 24)
+    found = assay.discover(model, task, "eap").top(model.graph.n_edges)
+    unknown = replace(found, provenance={})
+    own, fresh = (assay.measure(each, model, task, "kl") for each in (found, unknown))
+    assert (own.status, own.verdict.reason, own.passed) == ("inconclusive", "same_prompts", True)
+    assert fresh.status == "pass"
+    assert own.id_hash != fresh.id_hash  # or a store would give one for the other
+    assert own.to_dict()["status"] == own.to_dict()["verdict"]["status"] == own.status
 
 
 def test_the_full_circuit_is_the_model(model: Model) -> None:

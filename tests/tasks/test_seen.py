@@ -7,8 +7,16 @@ import torch
 
 from assay.discovery.edges import discover
 from assay.models import Model, load_model
-from assay.tasks import PairTask, load_task
-from assay.tasks.seen import KEY, found_on, prompt_codes, prompt_set, seen_prompts
+from assay.tasks import ImageTask, PairTask, load_task
+from assay.tasks.seen import (
+    KEY,
+    different_examples,
+    example_codes,
+    found_on,
+    prompt_codes,
+    prompt_set,
+    seen_prompts,
+)
 
 
 def task(*prompts: list[int]) -> PairTask:
@@ -52,3 +60,23 @@ def test_a_discovered_circuit_knows_the_prompts_of_a_larger_draw() -> None:
     larger = load_task("ioi", model, n=8, seed=0)
     for made in (scores, scores.top(9), scores.top(9).connected(warn=False)):
         assert seen_prompts(made.provenance, larger).tolist() == [True] * 4 + [False] * 4
+
+
+def test_rows_of_the_same_prompts_or_images_are_copies() -> None:
+    prompts = task([1, 2], [3], [1, 2, 0], [3])
+    assert example_codes(prompts, paired=False).tolist() == [0, 1, 2, 1]
+    assert example_codes(prompts, paired=True).tolist() == [-1] * 4
+    assert example_codes(prompts, task([9], [3]), paired=False).tolist() == [0, 1, 2, 1, 3, 1]
+    images = torch.stack([torch.full((3, 4, 4), float(shade)) for shade in (0, 1, 0, 2)])
+    shaded = ImageTask(images=images, corrupted=torch.zeros_like(images))
+    assert example_codes(shaded, paired=True).tolist() == [-1, 0, -1, 1]
+    assert example_codes(shaded, paired=False).tolist() == [0, 1, 0, 2]
+    kept, rows = different_examples(shaded, paired=True)
+    assert (rows.tolist(), kept.n) == ([1, 3], 2)
+    assert kept.describe()["notes"] == list(kept.notes)
+    assert kept.notes == (
+        "2 of the 4 images of 'custom' equal their counterparts; nothing is ablated on them, so they are "
+        "left out",
+    )
+    assert different_examples(prompts, paired=True)[1].tolist() == [0]  # one stays
+    assert different_examples(kept, paired=True)[0] is kept

@@ -95,7 +95,7 @@ def _writes(encoding: str, text: str) -> bool:
 def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
     """A warning as one line on stderr; in place of `warnings.showwarning`."""
     del rest, more
-    say(f"note: {message}")
+    remark(str(message))
 
 
 def echo(message: str = "", *, err: bool = False) -> None:
@@ -115,8 +115,8 @@ def note(message: str) -> None:
 
 
 def remark(message: str) -> None:
-    """A line on stderr that begins with `note:`, unless quiet."""
-    note(f"note: {message}")
+    """A line on stderr that begins with `note:`, also when quiet: it changes what a result means."""
+    say(f"note: {message}")
 
 
 def print_json(document: object) -> None:

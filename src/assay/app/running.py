@@ -91,7 +91,7 @@ class Quiet:
     """How a command runs.
 
     Attributes:
-        quiet: Print no progress and no notes on stderr.
+        quiet: Print no progress on stderr; notes on the result remain.
         config: TOML file of options.
         traceback: Show the traceback of an error.
     """

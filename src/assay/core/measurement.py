@@ -57,13 +57,14 @@ class Measurement(display.Shown):
         id: Published code with the quantity, e.g. `D02.faithfulness`.
         name: Registered key, e.g. `faithfulness`.
         value: The number; NaN where undefined, then `reason` says why.
-        n: Examples it rests on.
-        n_excluded: Examples left out (non-finite logits, or undefined for this quantity).
+        n: Different examples it rests on; copies of an example count once, at their mean.
+        n_excluded: Different examples left out (non-finite logits, or undefined for this quantity).
         unit: `fraction`, `nats`, `logits`, ...
         direction: `higher`, `lower`, `target` or `report` (no verdict).
-        per_example: `[n + n_excluded]`, NaN at excluded examples. Averages to `value`: the example's own
+        per_example: `[batch]`, one per row of the task, NaN at rows that are excluded, copies, or equal to
+            their counterparts where that is what ablated edges carry. Averages to `value`: the example's own
             value for a mean, value plus influence for a ratio of sums.
-        components: Per-example vectors that `statistic` sums, NaN at excluded examples.
+        components: Per-example vectors that `statistic` sums, NaN at the same rows.
         statistic: What turns sums of components into `value`.
         rule: Thresholds; None for a reported number.
         judged: A verdict that is not a rule on `value`, e.g. of top-K agreement.
@@ -120,8 +121,9 @@ class Measurement(display.Shown):
                 ("interval", display.ends(interval.low, interval.high, interval.level)),
                 ("n", self.n),
                 ("excluded", self.n_excluded or None),
-                ("reason", self.reason),
+                ("reason", self.verdict.reason),
                 ("warnings", ", ".join(self.warnings) or None),
+                *(("note", note) for note in self.notes),
             ),
             status=self.status,
             id=self.id_hash,
@@ -180,12 +182,23 @@ class Measurement(display.Shown):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The published rule on the value and the same rule with confidence."""
+        """The published rule on the value and the same rule with confidence.
+
+        Inconclusive, with that reason, below ten different examples (`few_prompts`) and where the circuit was
+        found on these (the warning `same_prompts`).
+        """
         if self.judged is not None:
-            return self.judged
+            return self.judged.on_examples(self.n, self.warnings)
         if self.rule is None:
             return Verdict(status="none", published="none", values={"value": self.value}, reason=self.reason)
-        return self.rule.judge(self.value, self.interval(ONE_SIDED_95), self.n, self.reason)
+        verdict = self.rule.judge(self.value, self.interval(ONE_SIDED_95), self.n, self.reason)
+        return verdict.on_examples(self.n, self.warnings)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which examples were left out, a sentence each."""
+        task = self.provenance.get("task")
+        return tuple(task.get("notes", ())) if isinstance(task, Mapping) else ()
 
     @property
     def status(self) -> str:
@@ -247,6 +260,7 @@ class Measurement(display.Shown):
             "verdict": self.verdict.to_dict(),
             "reason": self.reason,
             "warnings": self.warnings,
+            "notes": self.notes,
             "details": self.details,
             "baseline": self.baseline,
             "parts": {key: part._part_dict(level) for key, part in self.parts.items()},
@@ -263,4 +277,6 @@ class Measurement(display.Shown):
     def _part_dict(self, level: float) -> dict[str, Any]:
         """A part's record: it shares the provenance and seed of the whole."""
         record = self.to_dict(level=level)
-        return {key: item for key, item in record.items() if key not in ("provenance", "hash", "seed")}
+        return {
+            key: item for key, item in record.items() if key not in ("provenance", "hash", "seed", "notes")
+        }

@@ -1,7 +1,7 @@
 """Judgements of numbers: intervals, the rules that read them, and the verdicts they give."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ from assay.core.record import BRIEF, Record
 
 JUDGED = ("pass", "moderate", "fail")  # what a verdict says with confidence
 SAME_PROMPTS = "same_prompts"  # of a circuit that was found on the prompts it is judged on
+FEW_PROMPTS = "few_prompts"
+FEWEST_PROMPTS = 10  # different prompts, or images, below which nothing is said with confidence
 ONE_SIDED_95 = 0.90  # two-sided level whose two ends are one-sided 95 % bounds
 
 
@@ -279,21 +281,29 @@ class Verdict(Record):
             id=self.table_hash,
         )
 
-    def on_same_prompts(self) -> "Verdict":
-        """The judgement where the circuit was found on the prompts that it is judged on.
+    def without_confidence(self, why: str) -> "Verdict":
+        """The judgement where nothing is known with confidence.
 
-        Nothing is then known with confidence: `pass`, `moderate` and `fail` become `inconclusive`, here and
-        in the sub-results. `same_prompts` is a warning of each, and the reason where there is no other. The
-        published rule takes numbers at face value and stays. `judged` is left to be made anew.
+        `pass`, `moderate` and `fail` become `inconclusive`, here and in the sub-results. The code `why`
+        (`same_prompts`: the circuit was found on these prompts; `few_prompts`: there are fewer than ten
+        different ones) is a warning of each, and the reason where there is no other. The published rule takes
+        numbers at face value and stays. `judged` is left to be made anew.
         """
         judged = self.status in JUDGED
         told = judged or (self.status == "inconclusive" and self.reason is None)
         return replace(
             self,
             status="inconclusive" if judged else self.status,
-            reason=SAME_PROMPTS if told else self.reason,
+            reason=why if told else self.reason,
             n_needed=None if told else self.n_needed,  # other prompts are needed, not more
-            sub_results={name: each.on_same_prompts() for name, each in self.sub_results.items()},
-            warnings=(*self.warnings, SAME_PROMPTS),
+            sub_results={name: each.without_confidence(why) for name, each in self.sub_results.items()},
+            warnings=(*self.warnings, why),
             judged=None,
         )
+
+    def on_examples(self, n: int, warnings: Sequence[str] = ()) -> "Verdict":
+        """The judgement of a circuit on n different examples, which `same_prompts` may be a warning of."""
+        verdict = self.without_confidence(SAME_PROMPTS) if SAME_PROMPTS in warnings else self
+        if n >= FEWEST_PROMPTS:
+            return verdict
+        return replace(verdict.without_confidence(FEW_PROMPTS), reason=FEW_PROMPTS)

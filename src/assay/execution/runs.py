@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from assay.circuits import Circuit
@@ -21,6 +21,7 @@ from assay.execution.forward import check_circuit, run_circuit, run_model
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Task
+from assay.tasks.seen import example_codes, example_notes, first_rows
 
 
 Which = Literal["full", "keep", "drop", "empty"]
@@ -85,6 +86,8 @@ class CircuitRuns(Carded):
         other = self._copied()
         other.ablation_object = get_ablation(ablation)
         other._shelf, other._logits, other._kept_margins = BaselineShelf(), OrderedDict(), {}
+        for known in ("codes", "counted", "notes"):  # zero ablation counts pairs that equal their counterpart
+            vars(other).pop(known, None)
         return other
 
     def _copied(self) -> "CircuitRuns":
@@ -118,6 +121,21 @@ class CircuitRuns(Carded):
     def objective(self) -> str:
         """Key of the objective."""
         return self.objective_object.key
+
+    @cached_property
+    def codes(self) -> Int64[np.ndarray, " n"]:
+        """Which different example each row is; -1 where nothing is ablated. See `example_codes`."""
+        return example_codes(self.task, paired=self.ablation_object.paired)
+
+    @cached_property
+    def counted(self) -> Bool[np.ndarray, " n"]:
+        """Rows that enter a number and its verdict: the first of each different example that is ablated."""
+        return first_rows(self.codes)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out of these runs: of the task, and of its rows."""
+        return (*self.task.notes, *example_notes(self.task, self.codes))
 
     def logits(self, which: Which) -> Float[Tensor, "n *reads d_vocab"]:
         """Logits at the read position, of one of four runs.
@@ -173,13 +191,17 @@ class CircuitRuns(Carded):
         return self._kept_margins[circuit.hash].copy()
 
     def margins_from(self, logits: Float[Tensor, "n *reads d_vocab"]) -> np.ndarray:
-        """-objective of each example in a run made elsewhere, float64 `[n]`."""
+        """-objective of each example in a run made elsewhere, float64 `[n]`; of copies their mean."""
         full = self.logits("full")
         losses = []
         for batch in self.task.batches(256):
             rows = batch.indices
             losses.append(self.objective_object(logits[rows].double(), full[rows].double(), batch))
-        return -torch.cat(losses).numpy()
+        margins, places = -torch.cat(losses).numpy(), self.codes + 1
+        if self.counted.all():
+            return margins
+        means = np.bincount(places, margins) / np.maximum(np.bincount(places), 1)
+        return np.where(places > 0, means[places], margins)
 
     @cached_property
     def provenance(self) -> Mapping[str, Any]:
@@ -187,7 +209,7 @@ class CircuitRuns(Carded):
         return {
             "library": library_version(),
             "model": self.model.describe(),
-            "task": self.task.describe(),
+            "task": self.task.describe() | ({"notes": list(self.notes)} if self.notes else {}),
             "circuit": self.circuit.hash,
             "graph": self.model.graph.fingerprint,
             "ablation": self.ablation,

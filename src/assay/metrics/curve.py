@@ -17,12 +17,14 @@ from assay.core.errors import GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.core.record import plain, record_id
+from assay.core.verdict import SAME_PROMPTS
 from assay.execution import Ablation, CircuitRuns
-from assay.metrics.metric import METRICS, MetricSpec, record, task_warnings
+from assay.metrics.metric import METRICS, MetricSpec, over_different, record, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
 from assay.tasks import Task
+from assay.tasks.seen import found_on
 
 
 if TYPE_CHECKING:
@@ -342,9 +344,8 @@ class _Margins(NamedTuple):
     empty: Float64[np.ndarray, " n"]
     points: list[Float64[np.ndarray, " n"]]
 
-    @property
-    def used(self) -> Bool[np.ndarray, " n"]:
-        return np.asarray(np.isfinite([self.full, self.empty, *self.points]).all(axis=0))
+    def used(self, runs: CircuitRuns) -> Bool[np.ndarray, " n"]:
+        return runs.counted & np.isfinite([self.full, self.empty, *self.points]).all(axis=0)
 
 
 def _check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
@@ -383,16 +384,18 @@ def integrate(
     provenance: Mapping[str, Any],
 ) -> tuple[tuple[Measurement, ...], Measurement, Measurement]:
     """Every point of the curve, CPR and CMD from per-example margins."""
-    used = margins.used
+    used = margins.used(runs)
     ends = {"empty": margins.empty, "full": margins.full}
     warnings = task_warnings(runs, used)
+    same = (SAME_PROMPTS,) if found_on(provenance["scores"], runs.task) else ()
     points = []
     for share, keep in zip(fractions, margins.points, strict=True):
         own = {**provenance, "fraction": float(share)}
         recovery = recovery_of("keep", smallest=_SMALLEST)
         spec = METRICS["faithfulness-norm"]
         facts: dict[str, Any] = {"provenance": own, "seed": runs.seed}
-        points.append(record(spec, {**ends, "keep": keep}, recovery, used=used, warnings=warnings, **facts))
+        found = record(spec, {**ends, "keep": keep}, recovery, used=used, warnings=warnings, **facts)
+        points.append(over_different(found, runs, *same))
     names = [f"keep/{index}" for index in range(len(points))]
     components = {**ends, **dict(zip(names, margins.points, strict=True))}
     weights = trapezoid_weights(fractions, log_scale=log_scale).tolist()
@@ -406,7 +409,7 @@ def integrate(
         components=("empty", "full", *names),
         parameters={"weights": weights, "smallest": _SMALLEST},
     )
-    found = [
+    integrals = [
         record(
             METRICS[key],
             components,
@@ -418,14 +421,15 @@ def integrate(
         )
         for key, statistic in (("cpr", area), ("cmd", distance))
     ]
-    return tuple(points), found[0], found[1]
+    cpr, cmd = (over_different(each, runs, *same) for each in integrals)
+    return tuple(points), cpr, cmd
 
 
 def _random_reference(
     runs: CircuitRuns, margins: _Margins, sizes: Sequence[int], n_circuits: int, *, prune: bool
 ) -> Float64[np.ndarray, "n_draws n_fractions"]:
     """F of random circuits of each size, the same examples counting as on the curve."""
-    graph, used = runs.circuit.graph, margins.used
+    graph, used = runs.circuit.graph, margins.used(runs)
     recovered = np.full((n_circuits, len(sizes)), np.nan)
     gained = margins.full[used].sum() - margins.empty[used].sum()
     if not used.any() or abs(gained) < _SMALLEST * used.sum():

@@ -13,11 +13,13 @@ from assay.circuits.given import takes_text
 from assay.core.errors import InputError, check_least, check_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
+from assay.core.verdict import SAME_PROMPTS
 from assay.execution import Ablation, CircuitRuns
-from assay.metrics.metric import METRICS, MetricSpec, find_metric, task_warnings
+from assay.metrics.metric import METRICS, MetricSpec, find_metric, over_different, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import Task
+from assay.tasks.seen import found_on
 
 
 @overload
@@ -125,14 +127,11 @@ def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **
     if runs.circuit.spans is not None:
         _check_whole(spec, random_circuits)
     check_least(0, random_circuits=random_circuits)
-    measurement = compute(runs, spec, **options)
+    same = (SAME_PROMPTS,) if found_on(runs.circuit.provenance, runs.task) else ()
+    measurement = over_different(compute(runs, spec, **options), runs, *same)
     if "full" in spec.runs:  # whatever is judged beside a model that fails at the task is marked
-        new = [
-            code
-            for code in task_warnings(runs, np.ones(runs.task.n, dtype=bool))
-            if code not in measurement.warnings
-        ]
-        measurement = replace(measurement, warnings=(*measurement.warnings, *new))
+        unsolved = task_warnings(runs, np.ones(runs.task.n, dtype=bool))
+        measurement = replace(measurement, warnings=tuple(dict.fromkeys((*measurement.warnings, *unsolved))))
     if runs.exact is not runs and _of_the_whole(spec):
         other = compute(runs.exact, spec, **options)
         measurement = replace(measurement, details={**measurement.details, "exact_norms": other.value})
@@ -152,7 +151,10 @@ def measurement_provenance(
     spec = find_metric(metric)
     how = {"id": spec.id, "key": spec.key, "version": spec.version, "options": {**spec.options, **options}}
     baseline = {"random_circuits": random_circuits} if random_circuits else {}
-    return {**runs.provenance, "metric": how, **baseline}
+    same = (
+        {SAME_PROMPTS: True} if found_on(runs.circuit.provenance, runs.task) else {}
+    )  # a circuit's hash does not tell
+    return {**runs.provenance, "metric": how, **baseline, **same}
 
 
 def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:

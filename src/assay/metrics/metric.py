@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64
 from assay.core.errors import unknown_name
 from assay.core.measurement import Measurement, Statistic
 from assay.core.registry import Registry
-from assay.core.verdict import Rule
+from assay.core.verdict import FEW_PROMPTS, Rule
 from assay.execution.forward import finite_rows
 from assay.execution.runs import CircuitRuns, Which
 from assay.objectives import get_objective
@@ -135,8 +135,8 @@ def find_metric(name: str) -> MetricSpec:
 
 
 def finite_examples(runs: CircuitRuns, *which: Which) -> Bool[np.ndarray, " n"]:
-    """Examples whose logits are finite in all the runs named."""
-    finite = np.ones(runs.task.n, dtype=bool)
+    """Examples that count (`CircuitRuns.counted`) and whose logits are finite in all the runs named."""
+    finite = runs.counted.copy()
     for each in which:
         finite &= finite_rows(runs.logits(each)).numpy()
     return finite
@@ -161,7 +161,7 @@ def record(
         components: Vectors over all examples of the task.
         statistic: Function of their sums that is the value.
         used: Examples that may count; those with a non-finite component are left out as well.
-        warnings: Codes found so far; exclusion and an unstable denominator are added here.
+        warnings: Codes found so far; an unstable denominator is added here.
         undefined: Reason given when the statistic is NaN although examples remain.
         reading: What a value of this size says, kept as the detail `reading`.
         details: Further numbers.
@@ -175,8 +175,6 @@ def record(
     if not math.isnan(value):
         per_example = np.full(len(kept), np.nan)
         per_example[kept] = statistic.linearised(table[:, kept])
-    if n_excluded > MANY_EXCLUDED * len(kept):
-        warnings = (*warnings, "many_excluded")
     if isinstance(statistic, RatioOfSums) and n and statistic.unstable(table[:, kept]):
         warnings = (*warnings, "unstable_denominator")
     reason = None if not math.isnan(value) else (undefined if used.any() else "no_valid_prompt")
@@ -200,6 +198,25 @@ def record(
         statistic=statistic,
         warnings=warnings,
         details={**(details or {}), **told},
+    )
+
+
+def over_different(found: Measurement, runs: CircuitRuns, *more: str) -> Measurement:
+    """A measurement and its parts, rows that are no examples of their own not counted among the excluded.
+
+    Args:
+        found: What `record` made of all rows.
+        runs: What was run.
+        more: Further warnings; `many_excluded` and a missing example are told here.
+    """
+    n_excluded = max(found.n_excluded - int((~runs.counted).sum()), 0)
+    many = ("many_excluded",) if n_excluded > MANY_EXCLUDED * (found.n + n_excluded) else ()
+    return replace(
+        found,
+        n_excluded=n_excluded,
+        reason=found.reason if runs.counted.any() else FEW_PROMPTS,
+        warnings=tuple(dict.fromkeys((*many, *found.warnings, *more))),
+        parts={key: over_different(part, runs, *more) for key, part in found.parts.items()},
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS
 from assay.page import text as words
 from assay.page.blocks import Cell, Code, Column, Details, Figure, Note, Page, Row, Section, Table
 from assay.page.strip import strip
@@ -59,6 +60,14 @@ REASONS = {
     "zero_denominator": "undefined: the model has no margin on this task",
     "no_valid_prompt": "undefined: none of the prompts gave finite logits",
     "all_tied": "undefined: all values are equal",
+    FEW_PROMPTS: "undefined: every example equals its counterpart, so nothing is ablated",
+}
+
+
+# Why there is no verdict on a number, by the reason of the verdict.
+OPEN = {
+    SAME_PROMPTS: "found on these examples",
+    FEW_PROMPTS: f"fewer than {FEWEST_PROMPTS} different examples",
 }
 
 
@@ -130,6 +139,10 @@ def measurements_page(records: Sequence[Document]) -> Page:
                     Figure(blocks=[measurement_table(shown)], caption=caption, kind=""),
                     *([Note(text=carried, style="quiet")] if ablations else []),
                     *_norms(records),
+                    *(
+                        Note(text=f"{text}.")
+                        for text in dict.fromkeys(note for each in records for note in each.get("notes", ()))
+                    ),
                 ],
             )
         ],
@@ -225,8 +238,10 @@ def _measurement_row(name: str, measurement: Document) -> Row:
 
 
 def _decided_by(measurement: Document) -> str:
-    """The parts that keep a verdict on several quantities from a pass, each with its limit; else nothing."""
+    """Why there is no verdict, or the parts that keep one on several quantities from a pass, with limits."""
     status, verdict = measurement.get("status"), measurement.get("verdict") or {}
+    if verdict.get("reason") in OPEN:
+        return OPEN[verdict["reason"]]
     limits, parts = verdict.get("thresholds") or {}, measurement.get("parts") or {}
     open_to = {"fail": ("fail",), "moderate": ("fail", "inconclusive")}.get(str(status), ())
     return "; ".join(

@@ -163,18 +163,17 @@ class AuditRun:
         for place, key in enumerate(keys):
             self.progress("measure", place, len(keys))
             n_random = self.plan.random_circuits if key in BASELINED else 0
-            records[key] = self._measured(runs, key, n_random)
+            records[key] = measure_stored(runs, key, random_circuits=n_random, store=self.store)
         self.progress("measure", len(keys), len(keys))
         return records
-
-    def _measured(self, runs: CircuitRuns, key: str, n_random: int = 0) -> dict[str, Any]:
-        record = measure_stored(runs, key, random_circuits=n_random, store=self.store)
-        return record if self.draws.held_out else document.on_same_prompts(record)
 
     def under_other_ablations(self, runs: CircuitRuns) -> list[dict[str, Any]]:
         """Records of the normalised faithfulness with other values on the cut edges."""
         return [
-            {**self._measured(runs.under(key), HEADLINE[0]), "name": f"{HEADLINE[0]}, {key} ablation"}
+            {
+                **measure_stored(runs.under(key), HEADLINE[0], random_circuits=0, store=self.store),
+                "name": f"{HEADLINE[0]}, {key} ablation",
+            }
             for key in self.plan.other_ablations
         ]
 

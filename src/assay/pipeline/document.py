@@ -8,7 +8,6 @@ import torch
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.record import plain
-from assay.core.verdict import JUDGED, SAME_PROMPTS
 from assay.execution import CircuitRuns
 from assay.metrics import FaithfulnessCurve
 from assay.metrics.curve import FRACTIONS
@@ -73,6 +72,7 @@ def task_facts(runs: CircuitRuns) -> dict[str, Any]:
             for row in range(min(EXAMPLES, task.n))
             if isinstance(task, PairTask)
         ],
+        "notes": list(runs.notes),
     }
 
 
@@ -109,16 +109,6 @@ def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
         "wrong": words(task.wrong),
         "margin": margin,
     }
-
-
-def on_same_prompts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A measurement whose circuit was found on its very prompts, marked as `Verdict.on_same_prompts` does."""
-    marked: dict[str, Any] = {**record, "warnings": [*(record.get("warnings") or ()), SAME_PROMPTS]}
-    if marked["status"] in JUDGED:
-        told = {"status": "inconclusive", "reason": SAME_PROMPTS, "n_needed": None}
-        marked |= {"status": "inconclusive", "verdict": {**record["verdict"], **told}}
-    parts = record.get("parts") or {}
-    return marked | {"parts": {key: on_same_prompts(part) for key, part in parts.items()}}
 
 
 def listed_edges(scores: EdgeScores, circuit: Circuit, size: int) -> list[dict[str, Any]]:

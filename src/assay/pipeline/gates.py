@@ -30,6 +30,7 @@ from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, Store
 from assay.tasks import PairTask
+from assay.tasks.seen import different_examples
 
 
 TABLES = "tables"  # folder of measurement tables inside a store
@@ -99,8 +100,9 @@ def calibrate_runs(
 
     The ablation must be one that is defined for heads, too.
     """
-    task, ablation = runs.task, runs.ablation
-    assert isinstance(task, PairTask)
+    whole, ablation = runs.task, runs.ablation
+    assert isinstance(whole, PairTask)
+    task, rows = different_examples(whole, paired=runs.ablation_object.paired)
     table = MeasurementTable(
         runs.model,
         task,
@@ -109,12 +111,12 @@ def calibrate_runs(
         ablation=ablation,
         batch_size=runs.batch_size,
         measured={
-            "y_full": runs.margins("full"),
-            f"y_keep/{INTERVENTIONS[ablation].key}": runs.margins("keep"),
+            "y_full": runs.margins("full")[rows],
+            f"y_keep/{INTERVENTIONS[ablation].key}": runs.margins("keep")[rows],
         },
     )
     keys = tuple(find_gate(code).key for code in FREE_GATES)
-    same = gates_on_same_prompts(runs.circuit, task) & set(keys)
+    same = gates_on_same_prompts(runs.circuit, whole) & set(keys)
     battery = Battery(table=table, gates=keys, same_prompts=same)
     return _judged(battery, store, progress, identified=is_registered(runs.objective_object))
 

@@ -1,6 +1,7 @@
 """Examples by name: prompts or images, to find a circuit on and to measure it on."""
 
 import warnings
+from dataclasses import replace
 
 from assay.circuits.given import IMAGES
 from assay.core.errors import AssayWarning
@@ -85,9 +86,11 @@ def read_inputs(
         whole = n is None and is_task_file(task)
         return load_task(task, model, n=n, seed=0 if whole else seed)
     found = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
-    if skipped := found.config.get("skipped"):
-        warnings.warn(f"{skipped} files of {found.domain} were skipped", AssayWarning, stacklevel=2)
-    return found
+    if not (skipped := found.config.get("skipped")):
+        return found
+    note = f"{skipped} files of {found.domain} were skipped"
+    warnings.warn(note, AssayWarning, stacklevel=2)
+    return replace(found, notes=(*found.notes, note))
 
 
 def few_inputs(task: str, images: str | None, model: Model) -> Task:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from assay.core.random import stream
 from assay.models import Model
 from assay.tasks import TASKS, PairTask, Task, load_task
 from assay.tasks.load import DEFAULT_N
-from assay.tasks.seen import seen_prompts
+from assay.tasks.seen import prompt_tokens, seen_prompts
 
 
 FEWEST_PER_HALF = 20  # distinct prompts below which a task is not divided
@@ -100,7 +100,7 @@ def draw_prompts(
     whole = task if isinstance(task, PairTask) else load_task(task, model)
     if SPLIT in whole.fields:
         return _apart(*(_part(model, whole, part, n=n, seed=seed) for part in (DISCOVER, MEASURE)))
-    keys = _clean_prompts(whole)
+    keys = prompt_tokens(whole.clean, whole.lengths)
     distinct = list(dict.fromkeys(keys))
     if len(distinct) < 2 * FEWEST_PER_HALF:
         both = _sample(whole, range(whole.n), n, seed, "both")
@@ -144,16 +144,14 @@ def prompts_to_measure(
         return _unseen_drawn(model, source, provenance, n=n or drawn, seed=seed)
     whole = _part(model, source, MEASURE, n=None, seed=seed)
     fresh = np.flatnonzero(~seen_prompts(provenance, whole)).tolist()
-    prompts = _clean_prompts(whole)
+    prompts = prompt_tokens(whole.clean, whole.lengths)
     if len(fresh) == whole.n or len({prompts[row] for row in fresh}) < FEWEST_PER_HALF:
         return _sample(whole, range(whole.n), n, seed, MEASURE)
-    warnings.warn(
+    note = (
         f"{whole.n - len(fresh)} of the {whole.n} prompts of {whole.name!r} are skipped, because the "
-        "circuit was found on them",
-        AssayWarning,
-        stacklevel=2,
+        "circuit was found on them"
     )
-    return _sample(whole, fresh, n, seed, MEASURE)
+    return replace(_sample(whole, fresh, n, seed, MEASURE), notes=(*whole.notes, note))
 
 
 def _unseen_drawn(
@@ -238,8 +236,8 @@ def _apart(discovery: PairTask, measured: PairTask) -> DrawnPrompts:
     Raises:
         InputError: If they share a clean prompt.
     """
-    seen = set(_clean_prompts(discovery))
-    shared = [row for row, key in enumerate(_clean_prompts(measured)) if key in seen]
+    seen = set(prompt_tokens(discovery.clean, discovery.lengths))
+    shared = [row for row, key in enumerate(prompt_tokens(measured.clean, measured.lengths)) if key in seen]
     if shared:
         text = "" if measured.texts is None else f", such as {measured.texts[shared[0]]!r}"
         raise InputError(
@@ -247,9 +245,3 @@ def _apart(discovery: PairTask, measured: PairTask) -> DrawnPrompts:
             f"on{text}; keep each clean prompt on one side"
         )
     return DrawnPrompts(discovery=discovery, measured=measured, held_out=True)
-
-
-def _clean_prompts(task: PairTask) -> list[tuple[int, ...]]:
-    """Token ids of each clean prompt, without padding."""
-    rows = zip(task.clean.tolist(), task.lengths.tolist(), strict=True)
-    return [tuple(ids[:length]) for ids, length in rows]

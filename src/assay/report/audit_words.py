@@ -65,7 +65,7 @@ def _plain_share(document: Document) -> str:
 
 def caveats(document: Document) -> list[str]:
     """What a reader must know before trusting the verdict; empty when there is nothing."""
-    notes, kind = [], inputs(document)
+    notes, kind = [f"{text}." for text in document["task"].get("notes", [])], inputs(document)
     circuit, discovery = document["circuit"], document["discovery"]
     value, target = circuit["faithfulness"]["value"], circuit["target"]
     low, high = circuit["faithfulness"].get("low"), circuit["faithfulness"].get("high")

@@ -80,6 +80,7 @@ class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
         objective: Key of the objective used unless told otherwise.
         ablation: Key of the ablation used unless told otherwise.
         config: How the images were made (JSON values): part of every result's provenance.
+        notes: What was left out of the images, a sentence each, for every result on them.
     """
 
     per_row: ClassVar[tuple[str, ...]] = ("labels", "foils", "ids")  # what a subset takes its rows of
@@ -95,6 +96,7 @@ class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
     objective: str = "kl"
     ablation: str = "mean-positional"
     config: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     _n_tokens: int = field(default=0, init=False)  # set by `bound`
 
     def _check_rows(self) -> None:
@@ -155,7 +157,7 @@ class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
     def describe(self, identity: str = "data_hash") -> dict[str, Any]:
         """Identity of the images as it enters records; of keys with `source_hash`."""
         facts = {name: getattr(self, name) for name in ("name", "domain", identity, "n")}
-        return facts | {"config": dict(self.config)}
+        return facts | {"config": dict(self.config)} | ({"notes": list(self.notes)} if self.notes else {})
 
     @property
     def length(self) -> int:

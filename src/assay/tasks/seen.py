@@ -1,16 +1,23 @@
-"""Which prompts a circuit was found on: a set of short codes that its record keeps."""
+"""Which examples of a task are different ones, and which of its prompts a circuit was found on."""
 
 import base64
+import hashlib
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from jaxtyping import Bool, UInt32
+from jaxtyping import Bool, Int, Int64, UInt32
+from torch import Tensor
 
 from assay.tasks.image_rows import ImageRows
+from assay.tasks.image_stream import ImageStream
+from assay.tasks.images import ImageTask
 from assay.tasks.task import PairTask
 
+
+T = TypeVar("T", bound=PairTask | ImageRows)
 
 KEY = "clean_prompts"  # of the record of a task
 ENOUGH = 0.05  # share of shared prompts above which a measurement is not one of other prompts
@@ -53,6 +60,90 @@ def seen_prompts(provenance: Mapping[str, object], task: PairTask) -> Bool[np.nd
     return np.isin(prompt_codes(task), np.frombuffer(base64.b64decode(codes), dtype="<u4"))
 
 
-def found_on(provenance: Mapping[str, object], task: PairTask) -> bool:
-    """Whether more than 5 % of the prompts of a task are among those that a circuit was found on."""
-    return bool(seen_prompts(provenance, task).mean() > ENOUGH)
+def found_on(provenance: Mapping[str, object], task: PairTask | ImageRows) -> bool:
+    """Whether a circuit was found on more than 5 % of these prompts, or on these images."""
+    if isinstance(task, PairTask):
+        return bool(seen_prompts(provenance, task).mean() > ENOUGH)
+    record = provenance.get("task")
+    return isinstance(record, Mapping) and record.get("data_hash") == task.data_hash
+
+
+# ---- different examples ------------------------------------------------------------------------------
+
+
+def example_codes(*tasks: PairTask | ImageRows, paired: bool) -> Int64[np.ndarray, " n"]:
+    """Which different example each row of some tasks is, from 0; -1 for a row equal to its counterpart.
+
+    Rows of one code are copies: the same prompts, read at the same positions, whatever their answers; or the
+    same images.
+
+    Args:
+        tasks: One after the other.
+        paired: Whether ablated edges carry what they carry on the counterpart. If not, an example is its
+            clean input alone, and none has the code -1.
+    """
+    codes: dict[Hashable, int] = {}
+    rows = (row for task in tasks for row in _inputs(task, paired=paired))
+    return np.array([-1 if a == b else codes.setdefault((a, b, at), len(codes)) for a, b, at in rows])
+
+
+def _inputs(task: PairTask | ImageRows, *, paired: bool) -> Iterator[tuple[Hashable, ...]]:
+    """Clean input, counterpart and read positions of each row; the counterpart is None where none is read."""
+    if isinstance(task, PairTask):
+        sides = [
+            prompt_tokens(task.clean, task.lengths),
+            prompt_tokens(task.corrupted, task.corrupted_lengths),
+        ]
+    elif isinstance(task, ImageStream):
+        sides = [list(task.pictures.marks(task.rows.tolist()))]
+    else:
+        assert isinstance(task, ImageTask)
+        images = (task.images, *(() if task.corrupted is None else (task.corrupted,)))
+        sides = [[hashlib.sha256(each.contiguous().numpy()).digest() for each in side] for side in images]
+    other = sides[1] if paired and len(sides) > 1 else [None] * task.n
+    return zip(sides[0], other, map(str, task.positions.tolist()), strict=True)
+
+
+def prompt_tokens(ids: Int[Tensor, "n pos"], lengths: Int[Tensor, " n"]) -> list[Hashable]:
+    """Token ids of each prompt, without padding."""
+    return [tuple(row[:length]) for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
+
+
+def first_rows(codes: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+    """True at the first row of each code of `example_codes`, except at -1."""
+    first = np.zeros(len(codes), dtype=np.bool_)
+    first[np.unique(codes, return_index=True)[1]] = True
+    return first & (codes >= 0)
+
+
+def example_notes(task: PairTask | ImageRows, codes: Int64[np.ndarray, " n"]) -> tuple[str, ...]:
+    """How many rows of a task equal their counterparts, and how many are copies."""
+    kind, equal = "pairs" if isinstance(task, PairTask) else "images", int((codes < 0).sum())
+    copies = len(codes) - equal - int(first_rows(codes).sum())
+    of = f"of the {task.n} {kind} of {task.name!r}"
+    texts = (
+        (equal, f"{equal} {of} equal their counterparts; nothing is ablated on them, so they are left out"),
+        (copies, f"{copies} {of} are copies of others and are not counted again"),
+    )
+    return tuple(text for count, text in texts if count)
+
+
+def different_examples(
+    task: T, *, paired: bool, besides: Sequence[PairTask | ImageRows] = ()
+) -> tuple[T, Int64[np.ndarray, " k"]]:
+    """A task without copies and without rows equal to their counterparts, and the rows it keeps.
+
+    One row stays where none would. The notes of the task count what was left out.
+
+    Args:
+        task: The examples.
+        paired: As for `example_codes`.
+        besides: Other tasks, copies of whose rows go as well.
+    """
+    codes = example_codes(*besides, task, paired=paired)
+    kept = np.flatnonzero(first_rows(codes)[-task.n :])
+    rows = kept if len(kept) else np.array([0])
+    if len(rows) == task.n:
+        return task, rows
+    notes = (*task.notes, *example_notes(task, codes[-task.n :]))
+    return cast(T, replace(task.subset(rows.tolist()), notes=notes)), rows

@@ -162,6 +162,7 @@ class PairTask(Carded):
         alignment: Where prompts of a pair differ in length, the place of the corrupted token that stands at
             the place of each clean one `[N, T]`, -1 where there is none; `align_prompts` makes it. None, as
             also where it says no more: tokens of one number stand at one place.
+        notes: What was left out of the pairs, a sentence each, for every result on them.
         corrupted_lengths: Tokens of each corrupted prompt `[N]`, 1..U. Default: `lengths`; with an alignment
             U.
 
@@ -200,6 +201,7 @@ class PairTask(Carded):
     pad_id: int = 0
     alignment: Int[Tensor, "n pos"] | None = None
     corrupted_lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]  # filled in, as above
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         tensors = {
@@ -239,7 +241,8 @@ class PairTask(Carded):
 
     def describe(self) -> dict[str, Any]:
         """Identity of the prompts as it enters records."""
-        return {"name": self.name, "data_hash": self.data_hash, "n": self.n, "config": dict(self.config)}
+        facts = {"name": self.name, "data_hash": self.data_hash, "n": self.n, "config": dict(self.config)}
+        return facts | ({"notes": list(self.notes)} if self.notes else {})
 
     def __repr__(self) -> str:
         return f"PairTask({self.name!r}, n={self.n}, length={self.length}, objective={self.objective!r})"

@@ -299,8 +299,10 @@ class _Judge:
 
     def differences(self) -> tuple[Difference, ...]:
         """CPR of each pair, each resample of the examples drawn once for all."""
-        n = self.runs.task.n
-        draws = stream(self.runs.seed, "benchmark-differences").integers(0, n, (N_RESAMPLES, n))
+        counted = self.runs.counted
+        rows = np.flatnonzero(counted if counted.any() else ~counted)
+        n = len(rows)
+        draws = rows[stream(self.runs.seed, "benchmark-differences").integers(0, n, (N_RESAMPLES, n))]
         resampled = {name: area.value_on(draws) for name, area in self.areas.items()}
         differences = []
         for first, second in combinations(self.areas, 2):

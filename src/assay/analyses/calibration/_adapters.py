@@ -19,12 +19,11 @@ from assay.analyses.calibration._things import (
     describe,
     flags,
     holds_objects,
-    labels,
     runs,
     table_of,
 )
 from assay.analyses.calibration.agreement import LEARNING_COEFFICIENT
-from assay.analyses.calibration.invariance import choose_groups
+from assay.analyses.calibration.invariance import choose_groups, group_labels
 from assay.analyses.calibration.multiplicity import PooledResult
 from assay.analyses.calibration.pooling import pooled
 from assay.circuits import Circuit, HeadCircuit, load_head_circuit, published_head_circuits
@@ -33,7 +32,6 @@ from assay.core.measurement import Measurement
 from assay.discovery.heads import HeadOutputs, HeadScores
 
 
-_GROUP_FIELDS = ("template", "template_id", "type", "category", "class", "domain", "corruption")
 # Names of the scores that a gate judges, and how they are made.
 Kind = tuple[tuple[str, ...], str]
 _DIRECT: Kind = (("direct-attribution", "dla"), "assay.discover_heads(model, task, 'dla')")
@@ -101,10 +99,7 @@ def groups_of_task(given: Things) -> dict[str, Any]:
     task = given.task
     if task is None or given.options.get("groups") is not None:
         return {}
-    named = {
-        key.removesuffix("_id"): labels("groups", key, task) for key in _GROUP_FIELDS if key in task.fields
-    }
-    found = choose_groups(named)
+    found = choose_groups(group_labels(task))
     return {"lengths": task.lengths.numpy()} | ({} if found is None else {"groups": found.labels})
 
 

@@ -18,14 +18,15 @@ from assay.circuits.given import takes_text
 from assay.core import display
 from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
 from assay.core.record import Record, record_id, same
-from assay.core.verdict import Verdict
+from assay.core.verdict import FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.discovery.heads import MeasurementTable
+from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.table import AnyCircuit
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import PairTask, is_task_file
 from assay.tasks.load import draw_task, load_task
-from assay.tasks.seen import found_on
+from assay.tasks.seen import different_examples, found_on
 
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _GATE_FACTS = (
 )
 _LAST = "multiple-comparisons"  # pools what the others found
 OF_OTHER_TASKS = frozenset({"discriminant-validity", "derived-metrics"})  # gates that look at `against`
+OF_NO_PROMPTS = "nomological-validity"  # judges the description of a circuit
 
 Progress = Callable[[str, int, int], None]
 Against = Sequence[tuple[PairTask, AnyCircuit]]
@@ -284,18 +286,28 @@ def prepare(
                 f"against= holds the prompts of task {task.name!r} itself, but C17 compares different tasks"
             )
     more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
+    paired = INTERVENTIONS[MeasurementTable(model, task, circuit, **settings).ablation].paired
+    whole, (task, rows) = task, different_examples(task, paired=paired)
+    if more is not None:
+        more, _ = different_examples(more, paired=paired, besides=(whole,))
+    if len(rows) < whole.n:
+        groups = groups if groups is None or isinstance(groups, str) else np.asarray(groups)[rows]
+        unit_id = None if unit_id is None else np.asarray(unit_id)[rows]
     table = _table(model, task, circuit, folder, more=more, **settings)
     foreign = sorted({*(signs or {})} - {*table.heads})
     if foreign:
         raise InputError(f"signs has {foreign}, which are not heads of the circuit; its heads: {table.heads}")
-    others = tuple(_table(model, other, its, folder, **settings) for other, its in against)
-    marked = gates_on_same_prompts(table.circuit, task, [(each.task, each.circuit) for each in others]).union(
-        same_prompts
+    tables = tuple(
+        _table(model, different_examples(other, paired=paired)[0], its, folder, **settings)
+        for other, its in against
     )
+    marked = gates_on_same_prompts(
+        table.circuit, whole, [(each.task, each.circuit) for each in tables]
+    ).union(same_prompts)
     return Battery(
         table=table,
         gates=tuple(key for key in (*JUDGES, *(key for key in GATES if key not in JUDGES)) if key in asked),
-        against=others,
+        against=tables,
         same_prompts=marked & asked,
         published=None if published is None else MeasurementTable(model, task, published).members,
         groups=groups,
@@ -319,10 +331,11 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
         seconds[key] = time.perf_counter() - began - (battery.filling - filled)
     if progress is not None:
         progress("calibrate", len(battery.gates), len(battery.gates))
-    same = battery.same_prompts
+    n = {key: FEWEST_PROMPTS if key == OF_NO_PROMPTS else battery.table.P for key in battery.gates}
+    same = dict.fromkeys(battery.same_prompts, (SAME_PROMPTS,))
     return CalibrationReport(
         verdicts={
-            key: GATES[key].worded(verdicts[key].on_same_prompts() if key in same else verdicts[key])
+            key: GATES[key].worded(verdicts[key].on_examples(n[key], same.get(key, ())))
             for key in battery.gates
         },
         table=battery.table,

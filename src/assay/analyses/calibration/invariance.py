@@ -17,10 +17,12 @@ from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.stats import GroupDifferences, RatioOfSums, group_differences
 from assay.stats._checks import varies
 from assay.stats.anova import FEWEST_PER_GROUP
+from assay.tasks import PairTask
 
 
 N_BOOT = 2000
-_KEYS = ("template", "type", "category", "class", "domain", "corruption")  # the last three of images
+# Fields that prompts are grouped by unless told otherwise, in this order; `KEY_id` stands in for KEY.
+GROUP_FIELDS = ("template", "type", "category", "class", "domain", "corruption")
 _DEPENDENT = ("influence", "ratio", "clean_logit_diff")
 _SAME_GROUPS = Rule(pass_at=0.06, higher=False)  # of the population's eta squared
 _BOUNDS = 0.94  # level of the noncentral F whose two ends are 95 % bounds of skewed scores, too
@@ -50,21 +52,29 @@ class Grouping:
     source: str
 
 
+def group_labels(*tasks: PairTask) -> dict[str, Shaped[np.ndarray, " n"]]:
+    """Labels of the prompts of some tasks, by those of `GROUP_FIELDS` that all of the tasks have."""
+    names = {key: key if key in tasks[0].fields else f"{key}_id" for key in GROUP_FIELDS}
+    return {
+        key: np.array([str(value) for each in tasks for value in each.fields[name]])
+        for key, name in names.items()
+        if all(name in each.fields for each in tasks)
+    }
+
+
 def choose_groups(
     metadata: Mapping[str, Shaped[np.ndarray, " n"]], lengths: Real[np.ndarray, " n"] | None = None
 ) -> Grouping | None:
-    """The groups in which prompts are compared: `template`, else `type`, else `category`, else length.
-
-    Images: `class`, else `domain`, else `corruption`.
+    """The groups in which prompts are compared: the first usable of `GROUP_FIELDS`, else length.
 
     Args:
-        metadata: Labels of the prompts by key.
+        metadata: Labels of the prompts by key, e.g. `group_labels`.
         lengths: Token lengths; short, medium and long prompts where no key has two groups of three.
 
     Returns:
         None where nothing has two groups of at least three prompts.
     """
-    for key in _KEYS:
+    for key in GROUP_FIELDS:
         if key in metadata and _enough(metadata[key]):
             return Grouping(labels=metadata[key], source=key)
     if lengths is not None and len(lengths) >= 9:

@@ -107,8 +107,8 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     given.options = {name: _option(given, name, value) for name, value in options.items()}
     given.agree(adapter.same)
     arrays, more = as_they_came(given) if adapter.plain and all_arrays(given) else adapter.read(given)
-    if found.key == "measurement-invariance" and len(arrays) < 3:
-        more |= groups_of_task(given)
+    if "groups" in found.options and len(arrays) < 3:
+        more |= {name: value for name, value in groups_of_task(given).items() if name in found.options}
     given.none_left()
     if "inner" in more and given.options.get("inner", more["inner"]) != more["inner"]:
         raise InputError(

@@ -123,6 +123,7 @@ def caveats(document: Record) -> list[str]:
             f"{REASONS['same_prompts'][1]}"
         )
     notes += [warning(str(code)) for code in document.get("warnings") or ()]
+    notes += [f"{text}." for text in (document.get("task") or {}).get("notes", ())]
     partial = warning("partial_heads")
     if table.get("partial_heads") and partial not in notes:
         notes.append(partial)

@@ -11,15 +11,13 @@ import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
 from assay.analyses.calibration.gate import find_gate
+from assay.analyses.calibration.invariance import group_labels
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
 from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.effects import SMALLEST
 from assay.tasks import PairTask
-
-
-GROUPED_BY = ("template", "type", "category")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -150,14 +148,9 @@ class Battery:
         """What prompts of some tasks can be grouped by."""
         if self.groups is not None and not isinstance(self.groups, str):
             return {"template": np.asarray(self.groups)}
-        names = {key: key for key in GROUPED_BY} if self.groups is None else {"template": self.groups}
-        if self.groups is None and "template" not in tasks[0].fields:
-            names["template"] = "template_id"
-        return {
-            key: np.array([str(value) for each in tasks for value in each.fields[name]])
-            for key, name in names.items()
-            if all(name in each.fields for each in tasks)
-        }
+        if self.groups is None:
+            return group_labels(*tasks)
+        return {"template": np.array([str(value) for each in tasks for value in each.fields[self.groups]])}
 
     @property
     def grouped_by(self) -> str | None:

@@ -146,6 +146,10 @@ REASONS: Mapping[str, Explanation] = {
         "Measure on other prompts: another --seed, --measure-on FILE, or a file of 40 or more distinct "
         "prompts, half of which are then held out.",
     ),
+    "few_prompts": (
+        "There are fewer than ten different prompts on which anything is ablated.",
+        "Give ten or more different pairs whose prompts differ.",
+    ),
     "below_delta": ("The confidence reached is less than requested.", "Measure more prompts."),
 }
 
@@ -176,6 +180,7 @@ WARNINGS: Mapping[str, str] = {
     "proxy": "Only the size of the published circuit is known; the overlap is the ratio of the sizes.",
     "heads_of_edges": "The circuit keeps single edges, the baseline whole heads, which is more.",
     "same_prompts": "The circuit was found on these prompts.",
+    "few_prompts": "There are fewer than ten different prompts.",
     "partial_heads": "Only some heads outside the circuit were measured, to save passes.",
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from assay.analyses.worst_case.blocks import BlockShelf, FolderShelf, PairBlocks, Progress
+from assay.analyses.worst_case.bounds import counted_rows
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.rerun import Rerun
@@ -288,7 +289,14 @@ def _name(circuit: Circuit) -> str:
 
 def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
     """Named warnings about a circuit and a sample."""
-    notes = {}
+    left_out = sample.task.get("notes")
+    notes = {"examples_left_out": ". ".join(left_out)} if left_out else {}
+    left = sample.clean.n - len(counted_rows(sample)) if sample.own_rows and sample.independent else 0
+    if left:
+        notes["rows_not_counted"] = (
+            f"{left:,} of the {sample.clean.n:,} rows are copies of others or equal their counterparts; "
+            "certificates do not count them"
+        )
     if circuit.spans is None and circuit.connected(warn=False).n_edges == 0:
         notes["disconnected_circuit"] = (
             "no kept path leads from the input to the logits: the output of the circuit is that of the "

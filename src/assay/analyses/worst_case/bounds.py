@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.row_by_row import DONOR
@@ -25,6 +25,17 @@ NOT_CERTIFIED = "this sample does not support a certificate: "  # before the rea
 _OF_ROWS = ("ustat", "published")  # methods for a task's own rows, crossed
 
 
+def counted_rows(sample: PairSample) -> Int64[np.ndarray, " k"]:
+    """Rows of a task's own that count as draws: one of copies, none equal to the counterpart that is read."""
+    clean, corrupted = sample.clean, sample.corrupted
+    both = np.stack([clean.distinct.inverse, corrupted.distinct.inverse])
+    counted = np.zeros(clean.n, dtype=np.bool_)
+    counted[np.unique(both, axis=1, return_index=True)[1]] = True
+    if sample.ablation == "resample":
+        counted &= (clean.tokens != corrupted.tokens).any(dim=1).numpy()
+    return np.flatnonzero(counted)
+
+
 def not_certified(sample: PairSample) -> str | None:
     """Why a sample supports no certificate; None where it supports one or needs none."""
     if sample.reuse_clean:
@@ -39,6 +50,8 @@ def not_certified(sample: PairSample) -> str | None:
             f"once, or that the circuit was discovered on; run the rows unchanged (protocol {own!r}) with "
             "independent=True if they are independent and new to the circuit"
         )
+    if sample.own_rows and not sample.enumerated and not len(counted_rows(sample)):
+        return "each of its inputs equals its counterpart, so nothing is ablated"
     if sample.reference is not None and "baseline" not in sample.streams and not sample.enumerated:
         return (
             f"the values of {sample.ablation!r} ablation were measured on the inputs that were run, so the "
@@ -62,7 +75,8 @@ def sample_certificate(
         A population that was enumerated needs none: its percentile is returned, with failure 0. Of a task's
         own n rows, crossed in order, corrupted input i is the counterpart of clean input i; the n (n - 1)
         values off the diagonal are then a U-statistic of degree 2 of n independent rows, which is as good as
-        floor(n / 2) independent values (Hoeffding 1963, section 5b).
+        floor(n / 2) independent values (Hoeffding 1963, section 5b). Copies of a row count once, rows equal
+        to their counterparts not at all; fresh draws of a grammar are independent as they come.
 
     Raises:
         InputError: The sample supports no certificate, or an argument is out of range.
@@ -90,6 +104,9 @@ def sample_certificate(
             method=EXACT,
             rigorous=True,
         )
+    if sample.own_rows:
+        rows = counted_rows(sample)
+        values = values[rows] if sample.pairs is not None else values[np.ix_(rows, rows)]
     if sample.paired and method != "published":
         if method not in (None, *_OF_ROWS):
             if method not in ("disjoint", "asymptotic", "order-statistic"):

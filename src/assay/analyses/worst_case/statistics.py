@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.analyses.worst_case.bounds import CERTIFIED, not_certified, sample_certificate
+from assay.analyses.worst_case.bounds import CERTIFIED, counted_rows, not_certified, sample_certificate
 from assay.analyses.worst_case.exact import compare_distributions, describe_distribution
 from assay.analyses.worst_case.fields import (
     FieldTable,
@@ -185,7 +185,7 @@ class PairStatistics:
             raise InputError(f"this sample bounds nothing beyond itself: {reason}")
         if self.sample.enumerated:
             return 0.0
-        n = min(self.divergence.shape)
+        n = len(counted_rows(self.sample)) if self.sample.own_rows else min(self.divergence.shape)
         return maximum_exceedance(max(n // 2, 1) if self.sample.paired else n, delta=delta)
 
     def worst_inputs(self, k: int = SHOWN_INPUTS) -> WorstInputs:

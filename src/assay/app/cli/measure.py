@@ -100,30 +100,16 @@ def _tasks(
 def _records(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> list[dict[str, Any]]:
     """Every metric on every task."""
     from assay import pipeline
-    from assay.pipeline.document import on_same_prompts
 
     tasks = _tasks(settings, model, circuit)
     store = settings.open_store()
     records = []
     with progress_on_stderr() as progress:
         for prompts in tasks:
-            same = _on_same_prompts(prompts, circuit)
             runs = settings.runs(model, prompts, circuit, store=store, progress=progress)
             for place, key in enumerate(settings.metric):
                 progress("measure", place, len(settings.metric))
                 record = pipeline.measure_stored(runs, key, random_circuits=settings.n_random, store=store)
-                record = on_same_prompts(record) if same else record
                 records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **record})
             progress("measure", len(settings.metric), len(settings.metric))
     return records
-
-
-def _on_same_prompts(prompts: "Task | DrawnPrompts", circuit: "Circuit | None") -> bool:
-    """Whether a circuit is measured on the prompts it was discovered on."""
-    from assay.pipeline import DrawnPrompts
-    from assay.tasks import PairTask
-    from assay.tasks.seen import found_on
-
-    if circuit is not None and isinstance(prompts, PairTask):
-        return bool(found_on(circuit.provenance, prompts))
-    return isinstance(prompts, DrawnPrompts) and not prompts.held_out

@@ -31,7 +31,7 @@ from cyclopts import (
 from cyclopts.config import Dict, Env
 
 from assay.app.cli.pages import Pages
-from assay.app.console import fit_terminal, quiet, remark, say, show_warning
+from assay.app.console import fit_terminal, note, quiet, say, show_warning
 from assay.app.running import ImageWorkers, Quiet
 from assay.core.errors import AssayError, AssayWarning, InputError, by_option, near_matches
 from assay.core.machine import decoding_with
@@ -271,13 +271,12 @@ def run(arguments: Sequence[str]) -> int:
         workers = settings.workers if isinstance(settings, ImageWorkers) else None
         with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding_with(workers):
             warnings.simplefilter("ignore")
-            if not settings.quiet:
-                warnings.simplefilter("always", AssayWarning)
-                warnings.showwarning = show_warning
+            warnings.simplefilter("always", AssayWarning)
+            warnings.showwarning = show_warning
             if lacking := fit_terminal():
-                remark(
-                    f"the encoding of this terminal ({lacking}) lacks some signs and shows letters or '?' "
-                    "instead. Set PYTHONIOENCODING=utf-8, or a UTF-8 locale such as LC_ALL=C.UTF-8"
+                note(
+                    f"note: the encoding of this terminal ({lacking}) lacks some signs and shows letters "
+                    "or '?' instead. Set PYTHONIOENCODING=utf-8, or a UTF-8 locale such as LC_ALL=C.UTF-8"
                 )
             code = function(*bound.args, **bound.kwargs)
         helped = function.__name__ == "help_print" and not {"--help", "-h"} & set(arguments)
