@@ -331,7 +331,10 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
         seconds[key] = time.perf_counter() - began - (battery.filling - filled)
     if progress is not None:
         progress("calibrate", len(battery.gates), len(battery.gates))
-    n = {key: FEWEST_PROMPTS if key == OF_NO_PROMPTS else battery.table.P for key in battery.gates}
+    open_anyway = {key for key, each in verdicts.items() if each.status == "inconclusive" and each.reason}
+    n = dict.fromkeys(battery.gates, battery.table.P) | dict.fromkeys(
+        {OF_NO_PROMPTS, *open_anyway}, FEWEST_PROMPTS
+    )
     same = dict.fromkeys(battery.same_prompts, (SAME_PROMPTS,))
     return CalibrationReport(
         verdicts={
