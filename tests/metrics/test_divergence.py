@@ -100,7 +100,7 @@ def test_readings_of_kl(nats: float, expected: str) -> None:
 
 
 def test_small_divergence_passes_and_large_fails() -> None:
-    good = probability_runs(full=[[0.5, 0.5]] * 9, keep=[[0.52, 0.48]] * 9)
+    good = probability_runs(full=[[0.5, 0.5]] * 10, keep=[[0.52, 0.48]] * 10)
     assert measure_runs(good, "kl").passed
     assert measure_runs(good, "output-divergence").status == "pass"
     bad = probability_runs(full=[[0.5, 0.5]] * 9, keep=[[0.99, 0.01]] * 9)

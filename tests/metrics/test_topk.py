@@ -259,7 +259,7 @@ def test_all_examples_left_out_is_undefined() -> None:
     measured = measure_runs(runs, "topk")
     assert measured.reason == "no_valid_prompt"
     assert measured.status == "inconclusive"
-    assert measured.verdict.reason == "no_valid_prompt"
+    assert measured.verdict.reason == "few_prompts"
     assert measured.to_dict()["details"]["acc"]["1"] is None
 
 

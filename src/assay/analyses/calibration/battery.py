@@ -18,7 +18,7 @@ from assay.circuits.given import takes_text
 from assay.core import display
 from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
 from assay.core.record import Record, record_id, same
-from assay.core.verdict import FEWEST_PROMPTS, SAME_PROMPTS, Verdict
+from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.table import AnyCircuit
@@ -52,7 +52,7 @@ _GATE_FACTS = (
 )
 _LAST = "multiple-comparisons"  # pools what the others found
 OF_OTHER_TASKS = frozenset({"discriminant-validity", "derived-metrics"})  # gates that look at `against`
-OF_NO_PROMPTS = "nomological-validity"  # judges the description of a circuit
+OF_NO_PROMPTS = frozenset({"nomological-validity"})  # judges the description of a circuit
 
 Progress = Callable[[str, int, int], None]
 Against = Sequence[tuple[PairTask, AnyCircuit]]
@@ -331,13 +331,11 @@ def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport
         seconds[key] = time.perf_counter() - began - (battery.filling - filled)
     if progress is not None:
         progress("calibrate", len(battery.gates), len(battery.gates))
-    n = {key: FEWEST_PROMPTS if key == OF_NO_PROMPTS else battery.table.P for key in battery.gates}
-    same = dict.fromkeys(battery.same_prompts, (SAME_PROMPTS,))
+    few = set() if battery.table.P >= FEWEST_PROMPTS else {*battery.gates} - OF_NO_PROMPTS
+    for why, keys in ((SAME_PROMPTS, battery.same_prompts), (FEW_PROMPTS, few)):
+        verdicts |= {key: verdicts[key].without_confidence(why) for key in keys}
     return CalibrationReport(
-        verdicts={
-            key: GATES[key].worded(verdicts[key].on_examples(n[key], same.get(key, ())))
-            for key in battery.gates
-        },
+        verdicts={key: GATES[key].worded(verdicts[key]) for key in battery.gates},
         table=battery.table,
         facts=_facts(battery),
         missing=battery.missing,
