@@ -258,11 +258,11 @@ def column_of(
     metric: Predictor,
     found: Sequence[MetricEstimate],
     truth: RankedMetric | None,
+    distinct: Bool[np.ndarray, " models"] | None = None,
     *,
     level: float,
     seed: int,
     elsewhere: Sequence[float] = (),
-    distinct: Bool[np.ndarray, " models"] | None = None,
 ) -> RankedMetric:
     """A metric over all models, put together from its estimates.
 
@@ -270,10 +270,10 @@ def column_of(
         metric: What it is.
         found: Its estimate for each model.
         truth: True performance; None without labels.
+        distinct: Models that correlations are over: no copies of others. Default: all.
         level: Coverage of the intervals.
         seed: Of the resampled models of correlations.
         elsewhere: Expected regrets of picking by it on other domains.
-        distinct: Models that correlations are over: no copies of others. Default: all.
     """
     values = np.array([each.value for each in found], dtype=np.float64)
     have = [each.draws for each in found if each.draws is not None]

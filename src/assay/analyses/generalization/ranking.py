@@ -323,7 +323,7 @@ class _Builder:
     def ranking(self) -> Ranking:
         """The table of the models so far."""
         truth = self._performance()
-        copies = copied_from([each.target for each in self.shown])
+        distinct = copied_from([each.target for each in self.shown]) == np.arange(len(self.shown))
         columns: dict[str, RankedMetric] = {}
         absent = {key: self.gaps[key] for key in self.chosen if key in self.gaps}
         for key in (key for key in self.chosen if key not in self.gaps):
@@ -341,10 +341,10 @@ class _Builder:
                 metric,
                 estimates,
                 truth,
+                distinct,
                 level=self.level,
                 seed=self.settings.seed,
                 elsewhere=regrets,
-                distinct=copies == np.arange(len(copies)),
             )
         first = self.shown[0]
         return Ranking(

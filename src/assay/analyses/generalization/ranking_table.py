@@ -268,15 +268,12 @@ class Ranking(display.Shown, Record):
         return [each.provenance.get("model") for each in self.inspections]
 
     @cached_property
-    def _copied_from(self) -> Int64[np.ndarray, " models"]:
-        return copied_from(self.inspections)
-
-    @property
     def _distinct(self) -> Int64[np.ndarray, " distinct"]:
         """Places of the models that are no copies of earlier ones: those that correlations are over."""
-        return np.unique(self._copied_from)
+        return np.unique(copied_from(self.inspections))
 
     def _models_entry(self) -> list[dict[str, Any]]:
+        firsts = copied_from(self.inspections).tolist()
         return [
             {
                 "name": name,
@@ -285,7 +282,7 @@ class Ranking(display.Shown, Record):
                 **({"copy_of": self.names[first]} if self.names[first] != name else {}),
             }
             for name, model, blocks, first in zip(
-                self.names, self._models_made, self.depths, self._copied_from.tolist(), strict=True
+                self.names, self._models_made, self.depths, firsts, strict=True
             )
         ]
 

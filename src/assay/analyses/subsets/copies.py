@@ -8,8 +8,6 @@ differ nor over some classes. Candidates are neighbours in the order of the answ
 examples, so the work grows with the number of models, not of pairs.
 """
 
-from functools import cached_property
-
 import numpy as np
 from jaxtyping import Float64, Int64, Num
 from scipy import special
@@ -63,6 +61,7 @@ class _Distinct:
         self.packed = np.packbits(self.bits, axis=1)
         share = (x.sum(axis=0) + 0.5) / (len(x) + 1)
         self.by_share = np.argsort(share, kind="stable")
+        self.known = np.sort(self.rng.permutation(len(x))[:_KNOWN])
         group = np.zeros_like(self.by_share) if labels is None else 1 + labels - labels.min()
         group[np.bincount(group)[group] < _CLASS_SIZE] = 0
         group = np.unique(group, return_inverse=True)[1]
@@ -105,10 +104,6 @@ class _Distinct:
                 pairs |= set(zip(a[close].tolist(), b[close].tolist(), strict=True))
         return sorted(pairs)
 
-    @cached_property
-    def _known(self) -> Int64[np.ndarray, " r"]:
-        return np.sort(self.rng.permutation(len(self.x))[:_KNOWN])
-
     def are_copies(self, a: int, b: int) -> bool:
         """Whether two models differ far less than models of their accuracies, wherever they differ."""
         differs = (self.x[a] - self.x[b]) ** 2
@@ -121,7 +116,7 @@ class _Distinct:
         uneven = ((differs @ self.groups - found * share) ** 2 / (weight * share)).sum()
         if len(share) > 1 and special.chdtrc(len(share) - 1, uneven) < _CLASSES:
             return False
-        others = self._known[~np.isin(self._known, (a, b))]
+        others = self.known[~np.isin(self.known, (a, b))]
         far = np.minimum(*(self._apart(np.full_like(others, each), others) for each in (a, b)))
         contested = self.x[others[np.argsort(far, kind="stable")[:_RELATIVES]]].var(axis=0)
         even = contested.std() * np.sqrt(weight)
