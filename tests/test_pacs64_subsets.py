@@ -14,10 +14,10 @@ import pytest
 from assay.analyses.subsets import CorrectnessData, oodselect
 from assay.analyses.subsets._exchange import stratum_quota
 from assay.analyses.subsets.baselines import baseline_indices, distance_scores
-from assay.analyses.subsets.crossfit import combine, plan_folds
+from assay.analyses.subsets.crossfit import combine
 from assay.analyses.subsets.line import correlate, fit_line, line_correlation
 from assay.analyses.subsets.problem import Problem, make_problem
-from assay.analyses.subsets.splits import folds, split_models, unit_codes
+from assay.analyses.subsets.splits import ModelSplit
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -63,6 +63,31 @@ def chosen(row: Any, data: CorrectnessData) -> np.ndarray:
         assert row["size"] == data.n_examples
         return np.arange(data.n_examples)
     return np.array(row["indices"], dtype=np.int64)
+
+
+def by_name(names: Any) -> np.ndarray:
+    """Units in the order of their names, in which the committed run dealt and drew them."""
+    return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int64)
+
+
+def committed_folds(units: np.ndarray) -> list[ModelSplit]:
+    """The folds of the committed run: largest unit first, then by name, each to the smallest fold."""
+    counts, sizes = np.bincount(units), np.zeros(5, dtype=np.int64)
+    fold_of = np.empty(len(counts), dtype=np.int64)
+    for unit in np.argsort(-counts, kind="stable"):
+        fold_of[unit] = np.argmin(sizes)
+        sizes[fold_of[unit]] += counts[unit]
+    own = fold_of[units]
+    masks = [(own == fold, own == (fold + 1) % 5) for fold in range(5)]
+    return [
+        ModelSplit(
+            train=np.flatnonzero(~(test | validation)),
+            validation=np.flatnonzero(validation),
+            test=np.flatnonzero(test),
+            kind="fold",
+        )
+        for test, validation in masks
+    ]
 
 
 def same(record: Any, found: Any, names: tuple[str, ...] = ("r", "low", "high", "spearman")) -> None:
@@ -112,11 +137,12 @@ def test_the_list_of_models_fits_the_archive(data: CorrectnessData, models: list
 def test_the_correlations_of_all_models_follow_from_the_archive(data: CorrectnessData) -> None:
     found = results("whole")
     assert data.labels is not None
-    same(found["accuracy"], correlate(data.id_accuracy, data.accuracy(), units=data.units))
+    units = by_name(data.families)
+    same(found["accuracy"], correlate(data.id_accuracy, data.accuracy(), units=units))
     for code, record in enumerate(found["classes"].values()):
         members = np.flatnonzero(data.labels == code)
         assert len(members) == record["n"]
-        same(record["correlation"], correlate(data.id_accuracy, data.accuracy_on(members), units=data.units))
+        same(record["correlation"], correlate(data.id_accuracy, data.accuracy_on(members), units=units))
 
 
 @pytest.mark.parametrize("name", ["path", "strata"])
@@ -124,10 +150,9 @@ def test_every_size_of_a_sweep_follows_from_its_committed_examples(name: str, da
     found, labels = results(name), data.labels
     assert labels is not None
     models = parts(found)
-    families = np.array(data.families)
-    split = split_models(data.n_models, split="family", families=data.families, seed=0)
+    families, units = np.array(data.families), by_name(data.families)
+    assert sorted(np.concatenate(list(models.values())).tolist()) == list(range(data.n_models))
     for part in PARTS:
-        np.testing.assert_array_equal(models[part], split.part(part))
         for other in set(PARTS) - {part}:
             assert not set(families[models[part]]) & set(families[models[other]])
     for row in found["sizes"]:
@@ -137,7 +162,7 @@ def test_every_size_of_a_sweep_follows_from_its_committed_examples(name: str, da
             y, accuracy = data.id_accuracy[models[part]], data.accuracy_on(examples, models[part])
             assert line_correlation(y, accuracy) == pytest.approx(row["r"][part], abs=TOLERANCE)
         # The last part is test.
-        same(row["test"], correlate(y, accuracy, units=data.units[models["test"]]))
+        same(row["test"], correlate(y, accuracy, units=units[models["test"]]))
         assert fit_line(y, accuracy).slope == pytest.approx(row["line"]["slope"], abs=TOLERANCE)
         counts = np.bincount(labels[examples], minlength=7)
         assert counts.tolist() == row["classes"]
@@ -149,7 +174,7 @@ def test_every_size_of_a_sweep_follows_from_its_committed_examples(name: str, da
 def test_the_verdicts_follow_from_their_folds_and_their_null(name: str, data: CorrectnessData) -> None:
     found = results(name)
     null = np.array([np.nan if value is None else value for value in found["null_minimum"]])
-    tested = [len(fold.test) for fold in folds(data.units, 5)]
+    tested = [len(fold.test) for fold in committed_folds(by_name(data.families))]
     for row in found["sizes"]:
         verdict = row["verdict"]
         assert verdict["fold_sizes"] == tested
@@ -167,7 +192,7 @@ def test_the_verdicts_follow_from_their_folds_and_their_null(name: str, data: Co
 
 def test_selecting_again_gives_the_committed_examples(data: CorrectnessData) -> None:
     row = next(row for row in results("path")["sizes"] if row["size"] == 250)
-    again = oodselect(data, size=250, split="family", seed=0)
+    again = oodselect(data, size=250, split=parts(results("path")), seed=0)
     # Near-ties may fall differently with another linear algebra library.
     assert len(set(again.indices.tolist()) & set(row["indices"])) >= 240
     assert again.correlation["test"].r == pytest.approx(row["r"]["test"], abs=0.02)
@@ -176,7 +201,7 @@ def test_selecting_again_gives_the_committed_examples(data: CorrectnessData) -> 
 def test_the_published_subsets_on_these_models_follow_from_their_examples(
     data: CorrectnessData, models: list[dict[str, str]]
 ) -> None:
-    kinds = unit_codes(np.array([row["kind"] for row in models]))
+    kinds = by_name([row["kind"] for row in models])
     assert data.labels is not None
     ours = {row["size"]: row["indices"] for row in results("path")["sizes"]}
     rows = {row["size"]: row for row in results("published")["sizes"]}
@@ -187,7 +212,7 @@ def test_the_published_subsets_on_these_models_follow_from_their_examples(
         assert len(np.unique(theirs)) == row["size"]
         assert np.bincount(data.labels[theirs], minlength=7).tolist() == row["classes"]
         accuracy = data.accuracy_on(theirs)
-        same(row["correlation"], correlate(data.id_accuracy, accuracy, units=data.units))
+        same(row["correlation"], correlate(data.id_accuracy, accuracy, units=by_name(data.families)))
         by_kind = correlate(data.id_accuracy, accuracy, units=kinds)
         assert by_kind.low == pytest.approx(row["by_kind"]["low"], abs=TOLERANCE)
         assert by_kind.high == pytest.approx(row["by_kind"]["high"], abs=TOLERANCE)
@@ -226,13 +251,12 @@ def test_baselines_side_by_side_follow_from_the_archive(
         assert test["r"] == pytest.approx(committed[size]["test"]["r"], abs=TOLERANCE)
         assert fitted["r"] == pytest.approx(committed[size]["verdict"]["r"], abs=TOLERANCE)
     settings = make_problem(data, None, split="family", seed=0, strata=strata).settings
-    plan = plan_folds(data)
-    assert plan.splits is not None
-    counts = np.array([len(split.test) for split in plan.splits])
+    splits = committed_folds(by_name(data.families))
+    counts = np.array([len(split.test) for split in splits])
     place = sizes.index(250)
     for kind in ("hard", "marginal"):
         r = []
-        for split in plan.splits:
+        for split in splits:
             (examples,) = baseline_indices(Problem(data, split, settings), kind, [250])
             assert data.labels is not None
             if strata is not None:

@@ -79,6 +79,22 @@ def test_correlations_have_the_sign_of_the_metric() -> None:
     assert found.column("sharpness").ranks[2] == 1  # low is good
 
 
+def test_copies_of_a_model_count_once_in_correlations_and_are_counted() -> None:
+    targets = zoo()
+    names = [*targets, "other name", "other precision"]
+    again = targets["q0.9"]
+    targets |= {names[-2]: again, names[-1]: replace(again, energies=again.energies * 1.001)}
+    found = rank_inspections(targets, metrics=["ddb-output", "average-confidence"], settings=SETTINGS)
+    alone = rank_inspections(zoo(), metrics=["ddb-output", "average-confidence"], settings=SETTINGS)
+    for key, column in found.columns.items():
+        assert column.correlation == alone.columns[key].correlation
+    assert found.ratios() == alone.ratios()
+    assert [each.get("copy_of") for each in found.to_dict()["models"]] == [None] * 5 + ["q0.9"] * 2
+    note = "2 of the 7 models are copies, which show the same as an earlier one (other name, other precision)"
+    assert any(note in text for text in rank_words.caveats(found.to_dict()))
+    assert "copies" not in " ".join(rank_words.caveats(alone.to_dict()))
+
+
 def test_a_metric_without_direction_ranks_nothing_and_keeps_its_correlation() -> None:
     energy = ranked().column("energy")
     assert energy.ranks is None

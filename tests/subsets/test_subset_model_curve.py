@@ -120,8 +120,8 @@ def test_random_orders_have_one_seed() -> None:
 def test_whole_runs_are_added() -> None:
     y, a = accuracies(7, 12)
     groups = ["b"] * 5 + ["a"] * 3 + ["c"] * 4
-    # Units in the order of their names: a = 5..7, b = 0..4, c = 8..11; the order takes c, a, b.
-    found = models_needed(y, a, groups=groups, orders=[[2, 0, 1]], start=4, step=2, tol=0.5)
+    # Units in the order of their models: b = 0..4, a = 5..7, c = 8..11; the order takes c, a, b.
+    found = models_needed(y, a, groups=groups, orders=[[2, 1, 0]], start=4, step=2, tol=0.5)
     assert found.unit == "group"
     assert found.n_units == 3
     assert found.k.tolist() == [4, 6, 8, 10, 12]

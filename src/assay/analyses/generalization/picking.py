@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
@@ -258,6 +258,7 @@ def column_of(
     metric: Predictor,
     found: Sequence[MetricEstimate],
     truth: RankedMetric | None,
+    distinct: Bool[np.ndarray, " models"] | None = None,
     *,
     level: float,
     seed: int,
@@ -269,6 +270,7 @@ def column_of(
         metric: What it is.
         found: Its estimate for each model.
         truth: True performance; None without labels.
+        distinct: Models that correlations are over: no copies of others. Default: all.
         level: Coverage of the intervals.
         seed: Of the resampled models of correlations.
         elsewhere: Expected regrets of picking by it on other domains.
@@ -284,7 +286,8 @@ def column_of(
     regret = correlation = None
     if truth is not None:
         assert truth.draws is not None
-        correlation = _correlation(values, draws, truth, level=level, seed=seed)
+        used = np.isfinite(values) & (True if distinct is None else distinct)
+        correlation = _correlation(values, draws, truth, used, level=level, seed=seed)
         if oriented is not None:
             # A metric that cannot be resampled picks the same model in every resample.
             picks = np.tile(oriented, (len(truth.draws), 1)) if oriented_draws is None else oriented_draws
@@ -307,12 +310,12 @@ def _correlation(
     values: Float64[np.ndarray, " models"],
     draws: Float64[np.ndarray, "draws models"] | None,
     truth: RankedMetric,
+    used: Bool[np.ndarray, " models"],
     *,
     level: float,
     seed: int,
 ) -> MetricCorrelation | None:
-    """Over the models for which the metric is defined; None where fewer than 3 are, or nothing varies."""
-    used = np.isfinite(values)
+    """Over the `used` models; None where these are fewer than 3, or nothing varies."""
     if used.sum() < 3 or np.ptp(values[used]) == 0 or np.ptp(truth.values[used]) == 0:
         return None
     assert truth.draws is not None

@@ -72,16 +72,22 @@ def verdict(document: Document) -> str:
 def caveats(document: Document) -> list[str]:
     """What to mind before the table is believed."""
     notes = missing_note(document, len(document["models"]))
+    copies = [each["name"] for each in document["models"] if "copy_of" in each]
+    n_distinct = len(document["models"]) - len(copies)
+    if copies:
+        notes.append(
+            f"{len(copies)} of the {len(document['models'])} models are copies, which show the same as an "
+            f"earlier one ({', '.join(copies[:3])}{', ...' if len(copies) > 3 else ''}): correlations are "
+            f"over {n_distinct} models."
+        )
     if document["performance"] is None:
         told = any(metric.get("elsewhere") is not None for metric in document["metrics"])
         notes.append(
             "The images have no labels: the cost of picking by a metric is not known here"
             + (", only on other domains." if told else ".")
         )
-    elif len(document["models"]) < FEW_MODELS:
-        notes.append(
-            f"With only {len(document['models'])} models, correlations are uncertain; note their intervals."
-        )
+    elif n_distinct < FEW_MODELS:
+        notes.append(f"With only {n_distinct} models, correlations are uncertain; note their intervals.")
     depths = sorted({each["blocks"] for each in document["models"] if each.get("blocks")})
     if len(depths) > 1:
         notes.append(

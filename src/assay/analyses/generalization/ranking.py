@@ -17,6 +17,7 @@ from assay.analyses.generalization.inspection import (
     Inspection,
     InspectionSettings,
     check_comparable_inspections,
+    copied_from,
     resamples,
 )
 from assay.analyses.generalization.model_pool import model_groups
@@ -93,7 +94,7 @@ def rank_models(
     Returns:
         The table with intervals, ranks, chances of being the best and, with labels, regrets and correlations.
         Resampled are the images (paired over the models); held fixed are the models and the means that
-        ablated edges carry.
+        ablated edges carry. Copies of a model count once in correlations.
 
     Raises:
         InputError: For fewer than 2 models, fewer than 2 images, missing labels that were asked for, models
@@ -322,6 +323,7 @@ class _Builder:
     def ranking(self) -> Ranking:
         """The table of the models so far."""
         truth = self._performance()
+        distinct = copied_from([each.target for each in self.shown]) == np.arange(len(self.shown))
         columns: dict[str, RankedMetric] = {}
         absent = {key: self.gaps[key] for key in self.chosen if key in self.gaps}
         for key in (key for key in self.chosen if key not in self.gaps):
@@ -336,7 +338,13 @@ class _Builder:
                 if (column := each.columns.get(key)) is not None and column.regret is not None
             ]
             columns[key] = column_of(
-                metric, estimates, truth, level=self.level, seed=self.settings.seed, elsewhere=regrets
+                metric,
+                estimates,
+                truth,
+                distinct,
+                level=self.level,
+                seed=self.settings.seed,
+                elsewhere=regrets,
             )
         first = self.shown[0]
         return Ranking(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from assay.analyses.generalization.depth_bias import (
     TARGETS,
@@ -19,7 +19,7 @@ from assay.analyses.generalization.depth_bias import (
     output_depth_bias,
 )
 from assay.analyses.generalization.evaluation import RATIOS, TaskCorrelation, correlate
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings, copied_from
 from assay.analyses.generalization.motifs import Motif, motif
 from assay.analyses.generalization.picking import RankedMetric
 from assay.analyses.generalization.predictor import PREDICTORS
@@ -176,7 +176,8 @@ class Ranking(display.Shown, Record):
         """
         if self.performance is None:
             raise InputError("a motif needs the performance of the models: the target has no labels")
-        return motif(self._matrices(), self.performance.values, kind=kind, ridge=ridge)
+        used = self._distinct
+        return motif(self._matrices()[used], self.performance.values[used], kind=kind, ridge=ridge)
 
     def ratios(
         self, targets: str = "output", ratios: Sequence[float] = RATIOS
@@ -196,14 +197,16 @@ class Ranking(display.Shown, Record):
             raise InputError("a comparison of ratios needs performance: the target has no labels")
         return {
             ratio: correlate(
-                [self._bias(each, targets, ratio) for each in self.inspections], self.performance.values
+                [self._bias(self.inspections[place], targets, ratio) for place in self._distinct],
+                self.performance.values[self._distinct],
             )
             for ratio in ratios
         }
 
     def ratio_tables(self) -> dict[str, dict[float, TaskCorrelation]]:
         """`ratios` of each depth bias of the table; empty where there is no performance that varies."""
-        if self.performance is None or len(self.names) < 3 or np.ptp(self.performance.values) == 0:
+        used = self._distinct
+        if self.performance is None or len(used) < 3 or np.ptp(self.performance.values[used]) == 0:
             return {}
         if self.rule.sets == "symmetric":
             return {each: self.ratios(each) for each in TARGETS if f"ddb-{each}" in self.columns}
@@ -264,10 +267,23 @@ class Ranking(display.Shown, Record):
     def _models_made(self) -> list[Mapping[str, Any] | None]:
         return [each.provenance.get("model") for each in self.inspections]
 
+    @cached_property
+    def _distinct(self) -> Int64[np.ndarray, " distinct"]:
+        """Places of the models that are no copies of earlier ones: those that correlations are over."""
+        return np.unique(copied_from(self.inspections))
+
     def _models_entry(self) -> list[dict[str, Any]]:
+        firsts = copied_from(self.inspections).tolist()
         return [
-            {"name": name, **{key: (model or {}).get(key) for key in ("id", "weight_hash")}, "blocks": blocks}
-            for name, model, blocks in zip(self.names, self._models_made, self.depths, strict=True)
+            {
+                "name": name,
+                **{key: (model or {}).get(key) for key in ("id", "weight_hash")},
+                "blocks": blocks,
+                **({"copy_of": self.names[first]} if self.names[first] != name else {}),
+            }
+            for name, model, blocks, first in zip(
+                self.names, self._models_made, self.depths, firsts, strict=True
+            )
         ]
 
     def _absent_entry(self) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from assay.analyses.subsets.line import MIN_MODELS, UnitSums, clip_of, probit
 from assay.analyses.subsets.permutation import run_permutations
 from assay.analyses.subsets.problem import Problem, Shelf, check_sizes, computed
 from assay.analyses.subsets.settings import Settings
-from assay.analyses.subsets.splits import ModelSplit, folds
+from assay.analyses.subsets.splits import ModelSplit, copies_note, folds
 from assay.core.errors import InputError
 from assay.core.record import Record
 
@@ -121,11 +121,12 @@ class FoldPlan:
         return len(np.unique(self.units))
 
 
-def plan_folds(data: CorrectnessData, k: int = FOLDS) -> FoldPlan:
+def plan_folds(data: CorrectnessData, k: int = FOLDS, *, seed: int = 0) -> FoldPlan:
     """Folds that keep families whole, else training runs, else models.
 
     With fewer units than folds, or folds of fewer than 4 models, there are fewer folds, at least 3. With
-    fewer than 3 families training runs are kept whole where they are known, and nothing is supported.
+    fewer than 3 families training runs are kept whole where they are known, and nothing is supported. Copies
+    of a model are one unit. `seed` deals the units.
 
     Raises:
         InputError: For fewer than 3 folds.
@@ -137,14 +138,16 @@ def plan_folds(data: CorrectnessData, k: int = FOLDS) -> FoldPlan:
         kind = "group"
     units = data.unit_codes(kind)
     n_units = len(np.unique(units))
+    copied = tuple(filter(None, [copies_note(data.copies)]))
     for wanted in range(min(k, n_units), MIN_FOLDS - 1, -1):
         try:
-            splits = tuple(folds(units, wanted))
+            splits = tuple(folds(units, wanted, seed=seed, copies=data.copies))
         except InputError:
             continue
         note = f"{wanted} folds instead of {k}, because there are only {n_units} {WORDS[kind]}"
-        return FoldPlan(splits=splits, units=units, unit_kind=kind, notes=(note,) if wanted < k else ())
-    return FoldPlan(splits=None, units=units, unit_kind=kind, notes=())
+        notes = (*copied, note) if wanted < k else copied
+        return FoldPlan(splits=splits, units=units, unit_kind=kind, notes=notes)
+    return FoldPlan(splits=None, units=units, unit_kind=kind, notes=copied)
 
 
 class FoldRuns:
@@ -210,7 +213,7 @@ def cross_fit(
 ) -> CrossFit:
     """Select without a fold of the models, test on it, for every fold: each model is tested once.
 
-    Units (families, else training runs, else models) go to K folds, the largest to the smallest fold. Fold j
+    Units (families, else training runs, else models; copies are one) are dealt to K folds. Fold j
     is tested, fold j + 1 validates, the others are selected on. A single split into disjoint parts often
     tests on two or three families, whose accidents no interval can cover.
 
@@ -235,7 +238,7 @@ def cross_fit(
         independent, 20 to 75 %.
     """
     checked = check_sizes([sizes] if isinstance(sizes, int | np.integer) else sizes, data.n_examples)
-    plan = plan_folds(data, k)
+    plan = plan_folds(data, k, seed=settings.seed)
     if plan.splits is None:
         raise InputError(no_folds(plan))
     runs = FoldRuns(data, plan.splits, checked, settings)
@@ -247,8 +250,8 @@ def no_folds(plan: FoldPlan) -> str:
     """Why there is no cross-fit."""
     return (
         f"{plan.n_units} {WORDS[plan.unit_kind]} of {len(plan.units)} models are too few for {MIN_FOLDS} "
-        f"folds of at least {MIN_MODELS} models, so no test on unseen models is possible. Give models of "
-        "more training runs or families"
+        f"folds of at least {MIN_MODELS} models, copies counted once, so no test on unseen models is "
+        "possible. Give models of more training runs or families"
     )
 
 

@@ -21,14 +21,16 @@ from assay.analyses.subsets._checks import (
     checked_rows,
 )
 from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
+from assay.analyses.subsets.copies import MOST_EXAMPLES, find_copies
 from assay.analyses.subsets.header import PerModel, lying
 from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
 from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of
 from assay.analyses.subsets.quality import Quality, Understood, reliability
-from assay.analyses.subsets.splits import unit_codes
+from assay.analyses.subsets.splits import copies_note, joined, unit_codes
 from assay.core.display import Carded
 from assay.core.errors import InputError
+from assay.core.random import stream
 
 
 if TYPE_CHECKING:
@@ -301,11 +303,20 @@ class CorrectnessData(Carded):
         return self.unit_codes(self.unit_kind)
 
     def unit_codes(self, kind: str) -> Units:
-        """Codes of the units of one kind: `family`, `group` or `model`."""
+        """Codes of the units of one kind, `family`, `group` or `model`, in which copies are one unit."""
         names = {"family": self.families, "group": self.groups, "model": range(self.n_models)}[kind]
         if names is None:
             raise InputError(f"the {kind} of each model is unknown; give it to `CorrectnessData.of`")
-        return unit_codes(np.asarray(names))
+        return joined(unit_codes(np.asarray(names)), self.copies)
+
+    @functools.cached_property
+    def copies(self) -> Units:
+        """Unit of each model such that copies of a model share one, whatever names and groups say."""
+        right = self.example_accuracy()
+        places = np.flatnonzero((right > 0) & (right < 1))
+        if len(places) > MOST_EXAMPLES:
+            places = np.sort(stream(0, "copies").choice(places, MOST_EXAMPLES, replace=False))
+        return find_copies(self.columns(places), None if self.labels is None else self.labels[places])
 
     def kind_of_units(self, *, by_family: bool) -> str:
         """What a bootstrap draws: training runs where known, or families where those are kept whole."""
@@ -317,7 +328,9 @@ class CorrectnessData(Carded):
     def hash(self) -> str:
         """16 hex digits of everything a selection or its verdict depends on."""
         digest = hashlib.sha256()
-        for each in (self.id_accuracy, self.groups, self.families, self.example_ids.tolist()):
+        # Which models share a unit, not what it is called.
+        units = (each and unit_codes(each).tolist() for each in (self.groups, self.families))
+        for each in (self.id_accuracy, *units, self.example_ids.tolist()):
             digest.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
         # Always the packed bits, so that one matrix has one hash in either storage.
         x = self.correct
@@ -459,7 +472,7 @@ class CorrectnessData(Carded):
             facts=tuple(self.meta),
             missing=source.get("missing", 0),
             left_out=source.get("left_out", {}),
-            notes=tuple(source.get("notes", ())),
+            notes=tuple(filter(None, (*source.get("notes", ()), copies_note(self.copies)))),
             quality=self.quality(),
         )
 

@@ -277,7 +277,7 @@ def _models_needed(selection: SelectedExamples) -> dict[str, Any]:
     curve = models_needed(
         data.id_accuracy,
         data.accuracy(),
-        groups=data.groups,
+        groups=None if data.groups is None else data.unit_codes("group"),
         seed=selection.settings.seed,
         eps=selection.settings.eps,
     )

@@ -135,7 +135,7 @@ class Exchange:
     @classmethod
     def of(cls, data: CorrectnessData, kind: Kind | None = None) -> "Exchange":
         """What fits the data: `group` where runs or families are known, unless `kind` says else."""
-        known = data.unit_kind != "model"
+        known = data.unit_kind != "model" or len(np.unique(data.copies)) < data.n_models
         kind = kind or ("group" if known else "free")
         _check_kind(kind, known=known)
         if kind == "free":

@@ -317,6 +317,7 @@ def make_problem(
         seed=own.get("seed", 0),
         groups=data.groups,
         families=data.families,
+        copies=data.copies,
     )
     return Problem(data, parts, make_settings(data, **own))
 

@@ -17,7 +17,7 @@ from assay.analyses.subsets.header import PerModel
 from assay.analyses.subsets.line import EPS, clip_of
 from assay.analyses.subsets.objective import OBJECTIVES, Found
 from assay.analyses.subsets.placement import check_device, device_of
-from assay.analyses.subsets.splits import ModelSplit, unit_codes
+from assay.analyses.subsets.splits import ModelSplit
 from assay.analyses.subsets.swap import swap
 from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.record import plain
@@ -243,7 +243,8 @@ def _strata(
     values = np.unique(column).tolist()
     if name == "label" and data.labels is not None and data.label_names is not None:
         values = [data.label_names[value] for value in values]
-    return unit_codes(column), name, tuple(map(str, values))
+    codes = np.unique(column, return_inverse=True)[1].astype(np.int64)
+    return codes, name, tuple(map(str, values))
 
 
 def _mask(allowed: Any, n_examples: int) -> np.ndarray:

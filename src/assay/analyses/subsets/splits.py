@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from assay.analyses.subsets._arrays import Places, Units
 from assay.analyses.subsets.line import MIN_MODELS
@@ -62,8 +64,34 @@ class ModelSplit(Record):
 
 
 def unit_codes(names: Sequence[object] | np.ndarray) -> Units:
-    """Units as codes 0, 1, ... in the sorted order of their names."""
-    return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int64)
+    """Units as codes 0, 1, ... in the order of their first models, whatever the names."""
+    _, first, codes = np.unique(np.asarray(names), return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[codes].astype(np.int64)
+
+
+def connected(n: int, pairs: Int64[np.ndarray, "p 2"]) -> Units:
+    """Codes of n models such that pairs share one, as do pairs of pairs."""
+    links = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
+    return unit_codes(connected_components(links, directed=False)[1])
+
+
+def joined(units: Units, copies: Units) -> Units:
+    """Units that also hold copies together."""
+    firsts = [np.unique(each, return_index=True)[1][each] for each in (units, copies)]
+    pairs = [np.stack([np.arange(len(units)), first], axis=1) for first in firsts]
+    return connected(len(units), np.concatenate(pairs))
+
+
+def copies_note(copies: Units) -> str | None:
+    """How many models are copies of how many; None without copies."""
+    counts = np.bincount(copies)
+    several = counts[counts > 1]
+    if not len(several):
+        return None
+    return (
+        f"{several.sum()} models are copies of {len(several)}: {len(counts)} units. Their answers differ far "
+        "less than those of separately trained models, so copies count as one, whatever names or groups say"
+    )
 
 
 def split_models(
@@ -74,12 +102,13 @@ def split_models(
     compat: bool = False,
     groups: Sequence[object] | np.ndarray | None = None,
     families: Sequence[object] | np.ndarray | None = None,
+    copies: Units | None = None,
 ) -> ModelSplit:
     """Train, validation and test models, 60 : 20 : 20.
 
-    `group` and `family` keep the checkpoints of a training run, or all models of a family, in one part: units
-    are shuffled by `numpy.random.default_rng(seed)` and fill test until it holds a fifth of the models, then
-    validation, then train.
+    `group` and `family` keep the checkpoints of a training run, or all models of a family, and copies in one
+    part: units, in the order of their first models, are shuffled by `numpy.random.default_rng(seed)` and fill
+    test until it holds a fifth of the models, then validation, then train.
 
     Args:
         n_models: Number of models M: enough for 4 in each part.
@@ -91,6 +120,7 @@ def split_models(
         compat: The indices of the authors' code, whose seed is 42 whatever `seed` is; needs `random`.
         groups: Training run of each model.
         families: Architecture family of each model.
+        copies: Unit of each model that is kept whole in any case (`find_copies`).
 
     Raises:
         InputError: If a part would hold fewer than 4 models or 2 units, models of a given split overlap or do
@@ -125,7 +155,9 @@ def split_models(
         raise ShapeError(
             f"{split} names {len(names)} models, but there are {n_models}; give one name per model"
         )
-    return _by_units(unit_codes(names), seed, kind=split)
+    return _by_units(
+        unit_codes(names), seed, kind=split, copies=np.arange(n_models) if copies is None else copies
+    )
 
 
 def _given(split: ModelSplit | Mapping[str, Any] | Sequence[Any], n_models: int) -> ModelSplit:
@@ -186,7 +218,8 @@ def _random(n_models: int, seed: int, *, compat: bool) -> ModelSplit:
     )
 
 
-def _by_units(units: Units, seed: int, *, kind: str) -> ModelSplit:
+def _by_units(units: Units, seed: int, *, kind: str, copies: Units) -> ModelSplit:
+    units = joined(units, copies)
     names, counts = np.unique(units, return_counts=True)
     wanted = TEST_SHARE * len(units)
     parts: dict[str, list[int]] = {name: [] for name in PARTS}
@@ -201,29 +234,33 @@ def _by_units(units: Units, seed: int, *, kind: str) -> ModelSplit:
         raise InputError(
             f"split={kind!r} (--split {kind}) leaves too few {word} in a part ({got} of {len(names)}; each "
             f"needs at least {MIN_UNITS}). Give more of them, or choose another split"
+            + (f". {note}" if (note := copies_note(copies)) else "")
         )
     places: dict[str, Any] = {name: np.flatnonzero(np.isin(units, part)) for name, part in parts.items()}
     return _checked(ModelSplit(**places, kind=kind, seed=seed))
 
 
-def _checked(split: ModelSplit) -> ModelSplit:
+def _checked(split: ModelSplit, copies: Units | None = None) -> ModelSplit:
     for name in PARTS:
-        if len(split.part(name)) < MIN_MODELS:
+        n = len(split.part(name)) if copies is None else split.n_units(name, copies)
+        if n < MIN_MODELS:
             raise InputError(
-                f"the {name} part holds {len(split.part(name))} models; each part needs at least "
+                f"the {name} part holds {n} models; each part needs at least "
                 f"{MIN_MODELS}. Give more models, or another split"
             )
     return split
 
 
-def folds(units: Units, k: int = 5) -> list[ModelSplit]:
+def folds(units: Units, k: int = 5, *, seed: int = 0, copies: Units | None = None) -> list[ModelSplit]:
     """Splits for cross-fitting: every model is tested once, units stay whole.
 
-    Units go to `k` folds, the largest first, each to the fold with fewest models so far (ties: lower unit,
-    lower fold). Split j tests on fold j, validates on fold j + 1 and trains on the rest.
+    Units go to `k` folds, the largest first, equal ones in an order that `seed` draws, each to the fold with
+    fewest models so far (ties: lower fold). Split j tests on fold j, validates on fold j + 1 and trains on
+    the rest.
 
     Raises:
-        InputError: If there are fewer units than folds, fewer than 3 folds, or fewer than 4 models in a fold.
+        InputError: If there are fewer units than folds, fewer than 3 folds, or fewer than 4 models in a fold,
+            each unit of `copies` counted once.
     """
     names, counts = np.unique(units, return_counts=True)
     if k < len(PARTS):
@@ -232,7 +269,8 @@ def folds(units: Units, k: int = 5) -> list[ModelSplit]:
         raise InputError(f"{len(names)} units cannot fill {k} folds; each fold needs at least one unit")
     fold_of = np.empty(len(names), dtype=np.int64)
     sizes = np.zeros(k, dtype=np.int64)
-    for place in np.argsort(-counts, kind="stable"):
+    order = stream(seed, "model-folds").permutation(len(names))
+    for place in order[np.argsort(-counts[order], kind="stable")]:
         fold_of[place] = int(np.argmin(sizes))
         sizes[fold_of[place]] += counts[place]
     of_model = fold_of[np.searchsorted(names, units)]
@@ -241,7 +279,7 @@ def folds(units: Units, k: int = 5) -> list[ModelSplit]:
         test, validation = of_model == fold, of_model == (fold + 1) % k
         masks = {"train": ~(test | validation), "validation": validation, "test": test}
         parts: dict[str, Any] = {name: np.flatnonzero(mask) for name, mask in masks.items()}
-        splits.append(_checked(ModelSplit(**parts, kind="fold")))
+        splits.append(_checked(ModelSplit(**parts, kind="fold", seed=seed), copies))
     return splits
 
 

@@ -182,7 +182,7 @@ def judge_sizes(
     settings = selections[0].settings
     seed = settings.seed if seed is None else seed
     sizes = check_sizes([each.size for each in selections], data.n_examples)
-    plan = plan_folds(data, folds)
+    plan = plan_folds(data, folds, seed=settings.seed)
     if plan.splits is None:
         return tuple(
             untested(data, each, plan, sizes, (*_unit_reasons(data, each), no_folds(plan)))
@@ -330,9 +330,9 @@ def untested(
 
 def _unit_reasons(data: CorrectnessData, selection: SelectedExamples) -> Iterator[str]:
     """Whether units are disjoint between the parts of the main split, and families enough for folds."""
-    if data.families is not None and len(set(data.families)) < MIN_FOLDS:
+    if data.families is not None and (n := len(np.unique(data.units))) < MIN_FOLDS:
         yield (
-            f"the models are of {len(set(data.families))} families, too few for {MIN_FOLDS} folds that keep "
+            f"the models are of {n} families, too few for {MIN_FOLDS} folds that keep "
             "families apart. An accident of one family could pass for a finding; add models of more families"
         )
         return
