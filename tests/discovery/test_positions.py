@@ -13,7 +13,7 @@ from assay.circuits import Circuit, EdgeScores
 from assay.circuits.slots import edge_slots
 from assay.circuits.spans import Spans
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, UnknownNameError
-from assay.discovery.edges import METHODS, discover, get_method
+from assay.discovery.edges import METHODS, discover
 from assay.discovery.edges.positions import discover_positions
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit, run_model
 from assay.metrics import measure
@@ -169,8 +169,6 @@ def test_methods_without_this_form_are_refused(gpt2_tiny: nn.Module) -> None:
             discover_positions(model, task, key)
     with pytest.raises(InputError, match="needs prompts of one length"):
         discover_positions(model, small_task(model, ragged=True))
-    with pytest.raises(InputError, match="estimator 'spsa' has none"):
-        discover_positions(model, task, get_method("eap-ig-inputs", estimator="spsa"))
     with pytest.raises(InputError, match="has zero gradient"):
         discover_positions(model, task, "eap", objective="kl")
     with pytest.raises(UnknownNameError, match="unknown spans 'word'"):

@@ -228,8 +228,6 @@ def test_what_exchanges_positions_is_refused(gpt2_tiny64: nn.Module) -> None:
         InputError, match="discover_positions needs clean and corrupted prompts of one length"
     ):
         discover_positions(model, task, spans="each")
-    with pytest.raises(InputError, match="estimator='spsa' under resample needs"):
-        discover(model, task, estimator="spsa", draws=9)
     full = Circuit.full(model.graph)
     with pytest.raises(InputError, match="pairs= needs clean and corrupted prompts of one length"):
         run_circuit(model, task, full, pairs=torch.tensor([[0, 1]]))

@@ -93,17 +93,6 @@ def test_methods_that_look_at_all_examples_agree_with_single_reads(gpt2_tiny64: 
     assert torch.isfinite(masks.values).all()
 
 
-def test_random_signs_estimate_the_mean_over_reads(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = several_reads(model, n=2, ragged=True)
-    exact = discover(model, task, "eap", objective="ce")
-    found = discover(model, task, "eap-ig-inputs", objective="ce", estimator="spsa", draws=2000, steps=5)
-    path = discover(model, task, "eap-ig-inputs", objective="ce", steps=5)
-    noise = found.details["noise"]
-    assert (found.values - path.values).abs().max() < 6 * noise
-    assert exact.values.abs().max() > 0
-
-
 def test_scores_by_span_and_into_the_logits_are_those_of_discover(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     task = several_reads(model, ragged=True)

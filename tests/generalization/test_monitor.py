@@ -12,7 +12,6 @@ from torch import nn
 
 from assay.analyses.generalization import baselines, calibrate_threshold, circuit_shift, rank_shift_map
 from assay.analyses.generalization.alarms import SequentialTest
-from assay.analyses.generalization.batches import circuit_like
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.resampled import resampled_shift
@@ -53,19 +52,6 @@ def calibrated(model: Model, reference: EdgeScores) -> Monitor:
     monitor = Monitor(model, reference, alpha=0.2)
     monitor.calibrate(draw_shapes("flat", 9 * N, start=1000).task(), batch_size=N)
     return monitor
-
-
-def test_options_of_the_method_hold_for_every_batch(model: Model) -> None:
-    how = {"estimator": "spsa", "draws": 10}
-    reference, expected = (
-        discover(model, images(domain, 500), "eap-ig-inputs", **how) for domain in ("flat", "neon")
-    )
-    found = circuit_like(model, images("neon", 500), reference)
-    assert found.provenance["options"] == how
-    assert torch.equal(found.values, expected.values)
-    assert Monitor(model, reference).to_dict()["settings"]["options"] == how
-    with pytest.raises(InputError, match=r"options is \{'estimator': 'spsa', 'draws': 10\} and \{\}"):
-        circuit_shift(reference, discover(model, images("neon", 500), "eap-ig-inputs"))
 
 
 def test_options_that_a_record_cannot_give_back_are_refused(model: Model, reference: EdgeScores) -> None:

@@ -404,13 +404,13 @@ def test_circuits_of_other_estimators_are_refused(setting: str, values: tuple[ob
 
 
 def test_circuits_found_with_other_options_are_refused() -> None:
-    spsa = random_scores(VIT, 0, method="eap", options={"estimator": "spsa", "orders": (1, 2)})
+    other = random_scores(VIT, 0, method="eap", options={"estimator": "other", "orders": (1, 2)})
     gradient = random_scores(VIT, 0, method="eap")
-    with pytest.raises(InputError, match=r"options is \{'estimator': 'spsa'.*\} and \{\}; use the same"):
-        circuit_shift(spsa, gradient)
-    read = random_scores(VIT, 1, method="eap", options={"estimator": "spsa", "orders": [1, 2]})
-    circuit_shift(spsa, read)  # a file holds lists
-    circuit_shift(spsa, random_scores(VIT, 1))  # nothing is recorded
+    with pytest.raises(InputError, match=r"options is \{'estimator': 'other'.*\} and \{\}; use the same"):
+        circuit_shift(other, gradient)
+    read = random_scores(VIT, 1, method="eap", options={"estimator": "other", "orders": [1, 2]})
+    circuit_shift(other, read)  # a file holds lists
+    circuit_shift(other, random_scores(VIT, 1))  # nothing is recorded
 
 
 def test_circuits_of_other_weights_are_refused() -> None:

@@ -151,7 +151,6 @@ def test_full_and_empty_circuits_under_every_ablation(model: Model, task: PairTa
 OPTIONS: dict[str, dict[str, Any]] = {
     "ugs": {"options": {"updates": 2}},
     "edge-pruning": {"options": {"updates": 2}},
-    "spsa": {"options": {"samples": 2}},
 }
 
 

@@ -2,13 +2,13 @@
 
 import abc
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.core.errors import InputError, check_name
+from assay.core.errors import InputError
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
 from assay.discovery.edges.method import (
     METHODS,
@@ -19,16 +19,11 @@ from assay.discovery.edges.method import (
     check_steps,
 )
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
-from assay.discovery.edges.spsa import check_spsa, spsa_sweep
-from assay.discovery.edges.sums import Sweep
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
 from assay.models.experts import Routing
-from assay.tasks import Batch, Task, check_equal_lengths
-
-
-ESTIMATORS = ("gradient", "spsa")
+from assay.tasks import Batch
 
 
 class Passes:
@@ -225,50 +220,14 @@ class CleanCorrupted(_PathGradient):
         return (Node(alpha=1.0, weight=0.5), Node(alpha=0.0, weight=0.5))
 
 
-@dataclass(frozen=True, kw_only=True)
 class EapIgInputs(_PathGradient):
-    """EAP with the gradient averaged while the input source moves from its ablated to its clean value.
-
-    Attributes:
-        estimator: `gradient`, or the experimental `spsa`: slopes along random directions, from forward passes
-            alone. Unbiased for the same scores, but every edge is noise to all others.
-        draws: Of `spsa`: pairs of runs per example.
-        epsilon: Of `spsa`: size of a shift, in units of the activation differences.
-    """
+    """EAP with the gradient averaged while the input source moves from its ablated to its clean value."""
 
     key = "eap-ig-inputs"
     aligns = True
     source = "Hanna et al. 2024, arXiv:2403.17806"
     measures_completeness = True
     integrates = True
-
-    estimator: str = "gradient"
-    draws: int = 400
-    epsilon: float = 1e-3
-
-    def check(self, settings: Choices) -> None:
-        super().check(settings)
-        check_name("estimator", self.estimator, ESTIMATORS)
-        if self.estimator == "spsa":
-            check_spsa(settings, self.draws, self.epsilon)
-            if settings.apart:
-                raise InputError(
-                    "estimator='spsa' gives only noise for single examples; remove per_example and "
-                    "resamples, or use estimator='gradient'"
-                )
-
-    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
-        if self.estimator == "spsa":
-            if settings.ablation.paired:
-                check_equal_lengths(task, "estimator='spsa' under resample")
-            return spsa_sweep(model, task, settings, size, self.draws, self.epsilon)
-        return super().sweep(model, task, settings, size)
-
-    def divisible(self) -> bool:
-        return self.estimator == "gradient"
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        return 3 + 2 * self.draws if self.estimator == "spsa" else super().most_passes(model, nodes)
 
     def nodes(self, settings: Choices) -> Sequence[Node]:
         if settings.steps == "auto":

@@ -123,10 +123,6 @@ def _path_gradient(method: EdgeMethod, steps: int | str) -> _PathGradient:
             f"{method.key} has no scores by position; only methods that multiply the change of each "
             f"activation by one gradient have them. Use {', '.join(able)}"
         )
-    if getattr(method, "estimator", "gradient") != "gradient":
-        raise InputError(
-            "scores by position need gradients, but estimator 'spsa' has none; use estimator='gradient'"
-        )
     if steps == "auto":
         raise InputError("steps='auto' works only with discover; give discover_positions a number of steps")
     return method
