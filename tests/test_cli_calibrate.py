@@ -141,12 +141,12 @@ def test_files_of_their_own_to_discover_and_to_measure_on(run: Run, tmp_path: Pa
 
 
 def test_a_failing_gate_is_an_exit_code(run: Run) -> None:
-    quiet = run("E1b", *FEW)
+    quiet = run("S1", *FEW)
     assert quiet.exit_code == 0
     assert "fail" in quiet.stdout
-    fired = run("E1b", *FEW, "--gate")
+    fired = run("S1", *FEW, "--gate")
     assert fired.exit_code == 3
-    assert "E1b fail" in fired.stderr
+    assert "S1 fail" in fired.stderr
     assert run("C23", *FEW, "--gate").exit_code == 0
 
 

@@ -68,7 +68,7 @@ import shelf_plugins, transformers
 from assay.analyses.calibration.battery import prepare
 from assay.report.save import render
 model = assay.load_model("mini")
-task = assay.load_task("shelf-task", model, n=6, seed=0, length=6)
+task = assay.load_task("shelf-task", model, n=12, seed=0, length=6)
 scores = assay.discover(model, task, "shelf-method", objective="shelf_objective", ablation="shelf-ablation")
 measured = assay.measure(scores.top(20), model, task, "shelf-metric")
 names = {{
@@ -79,7 +79,7 @@ names = {{
     "of a code": assay.calibrate("X2", [1.0, 2.0], [1.0]).status,
     "distance": assay.circuit_shift(scores, scores, distance="shelf-distance"),
 }}
-task = assay.load_task("ioi", model, n=6, seed=0)
+task = assay.load_task("ioi", model, n=12, seed=0)
 heads = [(0, 1), (2, 3)]
 report = assay.calibrate_all(heads, model, task, gates=["shelf-gate", "C11"])
 every = prepare(heads, model, task).gates
@@ -115,7 +115,7 @@ def test_every_kind_works_by_its_name(shelf: dict[str, Any]) -> None:
     assert "shelf_objective" in json.dumps(found["provenance"]["objective"])
     assert "shelf-ablation" in json.dumps(found["provenance"]["ablation"])
     assert "shelf-task" in found["task"]
-    assert found["metric"] == ["shelf-metric", 6, "X1.shelf"]
+    assert found["metric"] == ["shelf-metric", 12, "X1.shelf"]
     assert (found["gate"], found["of a code"]) == ("pass", "fail")
     assert found["distance"] == 0.0
 
@@ -128,12 +128,12 @@ def test_gates_metrics_and_pages_of_a_package_are_rendered(shelf: dict[str, Any]
     found = shelf["reports"]
     assert found["gates"] == ["bootstrap-stability", "shelf-gate"]
     assert found["verdict"]["status"] == "pass"
-    assert found["verdict"]["values"] == {"n": 6.0}
+    assert found["verdict"]["values"] == {"n": 12.0}
     assert found["every"] == [17, "shelf-gate"]
     assert "Does it pass?" in found["calibration"]
     assert "How far the model prefers its answers, whatever the circuit." in found["measurement"]
     assert "Shelf page of shelf-metric" in found["page"]
-    assert "over 6 prompts." in found["page"]
+    assert "over 12 prompts." in found["page"]
 
 
 BROKEN = {
