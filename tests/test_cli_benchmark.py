@@ -167,8 +167,8 @@ def test_the_beginning_of_a_name_stands_for_all_models_that_begin_so() -> None:
         (["truth", "--methods", "eapp"], "unknown method 'eapp'"),
         (["truth", "--option", "eap"], "not of the form METHOD.NAME=VALUE"),
         (
-            ["truth", "--models", PLANTED, "--methods", "eap-ig-inputs", "--option", "eap-ig-inputs.x=1"],
-            "unknown eap-ig-inputs option 'x'",
+            ["truth", "--models", PLANTED, "--methods", "ugs", "--option", "ugs.x=1"],
+            "unknown ugs option 'x'",
         ),
         (
             ["truth", "--models", PLANTED, "--methods", "eap", "--objectives", "klm"],

@@ -330,3 +330,10 @@ def test_arrays_hold_components_of_the_whole_and_its_parts() -> None:
     arrays = ratio(parts={"p": part}).arrays()
     assert set(arrays) == {"components/keep", "components/full", "parts/p/components/x"}
     assert arrays["parts/p/components/x"] is KEEP
+
+
+def test_excluded_examples_keep_their_own_reason() -> None:
+    facts = {"n": 0, "value": math.nan, "reason": "no_valid_prompt"}
+    undefined = replace(ratio(rule=Rule(pass_at=0.1)), n_excluded=20, **facts)
+    assert undefined.verdict.reason == "no_valid_prompt"
+    assert replace(undefined, n_excluded=9).verdict.reason == "few_prompts"

@@ -264,7 +264,7 @@ def test_competitors_are_checked_by_name_and_option() -> None:
         choose_entries(["eap@"])
     with pytest.raises(UnknownNameError, match="among those judged 'exact'"):
         choose_entries(["eap"], {"exact": {"steps": 3}})
-    with pytest.raises(UnknownNameError, match="unknown eap-ig-inputs option 'temperature'"):
-        choose_entries(["eap-ig-inputs"], {"eap-ig-inputs": {"temperature": 3}})
+    with pytest.raises(UnknownNameError, match="unknown ugs option 'temperature'"):
+        choose_entries(["ugs"], {"ugs": {"temperature": 3}})
     with pytest.raises(UnknownNameError, match="'eap' has no options, but 'temperature' was given"):
         choose_entries(["eap"], {"eap": {"temperature": 3}})

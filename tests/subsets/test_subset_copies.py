@@ -22,11 +22,11 @@ def altered(answers, share, seed=0):
     return np.where(chosen, 1 - answers, answers).astype(answers.dtype)
 
 
-def copied(n_originals=6, n_each=8, share=0.0, *, seed=0):
+def copied(n_originals=6, n_each=8, share=0.0, *, seed=0, n_examples=600, accuracy=0.7):
     """Unrelated answers of a few models, each under several names, with the accuracy of the original."""
     rng = np.random.default_rng(seed)
     original = rng.permutation(np.repeat(np.arange(n_originals), n_each))
-    correct = (rng.random((n_originals, 600)) < 0.7).astype(np.uint8)
+    correct = (rng.random((n_originals, n_examples)) < accuracy).astype(np.uint8)
     y = rng.uniform(0.6, 0.95, n_originals)
     data = CorrectnessData.of(
         altered(correct[original], share),
@@ -82,6 +82,14 @@ class TestCopies:
         y = np.append(data.id_accuracy, data.id_accuracy[chosen])
         units = CorrectnessData.of(both, y, labels=data.labels).copies
         assert (units[data.n_models :] == units[chosen]).all()
+
+
+@pytest.mark.parametrize(("n_examples", "accuracy"), [(60, 0.85), (100, 0.9)])
+def test_exact_copies_are_found_in_small_tables_too(n_examples, accuracy):
+    for seed in range(4):
+        data, original = copied(n_examples=n_examples, accuracy=accuracy, seed=seed)
+        assert same_partition(data.copies, original)
+        assert oodselect(data, size=20).judge(n_permutations=19, workers=1).status == "inconclusive"
 
 
 def test_accurate_models_are_no_copies_though_they_agree_on_most_answers():

@@ -42,6 +42,7 @@ from assay.tasks import (
 )
 from assay.tasks.image_decoding import Arrays, Decoding, usual_workers
 from assay.tasks.image_tables import TableLayout
+from assay.tasks.seen import example_codes
 from assay.zoo import Zoo
 
 
@@ -166,7 +167,9 @@ def test_a_stream_of_any_source_is_the_same_images(
         batches = list(stream.batches(size))
         assert torch.equal(torch.cat([batch.images for batch in batches]), expected.images)
         assert torch.cat([batch.labels for batch in batches]).tolist() == LABELS  # type: ignore[misc]
+    assert example_codes(stream, paired=False).tolist() == example_codes(expected, paired=False).tolist()
     some = stream.subset([65, 3, 3, 40])  # back and forth, over the borders of shards
+    assert example_codes(some, paired=False).tolist() == [0, 1, 1, 2]
     assert torch.equal(some.loaded().images, expected.images[[65, 3, 3, 40]])
     assert some.ids.tolist() == [65, 3, 3, 40]
 

@@ -46,7 +46,7 @@ _quiet = False
 
 @contextmanager
 def quiet(*, silent: bool = True) -> Iterator[None]:
-    """No notes and no progress while entered; errors and what is asked for still appear."""
+    """No progress while entered; errors, remarks on results and what is asked for still appear."""
     global _quiet
     before, _quiet = _quiet, silent
     try:
@@ -56,7 +56,7 @@ def quiet(*, silent: bool = True) -> Iterator[None]:
 
 
 def is_quiet() -> bool:
-    """Whether notes and progress are off."""
+    """Whether progress is off."""
     return _quiet
 
 

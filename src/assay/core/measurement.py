@@ -188,11 +188,11 @@ class Measurement(display.Shown):
         found on these (the warning `same_prompts`).
         """
         if self.judged is not None:
-            return self.judged.on_examples(self.n, self.warnings)
+            return self.judged.on_examples(self.n, self.warnings, n_excluded=self.n_excluded)
         if self.rule is None:
             return Verdict(status="none", published="none", values={"value": self.value}, reason=self.reason)
         verdict = self.rule.judge(self.value, self.interval(ONE_SIDED_95), self.n, self.reason)
-        return verdict.on_examples(self.n, self.warnings)
+        return verdict.on_examples(self.n, self.warnings, n_excluded=self.n_excluded)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -301,9 +301,12 @@ class Verdict(Record):
             judged=None,
         )
 
-    def on_examples(self, n: int, warnings: Sequence[str] = ()) -> "Verdict":
-        """The judgement of a circuit on n different examples, which `same_prompts` may be a warning of."""
-        verdict = self.without_confidence(SAME_PROMPTS) if SAME_PROMPTS in warnings else self
-        if n >= FEWEST_PROMPTS:
-            return verdict
-        return replace(verdict.without_confidence(FEW_PROMPTS), reason=FEW_PROMPTS)
+    def on_examples(self, n: int, warnings: Sequence[str] = (), *, n_excluded: int = 0) -> "Verdict":
+        """The judgement of a circuit on n different examples, which `same_prompts` may be a warning of.
+
+        A reason of its own stays where examples enough were given and some of them excluded.
+        """
+        verdict = self if n >= FEWEST_PROMPTS else self.without_confidence(FEW_PROMPTS)
+        if n + n_excluded < FEWEST_PROMPTS:
+            verdict = replace(verdict, reason=FEW_PROMPTS)
+        return verdict.without_confidence(SAME_PROMPTS) if SAME_PROMPTS in warnings else verdict

@@ -151,9 +151,8 @@ def measurement_provenance(
     spec = find_metric(metric)
     how = {"id": spec.id, "key": spec.key, "version": spec.version, "options": {**spec.options, **options}}
     baseline = {"random_circuits": random_circuits} if random_circuits else {}
-    same = (
-        {SAME_PROMPTS: True} if found_on(runs.circuit.provenance, runs.task) else {}
-    )  # a circuit's hash does not tell
+    # The hash of a circuit does not tell what it was found on.
+    same = {SAME_PROMPTS: True} if found_on(runs.circuit.provenance, runs.task) else {}
     return {**runs.provenance, "metric": how, **baseline, **same}
 
 

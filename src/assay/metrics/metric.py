@@ -201,22 +201,22 @@ def record(
     )
 
 
-def over_different(found: Measurement, runs: CircuitRuns, *more: str) -> Measurement:
-    """A measurement and its parts, rows that are no examples of their own not counted among the excluded.
+def over_different(measurement: Measurement, runs: CircuitRuns, *more: str) -> Measurement:
+    """A measurement and its parts, in which rows that do not count are not reported as excluded.
 
     Args:
-        found: What `record` made of all rows.
+        measurement: What `record` made of all rows.
         runs: What was run.
         more: Further warnings; `many_excluded` and a missing example are told here.
     """
-    n_excluded = max(found.n_excluded - int((~runs.counted).sum()), 0)
-    many = ("many_excluded",) if n_excluded > MANY_EXCLUDED * (found.n + n_excluded) else ()
+    n_excluded = max(measurement.n_excluded - int((~runs.counted).sum()), 0)
+    many = ("many_excluded",) if n_excluded > MANY_EXCLUDED * (measurement.n + n_excluded) else ()
     return replace(
-        found,
+        measurement,
         n_excluded=n_excluded,
-        reason=found.reason if runs.counted.any() else FEW_PROMPTS,
-        warnings=tuple(dict.fromkeys((*many, *found.warnings, *more))),
-        parts={key: over_different(part, runs, *more) for key, part in found.parts.items()},
+        reason=measurement.reason if runs.counted.any() else FEW_PROMPTS,
+        warnings=tuple(dict.fromkeys((*many, *measurement.warnings, *more))),
+        parts={key: over_different(part, runs, *more) for key, part in measurement.parts.items()},
     )
 
 

@@ -175,6 +175,7 @@ class AuditRun:
                 "name": f"{HEADLINE[0]}, {key} ablation",
             }
             for key in self.plan.other_ablations
+            if runs.counted.any()  # else there is no number to stand beside
         ]
 
     def worst_case(self, runs: CircuitRuns) -> dict[str, Any] | None:

@@ -80,8 +80,10 @@ def _with_bos(task: Task) -> bool | None:
     """Whether prompts begin with a BOS token; None where the tokenizer adds none, and a chat template may."""
     if not isinstance(task, PairTask) or task.config.get("chat"):
         return None
-    left_out = task.texts is not None and task.tokenizer is not None and Tokens(task.tokenizer).prefix
-    return True if task.config.get("bos") else False if left_out else None
+    prefix = () if task.texts is None or task.tokenizer is None else Tokens(task.tokenizer).prefix
+    if task.config.get("bos") or not prefix:
+        return True if task.config.get("bos") else None
+    return bool((task.clean[:, : len(prefix)] == torch.tensor(prefix)).all())
 
 
 def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:

@@ -380,8 +380,8 @@ def _ranking(
     for key in found.zoo.keys:
         model = found.load(key)
         weights[key] = model.describe()
-        tasks[key] = found.target.read(model).describe()
-        known = None if found.known is None else found.known.read(model).describe()
+        tasks[key] = found.target.read(model).describe("source_hash")
+        known = None if found.known is None else found.known.read(model).describe("source_hash")
         record = {
             "library": library_version(),
             "key": key,

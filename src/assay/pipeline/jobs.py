@@ -393,7 +393,7 @@ def _inspect(job: Job, store: Store) -> tuple[str, ...]:
     found, key = lineup_of(job), job.record["key"]
     model = found.load(key)
     _check(job, "model", model.describe())
-    _check(job, "task", found.target.read(model).describe())
+    _check(job, "task", found.target.read(model).describe("source_hash"))
     found.inspect(key, cache=store.directory / "inspections")
     return ()
 

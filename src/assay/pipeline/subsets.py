@@ -452,7 +452,8 @@ def _record_of(
 def _digest_of_descriptions(data: CorrectnessData) -> str:
     """Hash of what the selection does not depend on but its document does: classes, columns, pictures."""
     told = [data.source[name] for name in ("text", "encoder") if name in data.source]
-    digest = hashlib.sha256(repr((data.model_ids, data.label_names, sorted(data.meta), *told)).encode())
+    names = data.model_ids, data.groups, data.families, data.label_names, sorted(data.meta)
+    digest = hashlib.sha256(repr([each if each is None else list(each) for each in names] + told).encode())
     arrays = {
         "labels": data.labels,
         "n_id": data.n_id,

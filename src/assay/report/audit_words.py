@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from assay.core.verdict import FEW_PROMPTS
 from assay.page import text as words
 from assay.page.blocks import Column, Section, Table
 from assay.page.circuit import signed
@@ -32,6 +33,12 @@ def verdict(document: Document) -> str:
     task, faithfulness = document["task"], circuit["faithfulness"]
     share = percent(circuit["fraction"])
     size = f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({share})"
+    first = (document["measurements"] or [{}])[0]
+    if first.get("n") == 0 and first.get("reason") == FEW_PROMPTS:
+        return (
+            f"Every pair of {task['name']} equals its counterpart, so nothing is ablated and faithfulness is "
+            "undefined."
+        )
     if not solved(document):
         accuracy = task.get("accuracy")
         right = "" if accuracy is None else f" (right on {percent(accuracy)} of the {inputs(document)})"

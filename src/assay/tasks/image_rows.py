@@ -121,6 +121,11 @@ class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
 
     @property
     @abc.abstractmethod
+    def digests(self) -> list[bytes]:
+        """A digest of each image as the model reads it: equal for copies, whatever their files are called."""
+
+    @property
+    @abc.abstractmethod
     def data_hash(self) -> str:
         """SHA-256 over types, shapes and values of every tensor that a result depends on, 64 hex digits.
 

@@ -106,14 +106,19 @@ class ImageStream(ImageRows):
         """Digests of the pictures that were read under this transform, by row; kept with the pictures."""
         return self.pictures.digests.setdefault(json.dumps(self.transform.to_dict()), {})
 
-    @cached_property
-    def data_hash(self) -> str:
-        """See `ImageRows.data_hash`; pictures that no run has read yet are decoded for it."""
+    @property
+    def digests(self) -> list[bytes]:
+        """See `ImageRows.digests`; pictures that no run has read yet are decoded for it."""
         digests, rows = self._digests, self.rows.tolist()
         unread = [place for place, row in enumerate(rows) if row not in digests]
         for _ in self.subset(unread).ascending()[0].batches(PIECE) if unread else ():
             pass
-        return self._hash_of(digests[row] for row in rows)
+        return [digests[row] for row in rows]
+
+    @cached_property
+    def data_hash(self) -> str:
+        """See `ImageRows.data_hash`."""
+        return self._hash_of(self.digests)
 
     @cached_property
     def source_hash(self) -> str:

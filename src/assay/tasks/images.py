@@ -63,9 +63,12 @@ class ImageTask(ImageRows):
     @cached_property
     def data_hash(self) -> str:
         """See `ImageRows.data_hash`."""
-        return self._hash_of(
-            map(digest_of, self.images), map(digest_of, () if self.corrupted is None else self.corrupted)
-        )
+        return self._hash_of(self.digests, map(digest_of, () if self.corrupted is None else self.corrupted))
+
+    @property
+    def digests(self) -> list[bytes]:
+        """See `ImageRows.digests`."""
+        return list(map(digest_of, self.images))
 
     def with_donors(self, rows: Int[Tensor, " n"]) -> "ImageTask":
         """The same images with, as counterparts, the images of the given rows."""

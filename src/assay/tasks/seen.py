@@ -1,7 +1,6 @@
 """Which examples of a task are different ones, and which of its prompts a circuit was found on."""
 
 import base64
-import hashlib
 import zlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Int64, UInt32
 from torch import Tensor
 
-from assay.tasks.image_rows import ImageRows
-from assay.tasks.image_stream import ImageStream
+from assay.tasks.image_rows import ImageRows, digest_of
 from assay.tasks.images import ImageTask
 from assay.tasks.task import PairTask
 
@@ -61,7 +59,7 @@ def seen_prompts(provenance: Mapping[str, object], task: PairTask) -> Bool[np.nd
 
 
 def found_on(provenance: Mapping[str, object], task: PairTask | ImageRows) -> bool:
-    """Whether a circuit was found on more than 5 % of these prompts, or on these images."""
+    """Whether a circuit was found on more than 5 % of these prompts, or on exactly these images."""
     if isinstance(task, PairTask):
         return bool(seen_prompts(provenance, task).mean() > ENOUGH)
     record = provenance.get("task")
@@ -94,12 +92,10 @@ def _inputs(task: PairTask | ImageRows, *, paired: bool) -> Iterator[tuple[Hasha
             prompt_tokens(task.clean, task.lengths),
             prompt_tokens(task.corrupted, task.corrupted_lengths),
         ]
-    elif isinstance(task, ImageStream):
-        sides = [list(task.pictures.marks(task.rows.tolist()))]
     else:
-        assert isinstance(task, ImageTask)
-        images = (task.images, *(() if task.corrupted is None else (task.corrupted,)))
-        sides = [[hashlib.sha256(each.contiguous().numpy()).digest() for each in side] for side in images]
+        sides = [cast(list[Hashable], task.digests)]
+        if isinstance(task, ImageTask) and task.corrupted is not None:
+            sides.append(list(map(digest_of, task.corrupted)))
     other = sides[1] if paired and len(sides) > 1 else [None] * task.n
     return zip(sides[0], other, map(str, task.positions.tolist()), strict=True)
 

@@ -127,7 +127,12 @@ class Tokens:
         words = (self.tokenizer.decode([i]) for i in range(len(self.tokenizer)) if i not in special)
         word = next(word for word in words if self.ids(word))
         whole, alone = tuple(self.tokenizer(word)["input_ids"]), self.ids(word)
-        return whole[: next(i for i in range(len(whole)) if whole[i : i + len(alone)] == alone)]
+        starts = [i for i in range(len(whole)) if whole[i : i + len(alone)] == alone]
+        if not starts:
+            raise TokenizationError(
+                f"the tokenizer joins what it puts before a text with its first word {word!r}; pass bos=False"
+            )
+        return whole[: starts[0]]
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Ids of `text` alone: no special tokens, no beginning-of-sequence id."""

@@ -212,10 +212,10 @@ def _bounds(
 
     With the sign of each head's mean fixed the ratio is one of means over prompts, a / b. Its lower bound is
     the largest t up to which a - t b is proven positive on average, its upper bound the smallest from which
-    it is proven negative (Fieller's argument with Hall's bounds of a mean), at most 1,000 times the ratio; b
-    may be 0 as far as these prompts tell. But |mean| exceeds |expectation| on average. The sign from one half
-    of the prompts times the mean of the other falls short of it, so the difference, averaged over halves, is
-    taken off a in the lower bound and off b in the upper.
+    it is proven negative (Fieller's argument with Hall's bounds of a mean), at most 1,000 times the larger of
+    the ratio and 1; b may be 0 as far as these prompts tell. But |mean| exceeds |expectation| on average. The
+    sign from one half of the prompts times the mean of the other falls short of it, so the difference,
+    averaged over halves, is taken off a in the lower bound and off b in the upper.
     """
     n = len(units)
     if n < FEWEST_FOR_BOUNDS:

@@ -54,7 +54,8 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     - C12, F59: names are those of the scores, `C10` for learning coefficients (so that `llc_direction` finds
       them). Prompts count where every method has scores per prompt; then all must be of the same prompts.
     - C13: `groups` is an array, or the name of a field of `task=`. With a task alone its field `template`,
-      `template_id`, `type` or `category` is used, else thirds of the token lengths.
+      `type`, `category`, `class`, `domain` or `corruption` (or the same with `_id`) is used, else thirds of
+      the token lengths.
     - C14: rows are found by the names of the scores: `activation-patching` (d'), `llc...` (sign reversed),
       `attribution-patching` (AUROC of magnitudes), `ov-spectral-norm`, `ov-sv-entropy`; `faithfulness`,
       `completeness`, `minimality` and `scrub-recovery` measurements; composition with a `HeadCircuit`.

@@ -19,7 +19,8 @@ from assay.core.random import stream
 
 MOST_EXAMPLES = 8192  # that are compared
 _SURE, _LIKE = 0.01, 0.33  # D / E up to which a pair are copies: in any case; if differences are even
-_FEWEST = 20  # E below which nothing is said
+_FEWEST = 10  # E below which nothing is said
+_FEWEST_OF_TWINS = 3  # the same of equal answers and equal accuracies in distribution
 _CHANCE = 0.01  # p of so few differences between models that would differ in half of E
 _RELATED, _CLASSES = 4.0, 1e-6  # standard errors, and p, from which differences are not even
 _LEVELS, _CLASS_SIZE = 16, 50  # levels of difficulty; examples of a class looked at by itself
@@ -27,23 +28,35 @@ _ROUNDS, _BLOCK, _STEPS = 96, 64, (1, 2)  # blocks of so many examples, and neig
 _RELATIVES, _KNOWN = 12, 2048  # nearest models to a pair, of so many
 
 
-def find_copies(answers: Num[np.ndarray, "m k"], labels: Int64[np.ndarray, " k"] | None = None) -> Units:
+def find_copies(
+    answers: Num[np.ndarray, "m k"],
+    labels: Int64[np.ndarray, " k"] | None = None,
+    id_accuracy: Float64[np.ndarray, " m"] | None = None,
+) -> Units:
     """Unit of each model, codes in the order of the models: copies of a model share one.
 
     Args:
         answers: 0 and 1, or scores from 0 to 1; examples on which all models are equal say nothing.
         labels: Class of each example.
+        id_accuracy: Of each model. Equal answers and equal accuracies make copies of models that would differ
+            in as few as 3 answers.
 
     Notes:
         The limits are from simulation (docs/theory/oodselect.md). Where two models of their accuracies would
-        hardly differ (few examples, or all models accurate on them), copies cannot be told from others.
+        hardly differ (few examples, or all models accurate on them), copies are not found.
     """
     if len(answers) < 2 or not answers.shape[1]:
         return np.arange(len(answers))
     _, first, same = np.unique(answers, axis=0, return_index=True, return_inverse=True)
     distinct = _Distinct(answers[first].astype(np.float64), labels)
-    twins = [distinct.expected(row, row) >= _FEWEST for row in range(len(first))]
-    exact = [(place, first[row]) for place, row in enumerate(same.tolist()) if twins[row]]
+    expected = np.array([distinct.expected(row, row) for row in range(len(first))])[same]
+    exact = [(place, first[same[place]]) for place in np.flatnonzero(expected >= _FEWEST).tolist()]
+    if id_accuracy is not None:
+        both = np.stack([same.astype(np.float64), id_accuracy], axis=1)
+        _, head, twin = np.unique(both, axis=0, return_index=True, return_inverse=True)
+        exact += [
+            (place, head[twin[place]]) for place in np.flatnonzero(expected >= _FEWEST_OF_TWINS).tolist()
+        ]
     near = [first[[a, b]] for a, b in distinct.candidates() if distinct.are_copies(a, b)]
     return connected(len(answers), np.array([*exact, *near], dtype=np.int64).reshape(-1, 2))
 

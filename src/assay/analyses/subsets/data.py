@@ -316,7 +316,8 @@ class CorrectnessData(Carded):
         places = np.flatnonzero((right > 0) & (right < 1))
         if len(places) > MOST_EXAMPLES:
             places = np.sort(stream(0, "copies").choice(places, MOST_EXAMPLES, replace=False))
-        return find_copies(self.columns(places), None if self.labels is None else self.labels[places])
+        labels = None if self.labels is None else self.labels[places]
+        return find_copies(self.columns(places), labels, self.id_accuracy)
 
     def kind_of_units(self, *, by_family: bool) -> str:
         """What a bootstrap draws: training runs where known, or families where those are kept whole."""

@@ -274,10 +274,12 @@ def _holdout(selection: SelectedExamples, *, tested: bool) -> dict[str, Any] | N
 def _models_needed(selection: SelectedExamples) -> dict[str, Any]:
     """R on all examples over growing numbers of models, in random orders, at the step of Figure 7."""
     data = selection.problem.data
+    units = data.unit_codes("model" if data.groups is None else "group")
+    apart = data.groups is None and len(np.unique(units)) == data.n_models
     curve = models_needed(
         data.id_accuracy,
         data.accuracy(),
-        groups=None if data.groups is None else data.unit_codes("group"),
+        groups=None if apart else units,
         seed=selection.settings.seed,
         eps=selection.settings.eps,
     )

@@ -304,7 +304,7 @@ def oodselect(
         >>> correct = rng.uniform(size=(100, 200)) < chance
         >>> sub = oodselect(correct, skill, 20, groups=range(100))
         >>> bool(inverse[sub.indices].all()), round(sub.correlation["test"].r, 2)
-        (True, -0.85)
+        (True, -0.76)
     """
     problem = make_problem(correct, id_accuracy, **options)
     if size is None:

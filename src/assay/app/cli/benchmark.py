@@ -11,10 +11,10 @@ from assay.app.cli.parsing import CIRCUITS, command, family
 from assay.app.console import (
     echo,
     echo_result,
-    note,
     print_block,
     print_json,
     progress_on_stderr,
+    remark,
     show_cost,
 )
 from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
@@ -207,7 +207,7 @@ def _competitors(settings: Competing, n: int | None, *, usual: int) -> _Entered:
         methods, n = list(shrunk.methods), shrunk.n
         options = {name: dict(own) for name, own in shrunk.options.items()}
         for text in shrunk.said:
-            note(f"quick: {text}")
+            remark(f"quick: {text}")
     return _Entered(methods, options, usual if n is None else n, choose_entries(methods, options))
 
 

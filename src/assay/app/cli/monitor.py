@@ -86,11 +86,11 @@ def _start(settings: MonitorSettings, run: "MonitorRun", stack: ExitStack) -> No
         raise InputError("--metrics-host has no effect without --metrics-port; give one")
     with progress_on_stderr() as progress:
         run.start(progress)
-    note(run.started.monitor.guarantee.statement)
+    remark(run.started.monitor.guarantee.statement)
     if reason := run.started.without_floor:
-        note(f"shifts are not corrected for noise: {reason}")
+        remark(f"shifts are not corrected for noise: {reason}")
     for drop in run.started.drops:
-        note(drop.statement)
+        remark(drop.statement)
 
 
 def _observe(settings: MonitorSettings, run: "MonitorRun", stop: "Stop") -> "list[Reading]":
