@@ -92,7 +92,7 @@ def test_exact_copies_are_found_in_small_tables_too(n_examples, accuracy):
         assert oodselect(data, size=20).judge(n_permutations=19, workers=1).status == "inconclusive"
 
 
-def test_accurate_models_are_no_copies_though_they_agree_on_most_answers():
+def test_accurate_models_are_not_copies_though_they_agree_on_most_answers():
     rng = np.random.default_rng(0)
     hard = rng.normal(0, 2, 3000)
     ability = rng.uniform(7.0, 9.0, 300)
@@ -103,7 +103,7 @@ def test_accurate_models_are_no_copies_though_they_agree_on_most_answers():
 
 
 @pytest.mark.parametrize("name", ["planted_301", "null_302", "small_101", "small_102"])
-def test_models_of_the_golden_values_are_no_copies(name):
+def test_models_of_the_golden_values_are_not_copies(name):
     with np.load(GOLDEN / f"{name}.npz") as held:
         data = CorrectnessData.of(held["X"], held["y"])
     assert len(np.unique(data.copies)) == data.n_models

@@ -57,7 +57,7 @@ class Measurement(display.Shown):
         id: Published code with the quantity, e.g. `D02.faithfulness`.
         name: Registered key, e.g. `faithfulness`.
         value: The number; NaN where undefined, then `reason` says why.
-        n: Different examples it rests on; copies of an example count once, at their mean.
+        n: Different examples it rests on; copies of an example count once, at the mean of their margins.
         n_excluded: Different examples left out (non-finite logits, or undefined for this quantity).
         unit: `fraction`, `nats`, `logits`, ...
         direction: `higher`, `lower`, `target` or `report` (no verdict).

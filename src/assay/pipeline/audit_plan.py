@@ -153,7 +153,7 @@ class AuditPlan:
     @property
     def other_ablations(self) -> tuple[str, ...]:
         """What cut edges carry instead, where the first number of a report is measured again."""
-        return tuple(key for key in OTHER_ABLATIONS if key != self.ablation)
+        return tuple(key for key in OTHER_ABLATIONS if not self.ablation.startswith(key))
 
     @property
     def repeatable(self) -> bool:

@@ -11,7 +11,7 @@ from assay.page.text import code, listed, number, percent, plain_text, rounded
 
 
 STRONGEST = 5  # heads that a sentence names
-MOST_APART = 0.20  # of faithfulness under two ablations, before a sentence says so
+MOST_APART = 0.20  # of faithfulness under two ablations, from which a sentence names the ablations
 Document = Mapping[str, Any]
 
 

@@ -270,7 +270,7 @@ def column_of(
         metric: What it is.
         found: Its estimate for each model.
         truth: True performance; None without labels.
-        distinct: Models that correlations are over: no copies of others. Default: all.
+        distinct: Models that correlations are over: not copies of one another. Default: all.
         level: Coverage of the intervals.
         seed: Of the resampled models of correlations.
         elsewhere: Expected regrets of picking by it on other domains.

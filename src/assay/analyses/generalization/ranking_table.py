@@ -269,7 +269,7 @@ class Ranking(display.Shown, Record):
 
     @cached_property
     def _distinct(self) -> Int64[np.ndarray, " distinct"]:
-        """Places of the models that are no copies of earlier ones: those that correlations are over."""
+        """Places of the models that do not copy an earlier one: those that correlations are over."""
         return np.unique(copied_from(self.inspections))
 
     def _models_entry(self) -> list[dict[str, Any]]:
