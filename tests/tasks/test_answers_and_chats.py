@@ -170,7 +170,9 @@ def test_pairs_whose_answers_begin_alike_are_left_out(tmp_path: Path, gpt2_token
         "1 of 3 pairs, whose right and wrong answers begin with the same token, are left out",
     )
     path.write_text("\n".join(map(json.dumps, rows[:1] * 2)))
-    with pytest.raises(TokenizationError, match=r"rows.jsonl: answer ' Bamako' .* so it is with every pair"):
+    with pytest.raises(
+        TokenizationError, match=r"rows.jsonl: answer ' Bamako' .* so do those of all 2 pairs"
+    ):
         load_task(path, gpt2_tokenizer, answer_tokens="first")
     path.write_text("\n".join(map(json.dumps, [rows[0], {**rows[1], "corrupted": "Of"}])))
     with pytest.raises(TokenizationError, match=r"line 2: pair 0: clean prompt 'The city of' has 3 tokens"):

@@ -27,6 +27,17 @@ def answers(key: str, fields: dict[str, Any], decoded: tuple[list[str], list[str
     return decoded
 
 
+@torch.no_grad()
+def alone_margin(
+    model: Any, objective: str, ids: list[int], right: list[int], wrong: list[int]
+) -> torch.Tensor:
+    logits = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1].double()
+    if objective == "prob_diff":
+        return logits.softmax(0)[right].sum() - logits.softmax(0)[wrong].sum()
+    others = logits[wrong]
+    return logits[right].mean() - (others.max() if objective == "logit_diff_max" else others.mean())
+
+
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore:.*dropped:assay.core.errors.AssayWarning")  # words of several tokens
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
@@ -42,34 +53,27 @@ def test_accuracies_are_those_of_transformers_alone(name: str) -> None:
         task = load_task(key, model, n=60)
         found = CircuitRuns(model, task, Circuit.full(model.graph)).margins("full")
         assert task.wrong is not None
-        margins = []
+        rows: list[tuple[list[int], list[int], list[int]]] = []
         for row in range(task.n):
             decoded = [
                 [tokenizer.decode([i]) for i in ids[row].tolist() if i >= 0]
                 for ids in (task.answers, task.wrong)
             ]
             fields = {field: values[row] for field, values in task.fields.items()}
-            if task.texts is None:
+            if task.texts is None:  # induction: ids behind what the tokenizer begins with
                 bos = tokenizer("")["input_ids"]
-                ids = [*bos, *task.clean[row, len(bos) :].tolist()]
-                right, wrong = (side[row].tolist() for side in (task.answers, task.wrong))
-            else:
-                text = task.texts[row]
-                ids = tokenizer(text)["input_ids"]
-                whole = [
-                    [tokenizer(text + answer)["input_ids"] for answer in side]
-                    for side in answers(key, fields, (decoded[0], decoded[1]))
-                ]
-                assert all(each[:-1] == ids for side in whole for each in side)
-                right, wrong = ([each[-1] for each in side] for side in whole)
-            with torch.no_grad():
-                logits = alone(torch.tensor([ids])).logits[0, -1].double()
-            if task.objective == "prob_diff":
-                values = logits.softmax(0)
-                margins.append(values[right].sum() - values[wrong].sum())
-            else:
-                least = logits[wrong].max() if task.objective == "logit_diff_max" else logits[wrong].mean()
-                margins.append(logits[right].mean() - least)
+                own = task.clean[row, len(bos) : int(task.lengths[row])].tolist()
+                rows.append(([*bos, *own], task.answers[row].tolist(), task.wrong[row].tolist()))
+                continue
+            text = task.texts[row]
+            ids = tokenizer(text)["input_ids"]
+            right, wrong = (
+                [tokenizer(text + answer)["input_ids"] for answer in side]
+                for side in answers(key, fields, (decoded[0], decoded[1]))
+            )
+            assert all(each[:-1] == ids for each in (*right, *wrong))
+            rows.append((ids, [each[-1] for each in right], [each[-1] for each in wrong]))
+        margins = [alone_margin(alone, task.objective, *row) for row in rows]
         expected = torch.stack(margins).numpy()
         np.testing.assert_allclose(found, expected, atol=2e-4)
         accuracy = (expected > 0).mean()

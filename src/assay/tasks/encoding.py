@@ -225,10 +225,10 @@ def _told_apart(prompts: Sequence[Prompt], encoded: EncodedPrompts) -> list[int]
     alike = same.flatten(1).any(1)
     if bool(alike.all()):
         _, right, wrong = same.nonzero()[0].tolist()
+        others = f", and so do those of all {len(prompts)} pairs" if len(prompts) > 1 else ""
         raise AlikeError(
             f"answer {prompts[0].answers[right]!r} and wrong answer {prompts[0].wrong[wrong]!r} of the "
-            f"prompt {prompts[0]} begin with the same token, which would score both, and so it is with every "
-            "pair; use answers that differ in it"
+            f"prompt {prompts[0]} begin with the same token{others}; use answers that differ in it"
         )
     rows: list[int] = (~alike).nonzero().flatten().tolist()
     return rows
