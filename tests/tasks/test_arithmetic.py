@@ -70,7 +70,6 @@ def test_the_first_token_of_a_split_result_decides(width: int, splitting: Callab
     tokenizer = splitting(width)
     task = load_task("arithmetic", tokenizer, n=300)
     assert task.wrong is not None
-    assert task.n == 300
     for right, wrong, result, other in zip(
         tokenizer.batch_decode(task.answers),
         tokenizer.batch_decode(task.wrong),
@@ -78,8 +77,7 @@ def test_the_first_token_of_a_split_result_decides(width: int, splitting: Callab
         task.fields["corrupted.result"],
         strict=True,
     ):
-        assert (right, wrong) == (str(result)[:width], str(other)[:width])
-        assert right != wrong
+        assert right == str(result)[:width] != str(other)[:width] == wrong
     numbers = range(10, 100)
     left = total = 0
     for each in (

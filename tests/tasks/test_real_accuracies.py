@@ -17,14 +17,12 @@ from assay.tasks import TASKS, load_task
 FOLDER = Path(os.environ.get("ASSAY_REAL", Path(__file__).parents[2] / ".real"))
 
 
-def answers(key: str, fields: dict[str, Any], decoded: tuple[list[str], list[str]]) -> tuple[list[str], ...]:
-    """Right and wrong continuations; those of numbers by arithmetic of its own."""
+def of_numbers(key: str, fields: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Right and wrong continuations of a prompt of numbers, where each digit is a token."""
     if key == "arithmetic":
         return [str(fields["result"])[0]], [str(fields["corrupted.result"])[0]]
-    if key == "greater-than":
-        tens = int(fields["year"][2])
-        return [str(d) for d in range(tens + 1, 10)], [str(d) for d in range(tens)]
-    return decoded
+    tens = int(fields["year"][2])
+    return [str(d) for d in range(tens + 1, 10)], [str(d) for d in range(tens)]
 
 
 @torch.no_grad()
@@ -53,26 +51,20 @@ def test_accuracies_are_those_of_transformers_alone(name: str) -> None:
         task = load_task(key, model, n=60)
         found = CircuitRuns(model, task, Circuit.full(model.graph)).margins("full")
         assert task.wrong is not None
-        rows: list[tuple[list[int], list[int], list[int]]] = []
+        rows: list[list[Any]] = []
         for row in range(task.n):
-            decoded = [
-                [tokenizer.decode([i]) for i in ids[row].tolist() if i >= 0]
-                for ids in (task.answers, task.wrong)
-            ]
-            fields = {field: values[row] for field, values in task.fields.items()}
+            sides = [[i for i in ids[row].tolist() if i >= 0] for ids in (task.answers, task.wrong)]
             if task.texts is None:  # induction: ids behind what the tokenizer begins with
                 bos = tokenizer("")["input_ids"]
-                own = task.clean[row, len(bos) : int(task.lengths[row])].tolist()
-                rows.append(([*bos, *own], task.answers[row].tolist(), task.wrong[row].tolist()))
+                rows.append([bos + task.clean[row, len(bos) : int(task.lengths[row])].tolist(), *sides])
                 continue
-            text = task.texts[row]
+            text, pieces = task.texts[row], [[tokenizer.decode([i]) for i in side] for side in sides]
+            if key in ("arithmetic", "greater-than"):
+                pieces = list(of_numbers(key, {name: each[row] for name, each in task.fields.items()}))
             ids = tokenizer(text)["input_ids"]
-            right, wrong = (
-                [tokenizer(text + answer)["input_ids"] for answer in side]
-                for side in answers(key, fields, (decoded[0], decoded[1]))
-            )
-            assert all(each[:-1] == ids for each in (*right, *wrong))
-            rows.append((ids, [each[-1] for each in right], [each[-1] for each in wrong]))
+            whole = [[tokenizer(text + piece)["input_ids"] for piece in side] for side in pieces]
+            assert all(each[:-1] == ids for side in whole for each in side)
+            rows.append([ids, *([each[-1] for each in side] for side in whole)])
         margins = [alone_margin(alone, task.objective, *row) for row in rows]
         expected = torch.stack(margins).numpy()
         np.testing.assert_allclose(found, expected, atol=2e-4)
