@@ -156,6 +156,29 @@ def test_answers_that_begin_alike_are_refused(gpt2_tokenizer: Any) -> None:
         first(gpt2_tokenizer, " Bamako", " Bamaga")
 
 
+def test_pairs_whose_answers_begin_alike_are_left_out(tmp_path: Path, gpt2_tokenizer: Any) -> None:
+    rows = [
+        {"clean": "The city of", "corrupted": "The town of", "answers": [right], "wrong": [wrong]}
+        for right, wrong in ((" Bamako", " Bamaga"), (" Bamako", " Oslo"), (" Paris", " Bamaga"))
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    task = load_task(path, gpt2_tokenizer, answer_tokens="first")
+    assert task.ids.tolist() == [2, 3]
+    assert gpt2_tokenizer.batch_decode(task.wrong) == [" Oslo", " Bam"]
+    assert task.notes == (
+        "1 of 3 pairs, whose right and wrong answers begin with the same token, are left out",
+    )
+    path.write_text("\n".join(map(json.dumps, rows[:1] * 2)))
+    with pytest.raises(
+        TokenizationError, match=r"rows.jsonl: answer ' Bamako' .* so do those of all 2 pairs"
+    ):
+        load_task(path, gpt2_tokenizer, answer_tokens="first")
+    path.write_text("\n".join(map(json.dumps, [rows[0], {**rows[1], "corrupted": "Of"}])))
+    with pytest.raises(TokenizationError, match=r"line 2: pair 0: clean prompt 'The city of' has 3 tokens"):
+        load_task(path, gpt2_tokenizer, answer_tokens="first")
+
+
 def test_grammars_pair_answers_that_differ_in_their_first_token(gpt2_tokenizer: Any) -> None:
     capitals = {"Kenya": "Nairobi", "France": "Paris", "Peru": "Bamako", "Spain": "Bamaga"}
     task = load_task("capital-country", gpt2_tokenizer, n=60, capitals=capitals, answer_tokens="first")

@@ -1,12 +1,13 @@
 """Sums, differences and capitals, under GPT-2's tokenizer and under one that cuts numbers up."""
 
+from collections import Counter
+from collections.abc import Callable
+from itertools import permutations, product
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from assay.core.errors import AssayWarning, InputError, TokenizationError, UnknownNameError
 from assay.core.random import stream
@@ -16,21 +17,6 @@ from assay.tasks import TASKS, Arithmetic, CapitalCountry, Tokens, load_task
 @pytest.fixture(scope="module")
 def grammar(gpt2_tokenizer: Any) -> Arithmetic:
     return Arithmetic(Tokens(gpt2_tokenizer))
-
-
-@pytest.fixture(scope="module")
-def digits() -> PreTrainedTokenizerFast:
-    """Words, and every digit by itself, as the tokenizers of Gemma and Qwen have it."""
-    words = ["?", "[UNK]", *"0123456789", "Q:", "How", "much", "is", "plus", "minus", "A:"]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.WhitespaceSplit(),
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.Split("?", "isolated"),
-        ]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
 
 
 def test_a_pair_by_hand(grammar: Arithmetic) -> None:
@@ -79,21 +65,46 @@ def test_the_task_reads_after_the_space_and_compares_two_results(gpt2_tokenizer:
         assert gpt2_tokenizer.batch_decode(ids[:, None]) == [f" {each}" for each in task.fields[slot]]
 
 
-def test_a_tokenizer_that_cuts_numbers_leaves_results_of_one_digit(digits: Any) -> None:
-    with pytest.raises(
-        TokenizationError,
-        match=r"arithmetic: 0 of 8100 pairs of operands can be used .*one token.* tokenizer keeps numbers",
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_the_first_token_of_a_split_result_decides(width: int, splitting: Callable[[int], Any]) -> None:
+    tokenizer = splitting(width)
+    task = load_task("arithmetic", tokenizer, n=300)
+    assert task.wrong is not None
+    for right, wrong, result, other in zip(
+        tokenizer.batch_decode(task.answers),
+        tokenizer.batch_decode(task.wrong),
+        task.fields["result"],
+        task.fields["corrupted.result"],
+        strict=True,
     ):
-        load_task("arithmetic", digits)
-    task = load_task("arithmetic", digits, n=50, operations=["minus"])
-    assert set(task.fields["result"]) <= set(range(1, 10))
-    assert set(task.lengths.tolist()) == {11}
+        assert right == str(result)[:width] != str(other)[:width] == wrong
+    numbers = range(10, 100)
+    left = total = 0
+    for each in (
+        Counter(a + b for a, b in product(numbers, repeat=2)),
+        Counter(a - b for a, b in product(numbers, repeat=2) if a > b),
+    ):
+        for one, other in permutations(each, 2):
+            total += each[one] * each[other]
+            left += each[one] * each[other] * (str(one)[:width] == str(other)[:width])
+    note = (
+        f"arithmetic: the first token of a result decides; {left} of {total} pairs of prompts with different "
+        "results, which begin with the same token, are left out"
+    )
+    assert task.notes == ((note,) if width < 3 else ())
+    assert task.describe().get("notes", []) == list(task.notes)
+    assert task.config.get("answer_tokens", "one") == ("one" if width == 3 else "first")
 
 
-def test_operands_of_another_number_of_tokens_are_left_out(digits: Any) -> None:
+def test_operands_of_another_number_of_tokens_are_left_out(splitting: Callable[[int], Any]) -> None:
     with pytest.warns(AssayWarning, match=r"dropped 1 of 12 operands .*: 9"):
-        grammar = Arithmetic(Tokens(digits), operations=["minus"], operands=range(9, 21))
+        grammar = Arithmetic(Tokens(splitting(1)), operations=["minus"], operands=range(9, 21))
     assert grammar.operands == tuple(range(10, 21))
+
+
+def test_results_that_no_first_token_tells_apart_are_refused(splitting: Callable[[int], Any]) -> None:
+    with pytest.raises(TokenizationError, match=r"^arithmetic: the results of 4 of 4 .* tell none apart"):
+        load_task("arithmetic", splitting(1), operands=[10, 11], operations=["plus"])
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,49 @@ def test_a_tokenizer_without_two_token_years_is_refused(mini_tokenizer: Any) -> 
         load_task("greater-than", mini_tokenizer, centuries=["31", "42"])
 
 
+@pytest.mark.parametrize(("width", "shown", "asked"), [(1, 0, 1), (2, 0, 2), (3, 1, 1)])
+def test_the_next_token_of_a_year_is_compared(
+    width: int, shown: int, asked: int, splitting: Callable[[int], Any]
+) -> None:
+    tokenizer, options = splitting(width), {"nouns": ["war", "plan"], "drop_extremes": False}
+    task = load_task("greater-than", tokenizer, n=300, **options)
+    assert task.texts is not None
+    assert task.corrupted_texts is not None
+    assert task.wrong is not None
+    for row in range(task.n):
+        noun, century, yy = (task.fields[name][row] for name in ("noun", "century", "yy"))
+        digit = yy[shown : shown + asked]
+        low = "01" if asked == 2 else yy[:shown] + "0" + yy[shown + 1 :]
+        for year, text in ((yy, task.texts[row]), (low, task.corrupted_texts[row])):
+            assert text == f"The {noun} lasted from the year {century}{year} to {century}{yy[:shown]}"
+        right, wrong = (
+            [tokenizer.decode([i]) for i in ids[row] if i >= 0] for ids in (task.answers, task.wrong)
+        )
+        every = [f"{n:0{asked}d}" for n in range(10**asked)]
+        assert right == [each for each in every if each > digit]
+        assert wrong == [each for each in every if each < digit or (each == digit and width > 1)]
+        for answer in (*right, *wrong):  # as the tokenizer writes that year
+            ids = tokenizer(task.texts[row] + answer)["input_ids"]
+            assert ids[:-1] == task.clean[row].tolist()
+    grammar = GreaterThan(Tokens(tokenizer), **options)
+    years = [f"{yy:02d}" for yy in range(2, 99) if width == 2 or f"{yy:02d}"[shown] not in "09"]
+    assert grammar.years == tuple((c, yy) for c in grammar.centuries for yy in years)
+    note = (
+        f"greater-than: the tokenizer splits years, so one digit is asked; {7 * (97 - len(years))} of 679 "
+        "years, in which it is 0 or 9, are left out"
+    )
+    assert task.notes == grammar.notes == (() if width == 2 else (note,))
+    pairs = [other for values, _ in grammar.support() for other, _ in grammar.corrupted_support(values)]
+    corrupted = {(each["noun"], each["century"], each["yy"]) for each in pairs}
+    assert len(corrupted) == grammar.corrupted_population
+    for place, slot in enumerate(grammar.slots(pairs[0], corrupted=True)):
+        found = {tuple(each.values()) for each in grammar.variants(pairs[0], slot, corrupted=True)}
+        own = tuple(pairs[0].values())
+        kept = [name for name in (0, 1, 2) if name != place]
+        same = {each for each in corrupted if all(each[name] == own[name] for name in kept)}
+        assert found == same - {own}
+
+
 # ------------------------------------------------------------------------------ agreement and pronouns
 
 

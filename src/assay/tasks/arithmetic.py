@@ -28,8 +28,10 @@ from assay.tasks.tokens import Tokens, comparable
 class Arithmetic(Grammar):
     """Addition and subtraction: "Q: How much is 47 plus 25? A: " is continued by "72".
 
-    Operation and pair of operands are uniform; of a difference the first operand is the larger one. Only
-    pairs whose result is one token are drawn. The wrong answer is the result of the corrupted prompt.
+    Operation and pair of operands are uniform; of a difference the first operand is the larger one. The wrong
+    answer is the result of the corrupted prompt. Where the tokenizer splits a result, the first token of each
+    decides ("7" of "72"), and the corrupted prompt is drawn among those whose result begins with another; a
+    note of the task counts the pairs that this leaves out.
 
     Args:
         tokens: The model's tokenizer; it decides which results can be used.
@@ -39,8 +41,7 @@ class Arithmetic(Grammar):
         operands: Numbers to draw from, each of the same number of tokens.
 
     Notes:
-        The prompt ends in a space, so the result is a token without one. A tokenizer that cuts numbers into
-        digits leaves few results of one token, or none.
+        The prompt ends in a space, so the result is a token without one.
     """
 
     key = "arithmetic"
@@ -70,9 +71,18 @@ class Arithmetic(Grammar):
             )
         chosen = chosen_templates(self.key, {}, (), own, needs=("a", "b"))
         self.templates = dict(zip(operations, chosen.values(), strict=True))
-        self.scored: dict[str, dict[int, tuple[int, ...] | None]] = {}
         self.operands = self._of_one_length([int(operand) for operand in operands])
+        self.every = {
+            operation: [(a, b) for a, b in product(self.operands, repeat=2) if operation == "plus" or a > b]
+            for operation in self.templates
+        }
+        self.scored = {operation: self._scored(operation) for operation in self.templates}
+        if tokens.answer_tokens == "one" and any(None in each.values() for each in self.scored.values()):
+            self.tokens = tokens.by_first_token()
+            self.scored = {operation: self._scored(operation) for operation in self.templates}
         self.sums = {operation: self._pairs(operation) for operation in self.templates}
+        if self.tokens.answer_tokens == "first":
+            self.notes = self._alike()
 
     def _of_one_length(self, operands: Sequence[int]) -> tuple[int, ...]:
         """The operands with the number of tokens that most have, so that all prompts are equally long."""
@@ -88,25 +98,45 @@ class Arithmetic(Grammar):
         keep = [count == usual and 0 not in count for count in counts]
         return usable(operands, keep, task=self.key, kind="operands", rule="as many tokens as the others")
 
-    def _pairs(self, operation: str) -> tuple[tuple[int, int], ...]:
-        """The pairs whose result is one token; another result must exist."""
-        context = self.templates[operation].format(a=self.operands[0], b=self.operands[-1])
-        every = [(a, b) for a, b in product(self.operands, repeat=2) if operation == "plus" or a > b]
-        results = {_result(operation, a, b) for a, b in every}
+    def _context(self, operation: str) -> str:
+        return self.templates[operation].format(a=self.operands[0], b=self.operands[-1])
+
+    def _scored(self, operation: str) -> dict[int, tuple[int, ...] | None]:
+        """The ids by which each result is scored; None where it breaks the rule of the tokens."""
+        context = self._context(operation)
+        results = {_result(operation, *pair) for pair in self.every[operation]}
         self.tokens.learn(context, map(str, sorted(results)))
-        scored = {each: self.tokens.scored_by(context, str(each)) for each in results}
-        self.scored[operation] = scored
+        return {each: self.tokens.scored_by(context, str(each)) for each in results}
+
+    def _pairs(self, operation: str) -> tuple[tuple[int, int], ...]:
+        """The pairs whose result can be scored; another result must exist."""
+        scored, every = self.scored[operation], self.every[operation]
         # A result is compared with another of as many tokens, so each number of tokens needs two.
         counts = Counter(map(len, {ids for ids in scored.values() if ids is not None}))
         pairs = tuple(pair for pair in every if counts[len(scored[_result(operation, *pair)] or ())] > 1)
         if not pairs:
             n_scored = sum(scored[_result(operation, *pair)] is not None for pair in every)
             raise TokenizationError(
-                f"{self.key}: {n_scored} of {len(every)} pairs of operands can be used after {context!r} "
-                f"({operation}; the result must be one token, and there must be two results). Pass other "
-                "operands or another operation, or use a model whose tokenizer keeps numbers whole"
+                f"{self.key}: the results of {n_scored} of {len(every)} pairs of operands can be scored "
+                f"after {self._context(operation)!r} ({operation}), and their tokens tell none apart; pass "
+                "other operands or another operation"
             )
         return pairs
+
+    def _alike(self) -> tuple[str, ...]:
+        """How many pairs of prompts are left out since their results begin alike."""
+        left = total = 0
+        for operation, pairs in self.sums.items():
+            results = Counter(_result(operation, *pair) for pair in pairs)
+            first = Counter(self.scored[operation][_result(operation, *pair)] for pair in pairs)
+            same = sum(count**2 for count in results.values())
+            left += sum(count**2 for count in first.values()) - same
+            total += len(pairs) ** 2 - same
+        note = (
+            f"{self.key}: the first token of a result decides; {left} of {total} pairs of prompts with "
+            "different results, which begin with the same token, are left out"
+        )
+        return (note,) if left else ()
 
     def choose(self, rng: np.random.Generator) -> Values:
         operation = pick(rng, tuple(self.templates))

@@ -117,8 +117,12 @@ def pair_task(
     grammar: "Grammar | None" = None,
     config: Mapping[str, Any] | None = None,
     aligned: bool = False,
+    notes: tuple[str, ...] = (),
 ) -> PairTask:
     """A task out of clean prompts and, in the same order, their corrupted counterparts.
+
+    Where the first token of an answer decides, pairs whose right and wrong answers begin with the same are
+    left out; a note of the task counts them, and its `ids` are the places of the others.
 
     Args:
         clean: The prompts; the slots that both prompts of a pair have are its spans.
@@ -128,9 +132,11 @@ def pair_task(
         grammar: What the prompts were drawn from.
         config: How the task was made.
         aligned: Whether the prompts of a pair may differ in length; `config` then notes it, where they do.
+        notes: What was left out before.
 
     Raises:
         TokenizationError: If a pair differs in token count, or a prompt breaks a rule of `encode_prompts`.
+        AlikeError: If the right and wrong answers of every pair begin alike.
         InputError: If the spans of a pair overlap or differ in order.
     """
     left = encode_prompts(clean, tokens)
@@ -149,7 +155,24 @@ def pair_task(
         )
         raise TokenizationError(f"prompt {without} has no answer; give at least one")
     if tokens is not None and tokens.answer_tokens == "first":
-        _check_first(clean, left)
+        apart = _told_apart(clean, left)
+        if len(apart) < len(clean):
+            alike = len(clean) - len(apart)
+            note = (
+                f"{alike} of {len(clean)} pairs, whose right and wrong answers begin with the same token, "
+                "are left out"
+            )
+            task = pair_task(
+                [clean[row] for row in apart],
+                [corrupted[row] for row in apart],
+                tokens,
+                name=name,
+                grammar=grammar,
+                config=config,
+                aligned=aligned,
+                notes=(*notes, note),
+            )
+            return replace(task, ids=torch.tensor(apart))
     task = PairTask(
         clean=left.ids,
         corrupted=right.ids,
@@ -169,6 +192,7 @@ def pair_task(
         pad_id=0 if tokens is None else tokens.pad_id,
         alignment=_alignment(left, right) if aligned else None,
         corrupted_lengths=right.lengths,
+        notes=notes,
     )
     if task.alignment is None:
         return task
@@ -189,18 +213,25 @@ def _texts(prompts: Sequence[Prompt], tokens: Tokens | None) -> tuple[str, ...]:
     return tuple(prompt.text if tokens is None else tokens.turn_of(prompt.text)[0] for prompt in prompts)
 
 
-def _check_first(prompts: Sequence[Prompt], encoded: EncodedPrompts) -> None:
-    """Refuse a right and a wrong answer that begin with the same token."""
+class AlikeError(TokenizationError):
+    """No pair has right and wrong answers that the tokens by which they are scored tell apart."""
+
+
+def _told_apart(prompts: Sequence[Prompt], encoded: EncodedPrompts) -> list[int]:
+    """The rows none of whose right answers begins with the token of a wrong one."""
     if encoded.answers is None or encoded.wrong is None or encoded.positions.ndim == 2:
-        return
+        return list(range(len(prompts)))
     same = (encoded.answers[:, :, None] == encoded.wrong[:, None]) & (encoded.answers[:, :, None] >= 0)
-    if bool(same.any()):
-        row, right, wrong = same.nonzero()[0].tolist()
-        prompt = prompts[row]
-        raise TokenizationError(
-            f"answer {prompt.answers[right]!r} and wrong answer {prompt.wrong[wrong]!r} of the prompt "
-            f"{prompt} begin with the same token, which would score both; use answers that differ in it"
+    alike = same.flatten(1).any(1)
+    if bool(alike.all()):
+        _, right, wrong = same.nonzero()[0].tolist()
+        others = f", and so do those of all {len(prompts)} pairs" if len(prompts) > 1 else ""
+        raise AlikeError(
+            f"answer {prompts[0].answers[right]!r} and wrong answer {prompts[0].wrong[wrong]!r} of the "
+            f"prompt {prompts[0]} begin with the same token{others}; use answers that differ in it"
         )
+    rows: list[int] = (~alike).nonzero().flatten().tolist()
+    return rows
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "n width"]:

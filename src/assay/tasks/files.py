@@ -21,7 +21,7 @@ from assay.core.errors import (
 from assay.core.random import stream
 from assay.tasks.alignment import Part
 from assay.tasks.choices import MultipleChoice, is_question, question_of
-from assay.tasks.encoding import pair_task
+from assay.tasks.encoding import AlikeError, pair_task
 from assay.tasks.grammar import Prompt, Read
 from assay.tasks.image_rows import draw_rows
 from assay.tasks.loaded_sets import loaded_rows, name_of
@@ -128,14 +128,18 @@ def read_pairs(
         config["seed"] = seed
     try:
         task = _task(pairs, tokens, name=name, config=config, aligned=aligned)
+    except AlikeError as error:
+        raise AlikeError(f"{rows.path}: {error}") from error
     except AssayError:
         for number, pair in zip(ids.tolist(), pairs, strict=True):
             try:
                 _task([pair], tokens, name=name, aligned=aligned)
+            except AlikeError:
+                continue  # another line is at fault
             except AssayError as error:
                 raise TokenizationError(f"{rows.where(number)}: {error}") from error
         raise
-    return replace(task, ids=torch.from_numpy(ids))
+    return replace(task, ids=torch.from_numpy(ids)[task.ids])
 
 
 def _task(pairs: Sequence[Pair], tokens: Tokens | None, **facts: Any) -> PairTask:

@@ -87,6 +87,7 @@ class Grammar(ABC):
         heatmap_fields: Pairs of fields worth a table of their own in worst-case reports.
         contrasts: Whether the wrong answer of a pair is the right one of its corrupted prompt. A prompt by
             itself then has no wrong answer.
+        notes: What the tokenizer leaves out of the prompts, a sentence each.
     """
 
     key: ClassVar[str]
@@ -95,6 +96,7 @@ class Grammar(ABC):
     metadata_fields: ClassVar[tuple[str, ...]]
     heatmap_fields: ClassVar[tuple[tuple[str, str], ...]] = ()
     contrasts: ClassVar[bool] = False
+    notes: tuple[str, ...] = ()
 
     def __init__(self, tokens: Tokens, *, corruption: str | None = None) -> None:
         self.tokens = tokens

@@ -78,11 +78,12 @@ def load_task(
             is read, unless True.
         chat: Make every prompt the user's turn of the tokenizer's chat template. The answer begins the next
             turn, without a leading space. Default: as the model has it (`assay.models.prompted`), else False.
-        answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token, which
-            must differ between right and wrong ones. `each`: by each token behind those before it: the answer
-            without its last token stands behind both prompts, and a prompt counts by the mean over the tokens
-            of its answer. It has one right answer, and wrong ones of as many tokens. Default: as the model
-            has it, else `one`.
+        answer_tokens: `one`: answers are one token each, but `arithmetic` is scored by the first tokens where
+            the tokenizer splits numbers. `first`: they are scored by their first token; pairs whose right and
+            wrong ones begin with the same are left out, which a note of the task counts. `each`: by each
+            token behind those before it: the answer without its last token stands behind both prompts, and a
+            prompt counts by the mean over the tokens of its answer. It has one right answer, and wrong ones
+            of as many tokens. Default: as the model has it, else `one`.
         lengths: `equal`: the two prompts of a pair have as many tokens. `aligned`: they may differ, and are
             aligned slot by slot (of a file: by the `spans` of a line), else by their ends; see
             `align_prompts`. Default: as the model has it, else `equal`.
@@ -166,6 +167,7 @@ def draw_task(
         grammar=grammar,
         config=config,
         aligned=grammar.tokens.lengths == "aligned",
+        notes=grammar.notes,
     )
 
 

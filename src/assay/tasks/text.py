@@ -28,16 +28,25 @@ from assay.tasks.tokens import Tokens
 class GreaterThan(Grammar):
     """Years: "The war lasted from the year 1745 to 17" is continued by a two-digit number above 45.
 
-    Noun and year are independent and uniform. Answers are yy+1 .. 99, wrong answers 00 .. yy.
+    Noun and year are independent and uniform. The prompt ends in the second year, at the first border of
+    tokens not before its century, and the next token is compared with that of the first year: greater ones
+    are right, smaller ones wrong. The same one is wrong where the year ends with it, which is then no later
+    year; where a digit follows, it is on neither side.
+
+    - "45" is one token: yy+1 .. 99 are right, 00 .. yy wrong.
+    - "4" and "5" are tokens: 5 .. 9 are right, 0 .. 3 wrong.
+    - "174" and "5" are tokens: the prompt ends in "174", and 6 .. 9 are right, 0 .. 5 wrong.
 
     Args:
-        tokens: The model's tokenizer; it decides which years can be used (two tokens, " XX" and "YY").
-        corruption: `yy01`: the first year ends in 01, everything else stays.
+        tokens: The model's tokenizer; it decides which years can be used, and what of them is asked.
+        corruption: `yy01`: the first year ends in 01, everything else stays. Where one digit is asked, it
+            becomes 0 instead.
         template: `short`, `long` ("... to the year 17") or an own template with noun, century, yy.
         nouns: Nouns to draw from.
         centuries: First two digits of the years.
         above: Only years with yy > above (40 gives the auto-circuit variant).
-        drop_extremes: Leave out the smallest and the largest usable year of every century.
+        drop_extremes: Leave out the smallest and the largest usable year of every century. Where one digit is
+            asked, the years in which it is 0 or 9 are left out instead, always.
 
     Notes:
         The variant used with EAP-IG is `template="long", drop_extremes=False` and a shorter list of nouns.
@@ -74,70 +83,94 @@ class GreaterThan(Grammar):
             tokens, data["nouns"] if nouns is None else nouns, task=self.key, kind="nouns", after="The"
         )
         chosen = data["centuries"] if centuries is None else [str(century) for century in centuries]
+        stems: list[int] = []
+        for self.asked in (*_ASKED, _BOTH):
+            stems = [self._stem(century, _lowest("11", self.asked)) for century in chosen]
+            if any(stems):
+                break
+        least = min(filter(None, stems), default=-1)
         self.centuries = usable(
             chosen,
-            [self._splits(c, "01") for c in chosen],
+            [stem == least for stem in stems],
             task=self.key,
             kind="centuries",
-            rule='the year ending in 01 is the two tokens " XX" and "01"',
+            rule="a token of its years begins behind the century, or behind the digit after it",
         )
         self.years = tuple(
-            year for c in self.centuries for year in self._usable_years(c, above, drop_extremes)
+            year
+            for century in self.centuries
+            for year in self._usable_years(century, least, drop_extremes)
+            if int(year[1]) > above
         )
+        if self.asked != _BOTH:
+            every, asked = self.years, self.asked
+            self.years = tuple(year for year in every if year[1][asked] not in "09")
+            self.notes = (
+                f"{self.key}: the tokenizer splits years, so one digit is asked; "
+                f"{len(every) - len(self.years)} of {len(every)} years, in which it is 0 or 9, are left out",
+            )
         if len(self.years) < 2:
             raise InputError(
-                f"{self.key}: {len(self.years)} years can be used (two tokens, yy above {above}); expected "
-                "at least 2. Lower `above`, or use a model whose tokenizer splits years into pairs of digits"
+                f"{self.key}: {len(self.years)} years can be used (yy above {above}); expected at least 2. "
+                "Lower `above`, or use a model whose tokenizer splits years into pairs of digits"
             )
+        self.corrupted_years = tuple(dict.fromkeys((c, _lowest(yy, self.asked)) for c, yy in self.years))
 
-    def _splits(self, century: str, yy: str) -> bool:
-        first = self.tokens.one_token("year", f" {century}")
-        second = self.tokens.one_token(f" {century}", yy)
-        return None not in (first, second) and (
-            self.tokens.continuation("year", f" {century}{yy}") == (first, second)
-        )
+    def _stem(self, century: str, yy: str) -> int:
+        """Number of tokens of a year before the one that is asked; 0 where that is not one token."""
+        shown, rest = f" {century}{yy[: self.asked.start]}", yy[self.asked.stop :]
+        stem, token = self.tokens.continuation("year", shown), self.tokens.one_token(shown, yy[self.asked])
+        year = self.tokens.continuation("year", f" {century}{yy}")
+        if stem is None or token is None or year is None or self.tokens.tokenizer.unk_token_id in year:
+            return 0
+        split = year[: len(stem) + 1] == (*stem, token) and len(year) == len(stem) + 1 + len(rest)
+        return len(stem) if split else 0
 
-    def _usable_years(self, century: str, above: int, drop_extremes: bool) -> list[tuple[str, str]]:
+    def _usable_years(self, century: str, stem: int, drop_extremes: bool) -> list[tuple[str, str]]:
         endings = [f"{yy:02d}" for yy in range(2, 99)]
         self.tokens.learn("year", [f" {century}{yy}" for yy in endings])
         self.tokens.learn(f" {century}", endings)
-        years = [(century, yy) for yy in endings if self._splits(century, yy)]
-        return [year for year in (years[1:-1] if drop_extremes else years) if int(year[1]) > above]
+        years = [(century, yy) for yy in endings if self._stem(century, yy) == stem]
+        return years[1:-1] if drop_extremes and self.asked == _BOTH else years
 
     def choose(self, rng: np.random.Generator) -> Values:
         noun, (century, yy) = pick(rng, self.nouns), pick(rng, self.years)
         return {"noun": noun, "century": century, "yy": yy}
 
     def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
-        return {**values, "yy": "01"}
+        return {**values, "yy": _lowest(values["yy"], self.asked)}
 
     def render(self, values: Values) -> Prompt:
         text, slots = fill(self.template, values)
-        first = int(values["yy"]) + 1
+        text += values["yy"][: self.asked.start]
+        digits = values["yy"][self.asked]
+        every = [f"{number:0{len(digits)}d}" for number in range(10 ** len(digits))]
+        first = int(digits) + 1
         return Prompt(
             text=text,
             slots=slots,
             values=values,
-            answers=tuple(f"{yy:02d}" for yy in range(first, 100)),
-            wrong=tuple(f"{yy:02d}" for yy in range(first)),
-            fields={**values, "year": values["century"] + values["yy"], "n_valid_answers": 100 - first},
+            answers=tuple(every[first:]),
+            wrong=tuple(every[: first - (self.asked == _TENS)]),
+            fields={
+                **values,
+                "year": values["century"] + values["yy"],
+                "n_valid_answers": len(every) - first,
+            },
         )
 
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
-        return ("noun", "century") if corrupted else ("noun", "century", "yy")
+        return ("noun", "century") if corrupted and self.asked == _BOTH else ("noun", "century", "yy")
 
     def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
         if slot == "noun":
             yield from ({**values, "noun": noun} for noun in self.nouns if noun != values["noun"])
-        elif corrupted:
-            centuries = dict.fromkeys(century for century, _ in self.years)
-            yield from ({**values, "century": c} for c in centuries if c != values["century"])
-        else:
-            kept = "yy" if slot == "century" else "century"
-            for century, yy in self.years:
-                other = {**values, "century": century, "yy": yy}
-                if other[kept] == values[kept] and other[slot] != values[slot]:
-                    yield other
+            return
+        kept = "yy" if slot == "century" else "century"
+        for century, yy in self.corrupted_years if corrupted else self.years:
+            other = {**values, "century": century, "yy": yy}
+            if other[kept] == values[kept] and other[slot] != values[slot]:
+                yield other
 
     @property
     def population(self) -> int:
@@ -145,14 +178,23 @@ class GreaterThan(Grammar):
 
     @property
     def corrupted_population(self) -> int:
-        return len(self.nouns) * len(self.centuries)
+        return len(self.nouns) * len(self.corrupted_years)
 
     def support(self) -> Iterator[tuple[Values, float]]:
         for noun, (century, yy) in product(self.nouns, self.years):
             yield {"noun": noun, "century": century, "yy": yy}, 1 / self.population
 
     def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
-        yield {**values, "yy": "01"}, 1.0
+        yield {**values, "yy": _lowest(values["yy"], self.asked)}, 1.0
+
+
+# Which digits of yy the next token holds; the first that suits the tokenizer is taken.
+_BOTH, _TENS, _UNITS = _ASKED = (slice(0, 2), slice(0, 1), slice(1, 2))
+
+
+def _lowest(yy: str, asked: slice) -> str:
+    """The end of the corrupted year."""
+    return "01" if asked == _BOTH else yy[: asked.start] + "0" + yy[asked.stop :]
 
 
 @TASKS.register("sva")

@@ -1,5 +1,6 @@
 """What a tokenizer does to a prompt: its ids, the token of a slot, one-token continuations."""
 
+import copy
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -104,6 +105,12 @@ class Tokens:
         if self.answer_tokens != "one":
             rules["answer_tokens"] = self.answer_tokens
         return rules
+
+    def by_first_token(self) -> "Tokens":
+        """The same tokenizer and rules, but an answer is scored by its first token."""
+        other = copy.copy(self)
+        other.answer_tokens = "first"
+        return other
 
     @property
     def pad_id(self) -> int:
