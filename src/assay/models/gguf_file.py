@@ -4,7 +4,6 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -79,14 +78,9 @@ def from_gguf(
         refuse_missing(str(path), info, len(list(module.parameters())))
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name, trust_remote_code=False)
-            tokenizer("a")  # some damage shows only in use
-    return module.to(device), tokenizer, _origin(reader.tensors)
-
-
-def _origin(tensors: Iterable[Any]) -> dict[str, Any]:
-    """The quantisation of the weights as it enters provenance: its types, that of most weights first."""
     sizes: Counter[str] = Counter()
-    for each in tensors:
+    for each in reader.tensors:
         sizes[each.tensor_type.name] += int(each.n_elements)
     types = [name for name, _ in sizes.most_common() if name not in _PLAIN]
-    return {"quantisation": f"{' + '.join(types)}, dequantised"} if types else {}
+    origin = {"quantisation": f"{' + '.join(types)}, dequantised"} if types else {}
+    return module.to(device), tokenizer, origin
