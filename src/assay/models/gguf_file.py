@@ -20,7 +20,7 @@ from assay.models.placing import NumberType, choose_dtype
 from assay.models.weight_files import check_content, check_shapes
 
 
-_EXPECTED = "It is cut off, or of an architecture or quantisation that transformers does not read"
+_EXPECTED = "; it is cut off, or of an architecture or quantisation that transformers does not read"
 _PLAIN = ("F64", "F32", "F16", "BF16")  # types of tensors that are not quantised
 
 

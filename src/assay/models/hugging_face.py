@@ -28,7 +28,7 @@ from assay.models.weight_files import (
 
 
 _GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer.json says all
-_EXPECTED = "Expected a directory with config.json and model.safetensors, written by save_pretrained"
+_EXPECTED = ". Expected a directory with config.json and model.safetensors, written by save_pretrained"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -189,7 +189,7 @@ def file_errors(location: str, what: str, expected: str = _EXPECTED) -> Iterator
         ) from error
     # ImportError: a configuration may ask for a library that is not installed.
     except (OSError, ImportError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
-        raise FileFormatError(f"cannot load {location!r} as {what}: {error}. {expected}") from error
+        raise FileFormatError(f"cannot load {location!r} as {what}: {error}{expected}") from error
 
 
 def checked_config(location: str, **more: Any) -> Any:
