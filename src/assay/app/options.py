@@ -99,7 +99,7 @@ class OnModel(Typed, Revised, Mapped):
     """The model.
 
     Attributes:
-        model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
+        model: mini, colour-digits, planted:NAME, a hub id, a directory by save_pretrained, or a .gguf file.
         post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact, frozen or per-target.
         experts: A mixture of experts as one MLP node per block (together), or a node per expert (nodes).
     """

@@ -18,6 +18,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "mlflow": ("mlflow-skinny", "alembic"),
     "adapters": ("peft",),
     "placement": ("accelerate",),
+    "gguf": ("gguf", "accelerate"),
     "hub": ("datasets", "huggingface-hub"),
     "trackio": ("trackio",),
 }

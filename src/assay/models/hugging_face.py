@@ -28,6 +28,7 @@ from assay.models.weight_files import (
 
 
 _GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer.json says all
+_EXPECTED = ". Expected a directory with config.json and model.safetensors, written by save_pretrained"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -97,16 +98,16 @@ def from_pretrained(
         from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
     location, described = str(directory), directory / "config.json"
-    with _file_errors(location, "a causal language model or image classifier"):
+    with file_errors(location, "a causal language model or image classifier"):
         check_description(directory)
         files = weight_files(directory, timm=False, allow_pickle=allow_pickle)
         shapes = check_sizes(described, files)
-        config = _checked_config(location)
+        config = checked_config(location)
     family = family_of_type(config.model_type)
     sees = family is not None and family.vision is not None
     auto = AutoModelForImageClassification if sees else AutoModelForCausalLM
     build: Callable[..., nn.Module] = partial(auto.from_config, config, trust_remote_code=False)
-    with _file_errors(location, "an image classifier" if sees else "a causal language model"):
+    with file_errors(location, "an image classifier" if sees else "a causal language model"):
         stored = config.dtype
         if shapes is not None:
             check_shapes(build, shapes, described)
@@ -132,7 +133,7 @@ def from_pretrained(
             )
     module: nn.Module
     module, info = loaded
-    _refuse_missing(location, info, len(list(module.parameters())))
+    refuse_missing(location, info, len(list(module.parameters())))
     return module if placement is not None else module.to(main)
 
 
@@ -148,7 +149,7 @@ def encoder_from_pretrained(directory: Path, *, allow_pickle: bool) -> nn.Module
     from transformers import AutoConfig, AutoModel
 
     location, described = str(directory), directory / "config.json"
-    with _file_errors(location, "an encoder"), without_progress_bars(report=False):
+    with file_errors(location, "an encoder"), without_progress_bars(report=False):
         files = weight_files(directory, timm=False, allow_pickle=allow_pickle)
         shapes = check_sizes(described, files)
         config = AutoConfig.from_pretrained(location, trust_remote_code=False)
@@ -167,13 +168,13 @@ def encoder_from_pretrained(directory: Path, *, allow_pickle: bool) -> nn.Module
     if any(str(key).startswith("pooler.") for key in info["missing_keys"]):
         module.pooler = None
     missing = {key for key in info["missing_keys"] if not str(key).startswith("pooler.")}
-    _refuse_missing(location, {**info, "missing_keys": missing}, len(list(module.parameters())))
+    refuse_missing(location, {**info, "missing_keys": missing}, len(list(module.parameters())))
     encoder: nn.Module = module
     return encoder
 
 
 @contextmanager
-def _file_errors(location: str, what: str) -> Iterator[None]:
+def file_errors(location: str, what: str, expected: str = _EXPECTED) -> Iterator[None]:
     """What transformers raises inside about the files of a model, as errors that name them."""
     from huggingface_hub.errors import StrictDataclassError
 
@@ -188,20 +189,17 @@ def _file_errors(location: str, what: str) -> Iterator[None]:
         ) from error
     # ImportError: a configuration may ask for a library that is not installed.
     except (OSError, ImportError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
-        raise FileFormatError(
-            f"cannot load {location!r} as {what}: {error}. Expected a directory with "
-            "config.json and model.safetensors, written by save_pretrained"
-        ) from error
+        raise FileFormatError(f"cannot load {location!r} as {what}: {error}{expected}") from error
 
 
-def _checked_config(location: str) -> Any:
+def checked_config(location: str, **more: Any) -> Any:
     """The configuration of a model that is served, with attention left to be chosen here."""
     from transformers import AutoConfig
 
     from assay.models import attention_only  # which needs transformers
 
     attention_only.register()
-    config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(location, trust_remote_code=False, **more)
     refuse_config({**vars(config), "model_type": config.model_type}, location)
     # How attention is computed is ours to say: a name of a repository here would load a kernel from it.
     config._attn_implementation = None
@@ -216,7 +214,7 @@ def _empty(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def _refuse_missing(location: str, info: dict[str, Any], n_weights: int) -> None:
+def refuse_missing(location: str, info: dict[str, Any], n_weights: int) -> None:
     """Refuse a model of which transformers filled weights with random numbers, which mean nothing."""
     for problem in ("missing_keys", "mismatched_keys"):
         if info[problem]:

@@ -1,4 +1,4 @@
-"""Loading models by hub id, directory, live module, timm name, or name of an embedded or planted model."""
+"""Loading models by hub id, directory, GGUF file, live module, or name (timm, embedded, planted)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +14,7 @@ from assay.models.adapter import Model
 from assay.models.conformance import check_conformance, check_same
 from assay.models.family import ExpertNodes
 from assay.models.folding import folded
+from assay.models.gguf_file import from_gguf
 from assay.models.hub import Repository, check_revision, fetch_description, split_revision
 from assay.models.hugging_face import check_description, from_pretrained, image_processor, stored_tokenizer
 from assay.models.merging import CONFIG as ADAPTER
@@ -52,7 +53,8 @@ def load_model(
         source: `"mini"` or `"colour-digits"` (the embedded language model and image classifier, no network);
             `"planted:NAME"`, a model whose circuit is known (`assay.models.planted.planted_names()`); a hub
             id, also as `"OWNER/NAME@REVISION"`; a directory written by `save_pretrained`, or by timm's
-            `save_for_hf(..., safe_serialization=True)`; `"timm:NAME"`, or
+            `save_for_hf(..., safe_serialization=True)`; a GGUF file (`"model.gguf"`), with its tokenizer
+            and with its weights dequantised; `"timm:NAME"`, or
             `"timm:NAME@checkpoint.safetensors"` for weights of your own; or a live module of a known family,
             which is used as it is, or as a copy that shares most weights (EVA, BEiT: bare parameters go into
             projections). Adapters of PEFT (LoRA, DoRA), as a directory or hub id with
@@ -84,7 +86,7 @@ def load_model(
             apply.
         UnsafeFileError: If the checkpoint is a pickle and `allow_pickle` is false.
         FileFormatError: If the files cannot be read as a checkpoint, or some of its weights are missing.
-        MissingExtraError: If the model needs timm or peft, or a device map accelerate, and it is not
+        MissingExtraError: If the model needs timm, peft or gguf, or a device map accelerate, and it is not
             installed.
         NonFiniteError: If a weight is NaN or infinite.
 
@@ -141,6 +143,12 @@ def _loaded(
         check_revision(revision, text)
         _refuse_device_map(device_map, text, "a planted model is small")
         return _planted(text, tokenizer=tokenizer, dtype=dtype, device=place)
+    if Path(text).suffix.lower() == ".gguf":
+        check_revision(revision, text)
+        _refuse_device_map(device_map, text, "the weights of a GGUF file are dequantised in memory")
+        module, tokenizer, origin = from_gguf(Path(text), dtype=dtype, device=place, tokenizer=tokenizer)
+        name = Path(text).name
+        return _bound(module.eval(), tokenizer=tokenizer, name=name, preprocessing=None, origin=origin)
     named = text.startswith(_TIMM) and not text.startswith(_TIMM_DIRECTORY)
     path, origin = EMBEDDED.get(text, Path(text.removeprefix(_TIMM_DIRECTORY))), {}
     name = short_name(text) if named else text if text in EMBEDDED else path.name

@@ -133,15 +133,19 @@ def check_sizes(config: Path, files: Sequence[Path], *, timm: bool = False) -> l
     size = sum(each.stat().st_size for each in files)
     tensors = size if pickled else len(shapes)
     elements = size if pickled else sum(map(math.prod, shapes))
-    content = read_object(config)
+    check_content(read_object(config), config, tensors, elements)
+    return None if pickled else shapes
+
+
+def check_content(content: Mapping[str, Any], config: Path, tensors: int, elements: int) -> None:
+    """Refuse the content of a configuration of a far larger model than the tensors of some weights."""
     arguments = content.get("model_args")
-    for name, least in _least_sizes(content | (arguments if isinstance(arguments, dict) else {})):
+    for name, least in _least_sizes({**content, **(arguments if isinstance(arguments, dict) else {})}):
         if least > (tensors if name == "layers" else elements):
             raise _too_large(config, f"at least {least:,} {name}", tensors, elements)
     for key, value in _whole_numbers(content):
         if value > elements:
             raise _too_large(config, f"{key} = {printable(str(value)[:40])}", tensors, elements)
-    return None if pickled else shapes
 
 
 def _too_large(config: Path, what: str, tensors: int, elements: int) -> FileFormatError:

@@ -66,8 +66,9 @@ def model_text(model: Mapping[str, Any], shape: str = "") -> Text:
     weights = str(model.get("weight_hash") or "")[:16]
     origin = f"revision {model['revision'][:12]}" if model.get("revision") else ""
     norms = f"norms behind branches {model['post_norm']}" if model.get("post_norm") else ""
+    packed = model.get("quantisation")
     experts = "a node per expert" if model.get("experts") == "nodes" else ""
-    facts = [fact for fact in (shape, origin, model.get("dtype"), norms, experts) if fact]
+    facts = [fact for fact in (shape, origin, model.get("dtype"), packed, norms, experts) if fact]
     return (
         f"{model.get('id') or ''} ",
         quiet(", ".join([*facts, "hash of the weights"])),
