@@ -262,7 +262,7 @@ def test_bits_serve_where_the_memory_for_bytes_is_taken_meanwhile(monkeypatch):
 
 
 def test_too_little_memory_is_not_a_reason_of_a_document(monkeypatch):
-    data = CorrectnessData.of(np.tri(60, 80, 20, dtype=np.uint8), np.linspace(0.4, 0.8, 60), groups=range(60))
+    data = CorrectnessData.of(random_matrix(60, 80), np.linspace(0.4, 0.8, 60), groups=range(60))
     selection = oodselect(data, size=9, layout="dense")
     parts = np.split(np.arange(60), [7, 30])
     few = oodselect(data, size=9, split=dict(zip(("train", "validation", "test"), parts, strict=True)))
