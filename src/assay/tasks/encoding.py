@@ -254,7 +254,7 @@ def _tokenize(prompts: Sequence[Prompt], tokens: Tokens | None) -> list[Tokenize
         )
     found = []
     for prompt in prompts:
-        prefix = () if tokens is None or prompt.begun else tokens.prefix
+        prefix = () if tokens is None or prompt.whole else tokens.prefix
         shift = len(prefix)
         slots = {name: (start + shift, stop + shift) for name, (start, stop) in prompt.slots.items()}
         found.append(TokenizedPrompt(prefix + (prompt.ids or ()), slots, shift))

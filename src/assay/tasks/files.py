@@ -114,12 +114,12 @@ def read_pairs(
         else:
             _check_options(options, (), "a task file")
             pairs = [
-                _pair(rows.record(number), rows.where(number), aligned=aligned, begun=not bos)
+                _pair(rows.record(number), rows.where(number), aligned=aligned, whole=not bos)
                 for number in ids.tolist()
             ]
             _check_wrong(rows.path, pairs)
     told = {"bos": False} if tokens is None else tokens.rules
-    if all(prompt.begun for pair in pairs for prompt in pair):
+    if all(prompt.whole for pair in pairs for prompt in pair):
         told["bos"] = False
     config: dict[str, Any] = {"task": name, "file": file, **told, "n": len(pairs)}
     if options:
@@ -157,7 +157,7 @@ def _check_options(options: Mapping[str, Any], known: tuple[str, ...], what: str
 # ------------------------------------------------------------------------------------------------- pairs
 
 
-def _pair(record: Mapping[str, Any], where: str, *, aligned: bool, begun: bool) -> Pair:
+def _pair(record: Mapping[str, Any], where: str, *, aligned: bool, whole: bool) -> Pair:
     """Clean and corrupted prompt of one line."""
     missing = [key for key in _KEYS[:3] if key not in record]
     if missing:
@@ -178,15 +178,15 @@ def _pair(record: Mapping[str, Any], where: str, *, aligned: bool, begun: bool) 
     other = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
     own = {key: value for key, value in fields.items() if not key.startswith(prefix)}
     return (
-        _prompt(record["clean"], begun, fields=own, answers=answers, wrong=wrong, reads=reads, slots=slots),
-        _prompt(record["corrupted"], begun, fields=other, slots=other_slots),
+        _prompt(record["clean"], whole, fields=own, answers=answers, wrong=wrong, reads=reads, slots=slots),
+        _prompt(record["corrupted"], whole, fields=other, slots=other_slots),
     )
 
 
-def _prompt(content: str | list[int], begun: bool, **facts: Any) -> Prompt:
+def _prompt(content: str | list[int], whole: bool, **facts: Any) -> Prompt:
     if isinstance(content, str):
         return Prompt(text=content, **facts)
-    return Prompt(ids=tuple(content), begun=begun, **facts)
+    return Prompt(ids=tuple(content), whole=whole, **facts)
 
 
 def _pieces(record: Mapping[str, Any], key: str, where: str) -> tuple[str | int, ...]:

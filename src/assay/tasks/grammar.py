@@ -48,7 +48,7 @@ class Prompt:
     Attributes:
         text: The prompt as the model reads it; "" when `ids` holds it.
         ids: Token ids of a prompt that has no text (induction), else None.
-        begun: Whether nothing is put before `ids`, since they are all that the model is to read.
+        whole: Whether nothing is put before `ids`, since they are all that the model is to read.
         answers: Right continuations, as text or ids; each must be one token.
         wrong: Continuations to compare with.
         reads: Where the prompt is read, with the answers there, instead of at its last token.
@@ -60,7 +60,7 @@ class Prompt:
 
     text: str = ""
     ids: tuple[int, ...] | None = None
-    begun: bool = False
+    whole: bool = False
     answers: tuple[str | int, ...] = ()
     wrong: tuple[str | int, ...] = ()
     reads: tuple[Read, ...] = ()

@@ -97,7 +97,7 @@ def prompt_text(content: str | tuple[int, ...]) -> str:
 
 
 def _prompt(content: str | tuple[int, ...]) -> Prompt:
-    return Prompt(text=content) if isinstance(content, str) else Prompt(ids=content, begun=True)
+    return Prompt(text=content) if isinstance(content, str) else Prompt(ids=content, whole=True)
 
 
 def _tokens(model: Any) -> Tokens | None:
