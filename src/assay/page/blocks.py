@@ -208,6 +208,7 @@ class CircuitView:
         size: Strongest edges that are the circuit, where a slider over the size is offered; else 0.
         scored: Whether the edges have scores, so that signs and widths mean something.
         caption: What it shows.
+        blocks: What a terminal shows in its place.
         more: Blocks behind a click.
         data: What the script of the page reads.
     """
@@ -219,6 +220,7 @@ class CircuitView:
     size: int = 0
     scored: bool = True
     caption: Text = ""
+    blocks: Sequence["Block"] = ()
     more: Sequence["Block"] = ()
     data: Any = None
 

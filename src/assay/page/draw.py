@@ -133,7 +133,14 @@ def to_svg(ax: Axes, *, label: str, key: str) -> str:
         f'aria-label="{html.escape(label)}">'
     )
     text = re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)
-    return re.sub(r"\s*\n\s*", "\n", text).strip()
+    text = re.sub(r"\s*\n\s*", "\n", text).strip()
+    return re.sub(r'd="M[^"]*z\nM[^"]*"', _many_boxes, text)
+
+
+def _many_boxes(path: re.Match[str]) -> str:
+    """A path of many closed shapes in hundredths of a point, and of a box no more than its ends."""
+    text = re.sub(r"(\.\d\d)\d+", r"\1", path[0])
+    return re.sub(r"M (\S+) (\S+)\nL (\S+) \2\nL \3 (\S+)\nL \1 \4\nz\n", r"M\1 \2H\3V\4H\1z", text)
 
 
 def save_picture(draw: Callable[[], Axes], path: str | os.PathLike[str], *, key: str) -> Path:

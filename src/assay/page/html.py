@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from assay.page import blocks
 from assay.page.blocks import STATUSES, Block, Figure, Page, Table
-from assay.page.text import Span, Text, cut_text, number, plain_text
+from assay.page.text import Span, Text, cut_text, number, packed, plain_text
 
 
 PAGE_LIMIT = 3_000_000  # bytes of a page, whatever its results hold
@@ -217,5 +217,5 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters.update(number=number, plain=plain_text)
+    templates.filters.update(number=number, plain=plain_text, packed=packed)
     return templates

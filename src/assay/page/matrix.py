@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.transforms import Affine2D
 
 from assay.page.blocks import Column, Table
 from assay.page.draw import INK, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, plain_power
@@ -41,26 +43,22 @@ def plot_matrix(data: Matrix, ax: Axes | None = None, *, percent: bool = False) 
     largest = np.nanmax(np.abs(data.values)) if np.isfinite(data.values).any() else 0.0
     printed = max(n_rows, n_columns) <= LARGEST_PRINTED
     exponent = 0 if percent or not 0 < largest < 0.1 else math.floor(math.log10(largest))
+    inks: dict[tuple[str, float, int], list[Path]] = {}  # without numbers, cells of one ink are one path
     for (row, column), value in np.ndenumerate(data.values):
         if not math.isfinite(value):
             continue
         share = abs(value) / largest if largest > 0 else 0.0
-        place = (column - 0.47, row - 0.46)
-        ax.add_patch(Rectangle(place, 0.94, 0.92, facecolor=RULE, alpha=0.25, linewidth=0))
-        ax.add_patch(
-            Rectangle(
-                place,
-                0.94,
-                0.92,
-                facecolor=SUPPORTS if value >= 0 else OPPOSES,
-                alpha=round(0.9 * share, 3),
-                linewidth=0,
-            )
-        )
+        place = Affine2D().scale(0.94, 0.92).translate(column - 0.47, row - 0.46)
+        hue = SUPPORTS if value >= 0 else OPPOSES
+        for ink in ((RULE, 0.25), (hue, round(0.9 * share, 3 if printed else 2))):
+            group = inks.setdefault((*ink, row * n_columns + column if printed else 0), [])
+            group.append(Path.unit_rectangle().transformed(place))
         if printed and share >= 0.02:
             text = f"{100 * value:.0f}" if percent else _short(value / 10**exponent)
-            ink = PAPER if share > 0.6 else INK
-            ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=ink)
+            shade = PAPER if share > 0.6 else INK
+            ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=shade)
+    for (colour, alpha, _), boxes in inks.items():
+        ax.add_patch(PathPatch(Path.make_compound_path(*boxes), facecolor=colour, alpha=alpha, linewidth=0))
     ax.set_xlim(-0.55, n_columns - 0.45)
     ax.set_ylim(n_rows - 0.45, -0.55)
     step = 1 if max(n_rows, n_columns) <= LARGEST_PRINTED else 2

@@ -9,6 +9,7 @@ from assay.page.blocks import (
     Block,
     Cell,
     Checks,
+    CircuitView,
     Column,
     Custom,
     Details,
@@ -74,7 +75,7 @@ def _lines(block: Block) -> "Iterator[str | RichTable]":
             yield from _paragraphs(
                 *(f"{check.code}: {check.advice}" for check in block.checks if check.advice)
             )
-        case Figure() | Custom():
+        case Figure() | Custom() | CircuitView():
             yield from _all(block.blocks)
         case Facts():
             yield from _paragraphs(*(f"{name}: {plain_text(fact)}" for name, fact in block.facts))

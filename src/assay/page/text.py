@@ -1,7 +1,9 @@
 """Text of pages: pieces with a style, numbers for reading, and limits that keep a page small."""
 
+import base64
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -236,6 +238,11 @@ def bounded(value: Any, *, limit: int = TEXT_LIMIT) -> Any:
 def record_text(record: Any) -> str:
     """A record as indented JSON, at most `RECORD_LIMIT` characters of it."""
     return cut_text(json.dumps(plain(record), indent=2, sort_keys=True, ensure_ascii=False), RECORD_LIMIT)
+
+
+def packed(text: str) -> str:
+    """A long text compressed (zlib), in base64; the script of the page unpacks it."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def first(entries: Sequence[Item], limit: int = LIST_LIMIT) -> tuple[Sequence[Item], int]:

@@ -1,6 +1,7 @@
 """What the circuit viewer of a page holds: one builder for audits, comparisons and circuits."""
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from assay.page.text import Text, number
 
 
 UNSCRIPTED = 300  # edges that are drawn where no script runs
-WRITTEN_ROWS = 600  # rows of the table of edges that are in the page; the script adds the others
+WRITTEN_ROWS = 600  # rows of the table of edges that are in the page, at most; the script adds the others
 Edges = Sequence[Mapping[str, Any]]
 
 
@@ -26,6 +27,7 @@ def circuit_view(
     curve: Mapping[str, Any] | None = None,
     scored: bool = True,
     extras: Mapping[str, Any] | None = None,
+    blocks: Sequence[Block] = (),
     more: Sequence[Block] = (),
 ) -> CircuitView:
     """A viewer of some edges of a graph.
@@ -40,6 +42,7 @@ def circuit_view(
         curve: Faithfulness by size, `n_edges` and `values`, shown beside the size.
         scored: Whether the scores are real.
         extras: `roles`, `attention` and `examples` of a document, where it has them.
+        blocks: What a terminal shows in its place.
         more: Blocks behind a click.
     """
     drawing = circuit_drawing(described, edges, scored=scored)
@@ -58,6 +61,7 @@ def circuit_view(
         size=size,
         scored=scored,
         caption=caption,
+        blocks=blocks,
         more=more,
         data={
             **_graph_data(described, drawing, edges, compared=bool(sets)),
@@ -85,6 +89,8 @@ def _graph_data(
         "score": [_short(edge.score) for edge in drawing.edges],
         "path": [edge.path for edge in drawing.edges],
     }
+    if len(edges) > WRITTEN_ROWS:  # a curve by its end alone: the script knows its shape
+        columns["path"] = [re.sub(r"C\S+ \S+ \S+ \S+ (\S+ [\d.]+)", r"S\1", each) for each in columns["path"]]
     if compared:
         columns["set"] = [edge["in"] for edge in edges]
         columns["a"], columns["b"] = ([_short(edge[f"score_{side}"]) for edge in edges] for side in "ab")
@@ -99,8 +105,13 @@ def _graph_data(
     }
 
 
-def edges_table(edges: Edges) -> Details:
-    """The edges of a viewer as a table behind a click: the same without a picture."""
+def edges_table(edges: Edges, written: int = WRITTEN_ROWS) -> Details:
+    """The edges of a viewer as a table behind a click: the same without a picture.
+
+    Args:
+        edges: Strongest first.
+        written: Rows that are in the page; the script adds the others.
+    """
     return Details(
         summary="The edges as a table",
         blocks=[
@@ -120,10 +131,10 @@ def edges_table(edges: Edges) -> Details:
                         Cell(text=signed(edge["score"]), value=_short(edge["score"])),
                         "yes" if edge.get("kept", False) else "no",
                     ]
-                    for edge in edges[:WRITTEN_ROWS]
+                    for edge in edges[:written]
                 ],
-                note=f"The strongest {number(WRITTEN_ROWS)} of {number(len(edges))} edges of the figure."
-                if len(edges) > WRITTEN_ROWS
+                note=f"The strongest {number(written)} of {number(len(edges))} edges of the figure."
+                if len(edges) > written
                 else "",
                 style="edges-table",
                 tall=True,

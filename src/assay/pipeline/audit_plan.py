@@ -12,6 +12,7 @@ from assay.metrics.curve import FRACTIONS
 from assay.models import Model
 from assay.pipeline.cost import LeftOut, Workload
 from assay.pipeline.discovery import plan_discovery
+from assay.pipeline.document import OPENED_EDGES
 from assay.pipeline.gates import plan_calibration
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.sizing import COARSE, FINE, SizeSearch, plan_sizing
@@ -177,7 +178,9 @@ class AuditPlan:
         if self.model.post_norm != "exact":
             again = 2 * again + len(self.other_ablations)
         others = Workload(stage="other ablations", runs=again, passes=again * self.n)
-        return [discover, sizing, *self._stage("curve"), measured, others, *self._after()]
+        drawn = self.model.graph.n_edges > OPENED_EDGES  # of a large circuit, what its drawing opens on
+        drawing = Workload(stage="drawing", runs=int(drawn), passes=drawn * self.n)
+        return [discover, sizing, *self._stage("curve"), measured, others, drawing, *self._after()]
 
     def _after(self) -> list[Workload]:
         return [*(self._stage("attack") if self.repeatable else ()), *self._stage("calibrate")]

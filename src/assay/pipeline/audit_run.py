@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from assay.circuits import EdgeScores
+from assay.core.measurement import Measurement
 from assay.core.record import MACHINE, library_version
 from assay.discovery.edges import get_method
 from assay.execution import CircuitRuns
@@ -141,7 +142,16 @@ class AuditRun:
             curve["random"] = document.random_of_curve(records["faithfulness-norm"], sized)
         worst, gates = self.worst_case(runs), self.calibration(runs)
         others = self.under_other_ablations(runs)
-        findings = {"curve": curve, "worst_case": worst, "calibration": gates, "other_ablations": others}
+        shown = document.opening(sized)
+        findings = {
+            "edges": document.listed_edges(sized, shown),
+            "curve": curve,
+            "worst_case": worst,
+            "calibration": gates,
+            "other_ablations": others,
+        }
+        if shown is not sized:
+            findings["excerpt"] = document.excerpt_facts(shown, sized, self.alone(shown, runs))
         seconds = round(time.perf_counter() - started, 1)
         made = self.assemble(sized, runs, findings, records, seconds)
         return Audit(id=self.stage.id, document=made, scores=sized.scores, circuit=sized.circuit)
@@ -156,6 +166,11 @@ class AuditRun:
         fine = faithfulness_curve(*of, runs=runs, fractions=shares)
         self.progress("faithfulness curve", 1, 1)
         return document.curve_facts(curve, fine)
+
+    def alone(self, shown: SizedCircuit, runs: CircuitRuns) -> Measurement:
+        """Normalised faithfulness of what a drawing opens on: the point of a curve, one ablated run."""
+        shares = [(shown.size + 0.5) / self.model.graph.n_edges, 1.0]
+        return faithfulness_curve(shown.scores, self.model, runs.task, runs=runs, fractions=shares).points[0]
 
     def measure(self, runs: CircuitRuns) -> dict[str, dict[str, Any]]:
         """Record of each metric."""
@@ -254,7 +269,6 @@ class AuditRun:
                     "fingerprint": self.model.graph.fingerprint,
                 },
                 "method": self.method_facts(scores),
-                "edges": document.listed_edges(scores, sized.circuit, sized.size),
                 **findings,
                 "left_out": [each.to_dict() for each in self.plan.left_out],
                 "circuit": {

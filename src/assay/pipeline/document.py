@@ -1,12 +1,15 @@
 """The audit document: everything a report shows, as plain JSON, built from values that already exist."""
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from assay.circuits import Circuit, EdgeScores
+from assay.core.measurement import Measurement
 from assay.core.record import plain
 from assay.execution import CircuitRuns
 from assay.metrics import FaithfulnessCurve
@@ -19,6 +22,7 @@ from assay.tasks import PairTask, Task, Tokens
 
 
 SCHEMA = "assay-audit/1"
+OPENED_EDGES = 150  # of a larger circuit, a drawing opens on so many at most
 LISTED_EDGES = 600  # edges that a drawing shows at least, so that its circuit can be enlarged
 EXAMPLES = 3
 TITLES = {
@@ -113,11 +117,49 @@ def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
     }
 
 
-def listed_edges(scores: EdgeScores, circuit: Circuit, size: int) -> list[dict[str, Any]]:
-    """The strongest edges by rank: those the circuit was cut from and more, as far as can be drawn."""
-    graph = scores.graph
+def opening(sized: SizedCircuit) -> SizedCircuit:
+    """What a drawing opens on: the circuit, or of a large one the strongest edges that are connected.
+
+    Those are at most 150, but where so few of the strongest leave none on a path from input to logits.
+    """
+    if sized.circuit.n_edges <= OPENED_EDGES:
+        return sized
+
+    def circuit_of(size: int) -> Circuit:
+        return sized.scores.top(size).connected(warn=False)
+
+    sizes = range(1, min(sized.size, EDGES_LIMIT))
+    size = bisect(sizes, OPENED_EDGES, key=lambda size: circuit_of(size).n_edges)
+    size += not circuit_of(size).n_edges
+    return replace(sized, size=size, circuit=circuit_of(size))
+
+
+def excerpt_facts(shown: SizedCircuit, sized: SizedCircuit, found: Measurement) -> dict[str, Any]:
+    """What a drawing opens on: its size, its share of the circuit's attribution, what it keeps alone.
+
+    Args:
+        shown: What it opens on.
+        sized: The circuit.
+        found: Normalised faithfulness of what is shown, on the measured prompts.
+    """
+    part, whole = (float(sized.scores.values[each.circuit.mask].abs().sum()) for each in (shown, sized))
+    record = found.to_dict()
+    return {
+        "size": shown.size,
+        "n_edges": shown.circuit.n_edges,
+        "attribution": part / whole if whole else None,
+        "faithfulness": {"value": record["value"], **record["interval"]},
+    }
+
+
+def listed_edges(sized: SizedCircuit, shown: SizedCircuit) -> list[dict[str, Any]]:
+    """The strongest edges by rank: those the circuit was cut from and more, as far as can be drawn.
+
+    Where a drawing opens on less than the circuit, those that it shows are marked.
+    """
+    scores, circuit, graph = sized.scores, sized.circuit, sized.scores.graph
     flat = scores.values.double().abs().masked_fill(~graph.valid, -torch.inf).flatten()
-    count = min(graph.n_edges, max(LISTED_EDGES, min(size, EDGES_LIMIT)))
+    count = min(graph.n_edges, max(LISTED_EDGES, min(sized.size, EDGES_LIMIT)))
     order = torch.sort(flat, descending=True, stable=True).indices[:count]
     edges = []
     for rank, place in enumerate(order.tolist(), start=1):
@@ -129,6 +171,7 @@ def listed_edges(scores: EdgeScores, circuit: Circuit, size: int) -> list[dict[s
                 "score": float(scores.values[row, column]),
                 "rank": rank,
                 "kept": bool(circuit.mask[row, column]),
+                **({"shown": True} if shown is not sized and shown.circuit.mask[row, column] else {}),
             }
         )
     return edges

@@ -16,12 +16,14 @@ from assay.page.blocks import (
     Custom,
     Details,
     Figure,
+    Listing,
     Note,
     Page,
     Pair,
     Section,
     Table,
 )
+from assay.page.circuit import signed
 from assay.page.form import PAGES, PageForm
 from assay.page.matrix import matrix_table, plot_matrix
 from assay.page.text import (
@@ -32,14 +34,16 @@ from assay.page.text import (
     code,
     cut_text,
     italic,
+    listed,
     model_text,
     number,
     percent,
+    plain_text,
     quiet,
     record_text,
     task_text,
 )
-from assay.page.viewer import circuit_view, edges_table, shared_kv
+from assay.page.viewer import WRITTEN_ROWS, circuit_view, edges_table, shared_kv
 from assay.report import audit_plots as figures
 from assay.report.audit_words import caveats, inputs, not_run, strongest_heads, verdict
 
@@ -173,15 +177,47 @@ def _changed_words(text: str, other: str) -> Text:
 
 def _circuit(document: Document) -> CircuitView:
     edges = document["edges"][:EDGES_LIMIT]
+    caption = _circuit_caption(document, len(edges), shared_kv(document["graph"]))
+    excerpt, drawn, rows = document.get("excerpt"), edges, WRITTEN_ROWS
+    if excerpt is not None:
+        drawn, rows = [{**edge, "kept": "shown" in edge} for edge in edges], excerpt["size"]
     return circuit_view(
         document["graph"],
-        edges,
-        size=document["circuit"]["size"],
-        caption=_circuit_caption(document, len(edges), shared_kv(document["graph"])),
-        curve=document["curve"],
+        drawn,
+        size=(excerpt or document["circuit"])["size"],
+        caption=caption,
+        curve=_with_excerpt(document["curve"], excerpt) if excerpt else document["curve"],
         extras=document,
-        more=[edges_table(edges)],
+        blocks=[Note(text=_excerpt_words(excerpt)), _readers(edges)] if excerpt else (),
+        more=[edges_table(edges, rows)],
     )
+
+
+def _with_excerpt(curve: Document | None, excerpt: Document) -> dict[str, Any]:
+    """Faithfulness by size, with that of the edges on which the drawing opens."""
+    known = {} if curve is None else dict(zip(curve["n_edges"], curve["values"], strict=True))
+    known[excerpt["size"]] = excerpt["faithfulness"]["value"]
+    return {"n_edges": sorted(known), "values": [known[size] for size in sorted(known)]}
+
+
+def _excerpt_words(excerpt: Document) -> str:
+    """What share of a circuit the drawing opens on, and what that keeps alone."""
+    found = words.estimate(*(excerpt["faithfulness"][key] for key in ("value", "low", "high")))
+    return (
+        f"The drawing opens on the {number(excerpt['n_edges'])} strongest edges that are connected. They "
+        f"carry {percent(excerpt['attribution'])} of the circuit’s attribution (sum of |score|); alone they "
+        f"reach a normalised faithfulness of {' '.join(found).strip()}."
+    )
+
+
+def _readers(edges: Sequence[Document]) -> Listing:
+    """The edges on which the drawing opens, by the input that they enter, the strongest first."""
+    read: dict[str, list[str]] = {}
+    for edge in edges:
+        if "shown" in edge:
+            source = f"{edge['source']} ({plain_text(signed(edge['score']))})"
+            read.setdefault(edge["target"], []).append(source)
+    return Listing(items=[f"{target} reads {listed(sources)}" for target, sources in read.items()])
 
 
 def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
@@ -194,6 +230,8 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
         f"{method['ablation']} ablation), means over n = {number(document['discovery']['n'])} discovery "
         f"{inputs(document)}."
     ]
+    if "excerpt" in document:
+        parts.append(f" {_excerpt_words(document['excerpt'])}")
     if shared_kv > 1:
         parts += [
             f" Keys and values are shared by {shared_kv} heads and drawn at the first of them; ",
@@ -207,7 +245,9 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
             " prints all of them.",
         ]
     elif size > n_drawn:
-        parts.append(f" Only the strongest {number(n_drawn)} edges are drawn.")
+        upto = "The slider goes up to the" if "excerpt" in document else "Only the"
+        ending = "." if "excerpt" in document else " are drawn."
+        parts.append(f" {upto} strongest {number(n_drawn)} edges{ending}")
     hint = (
         " Hover or focus a node or an edge to see what it reads and writes; click it to keep it picked. The "
         "controls change the size of the circuit and what of it is shown."

@@ -77,7 +77,7 @@ function sortable(table) {
 if (typeof document !== "undefined") {
   document.documentElement.classList.add("script");
   const viewers = [...document.querySelectorAll("figure.viewer")];
-  viewers.forEach(circuitView);
+  viewers.forEach((figure) => withData(figure, circuitView));
   if (viewers.length) searchKey(viewers);
   document.querySelectorAll("table.sortable").forEach(sortable);
   scrollables();
@@ -87,6 +87,6 @@ if (typeof document !== "undefined") {
 } else if (typeof module !== "undefined") {
   module.exports = {
     connected, interpolate, signed, strokeWidth, passes, byWeight, drawingPlan, search, readRoles, rolesFile, roleFlows,
-    exampleWeights, attentionRows,
+    exampleWeights, attentionRows, readEdges,
   };
 }

@@ -4,8 +4,15 @@ const ARROWS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], Arro
 const SETS = { both: "in both", a: "only in A", b: "only in B" };
 const FOUND = 10;  // nodes and edges that a search lists
 
-function circuitView(figure) {
-  const data = JSON.parse(figure.querySelector("script.data").textContent);
+/* The data of a viewer, at once; of very many edges compressed, so after a moment. */
+function withData(figure, use) {
+  const held = figure.querySelector("script.data");
+  if (!held.classList.contains("packed")) return use(figure, JSON.parse(held.textContent));
+  const stream = new Blob([bytesOf(held.textContent)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).json().then((data) => use(figure, data));
+}
+
+function circuitView(figure, data) {
   const find = (selector) => figure.querySelector(selector);
   const stage = find(".stage"), graph = find(".graph"), tip = find(".tip"), inspector = find(".inspector");
   const edges = readEdges(data), nodes = [...graph.querySelectorAll(".node")];

@@ -3,13 +3,23 @@
 /* The circuit viewer's arithmetic: edges, filters, what is drawn one by one and what in bundles, search, roles.
    Nothing here touches the document. */
 
+/* A path whose curves may be written by their end alone, as `assay.page.viewer` writes those of many edges. */
+function wholePath(text) {
+  let x = 0, y = 0;
+  return text.replace(/([MHS])([\d.]+)(?: ([\d.]+))?/g, (piece, letter, u, v = y) => {
+    const half = ((Number(x) + Number(u)) / 2).toFixed(1), level = y;
+    [x, y] = [u, v];
+    return letter === "S" ? `C${half} ${level} ${half} ${v} ${u} ${v}` : piece;
+  });
+}
+
 /* The edges of a page's data as objects; `from` and `to` are the layers that write and read. */
 function readEdges(data) {
   const columns = data.edges;
   return columns.source.map((source, i) => {
     const target = columns.target[i], feeds = data.feeds[target];
     return {
-      i, source, feeds, target: data.targets[target], score: columns.score[i], path: columns.path[i],
+      i, source, feeds, target: data.targets[target], score: columns.score[i], path: wholePath(columns.path[i]),
       set: columns.set ? columns.set[i] : "", a: columns.a ? columns.a[i] : null, b: columns.b ? columns.b[i] : null,
       from: data.layers[source], to: data.layers[feeds[0]],
     };
