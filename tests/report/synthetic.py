@@ -12,6 +12,17 @@ from assay.core.record import plain
 from assay.graph import Graph, build_graph
 
 
+def large_document() -> dict[str, Any]:
+    """A document of a circuit whose drawing opens on the edges kept of its strongest 60."""
+    document = synthetic_document(n_layers=12, n_heads=12, size=5_000, listed=5_000)
+    shown = _connected(build_graph(12, 12), document["edges"][:60])
+    for rank in shown:
+        document["edges"][rank]["shown"] = True
+    found = {"value": 0.2, "low": 0.1, "high": 0.3, "level": 0.95}
+    document["excerpt"] = {"size": 60, "n_edges": len(shown), "attribution": 0.25, "faithfulness": found}
+    return document
+
+
 def synthetic_document(**shape: Any) -> dict[str, Any]:
     """A document like the one `assay.pipeline.audit` writes; every number is invented. Yours to change."""
     return copy.deepcopy(_made(**shape))

@@ -1,18 +1,25 @@
 """A page stays below 3 MB whatever it is made of, and says what it left out."""
 
+import io
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from pages import documents, renamed
-from synthetic import synthetic_document
+from rich.console import Console
+from synthetic import large_document, synthetic_document
 from synthetic_store import measurement
 from test_monitor_page import monitor_document
 
 from assay.page import html
+from assay.page.draw import to_svg
 from assay.page.html import PAGE_LIMIT
+from assay.page.matrix import Matrix, plot_matrix
+from assay.page.terminal import print_page
 from assay.page.text import EDGES_LIMIT, bounded, cut_text
 from assay.page.viewer import UNSCRIPTED, WRITTEN_ROWS
-from assay.report.save import render
+from assay.report.save import pages_of, render
 
 
 LONG = "a long prompt, word by word " * 4_000  # more than 100,000 characters
@@ -37,6 +44,41 @@ def test_a_graph_of_gpt2_with_every_edge_listed() -> None:
     assert text.count('class="edge') <= UNSCRIPTED + 10
     assert text.count("<tr>") < 2 * WRITTEN_ROWS  # the script makes the other rows when they are asked for
     assert f"The strongest {EDGES_LIMIT:,} of {len(document['edges']):,} edges listed in the result" in text
+
+
+def test_the_drawing_of_a_large_circuit_opens_on_its_strongest_edges() -> None:
+    document = large_document()
+    (page,) = pages_of(document)[:1]
+    text = render(document)
+    n = document["excerpt"]["n_edges"]
+    drawn = text.partition('<g class="edges"')[2].partition("</g>")[0]
+    assert drawn.count("<path") == n
+    said = (
+        f"opens on the {n} strongest edges that are connected. They carry 25 % of the circuit’s attribution"
+    )
+    assert said in text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    assert "a normalised faithfulness of 0.20 [0.10, 0.30]." in text
+    assert 'value="60" step="1"' in text
+    console = Console(width=4_000, file=io.StringIO())
+    print_page(page, console)
+    shown = console.file.getvalue().partition("strongest edges that are connected")[2]  # type: ignore[attr-defined]
+    assert (
+        len(re.findall(r" \([+\N{MINUS SIGN}][\d.e\N{MINUS SIGN}]+\)", shown.partition("Where it lives")[0]))
+        == n
+    )
+    del document["excerpt"]  # as an audit from before holds none
+    assert "opens on" not in render(document)
+
+
+def test_a_picture_of_many_boxes_is_short_and_the_same() -> None:
+    values = np.random.default_rng(0).normal(size=(30, 20))
+    names = [tuple(map(str, range(n))) for n in values.shape]
+    matrix = Matrix(rows=names[0], columns=names[1], values=values, row_title="", column_title="")
+    text = to_svg(plot_matrix(matrix), label="", key="k")
+    assert len(text) < 60 * values.size * 2
+    assert (
+        len(re.findall(r"M\S+ \S+H\S+V\S+H\S+z", text)) >= 1.9 * values.size
+    )  # an ink of one cell is a box alone
 
 
 def test_more_measurements_than_a_table_shows() -> None:

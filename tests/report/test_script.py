@@ -1,6 +1,7 @@
 """The page's script against the Python it must agree with, run by node where there is one."""
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from synthetic import large_document
 
 from assay.circuits import EdgeScores
 from assay.graph import build_graph
-from assay.page.circuit import stroke_width
+from assay.page.circuit import circuit_drawing, stroke_width
 from assay.page.html import script
-from assay.page.viewer import packed_pattern, packed_weights
+from assay.page.viewer import circuit_view, packed_pattern, packed_weights
 
 
 def run_node(program: str, data: Any) -> Any:
@@ -60,6 +62,20 @@ def test_the_slider_prunes_exactly_as_circuits_do(n_kv_heads: int, parallel: boo
             if keep
         }
         assert names == set(circuit.edges())
+
+
+def test_the_paths_of_many_edges_are_those_of_the_library() -> None:
+    document = large_document()
+    edges = document["edges"][:900]
+    data = circuit_view(document["graph"], edges, caption="").data
+    packed = data["edges"]["path"]
+    assert sum("S" in path for path in packed) > 800
+    found = run_node("console.log(JSON.stringify(page.readEdges(data).map((edge) => edge.path)))", data)
+    drawing = circuit_drawing(document["graph"], edges)
+    for path, edge in zip(found, drawing.edges, strict=True):
+        one, other = ([float(each) for each in re.findall(r"[\d.]+", text)] for text in (path, edge.path))
+        assert re.sub(r"[\d. ]", "", path) == re.sub(r"[\d. ]", "", edge.path)
+        assert one == pytest.approx(other, abs=0.11)
 
 
 def test_faithfulness_between_measured_sizes_is_interpolated_in_the_logarithm() -> None:

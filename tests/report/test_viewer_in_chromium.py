@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chromium import Visit
 from pages import documents
-from synthetic import synthetic_document
+from synthetic import _connected, large_document, synthetic_document
 from thorough import one_of
 
 from assay.page.circuit import graph_of
@@ -262,6 +262,24 @@ def test_every_control_has_an_accessible_name(kind: str, visit: Visit) -> None:
     assert unnamed == []
     live = page.locator(".viewer [role=status], .viewer output")
     assert live.count() >= 3
+
+
+def test_a_large_circuit_opens_on_its_strongest_edges_and_grows(visit: Visit) -> None:
+    document = large_document()
+    page = visit.open(render(document))
+    output = page.locator(".controls output")
+    output.locator("b").wait_for()
+    n = document["excerpt"]["n_edges"]
+    assert f"60, {n} of them connected" in str(output.text_content())
+    assert "normalised faithfulness about 0.20" in str(output.text_content())
+    page.locator("input[name=size]").fill("400")
+    kept = len(_connected(graph_of(document["graph"]), document["edges"][:400]))
+    assert f"400, {kept} of them connected" in str(output.text_content())
+    page.get_by_role("button", name="Reset").click()
+    assert f"60, {n} of them connected" in str(output.text_content())
+    page.get_by_text("The edges as a table").click()
+    page.locator(".edges-table tbody tr:nth-child(5000)").wait_for(state="attached")
+    visit.check()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from counted_passes import counted
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.analyses.worst_case import worst_case
+from assay.circuits import Circuit
 from assay.core.errors import AssayError, InputError, UnknownNameError
 from assay.metrics import measure
 from assay.models import Model, load_model
@@ -55,14 +56,14 @@ def planned(model: Model, **options: Any) -> int:
 # ---- what is run --------------------------------------------------------------------------------
 
 
-def test_the_default_audit_of_a_small_gpt2_plans_at_most_6500_passes() -> None:
+def test_the_default_audit_of_a_small_gpt2_plans_at_most_6600_passes() -> None:
     config = GPT2Config(
         n_layer=12, n_head=12, n_embd=48, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0
     )
     model = load_model(GPT2LMHeadModel(config))
     assert model.graph.n_edges == 32_491
     stages = AuditPlan(model=model).stages
-    assert sum(stage.passes for stage in stages) <= 6500
+    assert sum(stage.passes for stage in stages) <= 6600
     assert {stage.runs for stage in stages if stage.stage == "faithfulness curve"} == {9}  # and the model
     whole = AuditPlan(model=model, n=N_FULL, scope=scope_of(full=True)).stages
     assert sum(stage.passes for stage in whole) > 70_000
@@ -88,6 +89,26 @@ def test_a_default_audit_reads_everything_from_few_runs(usual: Audit) -> None:
     assert {each["stage"] for each in usual.left_out} == {"attack", "curve", "minimality", "calibrate"}
     assert {each["option"] for each in usual.left_out} == {"--full"}
     assert all(each["passes"] > 0 for each in usual.left_out)
+
+
+def test_a_large_circuit_says_what_its_strongest_edges_keep_alone(mini: Model, usual: Audit) -> None:
+    excerpt, edges = usual.document["excerpt"], usual.document["edges"]
+    names = [f"{edge['source']}->{edge['target']}" for edge in edges if "shown" in edge]
+    shown = Circuit.from_edges(mini.graph, names)
+    assert shown.n_edges == excerpt["n_edges"] <= 150 < usual.circuit.n_edges
+    assert set(names) == set(usual.scores.top(excerpt["size"]).connected().edges())
+    assert usual.scores.top(excerpt["size"] + 1).connected().n_edges > 150
+    scores = usual.scores.values.abs()
+    share = scores[shown.mask].sum() / scores[usual.circuit.mask].sum()
+    assert excerpt["attribution"] == pytest.approx(float(share))
+    task = draw_prompts(mini, "ioi", n=24, seed=0).measured
+    alone = measure(shown, mini, task, "faithfulness-norm")
+    assert excerpt["faithfulness"]["value"] == pytest.approx(alone.value, rel=1e-5)
+    assert excerpt["faithfulness"]["low"] == pytest.approx(alone.interval().low, rel=1e-4)
+    small = audit(mini, "ioi", n=24, target=0.2, skip=STAGES)
+    assert small.circuit.n_edges <= 150
+    assert "excerpt" not in small.document
+    assert not any("shown" in edge for edge in small.document["edges"])
 
 
 def test_the_worst_of_its_own_pairs_is_what_running_the_pairs_gives(mini: Model, usual: Audit) -> None:

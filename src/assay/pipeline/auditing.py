@@ -73,7 +73,7 @@ def audit(
     `target` on those prompts, and on the other prompts of the same generator on which everything reported
     is measured.
 
-    The default audit reads everything from the runs of a few dozen circuits: at most 6,500 passes for a model
+    The default audit reads everything from the runs of a few dozen circuits: at most 6,600 passes for a model
     of the shape of GPT-2 small. A full audit adds a finer search and curve, all pairs of fresh prompts,
     minimality and the gates that need further runs. The document lists what was not run under `left_out`.
 
