@@ -189,7 +189,8 @@ def file_errors(location: str, what: str, expected: str = _EXPECTED) -> Iterator
         ) from error
     # ImportError: a configuration may ask for a library that is not installed.
     except (OSError, ImportError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
-        raise FileFormatError(f"cannot load {location!r} as {what}: {error}{expected}") from error
+        said = str(error).rstrip(".")
+        raise FileFormatError(f"cannot load {location!r} as {what}: {said}{expected}") from error
 
 
 def checked_config(location: str, **more: Any) -> Any:
