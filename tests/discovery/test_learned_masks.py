@@ -169,7 +169,7 @@ def test_an_edge_worth_its_price_starts_undecided(gpt2_tiny: nn.Module) -> None:
 def test_examples_are_drawn_in_rounds(gpt2_tiny: nn.Module) -> None:
     model = load_model(gpt2_tiny)
     task = model.bind(random_task(model, n=7))
-    runs = MaskedRuns(model, task, settings_of("kl", "resample"), 7, examples=3)
+    runs = MaskedRuns(model, task, settings_of("kl", "resample"), 7, examples=3, updates=7)
     rows = torch.cat([runs.rows_of(step) for step in range(7)]).tolist()
     assert all(sorted(rows[first : first + 7]) == list(range(7)) for first in (0, 7, 14))
 

@@ -79,26 +79,25 @@ class Baseline:
         ablated = ablated.to(clean.dtype).expand_as(clean)
         return ablated if self.absent is None else torch.where(self.absent[..., None], clean, ablated)
 
-    def repeat(self, times: int) -> "Baseline":
-        """The values of every example `times` times, all examples first; shared ones serve as they are."""
+    def take(self, rows: Int[Tensor, " k"]) -> "Baseline":
+        """The values of the examples in these rows; shared ones serve as they are."""
         if self.rows == 1:
             return self
 
-        def repeated(values: list[Tensor]) -> list[Tensor]:
-            return [value.repeat(times, *[1] * (value.ndim - 1)) for value in values]
+        def taken(values: list[Tensor]) -> list[Tensor]:
+            return [value[rows] for value in values]
 
         trace = self.trace
         if trace is not None:
             assert trace.final_in is not None
             trace = Trace(
-                attention_in=repeated(trace.attention_in),
-                mlp_in=repeated(trace.mlp_in),
-                qkv=[repeated(parts) for parts in trace.qkv],
-                final_in=repeated([trace.final_in])[0],
+                attention_in=taken(trace.attention_in),
+                mlp_in=taken(trace.mlp_in),
+                qkv=[taken(parts) for parts in trace.qkv],
+                final_in=trace.final_in[rows],
             )
-        (first,) = repeated([self.input])
         return Baseline(
-            model=self.model, input=first, z=repeated(self.z), mlp=repeated(self.mlp), trace=trace
+            model=self.model, input=self.input[rows], z=taken(self.z), mlp=taken(self.mlp), trace=trace
         )
 
     def attention_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
