@@ -36,11 +36,9 @@ class Baseline:
     @property
     def nbytes(self) -> int:
         """Memory of the activations and of the trace behind them."""
-        tensors = [self.input, *self.z, *self.mlp]
         if self.trace is not None:
-            tensors += self.trace.attention_in + self.trace.mlp_in + self.trace.block_in
-            tensors += [part for parts in self.trace.qkv for part in parts]
-        return sum(tensor.nbytes for tensor in tensors)
+            return self.trace.nbytes
+        return sum(tensor.nbytes for tensor in (self.input, *self.z, *self.mlp))
 
     @classmethod
     def aligned(cls, model: Model, trace: Trace, alignment: Int[Tensor, "rows pos"]) -> "Baseline":
@@ -176,9 +174,7 @@ class KeptRuns:
 
     def put(self, batch: Batch, trace: Trace, logits: Tensor) -> None:
         """Keep the pass over a batch and its logits at the read position, if there is room."""
-        values = [*trace.block_in, *trace.z, *trace.mlp, logits]
-        values += [value for value in (trace.final_in,) if value is not None]
-        size = sum(value.nbytes for value in values)
+        size = trace.nbytes + logits.nbytes
         if self._bytes + size <= self.max_bytes:
             self._bytes += size
             self._runs[int(batch.indices[0]), len(batch.indices)] = trace, logits
@@ -206,7 +202,7 @@ class Prepared:
 
 
 class BaselineShelf:
-    """Ablated values of one task under one ablation, kept from one circuit to the next.
+    """Ablated values of one task under one ablation, and clean passes, kept from one circuit to the next.
 
     Only for runs that share model, task, ablation and seed; `CircuitRuns` holds one.
 
@@ -219,6 +215,7 @@ class BaselineShelf:
         self._bytes = 0
         self._prepared: Prepared | None = None
         self._baselines: dict[tuple[int, int], Baseline] = {}
+        self._clean: dict[tuple[int, int], Trace] = {}
 
     def prepared(self, make: Callable[[], Prepared]) -> Prepared:
         """The prepared ablation, made on first use."""
@@ -236,3 +233,16 @@ class BaselineShelf:
             self._bytes += baseline.nbytes
             self._baselines[key] = baseline
         return self._baselines[key]
+
+    def clean(self, batch: Batch, depth: int, make: Callable[[], Trace]) -> Trace:
+        """A pass over the clean inputs of a batch, at least `depth` blocks deep."""
+        key = (int(batch.indices[0]), len(batch.indices))
+        held = self._clean.get(key)
+        if held is not None and len(held.z) >= depth:
+            return held
+        trace = make()
+        grown = trace.nbytes - (0 if held is None else held.nbytes)
+        if self._bytes + grown <= self.max_bytes:
+            self._bytes += grown
+            self._clean[key] = trace
+        return trace

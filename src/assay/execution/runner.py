@@ -19,6 +19,9 @@ from assay.models.experts import Routing
 from assay.models.streaming import per_block
 
 
+DENSE = 3  # a matrix product adds so many rows in the time in which one is added by itself (on CPUs)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _InletProjection:
     """Channels that read one inlet, with their slice of the projection."""
@@ -106,14 +109,17 @@ class CircuitRunner:
 
 
 def _bind(model: Model, step: AttentionStep | None) -> list[_InletProjection]:
-    projections = []
-    for index, inlet in enumerate(step.inlets if step else ()):
-        assert step is not None
-        block, channels = model.blocks[step.layer], step.channels(index)
+    projections: list[_InletProjection] = []
+    if step is None:
+        return projections
+    block = model.blocks[step.layer]
+    whole = block.qkv_weight(), block.qkv_bias()
+    for index, inlet in enumerate(step.inlets):
+        channels = step.channels(index)
         weight, bias = None, None
         if not inlet.empty:
             columns = [channel_column(block, *channel) for channel in channels]
-            weight, bias = projection_weights(block, columns)
+            weight, bias = projection_weights(*whole, columns)
         projections.append(_InletProjection(inlet=inlet, channels=channels, weight=weight, bias=bias))
     return projections
 
@@ -178,22 +184,27 @@ class _CircuitRun:
         return model.finish(self.inputs([self.plan.logits], start)[0], self.read)
 
     def inputs(self, inlets: Sequence[Inlet], start: Tensor) -> Tensor:
-        """Input of each inlet (all with the same positions): `[inlet, pairs, (pos,) d_model]`."""
-        streams = [self.added(start, inlet) for inlet in inlets]
-        streams = [stream.expand(self.n_pairs, *stream.shape[1:]) for stream in streams]
-        return torch.stack(streams) if len(streams) > 1 else streams[0][None]
+        """`start` plus the kept sources of each inlet (all with the same positions).
 
-    def added(self, start: Tensor, inlet: Inlet) -> Tensor:
-        """`start` plus the kept sources of an inlet, at its positions."""
-        slots, store, total = self.written.at(everywhere=inlet.everywhere)
-        if inlet.from_total:
-            assert total is not None
-            start = start + total
-        sign = -1 if inlet.from_total else 1
-        rows = [slots[row] for row in inlet.terms]
-        if len(rows) == 1:
-            return torch.add(start, store[rows[0]], alpha=sign)
-        return start + sign * _sum_rows(store, rows) if rows else start
+        Returns `[inlet, pairs, (pos,) d_model]`.
+        """
+        slots, store, total = self.written.at(everywhere=inlets[0].everywhere)
+        start = start.expand(self.n_pairs, *start.shape[1:])
+        whole = start if total is None else start + total
+        streams = torch.stack([whole if inlet.from_total else start for inlet in inlets])
+        signs = [-1 if inlet.from_total else 1 for inlet in inlets]
+        rows = [[slots[row] for row in inlet.terms] for inlet in inlets]
+        height = max((each[-1] + 1 for each in rows if each), default=0)
+        if DENSE * sum(map(len, rows)) < len(inlets) * height:
+            for stream, sign, each in zip(streams, signs, rows, strict=True):
+                for row in each:
+                    stream.add_(store[row], alpha=sign)
+        elif height:
+            weight = store.new_zeros(len(inlets), height)
+            for coefficients, sign, each in zip(weight, signs, rows, strict=True):
+                coefficients[each] = sign
+            streams.flatten(1).addmm_(weight, store[:height].flatten(1))
+        return streams
 
     def attention(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """Head outputs before the output projection, minus the ablated ones.
@@ -370,15 +381,3 @@ class _CircuitRun:
         if rest and total is not None:
             merged = z[rest].permute(1, 2, 0, 3).flatten(2)
             total += merged @ weight[rest].flatten(0, 1)
-
-
-def _sum_rows(store: Tensor, rows: list[int]) -> Tensor:
-    """Sum of some rows; a matrix product when many, since it reads each row once without temporaries."""
-    coefficients = store.new_zeros(rows[-1] + 1)
-    coefficients[rows] = 1
-    if len(rows) * 3 >= rows[-1] + 1:
-        return (coefficients @ store[: rows[-1] + 1].flatten(1)).view(store.shape[1:])
-    total = store[rows[0]] + store[rows[1]]
-    for row in rows[2:]:
-        total += store[row]
-    return total

@@ -106,9 +106,7 @@ class Ugs(EdgeMethod):
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         began = time.perf_counter()
         start, spent = start_scores(self.warm_start, model, task, settings, size)
-        runs = MaskedRuns(
-            model, task, settings, size, examples=self.examples, updates=self.updates
-        )
+        runs = MaskedRuns(model, task, settings, size, examples=self.examples, updates=self.updates)
         training = _EdgeProbabilities(
             self, model.graph, model.device, paired=settings.ablation.paired, start=start
         )
