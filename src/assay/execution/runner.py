@@ -192,18 +192,10 @@ class _CircuitRun:
         start = start.expand(self.n_pairs, *start.shape[1:])
         whole = start if total is None else start + total
         streams = torch.stack([whole if inlet.from_total else start for inlet in inlets])
-        signs = [-1 if inlet.from_total else 1 for inlet in inlets]
         rows = [[slots[row] for row in inlet.terms] for inlet in inlets]
-        height = max((each[-1] + 1 for each in rows if each), default=0)
-        if DENSE * sum(map(len, rows)) < len(inlets) * height:
-            for stream, sign, each in zip(streams, signs, rows, strict=True):
-                for row in each:
-                    stream.add_(store[row], alpha=sign)
-        elif height:
-            weight = store.new_zeros(len(inlets), height)
-            for coefficients, sign, each in zip(weight, signs, rows, strict=True):
-                coefficients[each] = sign
-            streams.flatten(1).addmm_(weight, store[:height].flatten(1))
+        for stream, inlet, total in zip(streams, inlets, _sums(store, rows), strict=True):
+            if total is not None:
+                stream.add_(total, alpha=-1 if inlet.from_total else 1)
         return streams
 
     def attention(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
@@ -381,3 +373,29 @@ class _CircuitRun:
         if rest and total is not None:
             merged = z[rest].permute(1, 2, 0, 3).flatten(2)
             total += merged @ weight[rest].flatten(0, 1)
+
+
+def _sums(store: Tensor, rows: Sequence[list[int]]) -> list[Tensor | None]:
+    """Sums of some lists of rows in ascending order; None for an empty one.
+
+    Lists of many rows are one matrix product, since it reads each row once for all of them.
+    """
+    sums: list[Tensor | None] = []
+    for each in rows:
+        if len(each) < 2 or DENSE * len(each) >= each[-1] + 1:
+            sums.append(store[each[0]] if len(each) == 1 else None)
+            continue
+        total = store[each[0]] + store[each[1]]
+        for row in each[2:]:
+            total += store[row]
+        sums.append(total)
+    dense = [place for place, each in enumerate(rows) if sums[place] is None and each]
+    if dense:
+        height = max(rows[place][-1] for place in dense) + 1
+        weight = store.new_zeros(len(dense), height)
+        for coefficients, place in zip(weight, dense, strict=True):
+            coefficients[rows[place]] = 1
+        product = (weight if len(dense) > 1 else weight[0]) @ store[:height].flatten(1)
+        for place, total in zip(dense, product.view(-1, *store.shape[1:]), strict=True):
+            sums[place] = total
+    return sums

@@ -299,7 +299,8 @@ class _Walk:
         if last:
             self.at_read = torch.cat([self.at_read, difference])
         else:
-            self.differences = _Stacked.apply(self.differences, self.stack, difference)
+            grown = _Stacked.apply(self.differences, self.stack, difference)  # type: ignore[no-untyped-call]  # of PyTorch
+            self.differences = grown
 
     def _read(self, value: Tensor) -> Tensor:
         """The read position of `[rows, batch or 1, pos, width]`, kept as an axis of one."""
