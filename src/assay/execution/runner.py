@@ -19,9 +19,6 @@ from assay.models.experts import Routing
 from assay.models.streaming import per_block
 
 
-DENSE = 3  # a matrix product adds so many rows in the time in which one is added by itself (on CPUs)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _InletProjection:
     """Channels that read one inlet, with their slice of the projection."""
@@ -184,19 +181,22 @@ class _CircuitRun:
         return model.finish(self.inputs([self.plan.logits], start)[0], self.read)
 
     def inputs(self, inlets: Sequence[Inlet], start: Tensor) -> Tensor:
-        """`start` plus the kept sources of each inlet (all with the same positions).
+        """Input of each inlet (all with the same positions): `[inlet, pairs, (pos,) d_model]`."""
+        streams = [self.added(start, inlet) for inlet in inlets]
+        streams = [stream.expand(self.n_pairs, *stream.shape[1:]) for stream in streams]
+        return torch.stack(streams) if len(streams) > 1 else streams[0][None]
 
-        Returns `[inlet, pairs, (pos,) d_model]`.
-        """
-        slots, store, total = self.written.at(everywhere=inlets[0].everywhere)
-        start = start.expand(self.n_pairs, *start.shape[1:])
-        whole = start if total is None else start + total
-        streams = torch.stack([whole if inlet.from_total else start for inlet in inlets])
-        rows = [[slots[row] for row in inlet.terms] for inlet in inlets]
-        for stream, inlet, total in zip(streams, inlets, _sums(store, rows), strict=True):
-            if total is not None:
-                stream.add_(total, alpha=-1 if inlet.from_total else 1)
-        return streams
+    def added(self, start: Tensor, inlet: Inlet) -> Tensor:
+        """`start` plus the kept sources of an inlet, at its positions."""
+        slots, store, total = self.written.at(everywhere=inlet.everywhere)
+        if inlet.from_total:
+            assert total is not None
+            start = start + total
+        sign = -1 if inlet.from_total else 1
+        rows = [slots[row] for row in inlet.terms]
+        if len(rows) == 1:
+            return torch.add(start, store[rows[0]], alpha=sign)
+        return start + sign * _sum_rows(store, rows) if rows else start
 
     def attention(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         """Head outputs before the output projection, minus the ablated ones.
@@ -375,27 +375,13 @@ class _CircuitRun:
             total += merged @ weight[rest].flatten(0, 1)
 
 
-def _sums(store: Tensor, rows: Sequence[list[int]]) -> list[Tensor | None]:
-    """Sums of some lists of rows in ascending order; None for an empty one.
-
-    Lists of many rows are one matrix product, since it reads each row once for all of them.
-    """
-    sums: list[Tensor | None] = []
-    for each in rows:
-        if len(each) < 2 or DENSE * len(each) >= each[-1] + 1:
-            sums.append(store[each[0]] if len(each) == 1 else None)
-            continue
-        total = store[each[0]] + store[each[1]]
-        for row in each[2:]:
-            total += store[row]
-        sums.append(total)
-    dense = [place for place, each in enumerate(rows) if sums[place] is None and each]
-    if dense:
-        height = max(rows[place][-1] for place in dense) + 1
-        weight = store.new_zeros(len(dense), height)
-        for coefficients, place in zip(weight, dense, strict=True):
-            coefficients[rows[place]] = 1
-        product = (weight if len(dense) > 1 else weight[0]) @ store[:height].flatten(1)
-        for place, total in zip(dense, product.view(-1, *store.shape[1:]), strict=True):
-            sums[place] = total
-    return sums
+def _sum_rows(store: Tensor, rows: list[int]) -> Tensor:
+    """Sum of some rows; a matrix product when many, since it reads each row once without temporaries."""
+    coefficients = store.new_zeros(rows[-1] + 1)
+    coefficients[rows] = 1
+    if len(rows) * 3 >= rows[-1] + 1:
+        return (coefficients @ store[: rows[-1] + 1].flatten(1)).view(store.shape[1:])
+    total = store[rows[0]] + store[rows[1]]
+    for row in rows[2:]:
+        total += store[row]
+    return total
