@@ -39,7 +39,7 @@ PROMPTS = (
     "Once upon a time",
     "Der Himmel ist",
 )
-# What float32 moves on other processors, other threads and other batches is below a tenth of these.
+# Other processors, threads and batches move float32 numbers by less.
 CLOSE: dict[str, float] = {"rtol": 2e-3, "atol": 2e-3}
 FOLLOWS = 0.01  # for numbers of a circuit, whose last edges may be others
 
@@ -98,8 +98,7 @@ def circuit_numbers(model: Any, scores: Any, kept: int) -> dict[str, float]:
 def task_margins(model: Any, key: str) -> tuple[Any, np.ndarray]:
     """A task and the margin of each of its prompts."""
     task = assay.load_task(key, model, n=60)
-    whole = assay.measure(assay.Circuit.full(model.graph), model, task, "faithfulness")
-    return task, whole.components["full"]
+    return task, assay.CircuitRuns(model, task, assay.Circuit.full(model.graph)).margins("full")
 
 
 def rounded(numbers: Mapping[Any, float]) -> dict[Any, float]:

@@ -19,6 +19,7 @@ from assay.discovery.edges.method import Choices
 from assay.discovery.edges.pruning import EdgePruning
 from assay.discovery.edges.ugs import Ugs, _sample, reweighted
 from assay.execution import ABLATIONS
+from assay.execution.soft import SoftRunner
 from assay.graph import build_graph
 from assay.models import Model, load_model
 from assay.objectives import OBJECTIVES
@@ -169,9 +170,26 @@ def test_an_edge_worth_its_price_starts_undecided(gpt2_tiny: nn.Module) -> None:
 def test_examples_are_drawn_in_rounds(gpt2_tiny: nn.Module) -> None:
     model = load_model(gpt2_tiny)
     task = model.bind(random_task(model, n=7))
-    runs = MaskedRuns(model, task, settings_of("kl", "resample"), 7, examples=3)
+    runs = MaskedRuns(model, task, settings_of("kl", "resample"), 7, examples=3, updates=7)
     rows = torch.cat([runs.rows_of(step) for step in range(7)]).tolist()
     assert all(sorted(rows[first : first + 7]) == list(range(7)) for first in (0, 7, 14))
+
+
+@pytest.mark.parametrize("ablation", ["resample", "mean", "noise"])
+@pytest.mark.parametrize("method", ["ugs", "edge-pruning"])
+def test_examples_that_come_again_are_prepared_once(
+    gpt2_tiny64: nn.Module, method: str, ablation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for them they are prepared at every step, which gives the same scores."""
+    model = load_model(gpt2_tiny64)
+    options = {"updates": 6, "examples": 3, "ablation": ablation}
+    once = learned(model, random_task(model, n=5), method, **options)
+    monkeypatch.setattr(SoftRunner, "bytes_prepared", lambda self, length: 2**60)
+    anew = learned(model, random_task(model, n=5), method, **options)
+    torch.testing.assert_close(once.values, anew.values, rtol=1e-4, atol=1e-5)
+    spent, more = (found.details["passes"] for found in (once, anew))
+    assert more["forward"] - spent["forward"] == pytest.approx((18 / 5 - 1) * (1 + (ablation == "resample")))
+    assert more["backward"] == spent["backward"]
 
 
 @pytest.mark.parametrize("method", ["ugs", "edge-pruning"])

@@ -384,11 +384,16 @@ def test_half_precision_runs_stay_near_float32(tiny_module: Callable[..., nn.Mod
         assert float((low - high).norm() / high.norm()) < 0.05
 
 
-def test_ablated_runs_are_made_once_for_all_circuits(gpt2_tiny64: nn.Module) -> None:
-    """The second circuit finds the corrupted pass on the shelf; its logits do not change."""
+def test_ablated_and_clean_runs_are_made_once_for_all_circuits(gpt2_tiny64: nn.Module) -> None:
+    """The second circuit finds the corrupted pass on the shelf; its logits do not change.
+
+    Circuits of all but one or two edges into `logits` read every block of the clean pass.
+    """
     model = load_model(gpt2_tiny64)
     task = random_task(model, ragged=True)
     first, second = (Circuit.random(model.graph, 30, seed=seed) for seed in (1, 2))
+    edges = ["input->logits", "a0.h1->logits"]
+    deep = [Circuit.from_edges(model.graph, edges[:number]).dropped() for number in (1, 2)]
     passes = []
     handle = model.module.transformer.h[1].register_forward_pre_hook(lambda module, args: passes.append(1))
     try:
@@ -399,5 +404,10 @@ def test_ablated_runs_are_made_once_for_all_circuits(gpt2_tiny64: nn.Module) -> 
             found = runs.logits_of(second)
             assert len(passes) == expected
             torch.testing.assert_close(found, run_circuit(model, task, second, ablation=ablation))
+            passes.clear()
+            kept = [runs.logits_of(circuit) for circuit in (*deep, second)]
+            assert len(passes) == 1
+            for circuit, logits in zip((*deep, second), kept, strict=True):
+                torch.testing.assert_close(logits, run_circuit(model, task, circuit, ablation=ablation))
     finally:
         handle.remove()

@@ -36,11 +36,9 @@ class Baseline:
     @property
     def nbytes(self) -> int:
         """Memory of the activations and of the trace behind them."""
-        tensors = [self.input, *self.z, *self.mlp]
         if self.trace is not None:
-            tensors += self.trace.attention_in + self.trace.mlp_in + self.trace.block_in
-            tensors += [part for parts in self.trace.qkv for part in parts]
-        return sum(tensor.nbytes for tensor in tensors)
+            return self.trace.nbytes
+        return sum(tensor.nbytes for tensor in (self.input, *self.z, *self.mlp))
 
     @classmethod
     def aligned(cls, model: Model, trace: Trace, alignment: Int[Tensor, "rows pos"]) -> "Baseline":
@@ -79,26 +77,25 @@ class Baseline:
         ablated = ablated.to(clean.dtype).expand_as(clean)
         return ablated if self.absent is None else torch.where(self.absent[..., None], clean, ablated)
 
-    def repeat(self, times: int) -> "Baseline":
-        """The values of every example `times` times, all examples first; shared ones serve as they are."""
+    def take(self, rows: Int[Tensor, " k"]) -> "Baseline":
+        """The values of the examples in these rows; shared ones serve as they are."""
         if self.rows == 1:
             return self
 
-        def repeated(values: list[Tensor]) -> list[Tensor]:
-            return [value.repeat(times, *[1] * (value.ndim - 1)) for value in values]
+        def taken(values: list[Tensor]) -> list[Tensor]:
+            return [value[rows] for value in values]
 
         trace = self.trace
         if trace is not None:
             assert trace.final_in is not None
             trace = Trace(
-                attention_in=repeated(trace.attention_in),
-                mlp_in=repeated(trace.mlp_in),
-                qkv=[repeated(parts) for parts in trace.qkv],
-                final_in=repeated([trace.final_in])[0],
+                attention_in=taken(trace.attention_in),
+                mlp_in=taken(trace.mlp_in),
+                qkv=[taken(parts) for parts in trace.qkv],
+                final_in=trace.final_in[rows],
             )
-        (first,) = repeated([self.input])
         return Baseline(
-            model=self.model, input=first, z=repeated(self.z), mlp=repeated(self.mlp), trace=trace
+            model=self.model, input=self.input[rows], z=taken(self.z), mlp=taken(self.mlp), trace=trace
         )
 
     def attention_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
@@ -177,9 +174,7 @@ class KeptRuns:
 
     def put(self, batch: Batch, trace: Trace, logits: Tensor) -> None:
         """Keep the pass over a batch and its logits at the read position, if there is room."""
-        values = [*trace.block_in, *trace.z, *trace.mlp, logits]
-        values += [value for value in (trace.final_in,) if value is not None]
-        size = sum(value.nbytes for value in values)
+        size = trace.nbytes + logits.nbytes
         if self._bytes + size <= self.max_bytes:
             self._bytes += size
             self._runs[int(batch.indices[0]), len(batch.indices)] = trace, logits
@@ -207,7 +202,7 @@ class Prepared:
 
 
 class BaselineShelf:
-    """Ablated values of one task under one ablation, kept from one circuit to the next.
+    """Ablated values of one task under one ablation, and clean passes, kept from one circuit to the next.
 
     Only for runs that share model, task, ablation and seed; `CircuitRuns` holds one.
 
@@ -220,6 +215,7 @@ class BaselineShelf:
         self._bytes = 0
         self._prepared: Prepared | None = None
         self._baselines: dict[tuple[int, int], Baseline] = {}
+        self._clean: dict[tuple[int, int], Trace] = {}
 
     def prepared(self, make: Callable[[], Prepared]) -> Prepared:
         """The prepared ablation, made on first use."""
@@ -237,3 +233,16 @@ class BaselineShelf:
             self._bytes += baseline.nbytes
             self._baselines[key] = baseline
         return self._baselines[key]
+
+    def clean(self, batch: Batch, depth: int, make: Callable[[], Trace]) -> Trace:
+        """A pass over the clean inputs of a batch, at least `depth` blocks deep."""
+        key = (int(batch.indices[0]), len(batch.indices))
+        held = self._clean.get(key)
+        if held is not None and len(held.z) >= depth:
+            return held
+        trace = make()
+        grown = trace.nbytes - (0 if held is None else held.nbytes)
+        if self._bytes + grown <= self.max_bytes:
+            self._bytes += grown
+            self._clean[key] = trace
+        return trace

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from assay.execution.attend import channel_column
@@ -148,11 +149,12 @@ def gathered(writes: Tensor, rows: Sequence[int], feeds: Sequence[Feed]) -> list
 def bind(model: Model, step: AttentionStep, feeds: Sequence[Feed], dtype: torch.dtype) -> AttentionFeeds:
     """The projections of a block's mixed heads, with their slices of the weights."""
     block = model.blocks[step.layer]
+    whole = block.qkv_weight(), block.qkv_bias()
     projections = []
     for index, feed in enumerate(feeds):
         channels = step.channels(index)
         columns = tuple(channel_column(block, *channel) for channel in channels)
-        weight, bias = projection_weights(block, columns)
+        weight, bias = projection_weights(*whole, columns)
         if feed.split:
             weight, bias = _folded(block, weight, bias, dtype)
         projections.append(
@@ -165,11 +167,14 @@ def bind(model: Model, step: AttentionStep, feeds: Sequence[Feed], dtype: torch.
     )
 
 
-def projection_weights(block: Block, columns: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """Some columns of the q/k/v projection: `[d_model, n * d_head]`, and their bias if there is one."""
-    bias = block.qkv_bias()
-    weight = block.qkv_weight()[:, list(columns)].flatten(1).contiguous()
-    return weight, None if bias is None else bias[list(columns)].flatten()
+def projection_weights(
+    weight: Float[Tensor, "d_model n_channels d_head"],
+    bias: Float[Tensor, "n_channels d_head"] | None,
+    columns: Sequence[int],
+) -> tuple[Tensor, Tensor | None]:
+    """Some columns of a q/k/v projection: `[d_model, n * d_head]`, and their bias if there is one."""
+    some = weight[:, list(columns)].flatten(1).contiguous()
+    return some, None if bias is None else bias[list(columns)].flatten()
 
 
 def _folded(

@@ -219,7 +219,8 @@ def run_circuit(
 
 def _circuit_logits(runner: CircuitRunner, prepared: Prepared, shelf: BaselineShelf, batch: Batch) -> Tensor:
     baseline = shelf.baseline(prepared, batch)
-    trace = clean_pass(runner.model, runner, batch.clean)
+    depth = runner.model.n_layers if runner.clean_depth is None else runner.clean_depth
+    trace = shelf.clean(batch, depth, lambda: clean_pass(runner.model, runner, batch.clean))
     return runner.logits(trace, baseline, batch.positions).to(runner.dtype)
 
 

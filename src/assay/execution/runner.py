@@ -106,14 +106,17 @@ class CircuitRunner:
 
 
 def _bind(model: Model, step: AttentionStep | None) -> list[_InletProjection]:
-    projections = []
-    for index, inlet in enumerate(step.inlets if step else ()):
-        assert step is not None
-        block, channels = model.blocks[step.layer], step.channels(index)
+    projections: list[_InletProjection] = []
+    if step is None:
+        return projections
+    block = model.blocks[step.layer]
+    whole = block.qkv_weight(), block.qkv_bias()
+    for index, inlet in enumerate(step.inlets):
+        channels = step.channels(index)
         weight, bias = None, None
         if not inlet.empty:
             columns = [channel_column(block, *channel) for channel in channels]
-            weight, bias = projection_weights(block, columns)
+            weight, bias = projection_weights(*whole, columns)
         projections.append(_InletProjection(inlet=inlet, channels=channels, weight=weight, bias=bias))
     return projections
 

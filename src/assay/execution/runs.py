@@ -28,6 +28,7 @@ Which = Literal["full", "keep", "drop", "empty"]
 
 # Logits of other runs than the full model's are dropped, least used first, beyond this many bytes.
 LOGIT_BYTES = 2**30
+WIDE_LOGITS = 2**22  # converted to float64 at a time
 
 
 class CircuitRuns(Carded):
@@ -194,7 +195,7 @@ class CircuitRuns(Carded):
         """-objective of each example in a run made elsewhere, float64 `[n]`; of copies their mean."""
         full = self.logits("full")
         losses = []
-        for batch in self.task.batches(256):
+        for batch in self.task.batches(max(1, WIDE_LOGITS // logits[0].numel())):
             rows = batch.indices
             losses.append(self.objective_object(logits[rows].double(), full[rows].double(), batch))
         margins, places = -torch.cat(losses).numpy(), self.codes + 1

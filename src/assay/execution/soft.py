@@ -14,6 +14,7 @@ arXiv:2104.03514, for the relaxation.)
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -69,27 +70,40 @@ class SoftPairs:
     def __len__(self) -> int:
         return len(self.read)
 
-    def repeat(self, times: int) -> "SoftPairs":
-        """Every example `times` times, all examples first: row i is example i mod len."""
+    def take(self, rows: Int[Tensor, " k"]) -> "SoftPairs":
+        """The examples in these rows, in this order; repeats are allowed."""
         return replace(
             self,
-            embedded=self.embedded.repeat(times, 1, 1),
-            baseline=self.baseline.repeat(times),
-            tables={kind: _repeated(tables, times) for kind, tables in self.tables.items()},
-            scale=[value.repeat(times, 1, 1) for value in self.scale],
-            read=self.read.repeat(times, *[1] * (self.read.ndim - 1)),
-            model_logits=self.model_logits.repeat(times, *[1] * self.read.ndim),
-            routing=[
-                Routing(chosen=each.chosen.repeat(times, 1, 1), weight=each.weight.repeat(times, 1, 1))
-                for each in self.routing
-            ],
+            embedded=self.embedded[rows],
+            baseline=self.baseline.take(rows),
+            # Rotary tables that all rows share serve as they are.
+            tables={
+                kind: (cos, sin) if len(cos) == 1 else (cos[rows], sin[rows])
+                for kind, (cos, sin) in self.tables.items()
+            },
+            scale=[value[rows] for value in self.scale],
+            read=self.read[rows],
+            model_logits=self.model_logits[rows],
+            routing=[Routing(chosen=each.chosen[rows], weight=each.weight[rows]) for each in self.routing],
         )
 
 
-def _repeated(tables: Tables, times: int) -> Tables:
-    """Rotary tables that differ from row to row, repeated; shared ones serve as they are."""
-    cos, sin = tables
-    return tables if len(cos) == 1 else (cos.repeat(times, 1, 1), sin.repeat(times, 1, 1))
+class _Stacked(torch.autograd.Function):
+    """`torch.cat` of what a stack holds and what comes on top, without a copy of what it holds.
+
+    The rows behind those held are written in place. Nothing has read them, so what was kept of the rows
+    before them for a backward pass still stands.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, held: Tensor, stack: Tensor, added: Tensor) -> Tensor:
+        ctx.n = len(held)
+        stack[ctx.n : ctx.n + len(added)] = added
+        return stack.data[: ctx.n + len(added)]  # `.data`: saved rows are not told of later writes
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor]:
+        return gradients[0][: ctx.n], None, gradients[0][ctx.n :]
 
 
 class SoftRunner:
@@ -118,10 +132,15 @@ class SoftRunner:
     def bytes_per_pair(self, length: int) -> int:
         """Rough memory of one pair when gradients are wanted."""
         graph = self.model.graph
-        # Mixed streams and their normalised copies, the stacked differences of every block, the rest.
-        rows = 3 * graph.n_targets + (self.model.n_layers + 1) * graph.n_sources // 2 + 40
+        # Mixed streams and their normalised copies, the stack of differences with two of gradients, the rest.
+        rows = 3 * (graph.n_targets + graph.n_sources) + 40
         wide = 8 if self.dtype == torch.float64 else 4
         return rows * length * self.model.d_model * wide + 6 * wide * self.model.n_vocab
+
+    def bytes_prepared(self, length: int) -> int:
+        """Rough memory of one pair of `prepare`, rather too much."""
+        wide = 8 if self.dtype == torch.float64 else 4
+        return wide * (12 * self.model.n_layers * length * self.model.d_model + self.model.n_vocab)
 
     @torch.no_grad()
     def prepare(
@@ -247,8 +266,10 @@ class _Walk:
             causal=self.model.causal,
             read=None if pairs.read.ndim == 2 else pairs.read,
         )
-        # Differences of the sources so far, [sources, batch, pos, d_model].
-        self.differences = pairs.embedded[None]
+        # Differences of the sources so far, [sources, batch, pos, d_model], and room for all of them.
+        self.stack = pairs.embedded.new_empty(self.graph.n_sources, *pairs.embedded.shape)
+        self.stack[0] = pairs.embedded
+        self.differences = self.stack.data[:1]
 
     def finish(self) -> Tensor:
         graph, read = self.graph, self.pairs.read
@@ -278,7 +299,8 @@ class _Walk:
         if last:
             self.at_read = torch.cat([self.at_read, difference])
         else:
-            self.differences = torch.cat([self.differences, difference])
+            grown = _Stacked.apply(self.differences, self.stack, difference)  # type: ignore[no-untyped-call]  # of PyTorch
+            self.differences = grown
 
     def _read(self, value: Tensor) -> Tensor:
         """The read position of `[rows, batch or 1, pos, width]`, kept as an axis of one."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -59,6 +60,12 @@ class Trace:
     def input(self) -> Tensor:
         """What the `input` source writes: the stream entering block 0."""
         return self.block_in[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the activations."""
+        parts = (*self.block_in, *self.z, *self.mlp, *self.attention_in, *self.mlp_in, *chain(*self.qkv))
+        return sum(part.nbytes for part in (*parts, *([] if self.final_in is None else [self.final_in])))
 
     def release(self) -> None:
         """Forget everything that only a backward pass needed."""

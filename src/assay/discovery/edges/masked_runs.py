@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.circuits import EdgeScores
@@ -36,12 +36,11 @@ class Drawn:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def repeat(self, times: int) -> "Drawn":
-        """Every example `times` times, all examples first."""
+    def take(self, rows: Int[Tensor, " k"]) -> "Drawn":
+        """The examples in these rows, in this order; repeats are allowed."""
+        rows = rows.to(self.pairs.read.device)
         return replace(
-            self,
-            batch=map_tensors(self.batch, lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1))),
-            pairs=self.pairs.repeat(times),
+            self, batch=map_tensors(self.batch, lambda tensor: tensor[rows]), pairs=self.pairs.take(rows)
         )
 
     def losses(self, mask: Float[Tensor, "*batch n_sources n_targets"]) -> Float[Tensor, " batch"]:
@@ -55,19 +54,27 @@ class Drawn:
 class MaskedRuns:
     """Draws the examples of every step of a training, each example once per round.
 
+    Where examples come again and a quarter of the free memory holds all of them, each is prepared once.
+
     Args:
         model: The model.
         task: The examples, bound to the model.
         settings: Objective, ablation and seed.
         size: Examples per pass of what the ablation measures.
         examples: Examples of a step; at most all of them.
+        updates: Steps of the training.
     """
 
-    def __init__(self, model: Model, task: Task, settings: Choices, size: int, *, examples: int) -> None:
+    def __init__(
+        self, model: Model, task: Task, settings: Choices, size: int, *, examples: int, updates: int
+    ) -> None:
         self.runner = SoftRunner(model)
         self.task, self.settings = task, settings
         self.examples = min(examples, task.n)
         self.prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
+        kept = task.n * self.runner.bytes_prepared(task.length) <= free_memory(model.device) // 4
+        again = updates * self.examples > task.n
+        self._all = self._prepared(torch.arange(task.n)) if again and kept else None
         bytes_each = self.runner.bytes_per_pair(task.length)
         self.most_rows = max(1, free_memory(model.device) // 2 // bytes_each)
 
@@ -76,8 +83,9 @@ class MaskedRuns:
         ablation = self.settings.ablation
         drawn = updates * self.examples / self.task.n
         measured = 0 if ablation.paired or ablation.key == "zero" else 1
+        prepared = drawn if self._all is None else 1
         return {
-            "forward": measured + drawn * (1 + ablation.paired + masks),
+            "forward": measured + prepared * (1 + ablation.paired) + drawn * masks,
             "backward": drawn * masks,
         }
 
@@ -100,8 +108,12 @@ class MaskedRuns:
 
     def draw(self, step: int) -> Drawn:
         """The examples of a step."""
-        few: Any = self.task.subset(self.rows_of(step))
-        batch = next(iter(few.batches(few.n))).to(self.runner.model.device)
+        rows = self.rows_of(step)
+        return self._prepared(rows) if self._all is None else self._all.take(rows)
+
+    def _prepared(self, rows: Tensor) -> Drawn:
+        few: Any = self.task.subset(rows)
+        batch = replace(next(iter(few.batches(few.n))), indices=rows).to(self.runner.model.device)
         return Drawn(
             runner=self.runner,
             batch=batch,

@@ -100,7 +100,7 @@ class EdgePruning(EdgeMethod):
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         n_edges = self.goal(model)
         start, spent = start_scores(self.warm_start, model, task, settings, size)
-        runs = MaskedRuns(model, task, settings, size, examples=min(self.examples, task.n))
+        runs = MaskedRuns(model, task, settings, size, examples=self.examples, updates=self.updates)
         late = self.updates - max(1, self.updates // 10)
         drawn: list[Drawn] = []  # of the present step
         before: list[Tensor] = []  # the most open edges when the last tenth began

@@ -106,7 +106,7 @@ class Ugs(EdgeMethod):
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         began = time.perf_counter()
         start, spent = start_scores(self.warm_start, model, task, settings, size)
-        runs = MaskedRuns(model, task, settings, size, examples=self.examples)
+        runs = MaskedRuns(model, task, settings, size, examples=self.examples, updates=self.updates)
         training = _EdgeProbabilities(
             self, model.graph, model.device, paired=settings.ablation.paired, start=start
         )
@@ -177,6 +177,7 @@ class _EdgeProbabilities:
         generator = torch_stream(seed, f"ugs-masks/{number}")
         inputs, samples = runs.draw(number), self.method.samples
         n_masks = samples * len(inputs)
+        drawn = torch.arange(len(inputs)).repeat(samples)
         uniform = torch.rand((n_masks, *self.valid.shape), generator=generator).to(self.theta.device)
         probability = torch.sigmoid(self.theta)
         window = _sample(probability, uniform, self._scale(), self.valid)
@@ -185,7 +186,7 @@ class _EdgeProbabilities:
             times = min(runs.repeats_at_once, samples - first)
             rows = slice(first * len(inputs), (first + times) * len(inputs))
             mask = window.mask[rows].requires_grad_()
-            losses = inputs.repeat(times).losses(mask * prune(self.graph, mask.detach() > 0))
+            losses = inputs.take(drawn[rows]).losses(mask * prune(self.graph, mask.detach() > 0))
             if not bool(torch.isfinite(losses).all()):
                 raise NonFiniteError(
                     f"the loss of update {number} of ugs is NaN or infinite; check the model's weights and "
