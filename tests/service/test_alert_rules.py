@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from test_watch import fill, options
 
-from assay.app.monitor import alarms
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.watch import MonitorRun
 
@@ -33,10 +32,9 @@ def test_prometheus_itself_accepts_the_example(verb: tuple[str, str], file: str)
     assert "SUCCESS" in done.stdout
 
 
-def test_the_rules_name_metrics_that_a_monitor_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarms, "FIRST_WAIT", 0.01)
+def test_the_rules_name_metrics_that_a_monitor_has(tmp_path: Path) -> None:
     fill(tmp_path / "in", 4)
-    with MonitorRun(options(tmp_path, webhook="http://127.0.0.1:1/nobody"), tell=print) as run:
+    with MonitorRun(options(tmp_path), tell=print) as run:
         run.start()
         assert len(list(run.observe())) == 1
         run.finish()
@@ -45,10 +43,7 @@ def test_the_rules_name_metrics_that_a_monitor_has(tmp_path: Path, monkeypatch: 
     known = names(text) | {"assay_monitor_up"}  # the last is of `assay serve`, see test_web.py
     assert names(rules) <= known
     assert names((ALERTS / "assay.rules.test.yml").read_text()) <= known
-    # The alarm reached nobody, and both the count and the queue say so.
     found = {line.split("{")[0]: line.split()[-1] for line in text.splitlines() if not line.startswith("#")}
-    assert float(found["assay_monitor_webhook_failures_total"]) == 1 + alarms.TRIES_AT_THE_END
-    assert found["assay_monitor_undelivered_events"] == "1.0"
     assert found["assay_monitor_alarm"] == "1.0"
 
 

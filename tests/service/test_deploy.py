@@ -47,7 +47,6 @@ DOCUMENT = {
     "distance": {"key": "spearman"},
     "threshold": {"value": 0.3},
     "conformal": {"limit": 0.25},
-    "notifications": {"webhook_failures": 0, "alarm_file_failures": 0, "undelivered": 0},
     "readings": [
         {
             "n": 10,

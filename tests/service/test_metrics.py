@@ -89,16 +89,6 @@ def test_what_does_not_exist_is_left_out() -> None:
     assert "assay_monitor_alarm" not in samples(metrics_text([none]))
 
 
-def test_a_monitor_that_tells_alarms_counts_what_failed() -> None:
-    told = {"webhook_failures": 4, "undelivered": 2, "raised": True}
-    found = samples(metrics_text([document(0, name="a", notifications=told), document(0, name="b")]))
-    assert [(each["monitor"], value) for each, value in found["assay_monitor_webhook_failures_total"]] == [
-        ("a", 4.0)
-    ]
-    assert found["assay_monitor_undelivered_events"][0][1] == 2.0
-    assert "assay_monitor_alarm_file_failures_total" not in found
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -19,6 +19,7 @@ from processes import CommandProcess
 from starlette.testclient import TestClient
 
 from assay.app.cli.monitor import MonitorSettings
+from assay.app.monitor import watch
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.watch import MonitorRun
@@ -101,12 +102,12 @@ def test_the_options_are_those_of_the_command() -> None:
 def test_a_file_of_options_may_spell_them_either_way(tmp_path: Path) -> None:
     path = tmp_path / "door.toml"
     path.write_text(
-        'images = "in"\nknown-batches = 3\ncool_down = "10m"\nquiet = true\njson = true\n'
+        'images = "in"\nknown-batches = 3\non_alarm = "mail me"\nquiet = true\njson = true\n'
         '[monitor]\nwindow = 8\nout = "kept"\nsteps = "auto"\n'
     )
     found = read_options(path)
     assert found == MonitorOptions(
-        images=("in",), known_batches=3, cool_down="10m", window=8, out=Path("kept"), steps="auto"
+        images=("in",), known_batches=3, on_alarm="mail me", window=8, out=Path("kept"), steps="auto"
     )
 
 
@@ -114,7 +115,7 @@ def test_a_file_of_options_may_spell_them_either_way(tmp_path: Path) -> None:
     ("text", "error", "message"),
     [
         ("windo = 8", UnknownNameError, "did you mean 'window'"),
-        ("alarm-fil = 'x'", UnknownNameError, "did you mean 'alarm-file'"),
+        ("on-alar = 'x'", UnknownNameError, "did you mean 'on-alarm'"),
         ("[moniter]\nwindow = 8", UnknownNameError, "unknown option of a monitor"),
         ("window = 'eight'", InputError, "window in .*: .*integer"),
         ("monitor = 3", InputError, "must be a table"),
@@ -131,24 +132,46 @@ def test_a_wrong_file_of_options_is_refused(
         watched(path)
 
 
-def test_a_webhook_is_shown_nowhere(tmp_path: Path) -> None:
-    path = tmp_path / "door.toml"
-    path.write_text('webhook = ["https://host/SECRET"]')
-    with pytest.raises(InputError, match="webhook in") as caught:
-        watched(path)
-    assert "SECRET" not in str(caught.value)
-    assert "SECRET" not in repr(MonitorOptions(webhook="https://host/SECRET"))
-
-
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="without an alarm file or a webhook"):
-        MonitorRun(options(tmp_path, cool_down="10m"), tell=print)
-    with pytest.raises(InputError, match="webhook format has no effect without a webhook"):
-        MonitorRun(options(tmp_path, webhook_format="slack"), tell=print)
-    with pytest.raises(InputError, match="not a duration"):
-        MonitorRun(options(tmp_path, cool_down="soon", alarm_file=tmp_path / "a"), tell=print)
+def test_a_missing_file_of_options_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="does not exist"):
         watched(tmp_path / "none.toml")
+
+
+# --------------------------------------------------------------------------------------------------- alarms
+
+
+def test_each_reading_that_raises_the_alarm_is_handed_to_the_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path / "in", 8)
+    command = f"cat >> '{tmp_path / 'told'}'; echo >> '{tmp_path / 'told'}'; echo said"
+    heard: list[str] = []
+    assert observe(options(tmp_path, on_alarm=command), heard) == 2
+    readings = json.loads((tmp_path / "out" / "monitor.json").read_text())["readings"]
+    assert [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()] == readings
+    assert heard == []
+    assert capfd.readouterr() == ("", "said\nsaid\n")
+    fill(tmp_path / "in", 4, start=100)
+    assert observe(options(tmp_path, on_alarm=command, threshold=2.0, out=tmp_path / "calm")) == 3
+    assert len((tmp_path / "told").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("exit 3", "ended with status 3"),
+        ("no-such-command-here", "ended with status 127"),
+        ("sleep 60", "did not end within 0.2 s"),
+    ],
+)
+def test_a_command_that_fails_is_told_and_the_monitor_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, problem: str
+) -> None:
+    monkeypatch.setattr(watch, "PATIENCE", 0.2)
+    fill(tmp_path / "in", 8)
+    heard: list[str] = []
+    assert observe(options(tmp_path, on_alarm=command), heard) == 2
+    assert heard == [f"the command of --on-alarm {problem} at batch {batch}" for batch in (1, 2)]
 
 
 # ------------------------------------------------------------------------------------------- beside a service
@@ -200,13 +223,12 @@ def test_the_directory_of_another_process_is_read_as_it_is_written(tmp_path: Pat
     assert n_readings(monitor) == 0
     assert "monitor.json does not exist" in problem(monitor)
     fill(tmp_path / "in", 8)
-    assert observe(options(tmp_path, alarm_file=tmp_path / "alarms.jsonl")) == 2
+    assert observe(options(tmp_path)) == 2
     assert n_readings(monitor) == 2
     assert not problem(monitor)
     document = monitor.document
     assert document is not None
     assert document["name"] == "out"
-    assert document["notifications"]["alarm_file_failures"] == 0
     kept = json.loads((out / "monitor.json").read_text())
     assert {name: document[name] for name in kept} == kept
     journal = out / "readings.jsonl"
@@ -293,14 +315,14 @@ def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(tmp_path: P
     fill(tmp_path / "in", 8)
     (tmp_path / "out").mkdir()
     monitor = watched(tmp_path / "out")
-    process = start("first", "--alarm-file", "alarms.jsonl")
+    process = start("first")
     until_there(lambda: n_readings(monitor) == 2, process)
     process.end(signal.SIGKILL)
     # What a kill in the middle of a line leaves: the reading does not count, its images do.
     journal = tmp_path / "out" / "readings.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
-    process = start("second", "--alarm-file", "alarms.jsonl")
+    process = start("second")
     until_there(lambda: n_readings(monitor) == 2, process)
     outcome = process.end(signal.SIGTERM)
     assert outcome.exit_code == 0, outcome.stderr
@@ -310,8 +332,6 @@ def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(tmp_path: P
     document = json.loads((tmp_path / "out" / "monitor.json").read_text())
     names = [name for each in document["readings"] for name in each["sources"]]
     assert len(names) == len(set(names)) == 8
-    told = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
-    assert [each["event"] for each in told] == ["alarm"]
 
 
 def until_there(condition: Callable[[], object], process: CommandProcess) -> None:

@@ -31,7 +31,7 @@ ALARM = 3
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class MonitorSettings(Computing, MonitorOptions):
     """What is watched, and how the command talks and ends.
 

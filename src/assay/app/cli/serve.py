@@ -24,7 +24,6 @@ class ServeSettings(Quiet, Storing):
         port: Port; 0 picks a free one.
         token: Token that visitors must send: 16 characters or more.
         allow_host: Additional host name of the site; repeat for several.
-        url: Address of the site in notifications, e.g. behind a proxy. Default: the one it listens on.
         monitor: TOML file of `assay monitor` options, or the directory of a running monitor; repeat for
             several.
     """
@@ -33,7 +32,6 @@ class ServeSettings(Quiet, Storing):
     port: Annotated[int, SITE, at_least(0, 65535)] = 8651
     token: Annotated[str | None, SITE, Parameter(allow_leading_hyphen=True)] = None
     allow_host: Annotated[tuple[str, ...], SITE] = ()
-    url: Annotated[str | None, SITE] = None
     monitor: Annotated[tuple[Path, ...], SITE] = ()
 
 
@@ -60,6 +58,5 @@ def serve(settings: ServeSettings) -> None:
         token=settings.token,
         monitors=monitors,
         allowed_hosts=settings.allow_host,
-        url=settings.url,
         ready=ready,
     )

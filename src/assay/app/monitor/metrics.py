@@ -46,24 +46,6 @@ OF_MONITOR: tuple[tuple[str, Literal["counter", "gauge"], str, Take], ...] = (
         lambda each: sum(bool(one["alarm"]) for one in each["readings"]),
     ),
     (
-        "webhook_failures",
-        "counter",
-        "Requests to the webhook that failed.",
-        lambda each: _notified(each, "webhook_failures"),
-    ),
-    (
-        "alarm_file_failures",
-        "counter",
-        "Events that could not be added to the alarm file.",
-        lambda each: _notified(each, "alarm_file_failures"),
-    ),
-    (
-        "undelivered_events",
-        "gauge",
-        "Events waiting for the webhook or the alarm file.",
-        lambda each: _notified(each, "undelivered"),
-    ),
-    (
         "threshold",
         "gauge",
         "Shift above which the threshold rule raises the alarm.",
@@ -101,7 +83,7 @@ def metrics_text(documents: Sequence[Document]) -> bytes:
 
     Args:
         documents: What `Monitor.to_dict` gave, one for each monitor. Under `name` they may say what to call
-            it (label `monitor`; default: its id), under `notifications` what became of its alarms.
+            it (label `monitor`; default: its id).
 
     Returns:
         Lines `assay_monitor_NAME{monitor="...",model="...",distance="..."} VALUE` with their help, in UTF-8.
@@ -165,11 +147,6 @@ def _filled(
 
 def _of_last(take: Take) -> Take:
     return lambda each: take(each["readings"][-1]) if each["readings"] else None
-
-
-def _notified(document: Document, name: str) -> Value:
-    found: Value = (document.get("notifications") or {}).get(name)
-    return found
 
 
 def _labels(documents: Sequence[Document]) -> list[tuple[str, ...]]:

@@ -25,7 +25,7 @@ from assay.app.running import Batched, ImageWorkers, Seeded
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassifier, Ablating):
     """What a monitor watches and how.
 
@@ -50,10 +50,8 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
         target: Accuracy below which to raise the alarm; calibrates on 39 corrupted domains.
         rule: threshold, conformal or sequential. Default: threshold if given, else conformal.
         alpha: Level of the conformal and the sequential rule.
-        alarm_file: File to append a JSON line to when an alarm is raised or resolved.
-        webhook: URL that receives the same lines by POST; best set with ASSAY_WEBHOOK or a file.
-        webhook_format: Body of a request: generic, slack, teams or pagerduty.
-        cool_down: Minimum time between notifications, e.g. 45s, 10m, 2h.
+        on_alarm: Shell command to run for each batch that raises the alarm; it reads the JSON of the
+            reading on its standard input.
         method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
         quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
@@ -78,14 +76,8 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     target: Annotated[float | None, ALARM] = None
     rule: Annotated[str | None, ALARM, one_of("threshold", "conformal", "sequential")] = None
     alpha: Annotated[float, ALARM] = 0.05
-    alarm_file: Annotated[Path | None, ALARM] = None
-    webhook: Annotated[str | None, ALARM] = None
-    webhook_format: Annotated[str, ALARM, one_of("generic", "slack", "teams", "pagerduty")] = "generic"
-    cool_down: Annotated[str | float, ALARM, Parameter(metavar="TIME")] = "0"
+    on_alarm: Annotated[str | None, ALARM, Parameter(metavar="COMMAND")] = None
     method: Annotated[str | None, DISCOVERY, completing("methods")] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
     quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")
-
-    def __repr__(self) -> str:
-        return f"MonitorOptions(model={self.model!r}, images={self.images!r}, out={str(self.out)!r})"

@@ -1,6 +1,8 @@
 """A monitor that runs: the loop behind `assay monitor` and `assay serve --monitor`."""
 
+import json
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +14,7 @@ from typing import Any
 from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.shift import ShiftView
-from assay.app.monitor.alarms import STATE, Notifier
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
 from assay.app.monitor.spool import POSTED, Spool
 from assay.app.running import call
 from assay.core.errors import InputError, NonFiniteError
@@ -25,7 +25,6 @@ from assay.pipeline.image_stream import Batch, Watch, batches
 from assay.pipeline.monitor_directory import READINGS, held, torn_line
 from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitoring import StartedMonitor, start_monitor
-from assay.pipeline.progress import seconds_of
 from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
 from assay.tasks import EvalTransform
 
@@ -33,6 +32,7 @@ from assay.tasks import EvalTransform
 DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this order
 WRITE_EVERY = 60.0  # seconds between two writings of document and page, at least
 WRITE_SHARE = 50  # the same in times of what one writing takes: they grow with the readings
+PATIENCE = 60.0  # seconds that the command of an alarm may take
 
 Tell = Callable[[str], None]
 Publish = Callable[[Mapping[str, Any]], None]
@@ -53,10 +53,9 @@ class MonitorRun:
 
     Args:
         options: What to watch and how.
-        name: What to call it in events and metrics. Default: the name of its directory.
+        name: What to call it in metrics. Default: the name of its directory.
         stop: Set from elsewhere to end it after the batch at hand.
         spool: Where the images lie that a service is posted; needed where they are what is watched.
-        address: Of the monitor's page, for events; None where it is not served.
         tell: Hears what a person should know.
 
     Raises:
@@ -70,21 +69,10 @@ class MonitorRun:
         name: str | None = None,
         stop: Stop | None = None,
         spool: Spool | None = None,
-        address: str | None = None,
         tell: Tell,
     ) -> None:
         call(options, check_options)
         DISTANCES[options.distance]
-        cool_down = seconds_of(options.cool_down)
-        self._sinks: list[Sink] = []
-        if options.webhook is not None:
-            self._sinks.append(Webhook(options.webhook, form=options.webhook_format))
-        elif options.webhook_format != "generic":
-            raise InputError("a webhook format has no effect without a webhook; give --webhook URL")
-        if options.alarm_file is not None:
-            self._sinks.append(AlarmFile(options.alarm_file))
-        if cool_down and not self._sinks:
-            raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
         self.model, style = options.load_watched(tell)
         sources = _sources(options, self.model)
         if not sources or (options.reference is None and style is None):
@@ -114,15 +102,12 @@ class MonitorRun:
             size=options.window,
             skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
         )
-        self._options, self._sources, self._cool_down = options, sources, cool_down
-        self._spool, self._address = spool, address
+        self._options, self._sources, self._spool = options, sources, spool
         self.name = options.out.absolute().name if name is None else name
         self.stop = Stop() if stop is None else stop
         self._tell = tell
         self._publish_to: Publish | None = None
-        self._published: Mapping[str, Any] = {}
         self._started: StartedMonitor | None = None
-        self._notifier: Notifier | None = None
         self._write_at = 0.0
         self._held = ExitStack()
 
@@ -145,16 +130,15 @@ class MonitorRun:
 
     @property
     def document(self) -> dict[str, Any]:
-        """That of the monitor, with its name and what became of its alarms."""
-        document = {**self.started.document, "name": self.name}
-        return document if self._notifier is None else {**document, "notifications": self._notifier.to_dict()}
+        """That of the monitor, with its name."""
+        return {**self.started.document, "name": self.name}
 
     def publish_to(self, publish: Publish) -> None:
         """Give the document to this whenever it has changed."""
         self._publish_to = publish
 
     def start(self, progress: Progress | None = None) -> None:
-        """Find or read the reference, calibrate, take up earlier readings and alarms.
+        """Find or read the reference, calibrate, take up earlier readings.
 
         Raises:
             OutputError: If the directory cannot be written, or another process watches with it.
@@ -174,16 +158,6 @@ class MonitorRun:
         self._started = start_monitor(
             self.model, self.plan, out=out, transform=self._watch.transform, progress=progress
         )
-        if self._sinks:
-            self._notifier = Notifier(
-                self._started.monitor,
-                self._sinks,
-                name=self.name,
-                cool_down=self._cool_down,
-                address=self._address,
-                state=out / STATE,
-                tell=self._tell,
-            )
         self._started.write(page=False)
         self._write_at = time.monotonic() + WRITE_EVERY
         self._publish()
@@ -200,10 +174,9 @@ class MonitorRun:
                     continue
                 self.started.passed.clear()  # the reading names them
                 self.started.undefined.clear()
-                if self._notifier is not None:
-                    self._publish()  # who follows the link of a notification finds the batch
-                    self._notifier.take(reading)
                 self._publish()
+                if reading.alarm and self._options.on_alarm is not None:
+                    self._alert(self._options.on_alarm, reading)
                 yield reading
                 self._keep()
                 if self.stop.is_set():
@@ -212,16 +185,27 @@ class MonitorRun:
             self.stop.observing = False
 
     def finish(self) -> None:
-        """Write document and page; tell what still waits to be told.
+        """Write document and page.
 
         Raises:
             OutputError: If a file cannot be written.
         """
         self.started.write()
-        if self._notifier is not None:
-            # Also after a stop: whoever stops it waits some seconds, and an alarm is worth them.
-            self._notifier.finish(time.sleep)
-            self._publish()
+
+    def _alert(self, command: str, reading: Reading) -> None:
+        """Run the command of an alarm. What goes wrong with it is told and does not end the monitor."""
+        text = json.dumps(reading.to_dict(), allow_nan=False)
+        try:
+            # What it prints goes to stderr: stdout is that of the readings.
+            done = subprocess.run(
+                command, shell=True, input=text, text=True, stdout=2, timeout=PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired:
+            problem = f"did not end within {PATIENCE:g} s"
+        else:
+            problem = f"ended with status {done.returncode}" if done.returncode else ""
+        if problem:
+            self._tell(f"the command of --on-alarm {problem} at batch {reading.index + 1}")
 
     def _observed(self, batch: Batch) -> Reading | None:
         """The reading of a batch; None for posted images without one, which must not end the service."""
@@ -270,17 +254,12 @@ class MonitorRun:
         self._publish()
 
     def _wait(self, seconds: float) -> bool:
-        if self._notifier is not None:
-            self._notifier.send()
-            if self._published.get("notifications") != self._notifier.to_dict():
-                self._publish()
         self._keep()
         return self.stop.wait(seconds)
 
     def _publish(self) -> None:
         if self._publish_to is not None:
-            self._published = self.document
-            self._publish_to(self._published)
+            self._publish_to(self.document)
 
     def _keep(self) -> None:
         """Write document and page now and then; it takes the longer, the more readings there are."""

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import SCHEMA
-from assay.app.monitor.alarms import STATE
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.spool import POSTED, Spool
@@ -61,7 +60,7 @@ def read_options(path: Path) -> MonitorOptions:
     try:
         return TypeAdapter(MonitorOptions).validate_python(values)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]  # a webhook is not text for a message
+        first = error.errors(include_url=False, include_input=False)[0]
         key = str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
         raise InputError(f"{key} in {path}: {first['msg']}") from None
 
@@ -72,12 +71,10 @@ class WatchedMonitor(ABC):
     Attributes:
         name: What to call it.
         spool: Takes the images that are posted to it; None where it watches something else.
-        address: Of its page, for notifications; set before `start` by what serves it.
     """
 
     name: str
     spool: Spool | None = None
-    address: str | None = None
 
     @abstractmethod
     def start(self) -> None:
@@ -177,7 +174,6 @@ class _Here(WatchedMonitor):
                     name=self.name,
                     stop=self._stop,
                     spool=self.spool,
-                    address=self.address,
                     tell=self._tell,
                 ) as run,
             ):
@@ -234,7 +230,7 @@ class _Elsewhere(WatchedMonitor):
     def _refresh(self) -> None:
         """Read what is new; what was read before stays if that fails."""
         with self._lock:
-            looks = {name: _look(self._folder / name) for name in (DOCUMENT, READINGS, STATE)}
+            looks = {name: _look(self._folder / name) for name in (DOCUMENT, READINGS)}
             if looks == self._looks:
                 return
             try:
@@ -272,8 +268,6 @@ class _Elsewhere(WatchedMonitor):
             self._readings += found
             self._offset += len(new)
         document = {**self._head, "readings": list(self._readings), "name": self.name}
-        if looks[STATE] != _ABSENT:
-            document["notifications"] = parse_json((self._folder / STATE).read_bytes())["notifications"]
         metrics_text([document])  # what cannot be told must not break what other monitors tell
         self._document = document
 

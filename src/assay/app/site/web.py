@@ -30,7 +30,6 @@ from assay.store import Store
 
 
 PORT = 8651
-EVERY = ("0.0.0.0", "::", "[::]", "")  # hosts that stand for all addresses of this machine
 
 
 def is_loopback(host: str) -> bool:
@@ -107,7 +106,6 @@ def serve(
     token: str | None = None,
     monitors: Sequence[WatchedMonitor] = (),
     allowed_hosts: Iterable[str] = (),
-    url: str | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the site until Ctrl-C or SIGTERM.
@@ -119,7 +117,6 @@ def serve(
         token: See `create_app`.
         monitors: Observed or watched meanwhile.
         allowed_hosts: See `create_app`.
-        url: Address of the site in notifications. Default: `host`, or the name of this machine.
         ready: Told the address once the site can be visited.
 
     Raises:
@@ -130,8 +127,6 @@ def serve(
     listening = _listen(host, port)
     shown, port = f"[{host}]" if ":" in host else host, listening.getsockname()[1]
     address = f"http://{shown}:{port}/"
-    if url is None:
-        url = f"http://{socket.gethostname()}:{port}" if host in EVERY else address
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -142,8 +137,7 @@ def serve(
     )
     started = []
     try:
-        for place, monitor in enumerate(monitors):
-            monitor.address = f"{url.rstrip('/')}/monitor/{place}"
+        for monitor in monitors:
             monitor.start()
             started.append(monitor)
         if ready is not None:
