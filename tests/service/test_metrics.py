@@ -21,7 +21,6 @@ def document(n: int, **more: object) -> dict[str, Any]:
             "p_value": 0.05,
             "e_value": None,
             "skipped": ["x.png"],
-            "undefined": ["y.png", "z.png"] if place == 1 else [],
             "time": "1970-01-01T00:01:40.000+00:00",
             "baselines": {"ac": 0.9},
         }
@@ -54,7 +53,6 @@ def test_every_number_has_its_name_type_help_and_labels() -> None:
         "assay_monitor_batches_total": [(label, 3.0)],
         "assay_monitor_images_total": [(label, 30.0)],
         "assay_monitor_unreadable_files_total": [(label, 3.0)],
-        "assay_monitor_undefined_images_total": [(label, 2.0)],
         "assay_monitor_alarms_total": [(label, 1.0)],
         "assay_monitor_conformal_limit": [(label, 0.25)],
         "assay_monitor_shift": [(label, 0.5)],
@@ -80,7 +78,6 @@ def test_what_does_not_exist_is_left_out() -> None:
         "assay_monitor_batches_total",
         "assay_monitor_images_total",
         "assay_monitor_unreadable_files_total",
-        "assay_monitor_undefined_images_total",
         "assay_monitor_alarms_total",
         "assay_monitor_conformal_limit",
     }

@@ -226,7 +226,7 @@ def test_the_api_passes_the_same_door_as_the_pages(filled: tuple[Store, Filled])
         assert answer.status_code == status
         assert ("error" in answer.json()) == (status != 200)
     assert client.post("/api/results").status_code == 405
-    assert client.post("/api/results").json()["error"] == "This site is read-only, but for POST /observe."
+    assert client.post("/api/results").json()["error"] == "This site is read-only."
 
 
 def test_a_file_named_like_an_id_is_not_opened(

@@ -30,14 +30,12 @@ class Batch:
         inputs: As many as were asked for.
         sources: Their names: paths, `shapes:DOMAIN/NUMBER`, or `FILE:LINE` of prompts.
         skipped: Names of those that could not be read and were passed over since the batch before.
-        undefined: Names of those of windows since then whose shift is undefined.
         note: What may make the batch unlike others, for a message; else empty.
     """
 
     inputs: ImageSet | ArrivingPrompts
     sources: tuple[str, ...]
     skipped: tuple[str, ...] = ()
-    undefined: tuple[str, ...] = ()
     note: str = ""
 
 

@@ -42,7 +42,6 @@ class StartedMonitor:
         domains: The calibration on corrupted domains; None without a target.
         out: Where everything is kept.
         passed: Names of files that could not be read since the last reading.
-        undefined: Names of files of windows since then whose shift is undefined.
         without_floor: Why shifts are not corrected for a noise floor; empty where they are.
     """
 
@@ -50,7 +49,6 @@ class StartedMonitor:
     domains: DomainCalibration | None
     out: Path
     passed: list[str] = field(default_factory=list)
-    undefined: list[str] = field(default_factory=list)
     without_floor: str = ""
 
     @cached_property
@@ -95,7 +93,6 @@ class StartedMonitor:
             **head,
             "readings": list(self._shown),
             "passed": list(self.passed),
-            "undefined": list(self.undefined),
             "without_floor": self.without_floor,
             "pictures": self._pictures.to_dict(),
         }
@@ -106,9 +103,7 @@ class StartedMonitor:
 
     def observe(self, batch: Batch) -> Reading:
         """Observe a batch and keep pictures of it; errors as `Monitor.observe`."""
-        reading = self.monitor.observe(
-            batch.inputs, sources=batch.sources, skipped=batch.skipped, undefined=batch.undefined
-        )
+        reading = self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped)
         alarmed = frozenset(each.index for each in self.monitor.readings if each.alarm)
         self._pictures.add(batch, reading, alarmed)
         return reading
@@ -117,14 +112,6 @@ class StartedMonitor:
     def done(self) -> frozenset[str]:
         """Names of images observed or passed over before."""
         return frozenset(name for each in self.monitor.readings for name in each.names)
-
-    @property
-    def pictured(self) -> frozenset[str]:
-        """Names of the images of batches that the page has pictures of."""
-        kept = self._pictures.to_dict()
-        return frozenset(
-            name for each in self.monitor.readings if str(each.index) in kept for name in each.names
-        )
 
     def write(self, *, page: bool = True) -> None:
         """Write the document, and the page once there is a reading.

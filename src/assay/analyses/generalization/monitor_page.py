@@ -213,9 +213,8 @@ def _reading(
     document: Document, reading: Document, drift: Sequence[str], baselines: Sequence[str]
 ) -> list[Text]:
     n: list[Text] = [str(reading["n"])]
-    for names, why in ((reading["skipped"], "unreadable"), (reading.get("undefined"), "without a shift")):
-        if names:
-            n += [" ", quiet(f"({len(names)} {why})", ", ".join(names))]
+    if skipped := reading["skipped"]:
+        n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
     alarm: list[Text] = [Span(bold("alarm"), "minus")] if reading["alarm"] else []
     if reading["alarm"] is False:
         alarm.append("no")

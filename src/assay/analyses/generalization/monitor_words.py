@@ -108,18 +108,7 @@ def caveats(document: Document) -> list[str]:
             f"{plural(n, 'image file') if inputs_of(document) == 'images' else inputs_of(document, n)} could "
             f"not be read and {'was' if n == 1 else 'were'} left out."
         )
-    if n := len(undefined_names(document)):
-        notes.append(
-            f"{inputs_of(document, n)} lie in batches whose shift is undefined, because their scores do not "
-            "vary; these batches have no reading and raised no alarm."
-        )
     return notes
-
-
-def undefined_names(document: Document) -> list[str]:
-    """Names of the inputs of batches whose shift is undefined."""
-    found = [name for each in document["readings"] for name in each.get("undefined", ())]
-    return [*found, *document.get("undefined", ())]
 
 
 # ------------------------------------------------------------------------------------------------ the alarm

@@ -218,12 +218,6 @@ class Monitor(display.Shown, Record):
         """Identity of what is watched and how, 16 hex digits."""
         return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
 
-    @property
-    def window(self) -> int | None:
-        """Inputs of a batch: of the known ones, or of those of the noise floor; None: any number."""
-        known = self.calibration or self._probe.floor
-        return None if known is None else known.n
-
     def task(self, inputs: Inputs) -> BatchTask:
         """Images or prompts as the model reads them, as `observe` takes them."""
         return batch_task(self.model, inputs, self._transform)
@@ -279,7 +273,6 @@ class Monitor(display.Shown, Record):
         *,
         sources: Sequence[str] = (),
         skipped: Sequence[str] = (),
-        undefined: Sequence[str] = (),
         domain: str = "",
     ) -> Reading:
         """The shift of one batch, with its interval and the alarm.
@@ -289,7 +282,6 @@ class Monitor(display.Shown, Record):
                 prompts or a task of pairs. 2 or more.
             sources: Names of their files, kept in the reading.
             skipped: Files since the batch before that could not be read, kept too.
-            undefined: Files of batches since then that had no reading, kept too.
             domain: Name of the origin; default: that of the images.
 
         Raises:
@@ -332,7 +324,6 @@ class Monitor(display.Shown, Record):
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
-            undefined=tuple(undefined),
             seconds=float(scores.details.get("seconds", 0.0)),
             estimate=self._estimate(scores, readings, task.n),
         )

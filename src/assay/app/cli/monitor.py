@@ -122,7 +122,6 @@ def _line(reading: "Reading") -> str:
     e = "" if reading.e_value is None else f"{reading.e_value:.3g}"
     alarm = {None: "", False: "no", True: "ALARM"}[reading.alarm]
     skipped = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
-    skipped += f"  {len(reading.undefined)} without a shift" if reading.undefined else ""
     accuracy = "" if reading.estimate is None else f"  accuracy: {reading.estimate}"
     return (
         f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "

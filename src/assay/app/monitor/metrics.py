@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any, Literal
 from wsgiref.simple_server import WSGIServer
 
-from assay.analyses.generalization.monitor_words import undefined_names
 from assay.core.errors import OutputError
 from assay.core.extras import needs_extra
 
@@ -32,12 +31,6 @@ OF_MONITOR: tuple[tuple[str, Literal["counter", "gauge"], str, Take], ...] = (
         "counter",
         "Image files skipped because they could not be read.",
         lambda each: sum(len(one["skipped"]) for one in each["readings"]) + len(each.get("passed", ())),
-    ),
-    (
-        "undefined_images",
-        "counter",
-        "Images of windows whose shift is undefined.",
-        lambda each: len(undefined_names(each)),
     ),
     (
         "alarms",

@@ -33,7 +33,7 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
         reference: Images in distribution (a folder, or shapes:STYLE), prompts (a JSON lines file, or
             task:KEY), or a file of their edge scores.
             Default: shapes of the embedded zoo's style.
-        images: Folder, shapes:STYLE, or posted (assay serve); repeat for several, in order.
+        images: Folder, or shapes:STYLE; repeat for several, in order.
         prompts: JSON lines file of prompts to watch, or task:KEY, for a language model.
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
         n: Images or prompts to draw from each shapes:STYLE or task:KEY to watch, in total.

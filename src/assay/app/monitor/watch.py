@@ -15,9 +15,8 @@ from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.shift import ShiftView
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.monitor.spool import POSTED, Spool
 from assay.app.running import call
-from assay.core.errors import InputError, NonFiniteError
+from assay.core.errors import InputError
 from assay.core.signals import handled
 from assay.models import Model
 from assay.pipeline import Progress, check_options, check_writable
@@ -55,7 +54,6 @@ class MonitorRun:
         options: What to watch and how.
         name: What to call it in metrics. Default: the name of its directory.
         stop: Set from elsewhere to end it after the batch at hand.
-        spool: Where the images lie that a service is posted; needed where they are what is watched.
         tell: Hears what a person should know.
 
     Raises:
@@ -68,7 +66,6 @@ class MonitorRun:
         *,
         name: str | None = None,
         stop: Stop | None = None,
-        spool: Spool | None = None,
         tell: Tell,
     ) -> None:
         call(options, check_options)
@@ -79,11 +76,6 @@ class MonitorRun:
             raise InputError(
                 "your own model needs --reference, images it does well on, and --images, those to watch "
                 "(--prompts for a language model)"
-            )
-        if POSTED in sources and (len(sources) > 1 or spool is None):
-            raise InputError(
-                f"--images {POSTED} are those of POST /observe; only `assay serve --monitor FILE.toml` takes "
-                f"them, and no others beside them. For a folder of this name give ./{POSTED}"
             )
         if options.follow and (len(sources) > 1 or is_drawn(sources[0])):
             raise InputError("--follow watches one folder or file; give one --images DIR or --prompts FILE")
@@ -102,7 +94,7 @@ class MonitorRun:
             size=options.window,
             skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
         )
-        self._options, self._sources, self._spool = options, sources, spool
+        self._options, self._sources = options, sources
         self.name = options.out.absolute().name if name is None else name
         self.stop = Stop() if stop is None else stop
         self._tell = tell
@@ -152,9 +144,6 @@ class MonitorRun:
                 f"the last line of {out / READINGS} is incomplete and is ignored; its images are observed "
                 "again"
             )
-        if self._spool is not None:
-            self._spool.open()
-            self._held.callback(self._spool.close)
         self._started = start_monitor(
             self.model, self.plan, out=out, transform=self._watch.transform, progress=progress
         )
@@ -169,11 +158,8 @@ class MonitorRun:
             for batch in self._batches():
                 if batch.note:
                     self._tell(batch.note)
-                reading = self._observed(batch)
-                if reading is None:
-                    continue
+                reading = self.started.observe(batch)
                 self.started.passed.clear()  # the reading names them
-                self.started.undefined.clear()
                 self._publish()
                 if reading.alarm and self._options.on_alarm is not None:
                     self._alert(self._options.on_alarm, reading)
@@ -207,19 +193,6 @@ class MonitorRun:
         if problem:
             self._tell(f"the command of --on-alarm {problem} at batch {reading.index + 1}")
 
-    def _observed(self, batch: Batch) -> Reading | None:
-        """The reading of a batch; None for posted images without one, which must not end the service."""
-        try:
-            return self.started.observe(batch)
-        except NonFiniteError as error:
-            if self._spool is None:
-                raise
-            self._spool.pass_over(batch)
-            self.started.undefined.extend(batch.sources)
-            self._tell(f"skipped {batch.sources[0]} to {batch.sources[-1]}: {error}")
-            self._publish()
-            return None
-
     def _batches(self) -> Iterator[Batch]:
         """Images of all sources, at most so many."""
         given, most = 0, self._options.max_batches
@@ -233,10 +206,6 @@ class MonitorRun:
                     return
 
     def _stream(self, source: str) -> Iterator[Batch]:
-        if self._spool is not None:
-            return self._spool.batches(
-                self._watch, wait=self._wait, tell=self._tell, keep=lambda: self.started.pictured
-            )
         stream = batches if self.model.vision else partial(prompt_batches, model=self.model)
         return stream(
             source,

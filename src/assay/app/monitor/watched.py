@@ -15,7 +15,6 @@ from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import SCHEMA
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.monitor.spool import POSTED, Spool
 from assay.app.monitor.watch import MonitorRun, Stop, Tell
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.machine import decoding_with
@@ -70,11 +69,9 @@ class WatchedMonitor(ABC):
 
     Attributes:
         name: What to call it.
-        spool: Takes the images that are posted to it; None where it watches something else.
     """
 
     name: str
-    spool: Spool | None = None
 
     @abstractmethod
     def start(self) -> None:
@@ -135,8 +132,6 @@ class _Here(WatchedMonitor):
         watches = options.images or tuple(filter(None, (options.prompts,)))
         one_folder = len(watches) == 1 and not is_drawn(watches[0])
         self._options = replace(options, follow=options.follow or one_folder)
-        if options.images == (POSTED,):
-            self.spool = Spool(options.out, window=options.window)
         self._tell: Tell = lambda text: tell(f"{name}: {text}")
         self._stop = Stop()
         self._thread: threading.Thread | None = None
@@ -173,7 +168,6 @@ class _Here(WatchedMonitor):
                     self._options,
                     name=self.name,
                     stop=self._stop,
-                    spool=self.spool,
                     tell=self._tell,
                 ) as run,
             ):

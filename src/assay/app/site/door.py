@@ -14,7 +14,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.app.site.notices import notice
-from assay.app.site.observe import PATH as OBSERVE
 from assay.page.html import content_policy
 
 
@@ -65,10 +64,10 @@ class Door:
 
     def _refusal(self, request: Request) -> Response | None:
         """An answer instead of the page, or None to let the visitor in."""
-        # A foreign page can post no image and no JSON: browsers ask with OPTIONS before these.
-        if request.method not in ("GET", "HEAD") and (request.method, request.url.path) != ("POST", OBSERVE):
-            text = f"This site is read-only, but for POST {OBSERVE}."
-            return notice(request, 405, "Read only", text, headers={"Allow": "GET, HEAD"})
+        if request.method not in ("GET", "HEAD"):
+            return notice(
+                request, 405, "Read only", "This site is read-only.", headers={"Allow": "GET, HEAD"}
+            )
         # A name that points here only in the visitor's browser: DNS rebinding.
         if not self._known_host(request.headers.get("host", "")):
             return notice(

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from assay.app.site import api, pages
-from assay.app.site.observe import PATH as OBSERVE
 from assay.core.errors import AssayError, InputError, UnknownNameError
 
 
@@ -19,7 +18,7 @@ def notice(
     request: Request, status: int, title: str, message: str, *, headers: Mapping[str, str] | None = None
 ) -> Response:
     """A page with a message; to a request of a program, JSON."""
-    if request.url.path.startswith(api.ROOT) or request.url.path == OBSERVE:
+    if request.url.path.startswith(api.ROOT):
         return api.refusal(status, message, headers)
     text = pages.message_page(title, message, navigation=status not in (400, 401))
     return HTMLResponse(text, status_code=status, headers=headers)

@@ -1,4 +1,4 @@
-"""`assay serve`: a read-only site over a results store, and over monitors that run and may be posted images.
+"""`assay serve`: a read-only site over a results store, and over monitors that run.
 
 Every answer is made when it is asked for. Ids are checked before they reach the store, and no path of the
 file system is ever built from a request.
@@ -22,8 +22,6 @@ from assay.app.site import api
 from assay.app.site.answers import Answers
 from assay.app.site.door import Door
 from assay.app.site.notices import HANDLERS
-from assay.app.site.observe import PATH as OBSERVE
-from assay.app.site.observe import Observing
 from assay.core.errors import InputError, OutputError
 from assay.core.signals import handled, interrupt
 from assay.store import Store
@@ -88,7 +86,6 @@ def create_app(
             Route("/monitors", answers.monitors),
             Route("/monitor/{place}", answers.monitor),
             Route("/metrics", answers.metrics),
-            Route(OBSERVE, Observing(monitors).answer, methods=["GET", "POST"]),
             Route(api.PATH, partial(api.listing, store)),
             Route(f"{api.PATH}/{{identity}}", partial(api.result, store)),
             Route("/healthz", _health),
