@@ -29,7 +29,6 @@ from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ImageStream
-from assay.tasks.prompt_set import ArrivingPrompts
 from assay.zoo.scoring import images_hash
 
 
@@ -153,19 +152,15 @@ def start_monitor(
         FileFormatError: If a file or folder cannot be read.
         OutputError: If something cannot be written.
     """
-    if model.vision:
-        transform = transform or EvalTransform.for_model(model)
-    elif plan.target is not None:
-        raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
+    transform = transform or EvalTransform.for_model(model)
     progress = progress or silent
     reference, pool = reference_of(model, plan, transform, out, progress)
     domains = None
     learn: ImageSet | ImageStream | None = None
     threshold: Any = plan.threshold
-    if isinstance(pool, ImageStream) and pool.labels is not None:
+    if pool is not None and pool.labels is not None:
         learn = pool.sample(MOST_LABELLED, seed=plan.seed)  # folders list class after class
     if plan.target is not None:
-        assert isinstance(pool, ImageStream | None), "a target is refused for prompts"
         if pool is None:
             raise InputError(
                 "a target needs labelled in-distribution images to corrupt; give --known, or a reference "
@@ -192,7 +187,7 @@ def start_monitor(
         alpha=plan.alpha,
         labelled=learn,
         estimator=None if domains is None else domains.accuracy_estimator(),
-        drift=pool if isinstance(pool, ImageStream) else None,
+        drift=pool,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -210,7 +205,7 @@ def _domains(
     plan: MonitorPlan,
     reference: Reference,
     parts: KnownParts,
-    transform: EvalTransform | None,
+    transform: EvalTransform,
     out: Path,
     progress: Progress,
 ) -> DomainCalibration:
@@ -266,9 +261,7 @@ def _read_domains(path: Path) -> DomainCalibration:
         return DomainCalibration.from_dict(content)
 
 
-def _calibrate(
-    monitor: Monitor, plan: MonitorPlan, pool: ImageStream | ArrivingPrompts | None, progress: Progress
-) -> None:
+def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageStream | None, progress: Progress) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
         return

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 from assay.analyses.generalization.monitor_words import (
     evidence,
     in_excess,
-    inputs_of,
     known_statistics,
     moment,
     reason,
     statistic,
     statistic_name,
 )
-from assay.page.blocks import Custom, Details, Figure, Gallery, Note, Picture, Table, columns
+from assay.page.blocks import Custom, Details, Figure, Gallery, Note, Picture
 from assay.page.text import bounded, cut_text, interval, number, plural
 from assay.page.thumbnail import png_source
 
@@ -73,7 +72,7 @@ def _words(document: Document, reading: Document) -> str:
         f"Batch {reading['index'] + 1}",
         f"{moment(reading)} UTC",
         str(reading["domain"]),
-        inputs_of(document, reading["n"]),
+        plural(reading["n"], "image"),
         f"shift {number(value, 3)} {interval(low, high, 3)}".strip() + beyond,
         "" if p_value is None else f"p {number(p_value, 3)}",
         "" if e_value is None else f"e-value {evidence(e_value)}",
@@ -92,8 +91,7 @@ def batch_details(document: Document) -> list[Details]:
     batches = [_batch(document, each, kept[str(each["index"])]) for each in shown]
     return [
         Details(
-            summary=f"{inputs_of(document).capitalize()} of {plural(len(batches), 'batch')}: the newest, and "
-            "longer those with an alarm",
+            summary=f"Images of {plural(len(batches), 'batch')}: the newest, and longer those with an alarm",
             blocks=batches,
             name="batches",
         )
@@ -105,25 +103,18 @@ def _batch(document: Document, reading: Document, pictures: Sequence[Document]) 
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     files = f"Files: {', '.join(bounded(names[:NAMED]))}{rest}." if names else ""
     why = reason(document, reading)
-    images = [each for each in pictures if "text" not in each]
     gallery = Gallery(
         pictures=[
-            Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))]) for each in images
+            Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))])
+            for each in pictures
         ]
-    )
-    prompts = Table(
-        columns=columns("prompt", "text"),
-        rows=[
-            [cut_text(str(each["name"])), cut_text(str(each["text"]))] for each in pictures if "text" in each
-        ],
-        named=False,
     )
     return Details(
         summary=_words(document, reading),
         blocks=[
             *([Note(text=why)] if why else []),
-            gallery if images else prompts,
-            Note(text=f"{len(pictures)} of {inputs_of(document, reading['n'])}. {files}", style="quiet"),
+            gallery,
+            Note(text=f"{len(pictures)} of {plural(reading['n'], 'image')}. {files}", style="quiet"),
         ],
         name=f"batch-{reading['index'] + 1}",
         style="batch",

@@ -30,16 +30,14 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     """What a monitor watches and how.
 
     Attributes:
-        reference: Images in distribution (a folder, or shapes:STYLE), prompts (a JSON lines file, or
-            task:KEY), or a file of their edge scores.
+        reference: Images in distribution (a folder, or shapes:STYLE), or a file of their edge scores.
             Default: shapes of the embedded zoo's style.
         images: Folder, or shapes:STYLE; repeat for several, in order.
-        prompts: JSON lines file of prompts to watch, or task:KEY, for a language model.
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
-        n: Images or prompts to draw from each shapes:STYLE or task:KEY to watch, in total.
+        n: Images to draw from each shapes:STYLE to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
-        window: Images or prompts per batch.
-        reference_n: Images or prompts in the reference. Default: 1,024, or all that calibration leaves.
+        window: Images per batch.
+        reference_n: Images in the reference. Default: 1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
         order: Order of the files: time, name or random.
         follow: Wait for new images in the folder.
@@ -60,7 +58,6 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
 
     reference: Annotated[str | None, INPUTS] = None
     images: Annotated[tuple[str, ...], INPUTS] = ()
-    prompts: Annotated[str | None, INPUTS] = None
     known: Annotated[str | None, INPUTS] = None
     n: Annotated[int, INPUTS, at_least(2)] = 384
     skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None

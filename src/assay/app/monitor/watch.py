@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -18,14 +17,12 @@ from assay.app.monitor.settings import MonitorOptions
 from assay.app.running import call
 from assay.core.errors import InputError
 from assay.core.signals import handled
-from assay.models import Model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
 from assay.pipeline.monitor_directory import READINGS, held, torn_line
 from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitoring import StartedMonitor, start_monitor
-from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
-from assay.tasks import EvalTransform
+from assay.tasks import EvalTransform, is_shapes
 
 
 DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this order
@@ -70,16 +67,16 @@ class MonitorRun:
     ) -> None:
         call(options, check_options)
         DISTANCES[options.distance]
-        self.model, style = options.load_watched(tell)
-        sources = _sources(options, self.model)
+        self.model, style = options.load_classifier(tell)
+        sources = options.images
+        if not sources and options.model is None:
+            sources = tuple(f"shapes:{each}" for each in DEMO)
         if not sources or (options.reference is None and style is None):
             raise InputError(
-                "your own model needs --reference, images it does well on, and --images, those to watch "
-                "(--prompts for a language model)"
+                "your own model needs --reference, images it does well on, and --images, those to watch"
             )
-        if options.follow and (len(sources) > 1 or is_drawn(sources[0])):
-            raise InputError("--follow watches one folder or file; give one --images DIR or --prompts FILE")
-        transform = EvalTransform.for_model(self.model) if self.model.vision else None
+        if options.follow and (len(sources) > 1 or is_shapes(sources[0])):
+            raise InputError("--follow watches one folder; give one --images DIR")
         self.plan = call(
             options,
             MonitorPlan,
@@ -90,7 +87,7 @@ class MonitorRun:
         self._watch = call(
             options,
             Watch,
-            transform=transform,
+            transform=EvalTransform.for_model(self.model),
             size=options.window,
             skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
         )
@@ -206,8 +203,7 @@ class MonitorRun:
                     return
 
     def _stream(self, source: str) -> Iterator[Batch]:
-        stream = batches if self.model.vision else partial(prompt_batches, model=self.model)
-        return stream(
+        return batches(
             source,
             self._watch,
             done=self.started.done,
@@ -218,7 +214,7 @@ class MonitorRun:
 
     def _pass_over(self, name: str) -> None:
         self.started.passed.append(name)
-        self._tell(f"skipped {name}: it cannot be {'decoded' if self.model.vision else 'read'}")
+        self._tell(f"skipped {name}: it cannot be decoded")
         self.started.write(page=False)
         self._publish()
 
@@ -238,21 +234,6 @@ class MonitorRun:
         self.started.write()
         now = time.monotonic()
         self._write_at = now + max(WRITE_EVERY, WRITE_SHARE * (now - begun))
-
-
-def _sources(options: MonitorOptions, model: Model) -> tuple[str, ...]:
-    """What is watched: images, or the prompts of a language model."""
-    if not model.vision:
-        if options.images or (options.prompts is not None and not is_prompts(options.prompts)):
-            raise InputError(
-                f"{model.id} reads text; give --prompts FILE.jsonl or --prompts task:KEY, and no --images"
-            )
-        return () if options.prompts is None else (options.prompts,)
-    if options.prompts is not None:
-        raise InputError(
-            f"{model.id} reads images, not prompts; give --images, or --model with a language model"
-        )
-    return options.images or (tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ())
 
 
 @contextmanager

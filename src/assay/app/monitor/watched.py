@@ -20,7 +20,7 @@ from assay.core.errors import AssayError, FileFormatError, InputError, unknown_n
 from assay.core.machine import decoding_with
 from assay.core.untrusted import parse_json, parse_toml, printable, read_object
 from assay.pipeline.monitor_directory import DOCUMENT, READINGS, is_held
-from assay.pipeline.prompt_stream import is_drawn
+from assay.tasks import is_shapes
 
 
 # Options of the command that say how it talks and ends; a monitor inside a service does neither.
@@ -129,8 +129,7 @@ class _Here(WatchedMonitor):
 
     def __init__(self, name: str, options: MonitorOptions, tell: Tell) -> None:
         self.name = name
-        watches = options.images or tuple(filter(None, (options.prompts,)))
-        one_folder = len(watches) == 1 and not is_drawn(watches[0])
+        one_folder = len(options.images) == 1 and not is_shapes(options.images[0])
         self._options = replace(options, follow=options.follow or one_folder)
         self._tell: Tell = lambda text: tell(f"{name}: {text}")
         self._stop = Stop()
