@@ -11,7 +11,7 @@ import numpy as np
 from assay.analyses.generalization import monitor_plots as plots
 from assay.analyses.generalization.accuracy_estimate import WORTH
 from assay.analyses.generalization.batches import BASELINES
-from assay.analyses.generalization.monitor_series import batch_details, series_block
+from assay.analyses.generalization.monitor_batches import batch_details
 from assay.analyses.generalization.monitor_words import (
     DRAWN,
     accuracy_words,
@@ -136,13 +136,13 @@ def _shift(document: Document) -> list[Block]:
     beyond = " beyond its noise floor" if in_excess(document) else ""
     meant = "" if beyond else " of the mean shift of such batches (resampled over images)"
     blocks: list[Block] = [
-        series_block(
-            drawn,
+        Figure(
             draw=partial(plots.plot_shift, drawn),
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
             caption=f"Shift of each batch{beyond}{known}. Diamonds raised the alarm{named}. Band: "
             f"{_level(document)} intervals{meant}.",
+            name="shift",
         ),
         *batch_details(document),
     ]

@@ -1,4 +1,4 @@
-"""The options of a monitor: of `assay monitor`, and of a file for `assay serve --monitor`."""
+"""The options of a monitor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
         alpha: Level of the conformal and the sequential rule.
         on_alarm: Shell command to run for each batch that raises the alarm; it reads the JSON of the
             reading on its standard input.
+        metrics_file: File for Prometheus to write the state to after each batch.
         method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
         quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
@@ -74,6 +75,7 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     rule: Annotated[str | None, ALARM, one_of("threshold", "conformal", "sequential")] = None
     alpha: Annotated[float, ALARM] = 0.05
     on_alarm: Annotated[str | None, ALARM, Parameter(metavar="COMMAND")] = None
+    metrics_file: Annotated[Path | None, WATCHING] = None
     method: Annotated[str | None, DISCOVERY, completing("methods")] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
     quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None

@@ -1,20 +1,21 @@
-"""A monitor that runs: the loop behind `assay monitor` and `assay serve --monitor`."""
+"""A monitor that runs: the loop behind `assay monitor`."""
 
 import json
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
-from typing import Any
 
 from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.shift import ShiftView
+from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.running import call
+from assay.circuits import write_atomically
 from assay.core.errors import InputError
 from assay.core.signals import handled
 from assay.pipeline import Progress, check_options, check_writable
@@ -31,7 +32,6 @@ WRITE_SHARE = 50  # the same in times of what one writing takes: they grow with 
 PATIENCE = 60.0  # seconds that the command of an alarm may take
 
 Tell = Callable[[str], None]
-Publish = Callable[[Mapping[str, Any]], None]
 
 
 class Stop(threading.Event):
@@ -49,22 +49,14 @@ class MonitorRun:
 
     Args:
         options: What to watch and how.
-        name: What to call it in metrics. Default: the name of its directory.
-        stop: Set from elsewhere to end it after the batch at hand.
+        stop: Set to end it after the batch at hand.
         tell: Hears what a person should know.
 
     Raises:
         InputError: For options that do not go together.
     """
 
-    def __init__(
-        self,
-        options: MonitorOptions,
-        *,
-        name: str | None = None,
-        stop: Stop | None = None,
-        tell: Tell,
-    ) -> None:
+    def __init__(self, options: MonitorOptions, *, stop: Stop | None = None, tell: Tell) -> None:
         call(options, check_options)
         DISTANCES[options.distance]
         self.model, style = options.load_classifier(tell)
@@ -92,10 +84,8 @@ class MonitorRun:
             skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
         )
         self._options, self._sources = options, sources
-        self.name = options.out.absolute().name if name is None else name
         self.stop = Stop() if stop is None else stop
         self._tell = tell
-        self._publish_to: Publish | None = None
         self._started: StartedMonitor | None = None
         self._write_at = 0.0
         self._held = ExitStack()
@@ -117,15 +107,6 @@ class MonitorRun:
         assert self._started is not None, "call start() first"
         return self._started
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """That of the monitor, with its name."""
-        return {**self.started.document, "name": self.name}
-
-    def publish_to(self, publish: Publish) -> None:
-        """Give the document to this whenever it has changed."""
-        self._publish_to = publish
-
     def start(self, progress: Progress | None = None) -> None:
         """Find or read the reference, calibrate, take up earlier readings.
 
@@ -146,7 +127,7 @@ class MonitorRun:
         )
         self._started.write(page=False)
         self._write_at = time.monotonic() + WRITE_EVERY
-        self._publish()
+        self._export()
 
     def observe(self) -> Iterator[Reading]:
         """Observe batch after batch until there are no more, or `stop` is set."""
@@ -157,7 +138,7 @@ class MonitorRun:
                     self._tell(batch.note)
                 reading = self.started.observe(batch)
                 self.started.passed.clear()  # the reading names them
-                self._publish()
+                self._export()
                 if reading.alarm and self._options.on_alarm is not None:
                     self._alert(self._options.on_alarm, reading)
                 yield reading
@@ -196,35 +177,34 @@ class MonitorRun:
         for source in self._sources:
             if most is not None and given >= most:
                 return
-            for batch in self._stream(source):
+            for batch in batches(
+                source,
+                self._watch,
+                done=self.started.done,
+                wait=self._wait,
+                tell=self._tell,
+                passed=self._pass_over,
+            ):
                 yield batch
                 given += 1
                 if most is not None and given >= most:
                     return
 
-    def _stream(self, source: str) -> Iterator[Batch]:
-        return batches(
-            source,
-            self._watch,
-            done=self.started.done,
-            wait=self._wait,
-            tell=self._tell,
-            passed=self._pass_over,
-        )
-
     def _pass_over(self, name: str) -> None:
         self.started.passed.append(name)
         self._tell(f"skipped {name}: it cannot be decoded")
         self.started.write(page=False)
-        self._publish()
+        self._export()
 
     def _wait(self, seconds: float) -> bool:
         self._keep()
         return self.stop.wait(seconds)
 
-    def _publish(self) -> None:
-        if self._publish_to is not None:
-            self._publish_to(self.document)
+    def _export(self) -> None:
+        """Write the state for Prometheus, where it is asked for."""
+        if self._options.metrics_file is not None:
+            text = metrics_text(self.started.document, self._options.out.absolute().name)
+            write_atomically(self._options.metrics_file, text)
 
     def _keep(self) -> None:
         """Write document and page now and then; it takes the longer, the more readings there are."""

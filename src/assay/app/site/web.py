@@ -1,4 +1,4 @@
-"""`assay serve`: a read-only site over a results store, and over monitors that run.
+"""`assay serve`: a read-only site over a results store.
 
 Every answer is made when it is asked for. Ids are checked before they reach the store, and no path of the
 file system is ever built from a request.
@@ -7,7 +7,7 @@ file system is ever built from a request.
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import uvicorn
@@ -17,7 +17,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from assay.app.monitor.watched import WatchedMonitor
 from assay.app.site import api
 from assay.app.site.answers import Answers
 from assay.app.site.door import Door
@@ -45,7 +44,6 @@ def create_app(
     *,
     host: str = "127.0.0.1",
     token: str | None = None,
-    monitors: Sequence[WatchedMonitor] = (),
     allowed_hosts: Iterable[str] = (),
 ) -> ASGIApp:
     """The site as an ASGI application.
@@ -54,7 +52,6 @@ def create_app(
         store: What it shows; only read.
         host: The address it will be bound to.
         token: What a visitor must show; needed unless `host` is a loopback address.
-        monitors: Shown at `/monitors` and `/metrics`; started and stopped by `serve`.
         allowed_hosts: Further names under which the site is visited. Addresses, `localhost` and this
             machine's own name always are.
 
@@ -73,7 +70,7 @@ def create_app(
             "a token is 16 or more ASCII characters without spaces, e.g. the output of "
             "`python -c 'import secrets; print(secrets.token_urlsafe())'`"
         )
-    answers = Answers(store, monitors)
+    answers = Answers(store)
     app = Starlette(
         routes=[
             Route("/", answers.results),
@@ -83,9 +80,6 @@ def create_app(
             Route("/task", answers.overview("task")),
             Route("/sweep", answers.overview("sweep")),
             Route("/compare", answers.compare),
-            Route("/monitors", answers.monitors),
-            Route("/monitor/{place}", answers.monitor),
-            Route("/metrics", answers.metrics),
             Route(api.PATH, partial(api.listing, store)),
             Route(f"{api.PATH}/{{identity}}", partial(api.result, store)),
             Route("/healthz", _health),
@@ -101,7 +95,6 @@ def serve(
     host: str = "127.0.0.1",
     port: int = PORT,
     token: str | None = None,
-    monitors: Sequence[WatchedMonitor] = (),
     allowed_hosts: Iterable[str] = (),
     ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -112,7 +105,6 @@ def serve(
         host: Address to bind to; anything but a loopback address needs `token`.
         port: 0 takes a free one.
         token: See `create_app`.
-        monitors: Observed or watched meanwhile.
         allowed_hosts: See `create_app`.
         ready: Told the address once the site can be visited.
 
@@ -120,7 +112,7 @@ def serve(
         InputError: See `create_app`.
         OutputError: If the port is taken or the address is not one of this machine.
     """
-    app = create_app(store, host=host, token=token, monitors=monitors, allowed_hosts=allowed_hosts)
+    app = create_app(store, host=host, token=token, allowed_hosts=allowed_hosts)
     listening = _listen(host, port)
     shown, port = f"[{host}]" if ":" in host else host, listening.getsockname()[1]
     address = f"http://{shown}:{port}/"
@@ -132,22 +124,15 @@ def serve(
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
-    started = []
     try:
-        for monitor in monitors:
-            monitor.start()
-            started.append(monitor)
         if ready is not None:
             ready(address)
-        try:
-            # SIGTERM as Ctrl-C: uvicorn sends it on when it is done, while monitors still run.
-            with handled(interrupt, signal.SIGTERM):
-                uvicorn.Server(config).run(sockets=[listening])
-        except KeyboardInterrupt:
-            return  # the usual end; uvicorn has closed its connections by now
+        # SIGTERM as Ctrl-C: uvicorn sends it on when it is done.
+        with handled(interrupt, signal.SIGTERM):
+            uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        return  # the usual end; uvicorn has closed its connections by now
     finally:
-        for monitor in started:
-            monitor.stop()
         listening.close()
 
 

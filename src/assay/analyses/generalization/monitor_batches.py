@@ -1,70 +1,20 @@
-"""The series of a monitor that can be zoomed and read off, and the batches that open to their images."""
+"""The batches of a monitor that open to their images, on its page."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from assay.analyses.generalization.monitor_words import (
-    evidence,
-    in_excess,
-    known_statistics,
-    moment,
-    reason,
-    statistic,
-    statistic_name,
-)
-from assay.page.blocks import Custom, Details, Figure, Gallery, Note, Picture
+from assay.analyses.generalization.monitor_words import evidence, in_excess, moment, reason, statistic
+from assay.page.blocks import Details, Gallery, Note, Picture
 from assay.page.text import bounded, cut_text, interval, number, plural
 from assay.page.thumbnail import png_source
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NAMED = 12  # files of a batch that are named
 Document = Mapping[str, Any]
 
 
-def series_block(document: Document, *, draw: "Callable[[], Axes]", label: str, caption: str) -> Custom:
-    """Shift of every batch as a picture, in whose place a script puts a chart.
-
-    Args:
-        document: Of the monitor, with the readings that are drawn.
-        draw: Makes the picture.
-        label: What is read out in its place.
-        caption: What it shows.
-    """
-    picture = Figure(draw=draw, label=label, name="shift")
-    return Custom(
-        template="series.html", values={"picture": picture, "caption": caption, "data": _data(document)}
-    )
-
-
-def _data(document: Document) -> dict[str, Any]:
-    """What the script reads: a list per fact, one entry per batch."""
-    readings = document["readings"]
-    shown = [statistic(document, each) for each in readings]
-    threshold = (document.get("threshold") or {}).get("value")
-    limit = (document.get("conformal") or {}).get("limit")
-    levels = ((threshold, "threshold", False), (limit, "conformal limit", True))
-    return {
-        "batch": [each["index"] + 1 for each in readings],
-        "shift": [value for value, _, _ in shown],
-        "low": [low for _, low, _ in shown],
-        "high": [high for _, _, high in shown],
-        "known": list(known_statistics(document)),
-        "alarm": [bool(each["alarm"]) for each in readings],
-        "words": bounded([_words(document, each) for each in readings]),
-        "levels": [
-            {"value": value, "name": name, "dashed": dashed}
-            for value, name, dashed in levels
-            if value is not None
-        ],
-        "axis": statistic_name(document),
-    }
-
-
 def _words(document: Document, reading: Document) -> str:
-    """A batch in a line: what a pointer over it shows and a screen reader says."""
+    """A batch in a line."""
     value, low, high = statistic(document, reading)
     beyond = " beyond the noise floor" if in_excess(document) else ""
     p_value, e_value = reading["p_value"], reading["e_value"]
