@@ -22,7 +22,6 @@ from synthetic_store import HOSTILE, Filled, fill, measurement, put_measurement
 from assay.app.site.door import COOKIE
 from assay.app.site.web import create_app, is_loopback, serve
 from assay.core.errors import InputError, OutputError
-from assay.core.record import plain
 from assay.store import Store
 
 
@@ -132,65 +131,6 @@ def test_errors_are_plain_pages(client: TestClient, path: str, status: int, text
     assert text in answer.text
     assert "Traceback" not in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-
-
-def test_the_api_lists_results_page_by_page_whatever_is_stored_meanwhile(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    ids = [put_measurement(store, measurement("kl" if seed % 2 else "js", seed=seed)) for seed in range(7)]
-    client = TestClient(create_app(store), base_url="http://127.0.0.1")
-    listed, cursor, pages = [], "", 0
-    while cursor is not None:
-        answer = client.get("/api/results", params={"limit": 3, "cursor": cursor})
-        assert answer.headers["content-type"] == "application/json"
-        listed += [each["id"] for each in answer.json()["results"]]
-        cursor = answer.json()["cursor"]
-        pages += 1
-        if pages == 1:
-            ids.append(put_measurement(store, measurement("kl", seed=8)))
-    assert (listed, pages) == (ids, 3)
-    narrowed = client.get("/api/results?kind=measurement&metric=kl&where=seed > 2").json()
-    assert [each["seed"] for each in narrowed["results"]] == [3, 5, 8]
-    assert (narrowed["n"], narrowed["cursor"]) == (3, None)
-    assert narrowed["results"][0]["about"].startswith("kl")
-    document = client.get(f"/api/results/{ids[0][:8]}").json()
-    assert document == plain(store.get(ids[0]).document())
-    assert document["payload"]["name"] == "js"
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "message"),
-    [
-        ("/api/results/ffffffff", 404, "no result in"),
-        ("/api/results/xyz", 404, "a result's id is 4 or more hex digits"),
-        ("/api/result", 404, "GET /api/results lists results, GET /api/results/ID returns one"),
-        ("/api/results?modle=mini", 400, "unknown parameter 'modle'; did you mean 'model'"),
-        ("/api/results?limit=many", 400, "limit is 'many'; expected a whole number"),
-        ("/api/results?limit=5000", 400, "at most 1,000"),
-        ("/api/results?cursor=7", 400, "cursor is '7'; give the cursor that the previous page returned"),
-        ("/api/results?where=modle = 1", 400, "unknown column 'modle'"),
-    ],
-)
-def test_the_api_says_what_came_and_what_is_expected(
-    client: TestClient, path: str, status: int, message: str
-) -> None:
-    answer = client.get(path)
-    assert (answer.status_code, answer.json()["status"]) == (status, status)
-    assert message in answer.json()["error"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
-
-
-def test_the_api_passes_the_same_door_as_the_pages(filled: tuple[Store, Filled]) -> None:
-    client = TestClient(create_app(filled[0], token=TOKEN), base_url="http://127.0.0.1")
-    for address, headers, status in (
-        ("/api/results", {}, 401),
-        ("/api/results", {"Authorization": f"Bearer {TOKEN}"}, 200),
-        ("/api/results", {"Host": "evil.example"}, 400),
-    ):
-        answer = client.get(address, headers=headers)
-        assert answer.status_code == status
-        assert ("error" in answer.json()) == (status != 200)
-    assert client.post("/api/results").status_code == 405
-    assert client.post("/api/results").json()["error"] == "This site is read-only."
 
 
 def test_a_file_named_like_an_id_is_not_opened(

@@ -8,7 +8,6 @@ import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,7 +16,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from assay.app.site import api
 from assay.app.site.answers import Answers
 from assay.app.site.door import Door
 from assay.app.site.notices import HANDLERS
@@ -80,8 +78,6 @@ def create_app(
             Route("/task", answers.overview("task")),
             Route("/sweep", answers.overview("sweep")),
             Route("/compare", answers.compare),
-            Route(api.PATH, partial(api.listing, store)),
-            Route(f"{api.PATH}/{{identity}}", partial(api.result, store)),
             Route("/healthz", _health),
         ],
         exception_handlers=HANDLERS,
