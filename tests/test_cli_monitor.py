@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -187,29 +188,22 @@ def test_following_stops_at_the_first_alarm_or_after_enough_batches(run: Run, tm
     assert len(rows(enough.stdout)) == 2
 
 
-def test_metrics_are_served_while_it_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import urllib.request
+def test_the_state_for_prometheus_is_written_after_each_batch(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay.app.monitor import watch
 
-    from assay.app.monitor import metrics
-
-    seen: list[str] = []
-    publish = metrics.MetricsServer.publish
-
-    def ask(self: metrics.MetricsServer, *documents: Any) -> None:
-        publish(self, *documents)
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
-            seen.append(answer.read().decode())
-
-    monkeypatch.setattr(metrics.MetricsServer, "publish", ask)
-    found = run(*FEW, "--images", "shapes:flat", "--n", "16", "--metrics-port", "0")
+    seen: list[tuple[Path, bytes]] = []
+    monkeypatch.setattr(watch, "write_atomically", lambda path, text: seen.append((path, text)))
+    found = run(*FEW, "--images", "shapes:flat", "--n", "16", "--metrics-file", "door.prom")
     assert found.exit_code == 0
-    totals = [
-        line.split()[-1]
-        for text in seen
-        for line in text.splitlines()
-        if line.startswith("assay_monitor_batches_total")
-    ]
-    assert totals == ["0.0", "1.0", "2.0"]
+    assert [path for path, _ in seen] == [Path("door.prom")] * 3
+    totals = [re.findall(rb"^assay_monitor_batches_total.* (\S+)$", text, re.MULTILINE) for _, text in seen]
+    assert totals == [[b"0.0"], [b"1.0"], [b"2.0"]]
+    monkeypatch.undo()
+    nowhere = run(*FEW, "--images", "shapes:flat", "--metrics-file", str(tmp_path))
+    assert nowhere.exit_code == 1
+    assert str(tmp_path) in nowhere.stderr
 
 
 def test_a_target_calibrates_on_the_corrupted_domains(

@@ -24,7 +24,6 @@ from assay.pipeline.expand import expand
 from assay.pipeline.jobs import model_of
 from assay.pipeline.plan_file import parse_plan
 from assay.report.save import save_report
-from assay.tasks.prompt_set import ArrivingPrompts, draw_prompts
 
 
 TEMPLATE = "{% for message in messages %}<user>\n{{ message['content'] }}\n{% endfor %}<assistant>\n"
@@ -117,18 +116,6 @@ def test_a_plan_says_how_prompts_begin(llama: Path) -> None:
     assert [jobs[0].record["discovery"]["config"]["bos"] for jobs in (usual, other)] == [True, False]
     assert [job.id for job in usual] == [job.id for job in begun] != [job.id for job in other]
     assert model_of(other[0]).prompt_rules == {"bos": False}
-
-
-def test_prompts_that_arrive_begin_as_texts_do_and_ids_are_as_they_are(llama: Path) -> None:
-    model = load_model(llama)
-    text, bos = "Then, Mary and", model.tokenizer.bos_token_id
-    task = ArrivingPrompts(prompts=(text, (bos, 4, 5))).task(model)
-    assert task.clean[0].tolist() == model.tokenizer(text)["input_ids"][:-1]
-    assert task.clean[1, :3].tolist() == [bos, 4, 5]
-    for rules in ({}, {"bos": True}):
-        drawn = draw_prompts("task:induction", prompted(model, **rules), n=2, seed=0, name="x").task(model)
-        assert drawn.clean[:, 0].tolist() == [bos, bos]
-        assert not bool((drawn.clean[:, 1:] == bos).any())
 
 
 def test_a_model_carries_the_rules_of_its_prompts(directory: Path) -> None:

@@ -50,12 +50,7 @@ def test_a_public_address_without_a_token_is_wrong_usage(tmp_path: Path) -> None
     assert "others can reach the store on" in found.stderr
 
 
-def test_a_missing_store_or_monitor_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_store_is_an_error(tmp_path: Path) -> None:
     found = invoke("serve", "--store", str(tmp_path / "none"))
     assert found.exit_code == 2
     assert "nothing was stored there yet" in found.stderr
-    Store(tmp_path / "store")
-    arguments = ["serve", "--store", str(tmp_path / "store"), "--monitor", str(tmp_path / "none.toml")]
-    found = invoke(*arguments)
-    assert found.exit_code == 1
-    assert "none.toml does not exist" in found.stderr

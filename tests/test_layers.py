@@ -50,7 +50,6 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "cyclopts": ("app/",),
     "starlette": ("app/",),
     "uvicorn": ("app/",),
-    "prometheus_client": ("app/",),
     "psutil": ("pipeline/",),
     "pandas": ("subsets/frames.py", "subsets/predictions.py"),  # imported where a frame or a file is read
     "sklearn": ("stats/",),

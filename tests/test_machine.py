@@ -116,8 +116,7 @@ def test_what_only_unix_has_is_not_imported() -> None:
         "import os, sys\n"
         "sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'termios'))\n"
         "del os.pread\n"
-        "import assay.app.cli, assay.pipeline.monitoring, assay.app.monitor.alarms, assay.app.monitor.watch, "
-        "assay.app.site.web\n"
+        "import assay.app.cli, assay.pipeline.monitoring, assay.app.monitor.watch, assay.app.site.web\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
@@ -127,13 +126,8 @@ def test_logs_are_added_to_without_what_only_unix_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from assay.analyses.generalization.journal import Journal
-    from assay.app.monitor.sinks import AlarmFile
 
     monkeypatch.delattr("os.pread")
     (tmp_path / "readings.jsonl").write_text('{"kind": "a"}\n{"kind": "b", "cut o')
     Journal(tmp_path / "readings.jsonl").append("c", {})
     assert [kind for kind, _ in Journal(tmp_path / "readings.jsonl").read()] == ["a", "c"]
-    events = AlarmFile(tmp_path / "alarms.jsonl")
-    for identity in ("one", "one", "two"):
-        events.deliver({"schema": "assay-alarm/1", "id": identity})
-    assert len((tmp_path / "alarms.jsonl").read_text().splitlines()) == 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_vits import untrained_vit
 
-from assay.analyses.generalization import Observer, circuit_shift, measure_domains
+from assay.analyses.generalization import circuit_shift, measure_domains
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.noise_floor import rows_of
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
@@ -116,14 +116,6 @@ def test_batches_of_another_size_are_refused(model: Model, reference: Reference)
         discover_reference(model, images("flat", 0, 5), batch=8)
     with pytest.raises(InputError, match="it needs 2 or more"):
         discover_reference(model, images("flat", 0, 5), batch=1)
-
-
-def test_an_observer_takes_windows_of_the_size_of_the_floor(model: Model, reference: Reference) -> None:
-    monitor = Monitor(model, reference)
-    with pytest.raises(InputError, match=f"window is 4, but the known batches have {N} inputs"):
-        Observer(monitor, print, window=4)
-    with Observer(monitor, print) as observer:
-        assert observer.window == N
 
 
 def test_drift_tests_stand_beside_and_decide_nothing(model: Model, reference: Reference) -> None:

@@ -182,15 +182,12 @@ def test_caveats_name_sizes_far_thresholds_and_files_left_out(document: dict[str
     document["reference"]["task"]["n"] = 400
     document["threshold"] = {"value": 0.3, "domain": "fog-1", "performance": 0.9, "target": 0.5}
     document["readings"][1]["skipped"] = ["bad.png"]
-    document["readings"][1]["undefined"] = ["flat-1.png", "flat-2.png"]
-    sizes, threshold, skipped, undefined = monitor_page.caveats(document)
+    sizes, threshold, skipped = monitor_page.caveats(document)
     assert "is based on 400 images, the batches on 24" in sizes
     assert "corresponds to a performance of 0.90, that of fog-1" in threshold
     assert "1 image file could not be read and was left out" in skipped
-    assert "2 images lie in batches whose shift is undefined" in undefined
     page = render(document)
     assert "(1 unreadable)" in page
-    assert "(2 without a shift)" in page
 
 
 def test_the_threshold_is_said_to_be_what_it_is(document: dict[str, Any]) -> None:

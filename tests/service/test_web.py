@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,14 @@ from starlette.testclient import TestClient
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "report"))
 from synthetic_store import HOSTILE, Filled, fill, measurement, put_measurement
-from test_monitor_page import monitor_document
 
-from assay.app.monitor.watched import WatchedMonitor
 from assay.app.site.door import COOKIE
 from assay.app.site.web import create_app, is_loopback, serve
 from assay.core.errors import InputError, OutputError
-from assay.core.record import plain
 from assay.store import Store
 
 
 TOKEN = "a token of sixteen or more".replace(" ", "-")
-
-
-class Monitor(WatchedMonitor):
-    """A monitor whose state a test sets."""
-
-    document: Mapping[str, Any] | None = None
-    error: str | None = None
-    running = False
-
-    def __init__(self, name: str, document: dict[str, Any] | None, error: str | None = None) -> None:
-        self.name, self.document, self.error = name, document, error
-        self.running = error is None
-
-    def start(self) -> None:
-        self.running = True
-
-    def stop(self) -> None:
-        self.running = False
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +35,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Filled]:
 
 
 @pytest.fixture(scope="module")
-def monitors() -> list[WatchedMonitor]:
-    return [
-        Monitor("photos", monitor_document()),
-        Monitor("later", None),
-        Monitor("broken", monitor_document(), "FileFormatError: the folder went <b>away</b>"),
-    ]
-
-
-@pytest.fixture(scope="module")
-def client(filled: tuple[Store, Filled], monitors: list[WatchedMonitor]) -> TestClient:
-    app = create_app(filled[0], monitors=monitors)
+def client(filled: tuple[Store, Filled]) -> TestClient:
+    app = create_app(filled[0])
     return TestClient(app, base_url="http://127.0.0.1:8651", raise_server_exceptions=False)
 
 
@@ -80,10 +50,6 @@ def paths(ids: Filled) -> list[str]:
         "/model?name=mini",
         "/task?name=ioi",
         "/sweep?name=methods",
-        "/monitors",
-        "/monitor/0",
-        "/monitor/1",
-        "/monitor/2",
         *(
             f"/result/{key}"
             for key in (ids.audits[0], ids.scores, ids.measurement, ids.calibration, ids.sweep)
@@ -149,9 +115,6 @@ def test_the_list_is_filtered_sorted_and_paged(tmp_path: Path) -> None:
         ("/result/..%2f..%2fetc%2fpasswd", 404, ""),
         ("/result/....", 404, "hex digits"),
         ("/result/ABCDEF012345", 404, "hex digits"),
-        ("/monitor/7", 404, "This page does not exist"),
-        ("/monitor/-1", 404, "This page does not exist"),
-        ("/monitor/../../etc", 404, "This page does not exist"),
         ("/?order=payload", 400, "cannot order by"),
         ("/?start=-1", 400, "expected a whole number"),
         ("/?start=99999999999999999999", 400, "expected a whole number"),
@@ -168,65 +131,6 @@ def test_errors_are_plain_pages(client: TestClient, path: str, status: int, text
     assert text in answer.text
     assert "Traceback" not in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-
-
-def test_the_api_lists_results_page_by_page_whatever_is_stored_meanwhile(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    ids = [put_measurement(store, measurement("kl" if seed % 2 else "js", seed=seed)) for seed in range(7)]
-    client = TestClient(create_app(store), base_url="http://127.0.0.1")
-    listed, cursor, pages = [], "", 0
-    while cursor is not None:
-        answer = client.get("/api/results", params={"limit": 3, "cursor": cursor})
-        assert answer.headers["content-type"] == "application/json"
-        listed += [each["id"] for each in answer.json()["results"]]
-        cursor = answer.json()["cursor"]
-        pages += 1
-        if pages == 1:
-            ids.append(put_measurement(store, measurement("kl", seed=8)))
-    assert (listed, pages) == (ids, 3)
-    narrowed = client.get("/api/results?kind=measurement&metric=kl&where=seed > 2").json()
-    assert [each["seed"] for each in narrowed["results"]] == [3, 5, 8]
-    assert (narrowed["n"], narrowed["cursor"]) == (3, None)
-    assert narrowed["results"][0]["about"].startswith("kl")
-    document = client.get(f"/api/results/{ids[0][:8]}").json()
-    assert document == plain(store.get(ids[0]).document())
-    assert document["payload"]["name"] == "js"
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "message"),
-    [
-        ("/api/results/ffffffff", 404, "no result in"),
-        ("/api/results/xyz", 404, "a result's id is 4 or more hex digits"),
-        ("/api/result", 404, "GET /api/results lists results, GET /api/results/ID returns one"),
-        ("/api/results?modle=mini", 400, "unknown parameter 'modle'; did you mean 'model'"),
-        ("/api/results?limit=many", 400, "limit is 'many'; expected a whole number"),
-        ("/api/results?limit=5000", 400, "at most 1,000"),
-        ("/api/results?cursor=7", 400, "cursor is '7'; give the cursor that the previous page returned"),
-        ("/api/results?where=modle = 1", 400, "unknown column 'modle'"),
-    ],
-)
-def test_the_api_says_what_came_and_what_is_expected(
-    client: TestClient, path: str, status: int, message: str
-) -> None:
-    answer = client.get(path)
-    assert (answer.status_code, answer.json()["status"]) == (status, status)
-    assert message in answer.json()["error"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
-
-
-def test_the_api_passes_the_same_door_as_the_pages(filled: tuple[Store, Filled]) -> None:
-    client = TestClient(create_app(filled[0], token=TOKEN), base_url="http://127.0.0.1")
-    for address, headers, status in (
-        ("/api/results", {}, 401),
-        ("/api/results", {"Authorization": f"Bearer {TOKEN}"}, 200),
-        ("/api/results", {"Host": "evil.example"}, 400),
-    ):
-        answer = client.get(address, headers=headers)
-        assert answer.status_code == status
-        assert ("error" in answer.json()) == (status != 200)
-    assert client.post("/api/results").status_code == 405
-    assert client.post("/api/results").json()["error"] == "This site is read-only, but for POST /observe."
 
 
 def test_a_file_named_like_an_id_is_not_opened(
@@ -306,7 +210,6 @@ def test_the_token_opens_by_header_and_once_by_link(filled: tuple[Store, Filled]
         header = {"authorization": wrong.encode()}
         assert visitor().get("/", headers=header).status_code == 401, wrong
     assert visitor().get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
-    assert visitor().get("/metrics").status_code == 401
     assert visitor().get("/healthz").text == "ok\n"
 
     browser = visitor()
@@ -324,21 +227,6 @@ def test_the_token_opens_by_header_and_once_by_link(filled: tuple[Store, Filled]
     guesser = visitor()
     guesser.cookies.set(COOKIE, "guess")
     assert guesser.get("/").status_code == 401
-
-
-def test_monitors_show_their_state_and_failures(client: TestClient) -> None:
-    page = client.get("/monitors").text
-    assert "the folder went &lt;b&gt;away&lt;/b&gt;" in page
-    assert "no reading yet" in page
-    assert "No reading yet" in client.get("/monitor/1").text
-    broken = client.get("/monitor/2").text
-    assert "broken has stopped" in broken
-    assert "Circuit shift of" in broken
-    metrics = client.get("/metrics")
-    assert metrics.headers["content-type"].startswith("text/plain")
-    assert 'assay_monitor_up{monitor="photos"} 1.0' in metrics.text
-    assert 'assay_monitor_up{monitor="broken"} 0.0' in metrics.text
-    assert 'monitor="photos"' in metrics.text.replace("assay_monitor_up", "")
 
 
 def test_a_result_without_a_page_is_a_table_of_its_record(
@@ -371,10 +259,8 @@ def serving(app: Any) -> Iterator[str]:
         listening.close()
 
 
-def test_a_browser_walks_the_site(
-    filled: tuple[Store, Filled], monitors: list[WatchedMonitor], visit: Visit
-) -> None:
-    with serving(create_app(filled[0], monitors=monitors)) as address:
+def test_a_browser_walks_the_site(filled: tuple[Store, Filled], visit: Visit) -> None:
+    with serving(create_app(filled[0])) as address:
         for path in paths(filled[1]):
             visit.page.goto(address + path)
             visit.page.set_viewport_size({"width": 360, "height": 780})
@@ -394,9 +280,8 @@ def test_a_browser_walks_the_site(
 def test_hostile_names_stay_text_on_the_site(tmp_path: Path, visit: Visit) -> None:
     store = Store(tmp_path / "store")
     ids = fill(store, model=f"m{HOSTILE}", task=f"t{HOSTILE}", metric=f"k{HOSTILE}")
-    monitor = Monitor(f"n{HOSTILE}", None, f"e{HOSTILE}")
-    with serving(create_app(store, monitors=[monitor])) as address:
-        for path in ("/", "/overviews", "/compare", "/monitors", "/monitor/0", f"/result/{ids.scores}"):
+    with serving(create_app(store)) as address:
+        for path in ("/", "/overviews", "/compare", f"/result/{ids.scores}"):
             page = visit.page
             page.goto(address + path)
             assert HOSTILE in page.locator("body").evaluate("body => body.textContent"), path

@@ -55,14 +55,6 @@ def test_a_device_map_places_every_model_and_is_no_part_of_a_job() -> None:
         expand(plan().model_copy(update={"limits": Limits(device_map="auto", workers=3)}))
 
 
-def test_a_zoo_is_not_ranked_with_a_device_map() -> None:
-    ranking = parse_plan(
-        {"name": "ranks", "rank": {"images": ["shapes:neon"]}, "limits": {"device-map": "stream"}}
-    )
-    with pytest.raises(InputError, match=r"\[rank\] does not go with device_map 'stream'"):
-        expand(ranking)
-
-
 def test_an_unknown_device_map_is_refused_with_the_plan() -> None:
     with pytest.raises(InputError, match="device-map"):
         parse_plan({"name": "x", "models": ["mini"], "tasks": ["ioi"], "limits": {"device-map": "disk"}})

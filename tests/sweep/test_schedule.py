@@ -17,7 +17,7 @@ from assay.pipeline import schedule
 from assay.pipeline.failures import FailureLog
 from assay.pipeline.jobs import Job
 from assay.pipeline.limits import Limits
-from assay.pipeline.progress import SweepProgress, duration, time_left
+from assay.pipeline.progress import SweepProgress, duration, seconds_of, time_left
 from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
 from assay.pipeline.worker import Ended, Work, attempt
 from assay.store import Store
@@ -264,3 +264,17 @@ def test_an_executor_that_gives_up_ends_the_sweep(tmp_path: Path) -> None:
 
     with pytest.raises(AssayError, match="no worker started"):
         run_jobs([job("only")], tmp_path, executor=Gone(1), work=behave)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("45", 45), ("1.5m", 90), (" 2 h ", 7200), ("1d", 86400), (30, 30)],
+)
+def test_durations(text: str | float, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["-1", "10 minutes", "", "h", "1e9", "nan", "9" * 400, -1.0])
+def test_what_is_no_duration(text: str | float) -> None:
+    with pytest.raises(InputError, match="not a duration"):
+        seconds_of(text)

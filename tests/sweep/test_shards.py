@@ -81,40 +81,6 @@ def test_pairs_dealt_to_jobs_give_the_worst_case_of_one_job(tmp_path: Path, atta
     assert bool((found.arrays["divergence"] == other.arrays["divergence"]).all())
 
 
-def test_models_of_a_zoo_dealt_to_jobs_give_the_ranking_of_one_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from assay.analyses.generalization import predictors
-    from assay.pipeline.ranking import lineup
-
-    monkeypatch.setattr(predictors, "COT_LIMIT", 1)  # more is computed only if it is asked for
-    metrics = ["id-accuracy", "ddb-output", "cot"]
-    plan = parse_plan({"name": "zoo", "rank": {"images": ["shapes:sketch"], "n": 6, "metrics": metrics}})
-    jobs = expand(plan)
-    assert {job.kind for job in jobs} == {"inspect", "rank"}
-    assert jobs[-1].kind == "rank"
-    assert jobs[-1].needs == tuple(job.id for job in jobs[:-1])
-    run_all(jobs[:-1], tmp_path / "store")
-    inspected = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store/inspections").iterdir()}
-    assert len(inspected) == 2 * len(jobs[:-1])  # on the target and on the known images
-    store = run_all(jobs[-1:], tmp_path / "store")
-    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store/inspections").iterdir()}
-    assert again == inspected  # the ranking runs no model
-    (found,) = store.find("ranking")
-    whole = lineup(
-        zoo=None,
-        images="shapes:sketch",
-        metrics=metrics,
-        n=6,
-        batch_size=plan.limits.batch_size,
-    ).rank(cache=tmp_path / "elsewhere")
-    from assay.core.record import plain
-
-    for table in ("columns", "names", "models"):
-        if table in found.payload:
-            assert found.payload[table] == plain(whole.to_dict())[table]
-
-
 def test_a_shard_that_ran_before_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = expand(plan_of(shards={"discover": 2}))
     store = Store(tmp_path)

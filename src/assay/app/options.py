@@ -134,21 +134,13 @@ class OnClassifier(Typed, Revised, Mapped):
     model: Annotated[str | None, INPUTS] = None
 
     def load_classifier(self, tell: Callable[[str], None] = note) -> "tuple[Model, str | None]":
-        """As `load_watched`, of an image classifier.
-
-        Raises:
-            InputError: If it reads text.
-        """
-        loaded, style = self.load_watched(tell)
-        if not loaded.vision:
-            raise InputError(f"{self.model} reads text; this command evaluates image classifiers")
-        return loaded, style
-
-    def load_watched(self, tell: Callable[[str], None] = note) -> "tuple[Model, str | None]":
         """The model, and the style of shapes that an embedded one was trained on; None for your own.
 
         Args:
             tell: Hears which accelerator is taken.
+
+        Raises:
+            InputError: If it reads text.
         """
         from assay.models import load_model
         from assay.zoo import Zoo
@@ -165,6 +157,8 @@ class OnClassifier(Typed, Revised, Mapped):
             dtype=self.torch_dtype,
             revision=revision,
         )
+        if not loaded.vision:
+            raise InputError(f"{self.model} reads text; this command takes image classifiers")
         return loaded, style
 
 

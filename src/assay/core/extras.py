@@ -10,7 +10,7 @@ from assay.core.errors import MissingExtraError
 DISTRIBUTION = "circuit-assay"
 # Extra to the distributions that it installs, as in pyproject.toml. Extra `all` installs every one.
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "serve": ("starlette", "uvicorn", "prometheus-client"),
+    "serve": ("starlette", "uvicorn"),
     "vision": ("timm", "pyarrow"),
     "parquet": ("pyarrow",),
     "postgres": ("psycopg",),

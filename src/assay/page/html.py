@@ -26,7 +26,6 @@ SCRIPTS = (
     "page.js",
 )
 TITLES = 8  # of several pages named in the title
-SERIES = '<figure class="series"'  # what the script of series looks for
 
 _DRAWING = threading.RLock()  # settings of Matplotlib are of the whole process
 _ELEMENTS = {"b": "b", "i": "i", "code": "code", "mark": "mark", "sup": "sup"}
@@ -73,14 +72,13 @@ def frame(body: str, *, title: str, served: bool = False) -> str:
         title: Text of the window's title.
         served: With the navigation of `assay serve`.
     """
-    drawn = SERIES in body
     return _template("frame.html").render(
         body=body,
         title=cut_text(title),
-        style="\n".join(map(source, ["page.css", *(["uplot.css", "series.css"] if drawn else [])])),
-        scripts=[script(), *([series_script()] if drawn else [])],
+        style=source("page.css"),
+        script=script(),
         served=served,
-        policy=content_policy(series=drawn),
+        policy=content_policy(),
     )
 
 
@@ -184,25 +182,11 @@ def script() -> str:
 
 
 @functools.cache
-def series_script() -> str:
-    """The script of series, with the charts that it draws with and their licence."""
-    return f"/*\n{source('uplot.LICENSE')}*/\n{source('uplot.js')}\n{source('series.js')}"
-
-
-@functools.cache
-def content_policy(*, series: bool = True) -> str:
-    """The pages' Content-Security-Policy: nothing remote, and no script but those of the page itself.
-
-    Args:
-        series: Whether the script of series is one of them.
-    """
-    digests = [
-        base64.b64encode(hashlib.sha256(f"\n{each}\n".encode()).digest()).decode()
-        for each in (script(), *([series_script()] if series else []))
-    ]
-    scripts = " ".join(f"'sha256-{each}'" for each in digests)
+def content_policy() -> str:
+    """The pages' Content-Security-Policy: nothing remote, and no script but that of the page itself."""
+    digest = base64.b64encode(hashlib.sha256(f"\n{script()}\n".encode()).digest()).decode()
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; img-src data:; "
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'self'"
     )
 

@@ -1,4 +1,4 @@
-"""Small pictures of some images, or some prompts, of the batches that a monitor observed, for its page."""
+"""Small pictures of some images of the batches that a monitor observed, for its page."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,15 +9,11 @@ import numpy as np
 from assay.analyses.generalization.journal import Reading
 from assay.core.errors import AssayError
 from assay.core.untrusted import MALFORMED, parse_json
-from assay.page.text import cut_text
 from assay.page.thumbnail import png_source, thumbnail
 from assay.pipeline.image_stream import Batch
-from assay.tasks import ImageSet
-from assay.tasks.prompt_set import prompt_text
 
 
 EACH = 6  # images of a batch
-PROMPTS, LONGEST = 12, 400  # prompts of a batch, and characters of one
 KEPT = 24  # batches: a page of all of them has room for as many
 ALARMS = 16  # of these, at least so many that raised the alarm, where there are
 
@@ -34,34 +30,24 @@ class BatchPictures:
         self._kept: dict[int, list[dict[str, str]]] = _read(document)
 
     def add(self, batch: Batch, reading: Reading, alarmed: frozenset[int]) -> None:
-        """Take pictures of a batch, or some of its prompts; drop those of another where there are too many.
+        """Take pictures of a batch; drop those of another where there are too many.
 
         Args:
-            batch: Its images or prompts.
+            batch: Its images.
             reading: What was observed.
             alarmed: Numbers of all batches that raised the alarm.
         """
-        inputs, names = batch.inputs, [Path(name).name for name in batch.sources]
-        if isinstance(inputs, ImageSet):
-            shown = [
-                {"name": names[row], "image": thumbnail(inputs.pixels[row])} for row in _rows(inputs.n, EACH)
-            ]
-        else:
-            shown = [
-                {"name": names[row], "text": cut_text(prompt_text(inputs.prompts[row]), LONGEST)}
-                for row in _rows(inputs.n, PROMPTS)
-            ]
-        self._kept[reading.index] = shown
+        rows = np.unique(np.linspace(0, batch.inputs.n - 1, min(EACH, batch.inputs.n)).round().astype(int))
+        self._kept[reading.index] = [
+            {"name": Path(batch.sources[row]).name, "image": thumbnail(batch.inputs.pixels[row])}
+            for row in rows
+        ]
         for index in sorted(set(self._kept) - _worth_keeping(self._kept, alarmed)):
             del self._kept[index]
 
     def to_dict(self) -> dict[str, list[dict[str, str]]]:
-        """Number of a batch, from 0, to `name` and `image` (PNG, a data URI) or `text` of some inputs."""
+        """Number of a batch, from 0, to `name` and `image` (PNG, a data URI) of some images."""
         return {str(index): list(pictures) for index, pictures in sorted(self._kept.items())}
-
-
-def _rows(n: int, most: int) -> list[int]:
-    return [int(row) for row in np.unique(np.linspace(0, n - 1, min(most, n)).round().astype(int))]
 
 
 def _worth_keeping(kept: Mapping[int, object], alarmed: frozenset[int]) -> set[int]:
@@ -74,11 +60,7 @@ def _read(document: Path) -> dict[int, list[dict[str, str]]]:
     try:
         content: Any = parse_json(document.read_bytes())
         return {
-            int(index): [
-                {"name": str(each["name"])}
-                | ({"text": str(each["text"])} if "text" in each else {"image": png_source(each["image"])})
-                for each in pictures
-            ]
+            int(index): [{"name": str(each["name"]), "image": png_source(each["image"])} for each in pictures]
             for index, pictures in content.get("pictures", {}).items()
         }
     except (

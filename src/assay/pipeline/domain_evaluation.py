@@ -29,7 +29,6 @@ from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.tasks import (
     CORRUPTIONS,
-    ArrivingPrompts,
     DomainSource,
     EvalTransform,
     ImageSet,
@@ -230,7 +229,6 @@ def evaluate_domains(
     found, pool = reference_of(
         model, plan.start, transform, place / record_id("evaluation-reference", asked), progress
     )
-    assert not isinstance(pool, ArrivingPrompts)  # `check_domains` refuses models of prompts
     if plan.corruptions and (pool is None or pool.labels is None):
         raise InputError(
             "calibration domains are corrupted copies of labelled images in distribution, but there are none "

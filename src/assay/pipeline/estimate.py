@@ -8,9 +8,6 @@ from assay.pipeline.cost import Forecast, Workload, pass_seconds
 from assay.pipeline.jobs import Job, inputs_of, model_of
 from assay.pipeline.limits import Limits
 from assay.pipeline.plan import Plan
-from assay.pipeline.planning import training_cost
-from assay.pipeline.zoo_training import zoo_plan
-from assay.zoo import Recipe
 
 
 def sweep_cost(plan: Plan, jobs: Sequence[Job], done: Collection[str]) -> Forecast:
@@ -23,7 +20,7 @@ def sweep_cost(plan: Plan, jobs: Sequence[Job], done: Collection[str]) -> Foreca
 
     Notes:
         The time is an estimate: passes are upper bounds, a backward pass counts as one, start-up and the
-        order of jobs are left out. Jobs of models of a zoo count at the mean speed of the others.
+        order of jobs are left out.
     """
     left = [job for job in jobs if job.id not in done]
     stages = []
@@ -45,10 +42,8 @@ def sweep_cost(plan: Plan, jobs: Sequence[Job], done: Collection[str]) -> Foreca
 
 
 def _place(job: Job) -> str:
-    """Model and task of a job, or start and mode of a training; empty where it names none."""
+    """Model and task of a job; empty where it names none."""
     source = job.source
-    if job.kind == "train":
-        return f"train {job.record['recipe']['init']} {job.record['recipe']['mode']}"
     return f"{source['model']} {source['task']}" if {"model", "task"} <= source.keys() else ""
 
 
@@ -61,12 +56,6 @@ def _pass_seconds(jobs: Sequence[Job], limits: Limits) -> dict[str, float]:
         for job in jobs:
             place = _place(job)
             if not place or place in seconds:
-                continue
-            if job.kind == "train":
-                plan, recipe = zoo_plan(**job.source["zoo"]), Recipe.from_dict(job.record["recipe"])
-                cost = training_cost(plan.grid, recipe, plan.images, device=plan.device)
-                assert cost.pass_seconds is not None
-                seconds[place] = cost.pass_seconds
                 continue
             model, task = model_of(job), inputs_of(job).discovery
             seconds[place] = pass_seconds(model, task, batch_size=limits.batch_size)

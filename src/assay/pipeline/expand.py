@@ -24,13 +24,11 @@ from assay.pipeline.gates import plan_calibration
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
 from assay.pipeline.models import model_at
-from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
+from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, SingleJob
 from assay.pipeline.prompts import Division
-from assay.pipeline.ranking import lineup
 from assay.pipeline.runs import plan_measurement
 from assay.pipeline.shards import n_batches
 from assay.pipeline.worst import PairCounts, plan_attack, sizes
-from assay.pipeline.zoo_jobs import training_jobs
 from assay.tasks import ImageTask, PairTask, Task
 
 
@@ -48,16 +46,20 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
         dtype: Number type of the weights, e.g. `float64`; None: as of `load_model`.
 
     Raises:
-        InputError: If parts of the plan do not fit each other: several workers, or a zoo to rank, where every
-            model is spread over all devices, gates on images, an attack whose protocol the ablation has no
+        InputError: If parts of the plan do not fit each other: several workers where every model is spread
+            over all devices, gates on images, an attack whose protocol the ablation has no
             use for, a method that cannot be dealt to several jobs, a circuit of another
             graph, a size beyond a model's graph.
         AssayError: What loading a model or drawing a task raises.
     """
     found: dict[str, Job] = {}
     _check_device_map(plan)
-    placed = {"device": device, "dtype": dtype}
-    mapped: dict[str, Any] = {**placed, "device_map": plan.limits.device_map, "bos": plan.bos}
+    placed: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "device_map": plan.limits.device_map,
+        "bos": plan.bos,
+    }
 
     def add(jobs: Iterator[Job]) -> None:
         for job in jobs:
@@ -65,8 +67,8 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
 
     for name in plan.models:
         location = plan.locate(name)
-        source = {"model": location, **mapped}
-        model = model_at(location, **mapped)
+        source = {"model": location, **placed}
+        model = model_at(location, **placed)
         _check_sizes(plan, model, name)
         for task in plan.tasks:
             for seed in plan.seeds:
@@ -78,15 +80,9 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
     single: dict[str, tuple[str, ...]] = {}
     for job in plan.jobs:
         needs = tuple(each for other in job.needs for each in single[other])
-        jobs = list(_single(plan, job, {"model": plan.locate(job.model), **mapped}, needs))
+        jobs = list(_single(plan, job, {"model": plan.locate(job.model), **placed}, needs))
         single[job.name] = tuple(each.id for each in jobs)
         add(iter(jobs))
-    if plan.rank is not None:
-        for images in plan.rank.images:
-            for seed in plan.seeds:
-                add(_ranking(plan, plan.rank, images, seed, placed))
-    if plan.zoo is not None:
-        add(training_jobs(plan, plan.zoo, device))
     return tuple(found.values())
 
 
@@ -319,11 +315,6 @@ def _check_device_map(plan: Plan) -> None:
             f"device_map {way!r} spreads every model over all devices, and {workers} workers would share "
             "them; give 1 worker, or leave the map out, so that each job has a device of its own"
         )
-    if way is not None and plan.rank is not None:
-        raise InputError(
-            f"[rank] does not go with device_map {way!r}: the models of a zoo are small and run on one "
-            "device each; leave device_map out, or make a separate plan for the ranking"
-        )
 
 
 def _check_sizes(plan: Plan, model: Model, name: str) -> None:
@@ -359,56 +350,3 @@ def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[
         )
         yield read
         yield from made.asked_of(record_id("circuit", file_record(record)), read, job.name, job.metrics)
-
-
-def _ranking(
-    plan: Plan, rank: RankChoice, images: str, seed: int, placed: Mapping[str, str | None]
-) -> Iterator[Job]:
-    """What each model of a zoo shows on some images, and the table of all."""
-    options: dict[str, Any] = {
-        "zoo": None if rank.zoo == "embedded" else plan.locate(rank.zoo),
-        "images": plan.locate(images),
-        "id_images": None if rank.id_images is None else plan.locate(rank.id_images),
-        "metrics": list(rank.metrics) or None,
-        "n": rank.n,
-        "seed": seed,
-        "batch_size": plan.limits.batch_size,
-        **placed,
-    }
-    found = lineup(**options)
-    weights, tasks, parts = {}, {}, []
-    for key in found.zoo.keys:
-        model = found.load(key)
-        weights[key] = model.describe()
-        tasks[key] = found.target.read(model).describe("source_hash")
-        known = None if found.known is None else found.known.read(model).describe("source_hash")
-        record = {
-            "library": library_version(),
-            "key": key,
-            "model": weights[key],
-            "task": tasks[key],
-            "known": known,
-            "metrics": list(found.metrics),
-            "settings": found.settings.to_dict(),
-            "seed": seed,
-        }
-        n = int(tasks[key].get("n") or rank.n or 0)
-        parts.append(
-            Job(
-                name=f"inspect {key} {images}" + (f" seed {seed}" if len(plan.seeds) > 1 else ""),
-                kind="inspect",
-                record=record,
-                source={"rank": options},
-                passes=(2 + 2 * 5) * n,
-                bytes=weight_bytes(model),
-            )
-        )
-        del model
-    yield from parts
-    yield Job(
-        name=f"rank {rank.zoo} {images}" + (f" seed {seed}" if len(plan.seeds) > 1 else ""),
-        kind="rank",
-        record={"library": library_version(), "models": [part.id for part in parts]},
-        source={"rank": options},
-        needs=tuple(part.id for part in parts),
-    )

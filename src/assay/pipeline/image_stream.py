@@ -12,7 +12,6 @@ from assay.core.random import stream
 from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, find_domains, is_shapes
 from assay.tasks.image_files import SUFFIXES, read_images
 from assay.tasks.image_source import SHAPES
-from assay.tasks.prompt_set import ArrivingPrompts
 
 
 ORDERS = ("time", "name", "random")
@@ -24,20 +23,18 @@ PATIENCE = 30.0  # the same for a file that cannot be decoded: its writer may be
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Images or prompts to observe.
+    """Images to observe.
 
     Attributes:
         inputs: As many as were asked for.
-        sources: Their names: paths, `shapes:DOMAIN/NUMBER`, or `FILE:LINE` of prompts.
+        sources: Their names: paths, or `shapes:DOMAIN/NUMBER`.
         skipped: Names of those that could not be read and were passed over since the batch before.
-        undefined: Names of those of windows since then whose shift is undefined.
         note: What may make the batch unlike others, for a message; else empty.
     """
 
-    inputs: ImageSet | ArrivingPrompts
+    inputs: ImageSet
     sources: tuple[str, ...]
     skipped: tuple[str, ...] = ()
-    undefined: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -46,7 +43,7 @@ class Watch:
     """How images are taken from a source.
 
     Attributes:
-        transform: The model's; None for prompts.
+        transform: The model's.
         size: Images of a batch.
         n: Images drawn from a `shapes:` source.
         order: Of files: `time` (of change, then name), `name`, or `random`.
@@ -57,7 +54,7 @@ class Watch:
         idle_timeout: Seconds without a new batch after which to stop; None waits for ever.
     """
 
-    transform: EvalTransform | None
+    transform: EvalTransform
     size: int
     n: int = 0
     order: str = "time"

@@ -29,16 +29,13 @@ from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.models import model_at
 from assay.pipeline.prompts import Division
-from assay.pipeline.ranking import Lineup, keep_ranking, lineup
 from assay.pipeline.runs import RunSettings, measurement_stage
 from assay.pipeline.shards import BatchShelf, PairShelf, dealt
 from assay.pipeline.sizing import size_circuit
 from assay.pipeline.stage import Content, Stage, document_stage
 from assay.pipeline.worst import PairCounts, pairs_of, worst_case_stage
-from assay.pipeline.zoo_training import keep_zoo, zoo_plan
 from assay.store import About, Store
 from assay.tasks import PairTask, Task
-from assay.zoo import Recipe
 
 
 # Bytes that every job counts on, whatever is free: passes of another size round otherwise.
@@ -374,57 +371,3 @@ def _prompts(job: Job) -> PairTask:
     measured = inputs_of(job).measured
     assert isinstance(measured, PairTask)  # `expand` refuses others
     return measured
-
-
-# ---- models of a zoo ----------------------------------------------------------------------------
-
-
-def lineup_of(job: Job) -> Lineup:
-    """Models, images and settings of a ranking."""
-    return lineup(**job.source["rank"])
-
-
-@JOB_KINDS.register("inspect")
-def _inspect(job: Job, store: Store) -> tuple[str, ...]:
-    """What one model of a zoo shows on the target images and on known ones: files beside the store.
-
-    They are a cache: a ranking that does not find one makes it again.
-    """
-    found, key = lineup_of(job), job.record["key"]
-    model = found.load(key)
-    _check(job, "model", model.describe())
-    _check(job, "task", found.target.read(model).describe("source_hash"))
-    found.inspect(key, cache=store.directory / "inspections")
-    return ()
-
-
-@JOB_KINDS.register("rank")
-def _rank(job: Job, store: Store) -> tuple[str, ...]:
-    """The ranking of all models of a zoo, from what each showed."""
-    return (keep_ranking(store, lineup_of(job).rank(cache=store.directory / "inspections").to_dict()),)
-
-
-@JOB_KINDS.register("enrol")
-def _enrol(job: Job, store: Store) -> tuple[str, ...]:
-    """The directory of a zoo, with every model pending."""
-    del store
-    zoo_plan(**job.source["zoo"]).enrol()
-    return ()
-
-
-@JOB_KINDS.register("train")
-def _train(job: Job, store: Store) -> tuple[str, ...]:
-    """One model of a zoo, trained in the zoo's directory."""
-    del store
-    found, recipe = zoo_plan(**job.source["zoo"]), Recipe.from_dict(job.record["recipe"])
-    for name, value in found.record(recipe).items():
-        _check(job, name, value)
-    found.train(recipe)
-    return ()
-
-
-@JOB_KINDS.register("zoo")
-def _zoo(job: Job, store: Store) -> tuple[str, ...]:
-    """The list of a zoo's models, once all are trained."""
-    found = zoo_plan(**job.source["zoo"])
-    return (keep_zoo(store, found.assemble(), found.seed),)

@@ -1,6 +1,5 @@
 """The directory of a monitor: its files, one process that writes, a last line that a kill may cut short."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +28,7 @@ def held(out: Path) -> Iterator[None]:
         raise OutputError(f"cannot write to {out}: {error.strerror}; choose another directory") from error
     with file:
         try:
-            # A page that asks whether the directory is held takes the lock for a moment.
-            alone = any(_locked_soon(file.fileno()))
+            alone = lock_descriptor(file.fileno(), blocking=False)
         except OSError as error:
             raise OutputError(
                 f"cannot lock {out / LOCK}: {error.strerror}; choose another directory"
@@ -40,26 +38,6 @@ def held(out: Path) -> Iterator[None]:
                 f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
             )
         yield
-
-
-def _locked_soon(descriptor: int) -> Iterator[bool]:
-    """Whether the lock was taken, tried for half a second."""
-    for _ in range(10):
-        yield lock_descriptor(descriptor, blocking=False)
-        time.sleep(0.05)
-
-
-def is_held(out: Path) -> bool:
-    """Whether a process holds a monitor's directory, as one that observes does."""
-    try:
-        file = (out / LOCK).open("rb")
-    except OSError:
-        return False
-    with file:
-        try:
-            return not lock_descriptor(file.fileno(), blocking=False)
-        except OSError:  # a file system without locks, where no monitor can run
-            return False
 
 
 def torn_line(readings: Path) -> bool:

@@ -9,7 +9,6 @@ from assay.analyses.generalization.known_parts import MOST_LABELLED
 from assay.analyses.generalization.noise_floor import LEAST_BATCHES
 from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
 from assay.core.errors import InputError
-from assay.pipeline.prompt_stream import is_drawn, is_prompts
 from assay.tasks import is_shapes
 from assay.tasks.image_tables import is_table
 
@@ -24,11 +23,10 @@ class MonitorPlan:
     """What a monitor starts from.
 
     Attributes:
-        reference: File of edge scores, folder of images, or `shapes:DOMAIN`; for a language model a JSON
-            lines file of prompts, or `task:KEY`.
-        known: Source of further images or prompts in distribution. Default: those of the reference's that
+        reference: File of edge scores, folder of images, or `shapes:DOMAIN`.
+        known: Source of further images in distribution. Default: those of the reference's that
             the reference circuit does not use.
-        window: Images or prompts of a batch.
+        window: Images of a batch.
         reference_n: Those of the reference circuit if it is to be found; whole windows are used. None:
             1,024 or four windows, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0: none; None: all available.
@@ -86,8 +84,7 @@ class MonitorPlan:
     def given(self) -> bool:
         """Whether the reference circuit is a file."""
         source = self.reference
-        images = is_shapes(source) or is_table(source) or Path(source).is_dir()
-        return not (images or is_prompts(source))
+        return not (is_shapes(source) or is_table(source) or Path(source).is_dir())
 
     @property
     def known_source(self) -> str | None:
@@ -102,15 +99,15 @@ class MonitorPlan:
         if self.known_batches is not None:
             return self.known_batches
         drawn = self.n_drawn // self.window - (self.known is None) * self.reference_batches
-        return min(drawn, MOST_BATCHES) if is_drawn(self.known_source) else MOST_BATCHES
+        return min(drawn, MOST_BATCHES) if is_shapes(self.known_source) else MOST_BATCHES
 
     @property
     def most_labelled(self) -> int:
-        """Images that baselines learn from, at most; prompts have no labels."""
-        if self.known_source is None or is_prompts(self.known_source):
+        """Images that baselines learn from, at most."""
+        if self.known_source is None:
             return 0
         drawn = self.n_drawn - (self.known is None) * self.reference_batches * self.window
-        return min(drawn, MOST_LABELLED) if is_drawn(self.known_source) else MOST_LABELLED
+        return min(drawn, MOST_LABELLED) if is_shapes(self.known_source) else MOST_LABELLED
 
     @property
     def n_drawn(self) -> int:

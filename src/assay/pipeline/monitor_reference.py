@@ -1,10 +1,10 @@
-"""The reference of a monitor: known images or prompts, and the circuit on some of them, kept in a file."""
+"""The reference of a monitor: known images, and the circuit on some of them, kept in a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.batches import BatchTask, batch_task
+from assay.analyses.generalization.batches import batch_task
 from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError
@@ -13,26 +13,16 @@ from assay.models import Model
 from assay.pipeline.image_stream import known_images
 from assay.pipeline.monitor_directory import READINGS, REFERENCE
 from assay.pipeline.monitor_plan import METHOD, QUADRATURE, STEPS, MonitorPlan
-from assay.pipeline.prompt_stream import is_prompts, known_prompts
 from assay.pipeline.stage import Progress
-from assay.tasks import EvalTransform, ImageStream, ReadOptions
-from assay.tasks.prompt_set import ArrivingPrompts
+from assay.tasks import EvalTransform, ImageStream, ImageTask, ReadOptions
 
 
-def known_inputs(
-    plan: MonitorPlan, source: str, model: Model, transform: EvalTransform | None
-) -> ImageStream | ArrivingPrompts:
-    """The images or prompts of a source in distribution, as the model reads.
+def known_inputs(plan: MonitorPlan, source: str, model: Model, transform: EvalTransform) -> ImageStream:
+    """The images of a source in distribution, as the model reads.
 
     Raises:
-        InputError: If the source holds the other kind.
         FileFormatError: If it cannot be read.
     """
-    if is_prompts(source) == bool(model.vision):
-        reads, others = ("images", "prompts") if model.vision else ("prompts", "images")
-        raise InputError(f"{source} holds {others}, but {model.id} reads {reads}; give {reads}")
-    if transform is None:
-        return known_prompts(source, model, n=plan.n_drawn, seed=plan.seed, skip_bad=plan.skip_bad)
     return known_images(
         source,
         transform,
@@ -43,8 +33,8 @@ def known_inputs(
 
 
 def reference_of(
-    model: Model, plan: MonitorPlan, transform: EvalTransform | None, out: Path, progress: Progress
-) -> tuple[Reference, ImageStream | ArrivingPrompts | None]:
+    model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress
+) -> tuple[Reference, ImageStream | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else known_inputs(plan, plan.known, model, transform)
     if plan.given:
@@ -62,7 +52,7 @@ def reference_of(
         pool = images.subset(order[size:].tolist())
     known = images.subset(order[:size].tolist())
     # The record of several windows names the files of a stream, that of a single one its pixels.
-    task = known if isinstance(known, ImageStream) and size > plan.window else batch_task(model, known)
+    task = known if size > plan.window else batch_task(model, known)
     method = plan.method or METHOD
     steps = STEPS if plan.steps is None else plan.steps
     quadrature = plan.quadrature or QUADRATURE
@@ -100,7 +90,7 @@ def reference_of(
     return reference, pool
 
 
-def _of_these(record: Mapping[str, Any], model: Model, task: BatchTask | ImageStream, batch: int) -> bool:
+def _of_these(record: Mapping[str, Any], model: Model, task: ImageTask | ImageStream, batch: int) -> bool:
     """Whether a kept reference is that of a model and of these images, in batches of that size."""
     found = (
         (record.get("model") or {}).get("weight_hash"),

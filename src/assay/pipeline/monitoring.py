@@ -29,7 +29,6 @@ from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.report import save_report
 from assay.tasks import EvalTransform, ImageSet, ImageStream
-from assay.tasks.prompt_set import ArrivingPrompts
 from assay.zoo.scoring import images_hash
 
 
@@ -42,7 +41,6 @@ class StartedMonitor:
         domains: The calibration on corrupted domains; None without a target.
         out: Where everything is kept.
         passed: Names of files that could not be read since the last reading.
-        undefined: Names of files of windows since then whose shift is undefined.
         without_floor: Why shifts are not corrected for a noise floor; empty where they are.
     """
 
@@ -50,7 +48,6 @@ class StartedMonitor:
     domains: DomainCalibration | None
     out: Path
     passed: list[str] = field(default_factory=list)
-    undefined: list[str] = field(default_factory=list)
     without_floor: str = ""
 
     @cached_property
@@ -95,7 +92,6 @@ class StartedMonitor:
             **head,
             "readings": list(self._shown),
             "passed": list(self.passed),
-            "undefined": list(self.undefined),
             "without_floor": self.without_floor,
             "pictures": self._pictures.to_dict(),
         }
@@ -106,9 +102,7 @@ class StartedMonitor:
 
     def observe(self, batch: Batch) -> Reading:
         """Observe a batch and keep pictures of it; errors as `Monitor.observe`."""
-        reading = self.monitor.observe(
-            batch.inputs, sources=batch.sources, skipped=batch.skipped, undefined=batch.undefined
-        )
+        reading = self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped)
         alarmed = frozenset(each.index for each in self.monitor.readings if each.alarm)
         self._pictures.add(batch, reading, alarmed)
         return reading
@@ -117,14 +111,6 @@ class StartedMonitor:
     def done(self) -> frozenset[str]:
         """Names of images observed or passed over before."""
         return frozenset(name for each in self.monitor.readings for name in each.names)
-
-    @property
-    def pictured(self) -> frozenset[str]:
-        """Names of the images of batches that the page has pictures of."""
-        kept = self._pictures.to_dict()
-        return frozenset(
-            name for each in self.monitor.readings if str(each.index) in kept for name in each.names
-        )
 
     def write(self, *, page: bool = True) -> None:
         """Write the document, and the page once there is a reading.
@@ -166,19 +152,15 @@ def start_monitor(
         FileFormatError: If a file or folder cannot be read.
         OutputError: If something cannot be written.
     """
-    if model.vision:
-        transform = transform or EvalTransform.for_model(model)
-    elif plan.target is not None:
-        raise InputError("a target corrupts labelled images, but the model reads prompts; give a threshold")
+    transform = transform or EvalTransform.for_model(model)
     progress = progress or silent
     reference, pool = reference_of(model, plan, transform, out, progress)
     domains = None
     learn: ImageSet | ImageStream | None = None
     threshold: Any = plan.threshold
-    if isinstance(pool, ImageStream) and pool.labels is not None:
+    if pool is not None and pool.labels is not None:
         learn = pool.sample(MOST_LABELLED, seed=plan.seed)  # folders list class after class
     if plan.target is not None:
-        assert isinstance(pool, ImageStream | None), "a target is refused for prompts"
         if pool is None:
             raise InputError(
                 "a target needs labelled in-distribution images to corrupt; give --known, or a reference "
@@ -205,7 +187,7 @@ def start_monitor(
         alpha=plan.alpha,
         labelled=learn,
         estimator=None if domains is None else domains.accuracy_estimator(),
-        drift=pool if isinstance(pool, ImageStream) else None,
+        drift=pool,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
@@ -223,7 +205,7 @@ def _domains(
     plan: MonitorPlan,
     reference: Reference,
     parts: KnownParts,
-    transform: EvalTransform | None,
+    transform: EvalTransform,
     out: Path,
     progress: Progress,
 ) -> DomainCalibration:
@@ -279,9 +261,7 @@ def _read_domains(path: Path) -> DomainCalibration:
         return DomainCalibration.from_dict(content)
 
 
-def _calibrate(
-    monitor: Monitor, plan: MonitorPlan, pool: ImageStream | ArrivingPrompts | None, progress: Progress
-) -> None:
+def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageStream | None, progress: Progress) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
         return

@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar, cast, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from assay.analyses.calibration import find_gate
-from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.worst_case import PROTOCOLS
 from assay.circuits.given import IMAGES
 from assay.core.errors import InputError, UnknownNameError, check_name, near_matches, unknown_name
@@ -28,9 +27,8 @@ from assay.pipeline.checks import check_options
 from assay.pipeline.limits import Limits
 from assay.pipeline.order import in_order
 from assay.pipeline.worst import sizes
-from assay.tasks import TASKS, digits_source, is_shapes, is_task_file
+from assay.tasks import TASKS, digits_source, is_task_file
 from assay.tasks.load import DEFAULT_N
-from assay.zoo.precision import PRECISIONS
 
 
 SCHEMA = "assay-plan/1"
@@ -82,17 +80,6 @@ def _folder(info: Any) -> Path:
 def _keys(find: Callable[[str], Any]) -> AfterValidator:
     """Names become the keys of what they find, each once."""
     return AfterValidator(lambda names: distinct(tuple(find(name).key for name in names)))
-
-
-def _each(check: Callable[[str], object]) -> AfterValidator:
-    """Names that a check lets pass."""
-
-    def checked(names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            check(name)
-        return names
-
-    return AfterValidator(checked)
 
 
 def _known(kind: str, names: Sequence[str]) -> Callable[[str], str]:
@@ -250,48 +237,6 @@ class ShardsChoice(_Section):
     discover: Count = 1
 
 
-class RankChoice(_Section):
-    """A ranking of the models of a zoo, each inspected by a job of its own.
-
-    Attributes:
-        zoo: Its folder, or `embedded`.
-        images: Target domains, a ranking each: a folder, an archive, or `shapes:STYLE`.
-        id_images: Labelled images of the models' own domain; None: drawn for zoos trained on shapes.
-        metrics: What they are ranked by; empty: the usual predictors.
-        n: Images of a domain; None: all of a folder, 400 drawn ones.
-    """
-
-    zoo: Text = "embedded"
-    images: Annotated[Texts, _each(is_shapes)]
-    id_images: Text | None = None
-    metrics: Annotated[Texts, _each(PREDICTORS.__getitem__)] = ()
-    n: Annotated[int, Field(ge=2)] | None = None
-
-
-class ZooChoice(_Section):
-    """A zoo whose models are trained, each by a job of its own.
-
-    Attributes:
-        grid: TOML or JSON file of a grid, or a preset.
-        images: Labelled images of one domain: a folder, an archive, or `shapes:STYLE`.
-        out: Directory of the zoo; relative to where the sweep runs.
-        size: Height and width of the images; None: what the models state, else 32.
-        n: Images; None: all of a folder, 1200 drawn ones.
-        holdout: Share of each class that validates.
-        precision: Number type of training passes.
-        skip_bad: Leave out image files that cannot be decoded, with a warning.
-    """
-
-    grid: Text
-    images: Text
-    out: Text
-    size: Annotated[int, Field(ge=16)] | None = None
-    n: Annotated[int, Field(ge=2)] | None = None
-    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    precision: Annotated[Text, AfterValidator(_known("precision", PRECISIONS))] = "float32"
-    skip_bad: bool = False
-
-
 class SingleJob(_Section):
     """A circuit from a file, measured beside the product.
 
@@ -330,8 +275,6 @@ class Plan(_Section):
         metrics: Measured on every circuit.
         gates: Judged on every circuit.
         attack: Worst pairs of every circuit; None: not looked for.
-        rank: Models of a zoo ranked on images; None: none are.
-        zoo: Models that are trained; None: none are.
         n_random: Random circuits measured beside each, for the metrics.
         shards: Into how many jobs one is dealt.
         limits: What the sweep may use; of them the batch size alone enters results.
@@ -368,8 +311,6 @@ class Plan(_Section):
     metrics: Metrics = ()
     gates: Annotated[Texts, _keys(find_gate)] = ()
     attack: AttackChoice | None = None
-    rank: RankChoice | None = None
-    zoo: ZooChoice | None = None
     n_random: Annotated[int, Field(ge=0)] = 0
     shards: ShardsChoice = ShardsChoice()
     limits: Limits = Limits()
@@ -381,14 +322,9 @@ class Plan(_Section):
         """What fields cannot see alone: the product is complete, and single jobs fit together."""
         product = {"models": self.models, "tasks": self.tasks, "methods": self.methods}
         missing = [key for key, values in product.items() if not values]
-        if missing and (len(missing) < len(product) or not (self.job or self.rank or self.zoo)):
+        if missing and (len(missing) < len(product) or not self.job):
             raise InputError(
                 f"{missing[0]} is missing; a sweep needs models, tasks and methods, or [[job]]s alone"
-            )
-        if self.zoo and len(self.seeds) > 1:
-            raise InputError(
-                f"[zoo] is trained once, but the plan has seeds {list(self.seeds)}; write the seeds of "
-                "models as an axis of the grid, and one seed here"
             )
         if self.sizes and self.target is not None:
             raise InputError("sizes and target exclude each other; give one of them")
@@ -414,7 +350,7 @@ class Plan(_Section):
         """What the plan calls by a path, seen from the plan's folder; registered and other names as they are.
 
         Args:
-            name: Of a model, a task, a source of images or a circuit file.
+            name: Of a model, a task or a circuit file.
         """
         prefix = IMAGES if name.startswith(IMAGES) else ""
         path = self.folder / name.removeprefix(prefix)

@@ -16,14 +16,12 @@ from assay.pipeline.plan import (
     AttackChoice,
     MethodChoice,
     Plan,
-    RankChoice,
     ShardsChoice,
     SingleJob,
-    ZooChoice,
 )
 
 
-_TABLES = ("attack", "rank", "zoo", "shards", "limits")
+_TABLES = ("attack", "shards", "limits")
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -143,8 +141,6 @@ def _complaint(error: ValidationError, origin: str) -> InputError:
 def _known_keys(where: Sequence[int | str]) -> Iterable[str]:
     tables: dict[str, type[BaseModel]] = {
         "attack": AttackChoice,
-        "rank": RankChoice,
-        "zoo": ZooChoice,
         "shards": ShardsChoice,
         "limits": Limits,
         "job": SingleJob,

@@ -13,7 +13,7 @@ from assay.analyses.benchmark.cost import TURNS, most_turns
 from assay.analyses.benchmark.discovery import WARM_UP
 from assay.analyses.claims.claim import Claim
 from assay.analyses.claims.sets import head_sets, shape_of
-from assay.analyses.generalization.batches import BatchTask, batch_task
+from assay.analyses.generalization.batches import batch_task
 from assay.analyses.generalization.known_parts import learning_size
 from assay.analyses.worst_case.explain import STEPS as STEPS_OF_EXPLAIN
 from assay.analyses.worst_case.repair_search import (
@@ -42,7 +42,7 @@ from assay.pipeline.inputs import FEW
 from assay.pipeline.monitor_plan import METHOD, STEPS, MonitorPlan
 from assay.pipeline.monitor_reference import known_inputs
 from assay.pipeline.zoo_training import evaluations_of, step_passes, training_passes
-from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, Task
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask, ReadOptions, Task
 from assay.zoo import Grid, Recipe, Zoo, initial_module, split
 from assay.zoo.building import transform_for
 from assay.zoo.feeding import Images, size_of
@@ -243,7 +243,7 @@ def index_cost(
     return replace(cost, model={"id": f"{models} models of {zoo.name}"})
 
 
-def few_images(model: Model, images: ImageSet | ImageStream) -> BatchTask:
+def few_images(model: Model, images: ImageSet | ImageStream) -> ImageTask:
     """A few images as a model reads them, to time a pass on."""
     return batch_task(model, images.subset(range(min(images.n, FEW))))
 
@@ -269,7 +269,7 @@ def monitor_cost(model: Model, plan: MonitorPlan) -> Forecast:
     ]
     task = None
     if plan.known_source is not None:
-        transform = EvalTransform.for_model(model) if model.vision else None
+        transform = EvalTransform.for_model(model)
         known = known_inputs(plan, plan.known_source, model, transform)
         task = batch_task(model, known.subset(range(min(known.n, FEW))), transform)
         if plan.target is not None:

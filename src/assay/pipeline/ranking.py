@@ -1,10 +1,9 @@
-"""A ranking as separate pieces of work: what each model of a zoo shows, then the table of all."""
+"""A ranking as a job: models of a zoo, the images they are ranked on, and the table of all."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization.cost import OWN_DOMAIN, passes_per_image
@@ -12,19 +11,16 @@ from assay.analyses.generalization.inspecting import inspect_model
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.model_pool import ModelPool
 from assay.analyses.generalization.predictor import PREDICTORS
-from assay.analyses.generalization.predictors import DEFAULT_METRICS
-from assay.analyses.generalization.ranking import inspect_for_ranking, rank_models
+from assay.analyses.generalization.ranking import rank_models
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.analyses.generalization.stable_pick import LookCost, StablePick, pick_until_stable
-from assay.core.errors import InputError
 from assay.models import Model
 from assay.models.placing import number_type
 from assay.pipeline.cost import Forecast, Workload, run_bytes
-from assay.pipeline.targets import Domain, known_target, targets
+from assay.pipeline.targets import Domain
 from assay.stats.elimination import look_sizes
 from assay.store import About, Store
-from assay.tasks import ImageInputs, is_shapes
-from assay.tasks.image_source import SHAPES
+from assay.tasks import ImageInputs
 from assay.zoo import Zoo
 
 
@@ -92,18 +88,6 @@ class Lineup:
         inits = {key: self.zoo.entry(key).recipe.get("init") for key in self.zoo.keys}
         named = {self.prefix + key: str(init) for key, init in inits.items()}
         return named if all(inits.values()) else None
-
-    def inspect(self, key: str, *, cache: Path) -> None:
-        """Run one model and keep in `cache` what it shows."""
-        pairs = inspect_for_ranking(
-            [self.load(key)],
-            self.target.read,
-            self.known_images,
-            self.metrics,
-            settings=self.settings,
-            cache=cache,
-        )
-        list(pairs)  # each is run when it is asked for
 
     def pick(self, metric: str, **options: Any) -> StablePick:
         """The pick with as many images as it needs; further options are those of `pick_until_stable`."""
@@ -214,54 +198,6 @@ def pick_cost(lineup: Lineup, metric: str, *, budget: int | None = None) -> Rank
         Workload(stage=f"look at {n} images", runs=n_models, passes=passes) for n, passes in looks.items()
     )
     return replace(cost, forecast=replace(cost.forecast, stages=stages))
-
-
-def lineup(
-    *,
-    zoo: str | None,
-    images: str,
-    id_images: str | None = None,
-    metrics: Sequence[str] | None = None,
-    n: int | None = None,
-    steps: int = 5,
-    seed: int = 0,
-    batch_size: int | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-) -> Lineup:
-    """Open a zoo and find the images of one domain.
-
-    Args:
-        zoo: Its folder; None: the embedded one.
-        images: Folder or archive of one domain, or `shapes:STYLE`.
-        id_images: Labelled images of the models' own domain; None: drawn for zoos trained on shapes.
-        metrics: Keys of predictors; None: the usual ones.
-        n: Images; None: all of a folder, 400 drawn ones.
-        steps: Nodes of the quadrature.
-        seed: Root seed of all random draws.
-        batch_size: Images per pass.
-        device: Where models run.
-        dtype: Number type of their weights; None: as of `load_model`.
-
-    Raises:
-        InputError: If `images` holds several domains.
-        FileFormatError: If zoo or images cannot be read.
-    """
-    opened = Zoo.embedded() if zoo is None else Zoo.open(Path(zoo))
-    drawn = [images.removeprefix(f"{SHAPES}:")] if is_shapes(images) else []
-    domains = targets([] if drawn else [Path(images)], drawn, n=n, seed=seed)
-    if len(domains) != 1:
-        names = ", ".join(each.name for each in domains)
-        raise InputError(f"{images} holds {len(domains)} domains ({names}); give the folder of one")
-    return Lineup(
-        zoo=opened,
-        targets=tuple(domains),
-        known=known_target(opened, None if id_images is None else Path(id_images), n=n, seed=seed),
-        metrics=tuple(metrics or DEFAULT_METRICS),
-        settings=InspectionSettings(steps=steps, seed=seed, batch_size=batch_size),
-        device=device,
-        dtype=dtype,
-    )
 
 
 def keep_ranking(store: Store, document: dict[str, Any]) -> str:

@@ -1,150 +1,21 @@
-"""A zoo as separate pieces of work: the training of each model, then the list of all."""
+"""The images that a zoo is trained on, what training costs, and a zoo as a stored result."""
 
-import functools
 import math
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from assay.core.errors import AssayWarning, InputError, NonFiniteError
-from assay.core.record import library_version
-from assay.store import About, Store
+from assay.core.errors import InputError
+from assay.store import About
 from assay.tasks import EvalTransform, ReadOptions, find_domains, is_shapes
-from assay.zoo import Grid, Recipe, Zoo, split, train_zoo
-from assay.zoo.building import enrol, train_recipe
+from assay.zoo import Grid, Recipe, Zoo
 from assay.zoo.feeding import Images
-from assay.zoo.scoring import images_hash
 
 
 ANY_SIZE = 32  # side of images for models that read any size
 DRAWN = 1200  # images of a drawn domain
 TRAINED = 3  # passes of a training step per image, the backward one counted as two
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ZooPlan:
-    """The models of a zoo that are to be trained, and the images they are trained on.
-
-    Attributes:
-        grid: Their recipes.
-        images: Of the domain, training and validation together.
-        folder: Directory of the zoo.
-        holdout: Share of each class that validates.
-        seed: Of the split.
-        precision: Number type of training passes.
-        device: Where models train.
-    """
-
-    grid: Grid
-    images: Images
-    folder: Path
-    holdout: float
-    seed: int
-    precision: str
-    device: str | None
-
-    @functools.cached_property
-    def sets(self) -> tuple[Images, Images]:
-        """Images to train on and to validate on."""
-        return split(self.images, self.holdout, seed=self.seed)
-
-    def record(self, recipe: Recipe) -> dict[str, Any]:
-        """What one of the models is a function of."""
-        training, validation = self.sets
-        return {
-            "zoo": str(self.folder),
-            "recipe": recipe.to_dict(),
-            "start": self.grid.initialisations[recipe.init].to_dict(),
-            "images": {"train": images_hash(training), "validation": images_hash(validation)},
-            "precision": self.precision,
-        }
-
-    def enrol(self) -> None:
-        """Make the zoo's directory with a list of what is to be trained; one of the same images is kept."""
-        enrol(self.grid, *self.sets, self.folder)
-
-    def train(self, recipe: Recipe) -> None:
-        """Train one model in its place in the zoo, or go on with it; `assemble` writes down how it ended.
-
-        A model that diverges is left out here: `assemble` meets the same, and writes it down as failed.
-        """
-        try:
-            train_recipe(
-                self.grid,
-                recipe,
-                *self.sets,
-                self.folder / "models" / recipe.key,
-                device=self.device,
-                precision=self.precision,
-            )
-        except NonFiniteError:
-            return
-
-    def assemble(self) -> Zoo:
-        """The zoo of all models; what is not trained yet is trained."""
-        training, validation = self.sets
-        return train_zoo(
-            self.grid,
-            training,
-            self.folder,
-            validation=validation,
-            device=self.device,
-            precision=self.precision,
-        )
-
-
-@functools.lru_cache(maxsize=1)
-def zoo_plan(
-    *,
-    grid: str,
-    images: str,
-    out: str,
-    size: int | None = None,
-    n: int | None = None,
-    holdout: float = 0.2,
-    seed: int = 0,
-    precision: str = "float32",
-    skip_bad: bool = False,
-    device: str | None = None,
-) -> ZooPlan:
-    """Read a grid and its images.
-
-    Args:
-        grid: TOML or JSON file, or a preset.
-        images: Folder or archive of one domain, or `shapes:STYLE`.
-        out: Directory of the zoo.
-        size: Height and width of the images; None: what the models state, else 32.
-        n: Images; None: all of a folder, 1200 drawn ones.
-        holdout: Share of each class that validates.
-        seed: Of the sample and of the split.
-        precision: Number type of training passes.
-        skip_bad: Leave out files that cannot be decoded, with a warning that names the first.
-        device: Where models train.
-
-    Raises:
-        InputError: If `images` holds several domains, or images without labels.
-        FileFormatError: If the grid or the images cannot be read.
-    """
-    read = Grid.read(grid)
-    options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
-    found = training_images(images, read, size=size, options=options)
-    if found.skipped:
-        warnings.warn(
-            f"{len(found.skipped)} files of {found.domain} were skipped, e.g. {found.skipped[0]}",
-            AssayWarning,
-            stacklevel=2,
-        )
-    return ZooPlan(
-        grid=read,
-        images=found,
-        folder=Path(out),
-        holdout=holdout,
-        seed=seed,
-        precision=precision,
-        device=device,
-    )
 
 
 def training_images(source: str | Path, grid: Grid, *, size: int | None, options: ReadOptions) -> Images:
@@ -208,10 +79,3 @@ def about_zoo(zoo: Zoo, seed: int) -> About:
         value=max((each.id_accuracy for each in zoo.entries if each.id_accuracy is not None), default=None),
         name=zoo.name,
     )
-
-
-def keep_zoo(store: Store, zoo: Zoo, seed: int) -> str:
-    """Store the document of a trained zoo; returns its id."""
-    document = zoo_document(zoo)
-    record = {"library": library_version(), **zoo_identity(document)}
-    return store.put("zoo", record, document, about=about_zoo(zoo, seed))

@@ -41,7 +41,7 @@ class StoredResult:
     summary: ResultSummary
 
     def document(self) -> dict[str, Any]:
-        """The result as one JSON document: what `assay show --json` prints and `/api/results/ID` returns."""
+        """The result as one JSON document: what `assay show --json` prints."""
         return self.row() | {"arrays": list(self.arrays.keys())}
 
     def row(self) -> dict[str, Any]:

@@ -48,7 +48,6 @@ from assay.tasks.indirect_object import IndirectObject
 from assay.tasks.induction import Induction
 from assay.tasks.load import draw_task, load_images, load_task, stream_images
 from assay.tasks.loaded_sets import list_dataset, read_dataset
-from assay.tasks.prompt_set import ArrivingPrompts
 from assay.tasks.published import published_pair
 from assay.tasks.rows import is_task_file
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
@@ -72,7 +71,6 @@ __all__ = [
     "TASKS",
     "WILDS_LAYOUTS",
     "Arithmetic",
-    "ArrivingPrompts",
     "Batch",
     "CapitalCountry",
     "Corruption",

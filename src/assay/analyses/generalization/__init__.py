@@ -43,7 +43,6 @@ from assay.analyses.generalization.known_parts import KnownParts, split_known
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.noise_floor import Excess, NoiseFloor
-from assay.analyses.generalization.observer import Observer
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_inspections, rank_models
 from assay.analyses.generalization.ranking_table import Ranking
@@ -94,7 +93,6 @@ __all__ = [
     "Monitor",
     "Motif",
     "NoiseFloor",
-    "Observer",
     "Ranking",
     "Reading",
     "Reference",

@@ -78,9 +78,10 @@ class AlarmRules:
             return None
         return ConformalAlarm(known=self.calibration.statistics, alpha=self.alpha)
 
-    def guarantee(self, inputs: str) -> Guarantee:
+    @property
+    def guarantee(self) -> Guarantee:
         """How often the rule in force raises a false alarm, and what that rests on."""
-        return guarantee(self.rule, self.threshold, self.calibration, self.alpha, inputs=inputs)
+        return guarantee(self.rule, self.threshold, self.calibration, self.alpha)
 
     def batches_of(self, n: int, size: int, asked: int | None) -> int:
         """Known batches of a size to measure when so many inputs are at hand.

@@ -294,8 +294,6 @@ def guarantee(
     threshold: Threshold | None,
     calibration: Calibration | None,
     alpha: float,
-    *,
-    inputs: str = "images",
 ) -> Guarantee:
     """What is known about the false alarms of a rule.
 
@@ -304,7 +302,6 @@ def guarantee(
         threshold: Of the threshold rule.
         calibration: Known batches, if any.
         alpha: Level of the other two.
-        inputs: What batches hold, in the plural.
     """
     rate, over, interval = math.nan, "batch", None
     m = len(calibration.shifts) if calibration else 0
@@ -323,7 +320,7 @@ def guarantee(
         rate = alpha
         bound = ConformalAlarm(known=calibration.statistics, alpha=alpha).rate_bound()
         statement = (
-            f"A batch of {calibration.n} {inputs} raises a false alarm with probability at most "
+            f"A batch of {calibration.n} images raises a false alarm with probability at most "
             f"{alpha:g}, if it is exchangeable with the {m} known batches; for these "
             f"known batches as they are, the rate is below {bound:.2g} with 95 % confidence."
         )
@@ -343,7 +340,7 @@ def guarantee(
         raised = sum(threshold.alarm(each) for each in calibration.statistics)
         rate, interval = raised / m, clopper_pearson(raised, m)
         statement = (
-            f"{raised} of {m} batches of {calibration.n} {inputs} in distribution exceed the threshold: "
+            f"{raised} of {m} batches of {calibration.n} images in distribution exceed the threshold: "
             f"{rate:.2g} false alarms per batch, 95 % interval {interval.low:.2g} to {interval.high:.2g}."
         )
     return Guarantee(rule=rule, rate=rate, over=over, interval=interval, statement=statement)

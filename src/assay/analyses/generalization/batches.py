@@ -15,26 +15,13 @@ from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError
 from assay.core.random import stream
 from assay.discovery.edges import EdgeMethod, discover, get_method
-from assay.execution import get_ablation, run_model
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
-from assay.objectives import get_objective
-from assay.tasks import (
-    EvalTransform,
-    ImageBatch,
-    ImageInputs,
-    ImageSet,
-    ImageStream,
-    ImageTask,
-    PairTask,
-)
+from assay.tasks import EvalTransform, ImageBatch, ImageInputs, ImageSet, ImageStream, ImageTask
 from assay.tasks.image_stream import DecodedBatch
-from assay.tasks.prompt_set import UNANSWERED, ArrivingPrompts
 
 
 Images = ImageTask | ImageStream | ImageSet | Tensor
-Inputs = Images | PairTask | ArrivingPrompts
-BatchTask = ImageTask | PairTask
 
 
 def image_task(
@@ -55,24 +42,10 @@ def image_task(
     return ImageTask(images=images)
 
 
-def batch_task(model: Model, inputs: Inputs, transform: EvalTransform | None = None) -> BatchTask:
-    """A batch in any form as the model reads it: a task as it is, the rest made into one.
-
-    Args:
-        model: What reads it.
-        inputs: Images as `image_task` takes them, those of a stream then lie in memory; prompts, which have
-            no counterparts and no answers.
-        transform: Of images, instead of the model's own.
-    """
-    if isinstance(inputs, ArrivingPrompts):
-        return inputs.task(model)
-    task = inputs if isinstance(inputs, PairTask) else image_task(model, inputs, transform)
+def batch_task(model: Model, images: Images, transform: EvalTransform | None = None) -> ImageTask:
+    """A batch as `image_task` gives it; images of a stream then lie in memory."""
+    task = image_task(model, images, transform)
     return task.loaded() if isinstance(task, ImageStream) else task
-
-
-def origin(inputs: BatchTask | ImageStream | ImageSet | ArrivingPrompts) -> str:
-    """Where inputs come from."""
-    return inputs.name if isinstance(inputs, PairTask) else inputs.domain
 
 
 def check_reference(model: Model, reference_scores: EdgeScores) -> Mapping[str, Any]:
@@ -127,29 +100,27 @@ def _method(settings: Mapping[str, Any]) -> EdgeMethod:
 
 def circuit_like(
     model: Model,
-    task: BatchTask | ImageStream,
+    task: ImageTask | ImageStream,
     reference_scores: EdgeScores,
     *,
     per_example: bool = False,
     batch_size: int | None = None,
 ) -> EdgeScores:
-    """The circuit of new images or prompts, found with the settings of the reference: one discovery.
+    """The circuit of new images, found with the settings of the reference: one discovery.
 
     Args:
         model: The model of the reference.
-        task: The inputs, two or more under a mean ablation. Images of a stream are decoded once, and held in
+        task: The images, two or more under a mean ablation. Those of a stream are decoded once, and held in
             8 bits meanwhile.
         reference_scores: What gives the settings.
-        per_example: Keep the scores of each input.
-        batch_size: Inputs per pass.
+        per_example: Keep the scores of each image.
+        batch_size: Images per pass.
 
     Raises:
-        InputError, NonFiniteError: As `discover`; also if the settings need counterparts or answers, which
-            the prompts of a stream do not have.
+        InputError, NonFiniteError: As `discover`.
     """
     settings = check_reference(model, reference_scores)
     task = task.held() if isinstance(task, ImageStream) else task
-    _check_unanswered(task, settings)
     options: dict[str, Any] = {"objective": settings["objective"], "ablation": settings["ablation"]}
     if settings["steps"] is not None:
         options |= {"steps": settings["steps"], "quadrature": settings["quadrature"]}
@@ -166,29 +137,13 @@ def circuit_like(
     return scores
 
 
-def _check_unanswered(task: BatchTask | ImageStream, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that read what the prompts of a stream do not have."""
-    if not task.config.get(UNANSWERED):
-        return
-    if get_ablation(settings["ablation"]).paired:
-        raise InputError(
-            f"the ablation is {settings['ablation']}, but the prompts have no counterparts; use mean, "
-            "mean-positional (prompts of one length) or zero"
-        )
-    if get_objective(settings["objective"]).needs_answers:
-        raise InputError(
-            f"the objective is {settings['objective']}, but the prompts have no answers; use kl, js or "
-            "pseudo_margin"
-        )
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outputs:
     """What the model gives for some images, from one forward pass.
 
     Attributes:
         logits: `[n, n_classes]`, float64.
-        features: What the classifier reads, `[n, n_features]`; of prompts without columns.
+        features: What the classifier reads, `[n, n_features]`.
     """
 
     logits: Float64[Tensor, "n c"]
@@ -204,15 +159,12 @@ class Outputs:
         return Outputs(logits=self.logits[torch.from_numpy(rows)], features=self.features[rows])
 
 
-def outputs_of(model: Model, task: BatchTask | ImageStream, *, batch_size: int | None = None) -> Outputs:
-    """Run the model on images, or on prompts, which have no features.
+def outputs_of(model: Model, task: ImageTask | ImageStream, *, batch_size: int | None = None) -> Outputs:
+    """Run the model on images.
 
     Raises:
         NonFiniteError: If a logit is NaN or infinite; the message names the image.
     """
-    if isinstance(task, PairTask):
-        read = run_model(model, task, batch_size=batch_size).double().cpu()
-        return Outputs(logits=read, features=np.empty((len(read), 0)))
     places = None
     if isinstance(task, ImageStream):
         task, places = task.ascending()

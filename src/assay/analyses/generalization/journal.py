@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from assay.analyses.generalization.accuracy_estimate import AccuracyEstimate
 from assay.analyses.generalization.noise_floor import Excess
 from assay.core.errors import FileFormatError, InputError, OutputError
-from assay.core.record import BRIEF, Record, plain
+from assay.core.record import Record, plain
 from assay.core.untrusted import parse_json
 from assay.core.verdict import Interval
 
@@ -39,7 +39,6 @@ class Reading(Record):
         data_hash: Of the images.
         sources: Names of the files, where known.
         skipped: Files since the batch before that could not be read.
-        undefined: Files of windows since then that have no reading, as their shift is undefined.
         seconds: Discovery took so long.
         estimate: Accuracy without labels, or why there is none; None for a monitor that was not calibrated on
             labelled domains.
@@ -62,7 +61,6 @@ class Reading(Record):
     data_hash: str = ""
     sources: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
-    undefined: tuple[str, ...] = field(default=(), metadata=BRIEF)
     seconds: float = 0.0
     estimate: AccuracyEstimate | None = None
 
@@ -73,8 +71,8 @@ class Reading(Record):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All files that it names: observed, unreadable, of windows without a reading."""
-        return (*self.sources, *self.skipped, *self.undefined)
+        """All files that it names: observed and unreadable."""
+        return (*self.sources, *self.skipped)
 
 
 class Journal:

@@ -11,14 +11,13 @@ import numpy as np
 from assay.analyses.generalization import monitor_plots as plots
 from assay.analyses.generalization.accuracy_estimate import WORTH
 from assay.analyses.generalization.batches import BASELINES
-from assay.analyses.generalization.monitor_series import batch_details, series_block
+from assay.analyses.generalization.monitor_batches import batch_details
 from assay.analyses.generalization.monitor_words import (
     DRAWN,
     accuracy_words,
     alarm_reasons,
     caveats,
     in_excess,
-    inputs_of,
     statistic,
     threshold_origin,
     verdict,
@@ -92,13 +91,13 @@ def monitor_page(document: Document) -> Page:
     return Page(
         kind="monitor",
         title=f"Circuit shift of {document['model'].get('id', 'a model')} on "
-        f"{plural(len(readings), 'batch')} of {inputs_of(document)}",
+        f"{plural(len(readings), 'batch')} of images",
         verdict=verdict(document),
         remark=" ".join(filter(None, (document["guarantee"]["statement"], accuracy_words(document)))),
         reasons=alarm_reasons(document),
         caveats=caveats(document),
         lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
-        f"a batch and the circuit on {reference.get('n', 'known')} {inputs_of(document)} in distribution. "
+        f"a batch and the circuit on {reference.get('n', 'known')} images in distribution. "
         f"Sampling alone makes it positive, more so for smaller batches{beyond}. A shift means that the "
         "model works differently, not that it works worse.",
         sections=[section for section in sections if section.blocks],
@@ -135,15 +134,15 @@ def _shift(document: Document) -> list[Block]:
     named = f" ({document['rule']} rule)" if document.get("rule") else ""
     known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
     beyond = " beyond its noise floor" if in_excess(document) else ""
-    meant = "" if beyond else f" of the mean shift of such batches (resampled over {inputs_of(document)})"
+    meant = "" if beyond else " of the mean shift of such batches (resampled over images)"
     blocks: list[Block] = [
-        series_block(
-            drawn,
+        Figure(
             draw=partial(plots.plot_shift, drawn),
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
             caption=f"Shift of each batch{beyond}{known}. Diamonds raised the alarm{named}. Band: "
             f"{_level(document)} intervals{meant}.",
+            name="shift",
         ),
         *batch_details(document),
     ]
@@ -182,7 +181,7 @@ def _readings(document: Document) -> Table:
         columns=[
             *columns("batch", numeric=True, sort=True),
             *columns("time (UTC)", "origin", sort=True),
-            *columns(inputs_of(document), "shift", numeric=True, sort=True),
+            *columns("images", "shift", numeric=True, sort=True),
             *(columns("beyond the floor", numeric=True, sort=True) if in_excess(document) else ()),
             *columns(f"{_level(document)} interval", numeric=True),
             *columns("p", "e-value", numeric=True, sort=True),
@@ -213,9 +212,8 @@ def _reading(
     document: Document, reading: Document, drift: Sequence[str], baselines: Sequence[str]
 ) -> list[Text]:
     n: list[Text] = [str(reading["n"])]
-    for names, why in ((reading["skipped"], "unreadable"), (reading.get("undefined"), "without a shift")):
-        if names:
-            n += [" ", quiet(f"({len(names)} {why})", ", ".join(names))]
+    if skipped := reading["skipped"]:
+        n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
     alarm: list[Text] = [Span(bold("alarm"), "minus")] if reading["alarm"] else []
     if reading["alarm"] is False:
         alarm.append("no")
@@ -427,7 +425,7 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
     settings, distance = document["settings"], document["distance"]
     yield "model", model_text(document["model"])
     source = f"{reference.get('name', '')} {reference.get('domain', '')} "
-    yield "reference", (source, quiet(f"{reference.get('n', '')} {inputs_of(document)}"))
+    yield "reference", (source, quiet(f"{reference.get('n', '')} images"))
     estimator = "{objective}, {ablation}, {steps} steps, {quadrature}".format_map(settings)
     yield "estimator", (f"{settings['method']} ", quiet(estimator))
     yield "distance", (f"{distance['key']} ", quiet(distance["published"]))
@@ -435,7 +433,7 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
     yield (
         "noise floor",
         (
-            f"from {batches} batches of {batch} {inputs_of(document)}"
+            f"from {batches} batches of {batch} images"
             if in_excess(document)
             else quiet(": ".join(filter(None, ("none", document.get("without_floor")))))
         ),

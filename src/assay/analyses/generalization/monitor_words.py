@@ -11,12 +11,6 @@ FAR = 0.05  # distance of a threshold's performance from its target that is wort
 Document = Mapping[str, Any]
 
 
-def inputs_of(document: Document, n: int | None = None) -> str:
-    """What is watched, in the plural, or so many: `images`, or `1 image`; `prompts` of a language model."""
-    inputs = str(document.get("inputs", "images"))
-    return inputs if n is None else plural(n, inputs.removesuffix("s"))
-
-
 def in_excess(document: Document) -> bool:
     """Whether the rules compare batches by the excess over the noise floor, not by the shift."""
     return document.get("statistic") == "excess"
@@ -92,7 +86,7 @@ def caveats(document: Document) -> list[str]:
     sizes = sorted({each["n"] for each in readings})
     if document.get("calibration") is None and n_reference is not None and sizes != [n_reference]:
         notes.append(
-            f"The reference circuit is based on {n_reference} {inputs_of(document)}, the batches on "
+            f"The reference circuit is based on {n_reference} images, the batches on "
             f"{', '.join(map(str, sizes))}. Smaller batches have larger shifts by sampling alone, so "
             "thresholds from another batch size do not apply."
         )
@@ -105,21 +99,9 @@ def caveats(document: Document) -> list[str]:
         )
     if n := sum(len(each["skipped"]) for each in readings) + len(document.get("passed", ())):
         notes.append(
-            f"{plural(n, 'image file') if inputs_of(document) == 'images' else inputs_of(document, n)} could "
-            f"not be read and {'was' if n == 1 else 'were'} left out."
-        )
-    if n := len(undefined_names(document)):
-        notes.append(
-            f"{inputs_of(document, n)} lie in batches whose shift is undefined, because their scores do not "
-            "vary; these batches have no reading and raised no alarm."
+            f"{plural(n, 'image file')} could not be read and {'was' if n == 1 else 'were'} left out."
         )
     return notes
-
-
-def undefined_names(document: Document) -> list[str]:
-    """Names of the inputs of batches whose shift is undefined."""
-    found = [name for each in document["readings"] for name in each.get("undefined", ())]
-    return [*found, *document.get("undefined", ())]
 
 
 # ------------------------------------------------------------------------------------------------ the alarm
@@ -214,17 +196,6 @@ def _meaning(document: Document) -> Iterator[str]:
         if document["rule"] == "threshold" and target is not None
         else ""
     )
-    if inputs_of(document) == "prompts":
-        yield (
-            "It may mean that the prompts come from another source, that their form or language has changed, "
-            "or that batches mix topics or hours otherwise than the known ones. It does not by itself mean "
-            f"that predictions are wrong.{lower}"
-        )
-        yield (
-            "What to do: read the prompts of these batches, look at the layers that changed, and judge some "
-            "tens of answers. If such prompts are to stay, calibrate a new monitor on them."
-        )
-        return
     yield (
         "It may mean that the images come from another source, that they have changed (camera, light, "
         "processing), or that batches mix classes or days otherwise than the known ones. It does not by "

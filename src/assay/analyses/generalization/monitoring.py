@@ -12,8 +12,7 @@ from assay.analyses.generalization.alarm_rules import AlarmRules
 from assay.analyses.generalization.alarms import Calibration, ConformalAlarm, Guarantee, check_alpha
 from assay.analyses.generalization.batches import (
     COMPARED,
-    BatchTask,
-    Inputs,
+    Images,
     Outputs,
     batch_task,
     check_reference,
@@ -21,7 +20,6 @@ from assay.analyses.generalization.batches import (
     image_task,
     label_free,
     labelled_outputs,
-    origin,
     outputs_of,
 )
 from assay.analyses.generalization.journal import MonitorLog, Reading
@@ -35,14 +33,13 @@ from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
 from assay.models import Model
-from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask, PairTask
-from assay.tasks.prompt_set import ArrivingPrompts
+from assay.tasks import EvalTransform, ImageSet, ImageStream, ImageTask
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Known = ImageTask | ImageStream | ImageSet | PairTask | ArrivingPrompts
+Known = ImageTask | ImageStream | ImageSet
 SCHEMA = "assay-monitor/1"
 LATEST = 8  # readings in the summary of a notebook
 
@@ -183,8 +180,6 @@ class Monitor(display.Shown, Record):
             "threshold": None if self.threshold is None else self.threshold.to_dict(),
             "seed": self._seed,
         }
-        if self._inputs != "images":
-            header["inputs"] = self._inputs
         if self.view != USUAL_VIEW:  # the usual one has the identity that monitors always had
             header["view"] = self.view.to_dict()
         if self._probe.floor is not None:  # monitors without one keep the identity they always had
@@ -192,11 +187,6 @@ class Monitor(display.Shown, Record):
         if self._transform is not None:  # else the model's own, which its record stands for
             header["transform"] = self._transform.to_dict()
         return header
-
-    @property
-    def _inputs(self) -> str:
-        """What is watched, in the plural."""
-        return "images" if self.model.vision else "prompts"
 
     @property
     def rule(self) -> str | None:
@@ -218,15 +208,9 @@ class Monitor(display.Shown, Record):
         """Identity of what is watched and how, 16 hex digits."""
         return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
 
-    @property
-    def window(self) -> int | None:
-        """Inputs of a batch: of the known ones, or of those of the noise floor; None: any number."""
-        known = self.calibration or self._probe.floor
-        return None if known is None else known.n
-
-    def task(self, inputs: Inputs) -> BatchTask:
-        """Images or prompts as the model reads them, as `observe` takes them."""
-        return batch_task(self.model, inputs, self._transform)
+    def task(self, images: Images) -> ImageTask:
+        """Images as the model reads them, as `observe` takes them."""
+        return batch_task(self.model, images, self._transform)
 
     # ------------------------------------------------------------------------------------- calibration
 
@@ -265,7 +249,7 @@ class Monitor(display.Shown, Record):
             shifts.append(measured.shift)
             excess += [] if measured.excess is None else [measured.excess.value]
         calibration = Calibration(
-            shifts=tuple(shifts), n=batch_size, domain=origin(id_images), excess=tuple(excess)
+            shifts=tuple(shifts), n=batch_size, domain=id_images.domain, excess=tuple(excess)
         )
         self._record("calibration", calibration)
         self._rules = self._rules.calibrated(calibration)
@@ -275,21 +259,18 @@ class Monitor(display.Shown, Record):
 
     def observe(
         self,
-        images: Inputs,
+        images: Images,
         *,
         sources: Sequence[str] = (),
         skipped: Sequence[str] = (),
-        undefined: Sequence[str] = (),
         domain: str = "",
     ) -> Reading:
         """The shift of one batch, with its interval and the alarm.
 
         Args:
-            images: An image task, an image set, or normalised images `[N, 3, H, W]`; for a language model
-                prompts or a task of pairs. 2 or more.
+            images: An image task, an image set, or normalised images `[N, 3, H, W]`; 2 or more.
             sources: Names of their files, kept in the reading.
             skipped: Files since the batch before that could not be read, kept too.
-            undefined: Files of batches since then that had no reading, kept too.
             domain: Name of the origin; default: that of the images.
 
         Raises:
@@ -299,12 +280,10 @@ class Monitor(display.Shown, Record):
         """
         task = self.task(images)
         if task.n < 2:
-            raise InputError(
-                f"the batch holds 1 {self._inputs[:-1]}; a circuit and its interval need 2 or more"
-            )
+            raise InputError("the batch holds 1 image; a circuit and its interval need 2 or more")
         if self.calibration is not None and task.n != self.calibration.n:
             raise InputError(
-                f"the batch holds {task.n} {self._inputs}, the known batches {self.calibration.n}, but "
+                f"the batch holds {task.n} images, the known batches {self.calibration.n}, but "
                 "shifts by sampling alone depend on the size; give batches of the same size"
             )
         self._probe.check(task)
@@ -328,11 +307,10 @@ class Monitor(display.Shown, Record):
             if self._outputs is None or outputs is None
             else drift_tests(self._outputs, outputs, seed=self._seed),
             layers=tuple(map(tuple, moved.numpy().round(6).tolist())),
-            domain=domain or origin(task),
+            domain=domain or task.domain,
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
-            undefined=tuple(undefined),
             seconds=float(scores.details.get("seconds", 0.0)),
             estimate=self._estimate(scores, readings, task.n),
         )
@@ -350,7 +328,7 @@ class Monitor(display.Shown, Record):
         shifts = self._probe.shifts(scores, self.estimator.names)
         return self.estimator.estimate({**shifts, **baselines}, n=n)
 
-    def _read_outputs(self, task: BatchTask | ImageStream) -> Outputs:
+    def _read_outputs(self, task: ImageTask | ImageStream) -> Outputs:
         return outputs_of(self.model, task, batch_size=self._batch_size)
 
     # ------------------------------------------------------------------------------------- what it says
@@ -358,7 +336,7 @@ class Monitor(display.Shown, Record):
     @property
     def guarantee(self) -> Guarantee:
         """How often the rule in force raises a false alarm, and what that rests on."""
-        return self._rules.guarantee(self._inputs)
+        return self._rules.guarantee
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per batch: index, time, n, shift, low, high, excess, alarm, p_value, e_value, domain."""

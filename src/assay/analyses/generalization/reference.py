@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from assay.analyses.generalization.batches import BatchTask, batch_task
+from assay.analyses.generalization.batches import batch_task
 from assay.analyses.generalization.noise_floor import NoiseFloor, block_means, rows_of, without_floor
 from assay.circuits import EdgeScores
 from assay.circuits.files import read_edges, write_edges
@@ -17,7 +17,7 @@ from assay.core.errors import InputError
 from assay.core.untrusted import malformed
 from assay.discovery.edges import EdgeMethod, discover
 from assay.models import Model
-from assay.tasks import ImageStream
+from assay.tasks import ImageStream, ImageTask
 from assay.tasks.seen import describe_discovery
 
 
@@ -104,7 +104,7 @@ def load_reference(path: str | Path, model: Model) -> Reference:
 
 def discover_reference(
     model: Model,
-    task: BatchTask | ImageStream,
+    task: ImageTask | ImageStream,
     method: str | EdgeMethod = "eap-ig-inputs",
     *,
     batch: int,
@@ -119,7 +119,7 @@ def discover_reference(
 
     Args:
         model: The model to watch.
-        task: Known images or prompts, in random order; those beyond the last whole batch are left out. Of a
+        task: Known images, in random order; those beyond the last whole batch are left out. Of a
             stream one batch at a time lies in memory.
         method: Of discovery.
         batch: Images of a batch, 2 or more: the window of the monitor.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from assay.analyses.generalization.batches import BatchTask, circuit_like, origin
+from assay.analyses.generalization.batches import circuit_like
 from assay.analyses.generalization.noise_floor import Excess, NoiseFloor, rows_of
 from assay.analyses.generalization.resampled import resampled_shift
 from assay.analyses.generalization.shift import DISTANCES, ShiftView, circuit_shift
@@ -12,6 +12,7 @@ from assay.circuits import EdgeScores
 from assay.core.errors import InputError, NonFiniteError
 from assay.core.verdict import Interval
 from assay.models import Model
+from assay.tasks import ImageTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class ShiftProbe:
     level: float
     batch_size: int | None
 
-    def check(self, task: BatchTask) -> None:
+    def check(self, task: ImageTask) -> None:
         """Refuse a batch of another size than the noise floor's, and that of the reference.
 
         Raises:
@@ -73,7 +74,7 @@ class ShiftProbe:
                 "other images"
             )
 
-    def measure(self, task: BatchTask, *, per_example: bool) -> MeasuredShift:
+    def measure(self, task: ImageTask, *, per_example: bool) -> MeasuredShift:
         """The circuit of a batch, its shift, and what that has beyond the noise floor: one discovery.
 
         Args:
@@ -93,7 +94,7 @@ class ShiftProbe:
         shift = self._shift(scores, self.distance)
         if not math.isfinite(shift):
             raise NonFiniteError(
-                f"the {self.distance} shift of {origin(task) or 'the batch'} is {shift}, because the scores "
+                f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}, because the scores "
                 "do not vary; check the model, or use another distance"
             )
         excess = None if self.floor is None else self.floor.excess(rows_of(scores), level=self.level)

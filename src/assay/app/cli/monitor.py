@@ -1,7 +1,6 @@
 """`assay monitor`: batches of images in, circuit shift out, with an alarm."""
 
 import json
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +16,8 @@ from assay.app.console import (
     show_cost,
 )
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.option_groups import RUNNING, at_least
+from assay.app.option_groups import RUNNING
 from assay.app.running import Computing
-from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
@@ -28,21 +26,16 @@ if TYPE_CHECKING:
     from assay.pipeline.monitoring import StartedMonitor
 
 ALARM = 3
-LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class MonitorSettings(Computing, MonitorOptions):
     """What is watched, and how the command talks and ends.
 
     Attributes:
-        metrics_port: Serve Prometheus metrics on this port.
-        metrics_host: Address on which to serve them; others than loopback need no token either.
         gate: Exit with code 3 if a batch raises the alarm; with --follow, immediately.
     """
 
-    metrics_port: Annotated[int | None, RUNNING, at_least(0)] = None
-    metrics_host: Annotated[str, RUNNING] = LOOPBACK
     gate: Annotated[bool, RUNNING] = False
 
 
@@ -55,13 +48,11 @@ def monitor(settings: MonitorSettings) -> int:
     from assay.app.monitor.watch import MonitorRun, stopped_by_signals
     from assay.pipeline.planning import monitor_cost
 
-    with ExitStack() as stack:
-        stop = stack.enter_context(stopped_by_signals())
-        run = stack.enter_context(MonitorRun(settings, stop=stop, tell=remark))
+    with stopped_by_signals() as stop, MonitorRun(settings, stop=stop, tell=remark) as run:
         if settings.dry_run:
             show_cost(monitor_cost(run.model, run.plan), as_json=settings.json)
             return 0
-        _start(settings, run, stack)
+        _start(run)
         readings = _observe(settings, run, stop)
         if stop.is_set():
             note("Stopped. Run the same command again to resume.")
@@ -74,16 +65,8 @@ def monitor(settings: MonitorSettings) -> int:
     return 0
 
 
-def _start(settings: MonitorSettings, run: "MonitorRun", stack: ExitStack) -> None:
-    """Metrics, the reference, and what the alarm promises."""
-    if settings.metrics_port is not None:
-        from assay.app.monitor.metrics import MetricsServer  # needs an extra, which others do not
-
-        served = stack.enter_context(MetricsServer(settings.metrics_port, settings.metrics_host))
-        run.publish_to(served.publish)
-        note(f"metrics on http://{settings.metrics_host}:{served.port}/metrics")
-    elif settings.metrics_host != LOOPBACK:
-        raise InputError("--metrics-host has no effect without --metrics-port; give one")
+def _start(run: "MonitorRun") -> None:
+    """The reference, and what the alarm promises."""
     with progress_on_stderr() as progress:
         run.start(progress)
     remark(run.started.monitor.guarantee.statement)
@@ -122,7 +105,6 @@ def _line(reading: "Reading") -> str:
     e = "" if reading.e_value is None else f"{reading.e_value:.3g}"
     alarm = {None: "", False: "no", True: "ALARM"}[reading.alarm]
     skipped = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
-    skipped += f"  {len(reading.undefined)} without a shift" if reading.undefined else ""
     accuracy = "" if reading.estimate is None else f"  accuracy: {reading.estimate}"
     return (
         f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "

@@ -1,7 +1,6 @@
-"""`assay serve`: the results store, and monitors that run, as a local site."""
+"""`assay serve`: the results store as a local site."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -24,31 +23,20 @@ class ServeSettings(Quiet, Storing):
         port: Port; 0 picks a free one.
         token: Token that visitors must send: 16 characters or more.
         allow_host: Additional host name of the site; repeat for several.
-        url: Address of the site in notifications, e.g. behind a proxy. Default: the one it listens on.
-        monitor: TOML file of `assay monitor` options, or the directory of a running monitor; repeat for
-            several.
     """
 
     host: Annotated[str, SITE] = "127.0.0.1"
     port: Annotated[int, SITE, at_least(0, 65535)] = 8651
     token: Annotated[str | None, SITE, Parameter(allow_leading_hyphen=True)] = None
     allow_host: Annotated[tuple[str, ...], SITE] = ()
-    url: Annotated[str | None, SITE] = None
-    monitor: Annotated[tuple[Path, ...], SITE] = ()
 
 
-@command(STORE, example="assay serve --store assay-out --monitor assay-monitor")
+@command(STORE, example="assay serve --store assay-out")
 def serve(settings: ServeSettings) -> None:
     """Show the store as a local, read-only site until Ctrl-C."""
-    from assay.app.monitor.watched import watched
-    from assay.app.site.web import create_app
     from assay.app.site.web import serve as run
 
-    # A monitor can be shown before anything else was stored.
-    store = settings.open_store() if settings.monitor else settings.existing_store()
-    # What is wrong with host or token, before a monitor is loaded.
-    create_app(store, host=settings.host, token=settings.token)
-    monitors = [watched(path) for path in settings.monitor]
+    store = settings.existing_store()
 
     def ready(address: str) -> None:
         note(f"serving {store.directory} at {address}  (Ctrl-C to stop)")
@@ -58,8 +46,6 @@ def serve(settings: ServeSettings) -> None:
         host=settings.host,
         port=settings.port,
         token=settings.token,
-        monitors=monitors,
         allowed_hosts=settings.allow_host,
-        url=settings.url,
         ready=ready,
     )

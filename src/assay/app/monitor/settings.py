@@ -1,4 +1,4 @@
-"""The options of a monitor: of `assay monitor`, and of a file for `assay serve --monitor`."""
+"""The options of a monitor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,21 +25,19 @@ from assay.app.running import Batched, ImageWorkers, Seeded
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassifier, Ablating):
     """What a monitor watches and how.
 
     Attributes:
-        reference: Images in distribution (a folder, or shapes:STYLE), prompts (a JSON lines file, or
-            task:KEY), or a file of their edge scores.
+        reference: Images in distribution (a folder, or shapes:STYLE), or a file of their edge scores.
             Default: shapes of the embedded zoo's style.
-        images: Folder, shapes:STYLE, or posted (assay serve); repeat for several, in order.
-        prompts: JSON lines file of prompts to watch, or task:KEY, for a language model.
+        images: Folder, or shapes:STYLE; repeat for several, in order.
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
-        n: Images or prompts to draw from each shapes:STYLE or task:KEY to watch, in total.
+        n: Images to draw from each shapes:STYLE to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
-        window: Images or prompts per batch.
-        reference_n: Images or prompts in the reference. Default: 1,024, or all that calibration leaves.
+        window: Images per batch.
+        reference_n: Images in the reference. Default: 1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
         order: Order of the files: time, name or random.
         follow: Wait for new images in the folder.
@@ -50,10 +48,9 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
         target: Accuracy below which to raise the alarm; calibrates on 39 corrupted domains.
         rule: threshold, conformal or sequential. Default: threshold if given, else conformal.
         alpha: Level of the conformal and the sequential rule.
-        alarm_file: File to append a JSON line to when an alarm is raised or resolved.
-        webhook: URL that receives the same lines by POST; best set with ASSAY_WEBHOOK or a file.
-        webhook_format: Body of a request: generic, slack, teams or pagerduty.
-        cool_down: Minimum time between notifications, e.g. 45s, 10m, 2h.
+        on_alarm: Shell command to run for each batch that raises the alarm; it reads the JSON of the
+            reading on its standard input.
+        metrics_file: File for Prometheus to write the state to after each batch.
         method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
         quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
@@ -62,7 +59,6 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
 
     reference: Annotated[str | None, INPUTS] = None
     images: Annotated[tuple[str, ...], INPUTS] = ()
-    prompts: Annotated[str | None, INPUTS] = None
     known: Annotated[str | None, INPUTS] = None
     n: Annotated[int, INPUTS, at_least(2)] = 384
     skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None
@@ -78,14 +74,9 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     target: Annotated[float | None, ALARM] = None
     rule: Annotated[str | None, ALARM, one_of("threshold", "conformal", "sequential")] = None
     alpha: Annotated[float, ALARM] = 0.05
-    alarm_file: Annotated[Path | None, ALARM] = None
-    webhook: Annotated[str | None, ALARM] = None
-    webhook_format: Annotated[str, ALARM, one_of("generic", "slack", "teams", "pagerduty")] = "generic"
-    cool_down: Annotated[str | float, ALARM, Parameter(metavar="TIME")] = "0"
+    on_alarm: Annotated[str | None, ALARM, Parameter(metavar="COMMAND")] = None
+    metrics_file: Annotated[Path | None, WATCHING] = None
     method: Annotated[str | None, DISCOVERY, completing("methods")] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
     quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")
-
-    def __repr__(self) -> str:
-        return f"MonitorOptions(model={self.model!r}, images={self.images!r}, out={str(self.out)!r})"

@@ -1,41 +1,37 @@
-"""A monitor that runs: the loop behind `assay monitor` and `assay serve --monitor`."""
+"""A monitor that runs: the loop behind `assay monitor`."""
 
+import json
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import FrameType, TracebackType
-from typing import Any
 
 from assay.analyses.generalization import DISTANCES
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.shift import ShiftView
-from assay.app.monitor.alarms import STATE, Notifier
+from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.monitor.sinks import AlarmFile, Sink, Webhook
-from assay.app.monitor.spool import POSTED, Spool
 from assay.app.running import call
-from assay.core.errors import InputError, NonFiniteError
+from assay.circuits import write_atomically
+from assay.core.errors import InputError
 from assay.core.signals import handled
-from assay.models import Model
 from assay.pipeline import Progress, check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
 from assay.pipeline.monitor_directory import READINGS, held, torn_line
 from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitoring import StartedMonitor, start_monitor
-from assay.pipeline.progress import seconds_of
-from assay.pipeline.prompt_stream import is_drawn, is_prompts, prompt_batches
-from assay.tasks import EvalTransform
+from assay.tasks import EvalTransform, is_shapes
 
 
 DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this order
 WRITE_EVERY = 60.0  # seconds between two writings of document and page, at least
 WRITE_SHARE = 50  # the same in times of what one writing takes: they grow with the readings
+PATIENCE = 60.0  # seconds that the command of an alarm may take
 
 Tell = Callable[[str], None]
-Publish = Callable[[Mapping[str, Any]], None]
 
 
 class Stop(threading.Event):
@@ -53,53 +49,26 @@ class MonitorRun:
 
     Args:
         options: What to watch and how.
-        name: What to call it in events and metrics. Default: the name of its directory.
-        stop: Set from elsewhere to end it after the batch at hand.
-        spool: Where the images lie that a service is posted; needed where they are what is watched.
-        address: Of the monitor's page, for events; None where it is not served.
+        stop: Set to end it after the batch at hand.
         tell: Hears what a person should know.
 
     Raises:
         InputError: For options that do not go together.
     """
 
-    def __init__(
-        self,
-        options: MonitorOptions,
-        *,
-        name: str | None = None,
-        stop: Stop | None = None,
-        spool: Spool | None = None,
-        address: str | None = None,
-        tell: Tell,
-    ) -> None:
+    def __init__(self, options: MonitorOptions, *, stop: Stop | None = None, tell: Tell) -> None:
         call(options, check_options)
         DISTANCES[options.distance]
-        cool_down = seconds_of(options.cool_down)
-        self._sinks: list[Sink] = []
-        if options.webhook is not None:
-            self._sinks.append(Webhook(options.webhook, form=options.webhook_format))
-        elif options.webhook_format != "generic":
-            raise InputError("a webhook format has no effect without a webhook; give --webhook URL")
-        if options.alarm_file is not None:
-            self._sinks.append(AlarmFile(options.alarm_file))
-        if cool_down and not self._sinks:
-            raise InputError("a cool-down has no effect without an alarm file or a webhook; give one")
-        self.model, style = options.load_watched(tell)
-        sources = _sources(options, self.model)
+        self.model, style = options.load_classifier(tell)
+        sources = options.images
+        if not sources and options.model is None:
+            sources = tuple(f"shapes:{each}" for each in DEMO)
         if not sources or (options.reference is None and style is None):
             raise InputError(
-                "your own model needs --reference, images it does well on, and --images, those to watch "
-                "(--prompts for a language model)"
+                "your own model needs --reference, images it does well on, and --images, those to watch"
             )
-        if POSTED in sources and (len(sources) > 1 or spool is None):
-            raise InputError(
-                f"--images {POSTED} are those of POST /observe; only `assay serve --monitor FILE.toml` takes "
-                f"them, and no others beside them. For a folder of this name give ./{POSTED}"
-            )
-        if options.follow and (len(sources) > 1 or is_drawn(sources[0])):
-            raise InputError("--follow watches one folder or file; give one --images DIR or --prompts FILE")
-        transform = EvalTransform.for_model(self.model) if self.model.vision else None
+        if options.follow and (len(sources) > 1 or is_shapes(sources[0])):
+            raise InputError("--follow watches one folder; give one --images DIR")
         self.plan = call(
             options,
             MonitorPlan,
@@ -110,19 +79,14 @@ class MonitorRun:
         self._watch = call(
             options,
             Watch,
-            transform=transform,
+            transform=EvalTransform.for_model(self.model),
             size=options.window,
             skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
         )
-        self._options, self._sources, self._cool_down = options, sources, cool_down
-        self._spool, self._address = spool, address
-        self.name = options.out.absolute().name if name is None else name
+        self._options, self._sources = options, sources
         self.stop = Stop() if stop is None else stop
         self._tell = tell
-        self._publish_to: Publish | None = None
-        self._published: Mapping[str, Any] = {}
         self._started: StartedMonitor | None = None
-        self._notifier: Notifier | None = None
         self._write_at = 0.0
         self._held = ExitStack()
 
@@ -143,18 +107,8 @@ class MonitorRun:
         assert self._started is not None, "call start() first"
         return self._started
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """That of the monitor, with its name and what became of its alarms."""
-        document = {**self.started.document, "name": self.name}
-        return document if self._notifier is None else {**document, "notifications": self._notifier.to_dict()}
-
-    def publish_to(self, publish: Publish) -> None:
-        """Give the document to this whenever it has changed."""
-        self._publish_to = publish
-
     def start(self, progress: Progress | None = None) -> None:
-        """Find or read the reference, calibrate, take up earlier readings and alarms.
+        """Find or read the reference, calibrate, take up earlier readings.
 
         Raises:
             OutputError: If the directory cannot be written, or another process watches with it.
@@ -168,25 +122,12 @@ class MonitorRun:
                 f"the last line of {out / READINGS} is incomplete and is ignored; its images are observed "
                 "again"
             )
-        if self._spool is not None:
-            self._spool.open()
-            self._held.callback(self._spool.close)
         self._started = start_monitor(
             self.model, self.plan, out=out, transform=self._watch.transform, progress=progress
         )
-        if self._sinks:
-            self._notifier = Notifier(
-                self._started.monitor,
-                self._sinks,
-                name=self.name,
-                cool_down=self._cool_down,
-                address=self._address,
-                state=out / STATE,
-                tell=self._tell,
-            )
         self._started.write(page=False)
         self._write_at = time.monotonic() + WRITE_EVERY
-        self._publish()
+        self._export()
 
     def observe(self) -> Iterator[Reading]:
         """Observe batch after batch until there are no more, or `stop` is set."""
@@ -195,15 +136,11 @@ class MonitorRun:
             for batch in self._batches():
                 if batch.note:
                     self._tell(batch.note)
-                reading = self._observed(batch)
-                if reading is None:
-                    continue
+                reading = self.started.observe(batch)
                 self.started.passed.clear()  # the reading names them
-                self.started.undefined.clear()
-                if self._notifier is not None:
-                    self._publish()  # who follows the link of a notification finds the batch
-                    self._notifier.take(reading)
-                self._publish()
+                self._export()
+                if reading.alarm and self._options.on_alarm is not None:
+                    self._alert(self._options.on_alarm, reading)
                 yield reading
                 self._keep()
                 if self.stop.is_set():
@@ -212,29 +149,27 @@ class MonitorRun:
             self.stop.observing = False
 
     def finish(self) -> None:
-        """Write document and page; tell what still waits to be told.
+        """Write document and page.
 
         Raises:
             OutputError: If a file cannot be written.
         """
         self.started.write()
-        if self._notifier is not None:
-            # Also after a stop: whoever stops it waits some seconds, and an alarm is worth them.
-            self._notifier.finish(time.sleep)
-            self._publish()
 
-    def _observed(self, batch: Batch) -> Reading | None:
-        """The reading of a batch; None for posted images without one, which must not end the service."""
+    def _alert(self, command: str, reading: Reading) -> None:
+        """Run the command of an alarm. What goes wrong with it is told and does not end the monitor."""
+        text = json.dumps(reading.to_dict(), allow_nan=False)
         try:
-            return self.started.observe(batch)
-        except NonFiniteError as error:
-            if self._spool is None:
-                raise
-            self._spool.pass_over(batch)
-            self.started.undefined.extend(batch.sources)
-            self._tell(f"skipped {batch.sources[0]} to {batch.sources[-1]}: {error}")
-            self._publish()
-            return None
+            # What it prints goes to stderr: stdout is that of the readings.
+            done = subprocess.run(
+                command, shell=True, input=text, text=True, stdout=2, timeout=PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired:
+            problem = f"did not end within {PATIENCE:g} s"
+        else:
+            problem = f"ended with status {done.returncode}" if done.returncode else ""
+        if problem:
+            self._tell(f"the command of --on-alarm {problem} at batch {reading.index + 1}")
 
     def _batches(self) -> Iterator[Batch]:
         """Images of all sources, at most so many."""
@@ -242,45 +177,34 @@ class MonitorRun:
         for source in self._sources:
             if most is not None and given >= most:
                 return
-            for batch in self._stream(source):
+            for batch in batches(
+                source,
+                self._watch,
+                done=self.started.done,
+                wait=self._wait,
+                tell=self._tell,
+                passed=self._pass_over,
+            ):
                 yield batch
                 given += 1
                 if most is not None and given >= most:
                     return
 
-    def _stream(self, source: str) -> Iterator[Batch]:
-        if self._spool is not None:
-            return self._spool.batches(
-                self._watch, wait=self._wait, tell=self._tell, keep=lambda: self.started.pictured
-            )
-        stream = batches if self.model.vision else partial(prompt_batches, model=self.model)
-        return stream(
-            source,
-            self._watch,
-            done=self.started.done,
-            wait=self._wait,
-            tell=self._tell,
-            passed=self._pass_over,
-        )
-
     def _pass_over(self, name: str) -> None:
         self.started.passed.append(name)
-        self._tell(f"skipped {name}: it cannot be {'decoded' if self.model.vision else 'read'}")
+        self._tell(f"skipped {name}: it cannot be decoded")
         self.started.write(page=False)
-        self._publish()
+        self._export()
 
     def _wait(self, seconds: float) -> bool:
-        if self._notifier is not None:
-            self._notifier.send()
-            if self._published.get("notifications") != self._notifier.to_dict():
-                self._publish()
         self._keep()
         return self.stop.wait(seconds)
 
-    def _publish(self) -> None:
-        if self._publish_to is not None:
-            self._published = self.document
-            self._publish_to(self._published)
+    def _export(self) -> None:
+        """Write the state for Prometheus, where it is asked for."""
+        if self._options.metrics_file is not None:
+            text = metrics_text(self.started.document, self._options.out.absolute().name)
+            write_atomically(self._options.metrics_file, text)
 
     def _keep(self) -> None:
         """Write document and page now and then; it takes the longer, the more readings there are."""
@@ -290,21 +214,6 @@ class MonitorRun:
         self.started.write()
         now = time.monotonic()
         self._write_at = now + max(WRITE_EVERY, WRITE_SHARE * (now - begun))
-
-
-def _sources(options: MonitorOptions, model: Model) -> tuple[str, ...]:
-    """What is watched: images, or the prompts of a language model."""
-    if not model.vision:
-        if options.images or (options.prompts is not None and not is_prompts(options.prompts)):
-            raise InputError(
-                f"{model.id} reads text; give --prompts FILE.jsonl or --prompts task:KEY, and no --images"
-            )
-        return () if options.prompts is None else (options.prompts,)
-    if options.prompts is not None:
-        raise InputError(
-            f"{model.id} reads images, not prompts; give --images, or --model with a language model"
-        )
-    return options.images or (tuple(f"shapes:{each}" for each in DEMO) if options.model is None else ())
 
 
 @contextmanager

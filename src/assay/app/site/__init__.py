@@ -5,6 +5,6 @@ import importlib
 from assay.core.extras import needs_extra
 
 
-with needs_extra("serve", "`assay serve` needs starlette, uvicorn and prometheus-client"):
-    for _module in ("starlette", "uvicorn", "prometheus_client"):
+with needs_extra("serve", "`assay serve` needs starlette and uvicorn"):
+    for _module in ("starlette", "uvicorn"):
         importlib.import_module(_module)

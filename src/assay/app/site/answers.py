@@ -1,17 +1,11 @@
-"""The pages of `assay serve`, each made when it is asked for from the store or from a monitor."""
+"""The pages of `assay serve`, each made when it is asked for from the store."""
 
-import re
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from assay.app.monitor.metrics import CONTENT_TYPE, metrics_text
-from assay.app.monitor.watched import WatchedMonitor
 from assay.app.option_groups import KINDS
 from assay.app.site import pages
 from assay.app.site.query import conditions, identity_of, whole
@@ -19,7 +13,7 @@ from assay.core.errors import InputError
 from assay.report import compare_document, overview_document
 from assay.report.comparison_sides import COMPARED
 from assay.report.record import result_page
-from assay.report.save import pages_of, render
+from assay.report.save import render
 from assay.store import Store
 
 
@@ -34,9 +28,8 @@ _DRAWING = threading.Lock()
 class Answers:
     """The answers; plain functions of the store, run outside the event loop."""
 
-    def __init__(self, store: Store, monitors: Sequence[WatchedMonitor]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._monitors = list(monitors)
 
     def results(self, request: Request) -> Response:
         """The list of results."""
@@ -108,63 +101,7 @@ class Answers:
         pair = identity_of(a), identity_of(b)
         return self._drawn(lambda: render(compare_document(self._store, *pair, files=False), served=True))
 
-    def monitors(self, request: Request) -> Response:
-        """All monitors with their state."""
-        del request
-        return HTMLResponse(pages.monitors_page([_state(each) for each in self._monitors]))
-
-    def monitor(self, request: Request) -> Response:
-        """One monitor."""
-        place = request.path_params["place"]
-        if not re.fullmatch(r"[0-9]{1,4}", place) or int(place) >= len(self._monitors):
-            raise HTTPException(404)
-        found = self._monitors[int(place)]
-        document, error = found.document, found.error
-        if not document or not document.get("readings"):
-            return HTMLResponse(pages.waiting_page(found.name, error))
-
-        def draw() -> str:
-            if error is None:
-                return render(document, served=True)
-            return pages.failed_page(pages_of(document), found.name, error)
-
-        return self._drawn(draw)
-
-    def metrics(self, request: Request) -> Response:
-        """State of the monitors for Prometheus."""
-        del request
-        documents = [{**each.document, "name": each.name} for each in self._monitors if each.document]
-        registry = CollectorRegistry()
-        up = Gauge(
-            "assay_monitor_up",
-            "1 while the monitor runs, 0 once it has ended.",
-            ["monitor"],
-            registry=registry,
-        )
-        for name, runs in sorted(
-            ((each.name, each.running and each.error is None) for each in self._monitors), reverse=True
-        ):
-            up.labels(monitor=name).set(int(runs))  # of one name the one that ended counts
-        return Response(
-            metrics_text(documents) + generate_latest(registry), headers={"Content-Type": CONTENT_TYPE}
-        )
-
     @staticmethod
     def _drawn(draw: Callable[[], str]) -> Response:
         with _DRAWING:
             return HTMLResponse(draw())
-
-
-def _state(monitor: WatchedMonitor) -> dict[str, Any]:
-    readings = (monitor.document or {}).get("readings") or []
-    last = readings[-1] if readings else {}
-    return {
-        "name": monitor.name,
-        "error": monitor.error,
-        "running": monitor.running,
-        "n": len(readings),
-        "alarms": sum(bool(each.get("alarm")) for each in readings),
-        "alarm": bool(last.get("alarm")),
-        "shift": last.get("shift"),
-        "time": str(last.get("time") or ""),
-    }

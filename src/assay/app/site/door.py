@@ -14,7 +14,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.app.site.notices import notice
-from assay.app.site.observe import PATH as OBSERVE
 from assay.page.html import content_policy
 
 
@@ -65,23 +64,18 @@ class Door:
 
     def _refusal(self, request: Request) -> Response | None:
         """An answer instead of the page, or None to let the visitor in."""
-        # A foreign page can post no image and no JSON: browsers ask with OPTIONS before these.
-        if request.method not in ("GET", "HEAD") and (request.method, request.url.path) != ("POST", OBSERVE):
-            text = f"This site is read-only, but for POST {OBSERVE}."
-            return notice(request, 405, "Read only", text, headers={"Allow": "GET, HEAD"})
+        if request.method not in ("GET", "HEAD"):
+            return notice(405, "Read only", "This site is read-only.", headers={"Allow": "GET, HEAD"})
         # A name that points here only in the visitor's browser: DNS rebinding.
         if not self._known_host(request.headers.get("host", "")):
             return notice(
-                request,
                 400,
                 "Unknown host",
                 "This site was opened under an unknown host name. Visit it by its address, or start it with "
                 "--allow-host NAME.",
             )
         if any(len(value) > LONGEST for _, value in parse_qsl(request.url.query, keep_blank_values=True)):
-            return notice(
-                request, 400, "Too long", f"A value in the address has more than {LONGEST:,} characters."
-            )
+            return notice(400, "Too long", f"A value in the address has more than {LONGEST:,} characters.")
         if self._token is None or request.url.path == "/healthz":
             return None
         return self._unknown_visitor(request)
@@ -115,7 +109,6 @@ class Door:
             answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict", path="/")
             return answer
         return notice(
-            request,
             401,
             "Token required",
             "Send the header Authorization: Bearer TOKEN, or open the link with ?token=TOKEN once after the "

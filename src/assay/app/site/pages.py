@@ -1,4 +1,4 @@
-"""Pages that only `assay serve` has: the list of results, an index, monitors, messages."""
+"""Pages that only `assay serve` has: the list of results, an index, messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -153,78 +153,6 @@ def compare_form(choices: Sequence[ResultSummary], *, a: str = "", b: str = "") 
         sections=[Section(title="Newest results to compare", blocks=[newest])] if rows else [],
     )
     return render_pages([page], served=True)
-
-
-def monitors_page(monitors: Sequence[Mapping[str, Any]]) -> str:
-    """The monitors with their state: `name`, `n`, `error`, `alarm`, `time`."""
-    names = ("monitor", "state", "batches", "alarms", "last shift", "last reading")
-    table: Block = Table(
-        columns=[Column(name=name, numeric=2 <= at <= 4, sort=True) for at, name in enumerate(names)],
-        rows=[
-            [
-                Span(each["name"], "", link=f"/monitor/{place}"),
-                _state(each),
-                number(each["n"]),
-                number(each["alarms"]),
-                "" if each["shift"] is None else number(float(each["shift"]), 3),
-                Cell(text=each["time"][:16].replace("T", " "), style="quiet nowrap"),
-            ]
-            for place, each in enumerate(bounded(monitors))
-        ],
-    )
-    if not monitors:
-        none = (
-            "No monitor is watched. ",
-            code("assay serve --monitor PATH"),
-            " takes the options file of a monitor, or the directory of a running one; repeat it for several.",
-        )
-        table = Note(text=none, style="quiet")
-    metrics = Span(code("/metrics"), "", link="/metrics")
-    page = Page(
-        kind="monitors",
-        title="Monitors",
-        lede=("The same values for Prometheus: ", metrics, "."),
-        head=[table],
-    )
-    return render_pages([page], served=True)
-
-
-def _state(monitor: Mapping[str, Any]) -> Cell:
-    """What a monitor does, and why."""
-
-    def said(mark: str, word: str, status: str, more: str = "") -> Cell:
-        return Cell(text=(Span((mark, " ", word), f"status is-{status}"), more), style="why")
-
-    if monitor["error"]:
-        return said("✕", "failed", "fail", f" {monitor['error']}")
-    if not monitor["running"]:
-        raised = "; the last batch raised the alarm" if monitor["alarm"] else ""
-        return said("■", "stopped", "inconclusive", f" nothing is observed any more{raised}")
-    if monitor["alarm"]:
-        return said("▲", "alarm", "fail")
-    return said("●", "quiet", "pass") if monitor["n"] else Cell(text=quiet("no reading yet"), style="why")
-
-
-def waiting_page(name: str, error: str | None) -> str:
-    """A monitor that has no reading to show."""
-    page = Page(
-        kind="monitor",
-        title=f"Monitor {cut_text(name, 200)}",
-        verdict="" if error else "No reading yet. This page does not reload by itself.",
-        caveats=[f"The monitor stopped: {cut_text(error)}"] if error else [],
-    )
-    return render_pages([page], served=True)
-
-
-def failed_page(pages: Sequence[Page], name: str, error: str) -> str:
-    """The pages of a monitor that stopped with an error: what it has read, below what went wrong."""
-    note = Page(
-        kind="monitor",
-        title=f"{cut_text(name, 200)} has stopped",
-        caveats=[cut_text(error)],
-        lede="Its earlier readings are below.",
-    )
-    return render_pages([note, *pages], served=True)
 
 
 def message_page(title: str, message: str, *, navigation: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""What a visitor asks of the store, read from the values of an address; pages and API ask the same way."""
+"""What a visitor asks of the store, read from the values of an address."""
 
 import json
 import re

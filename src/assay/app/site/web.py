@@ -1,4 +1,4 @@
-"""`assay serve`: a read-only site over a results store, and over monitors that run and may be posted images.
+"""`assay serve`: a read-only site over a results store.
 
 Every answer is made when it is asked for. Ids are checked before they reach the store, and no path of the
 file system is ever built from a request.
@@ -7,8 +7,7 @@ file system is ever built from a request.
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,20 +16,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from assay.app.monitor.watched import WatchedMonitor
-from assay.app.site import api
 from assay.app.site.answers import Answers
 from assay.app.site.door import Door
 from assay.app.site.notices import HANDLERS
-from assay.app.site.observe import PATH as OBSERVE
-from assay.app.site.observe import Observing
 from assay.core.errors import InputError, OutputError
 from assay.core.signals import handled, interrupt
 from assay.store import Store
 
 
 PORT = 8651
-EVERY = ("0.0.0.0", "::", "[::]", "")  # hosts that stand for all addresses of this machine
 
 
 def is_loopback(host: str) -> bool:
@@ -48,7 +42,6 @@ def create_app(
     *,
     host: str = "127.0.0.1",
     token: str | None = None,
-    monitors: Sequence[WatchedMonitor] = (),
     allowed_hosts: Iterable[str] = (),
 ) -> ASGIApp:
     """The site as an ASGI application.
@@ -57,7 +50,6 @@ def create_app(
         store: What it shows; only read.
         host: The address it will be bound to.
         token: What a visitor must show; needed unless `host` is a loopback address.
-        monitors: Shown at `/monitors` and `/metrics`; started and stopped by `serve`.
         allowed_hosts: Further names under which the site is visited. Addresses, `localhost` and this
             machine's own name always are.
 
@@ -76,7 +68,7 @@ def create_app(
             "a token is 16 or more ASCII characters without spaces, e.g. the output of "
             "`python -c 'import secrets; print(secrets.token_urlsafe())'`"
         )
-    answers = Answers(store, monitors)
+    answers = Answers(store)
     app = Starlette(
         routes=[
             Route("/", answers.results),
@@ -86,12 +78,6 @@ def create_app(
             Route("/task", answers.overview("task")),
             Route("/sweep", answers.overview("sweep")),
             Route("/compare", answers.compare),
-            Route("/monitors", answers.monitors),
-            Route("/monitor/{place}", answers.monitor),
-            Route("/metrics", answers.metrics),
-            Route(OBSERVE, Observing(monitors).answer, methods=["GET", "POST"]),
-            Route(api.PATH, partial(api.listing, store)),
-            Route(f"{api.PATH}/{{identity}}", partial(api.result, store)),
             Route("/healthz", _health),
         ],
         exception_handlers=HANDLERS,
@@ -105,9 +91,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = PORT,
     token: str | None = None,
-    monitors: Sequence[WatchedMonitor] = (),
     allowed_hosts: Iterable[str] = (),
-    url: str | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the site until Ctrl-C or SIGTERM.
@@ -117,21 +101,17 @@ def serve(
         host: Address to bind to; anything but a loopback address needs `token`.
         port: 0 takes a free one.
         token: See `create_app`.
-        monitors: Observed or watched meanwhile.
         allowed_hosts: See `create_app`.
-        url: Address of the site in notifications. Default: `host`, or the name of this machine.
         ready: Told the address once the site can be visited.
 
     Raises:
         InputError: See `create_app`.
         OutputError: If the port is taken or the address is not one of this machine.
     """
-    app = create_app(store, host=host, token=token, monitors=monitors, allowed_hosts=allowed_hosts)
+    app = create_app(store, host=host, token=token, allowed_hosts=allowed_hosts)
     listening = _listen(host, port)
     shown, port = f"[{host}]" if ":" in host else host, listening.getsockname()[1]
     address = f"http://{shown}:{port}/"
-    if url is None:
-        url = f"http://{socket.gethostname()}:{port}" if host in EVERY else address
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -140,23 +120,15 @@ def serve(
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
-    started = []
     try:
-        for place, monitor in enumerate(monitors):
-            monitor.address = f"{url.rstrip('/')}/monitor/{place}"
-            monitor.start()
-            started.append(monitor)
         if ready is not None:
             ready(address)
-        try:
-            # SIGTERM as Ctrl-C: uvicorn sends it on when it is done, while monitors still run.
-            with handled(interrupt, signal.SIGTERM):
-                uvicorn.Server(config).run(sockets=[listening])
-        except KeyboardInterrupt:
-            return  # the usual end; uvicorn has closed its connections by now
+        # SIGTERM as Ctrl-C: uvicorn sends it on when it is done.
+        with handled(interrupt, signal.SIGTERM):
+            uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        return  # the usual end; uvicorn has closed its connections by now
     finally:
-        for monitor in started:
-            monitor.stop()
         listening.close()
 
 

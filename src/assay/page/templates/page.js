@@ -11,20 +11,6 @@ function openForPrint() {
   });
 }
 
-/* Something folded is shown: it is opened, with all around it. */
-function unfold(details) {
-  for (let each = details; each; each = each.parentElement.closest("details")) each.open = true;
-  details.scrollIntoView({ block: "center" });
-  details.querySelector("summary").focus({ preventScroll: true });
-}
-
-/* The address may name something folded, without the key of its article: #batch-7. */
-function unfoldAddressed() {
-  const name = location.hash.slice(1);
-  const details = /^[a-z0-9-]+$/.test(name) && document.querySelector(`details[id$="-${name}"]`);
-  if (details) unfold(details);
-}
-
 /* A box that scrolls can be reached and moved with the keyboard while it has something to scroll. */
 function scrollable(box) {
   const wide = box.scrollWidth > box.clientWidth + 1, tall = box.scrollHeight > box.clientHeight + 1;
@@ -82,8 +68,6 @@ if (typeof document !== "undefined") {
   document.querySelectorAll("table.sortable").forEach(sortable);
   scrollables();
   openForPrint();
-  window.addEventListener("hashchange", unfoldAddressed);
-  window.addEventListener("load", unfoldAddressed);
 } else if (typeof module !== "undefined") {
   module.exports = {
     connected, interpolate, signed, strokeWidth, passes, byWeight, drawingPlan, search, readRoles, rolesFile, roleFlows,
