@@ -21,18 +21,18 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
 from assay.analyses.subsets import CorrectnessData, default_sizes, oodselect
+from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.problem import Problem
 from assay.core.errors import AssayWarning, FileFormatError, InputError
 from assay.core.record import record_id
 from assay.pipeline.runners import living, runner_name
 from assay.pipeline.subset_data import DIGITS_SIZES, read_data
 from assay.pipeline.subsets import (
+    FOLDS,
     NOT_TESTED,
-    _announce,
     _Parts,
     abandoned_parts,
     job_record,
-    plan_selection,
     select_stored,
 )
 from assay.store import About, Store
@@ -228,20 +228,9 @@ def test_models_of_a_folder_answer_images(tmp_path: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(images.pixels[row]).save(folder / f"{row:02d}.png")
     places: dict[str, Any] = {"images": str(tmp_path / "neon"), "id_images": str(tmp_path / "flat")}
-    planned = read_data(tmp_path / "zoo", **places, planned=True).data
-    assert not (tmp_path / "zoo" / "records").exists()
     found = read_data(tmp_path / "zoo", **places).data
-    for each in (planned, found):
-        assert each.labels is not None
-        assert each.label_names is not None
-    assert planned.correct.shape == found.correct.shape
-    assert planned.example_ids.tolist() == found.example_ids.tolist()
-    assert np.array(planned.label_names)[planned.labels].tolist() == (
-        np.array(found.label_names)[found.labels].tolist()
-    )
-    for name in ("model_ids", "groups", "families", "origin"):
-        assert getattr(planned, name) == getattr(found, name), name
-    assert planned.meta.keys() == found.meta.keys()
+    assert found.labels is not None
+    assert found.label_names is not None
     assert (found.n_models, found.n_examples) == (4, 12)
     assert found.groups == found.model_ids
     assert found.n_id is not None
@@ -402,10 +391,8 @@ def test_parts_that_another_process_removes_are_computed(
     store = Store(tmp_path)
     parts = _Parts(store=store, job="ab")
     assert parts.value("one", lambda: [1, 2]) == [1, 2]
-    took = parts.seconds[0]
     again = _Parts(store=store, job="ab")
     assert again.value("one", lambda: pytest.fail("it is there")) == [1, 2]
-    assert again.seconds == [took]  # what it cost, not what the look-up cost
     has, query = Store.has, Store.query
 
     def removed(result: Any) -> Any:
@@ -428,40 +415,21 @@ def test_without_permutations_every_verdict_says_so(data: CorrectnessData) -> No
     assert found.headline["verdict"]["reasons"] == [NOT_TESTED]
 
 
-def test_long_verdicts_are_announced() -> None:
-    said: list[str] = []
-    _announce(3.0, 495, 2, said.append)
-    _announce(0.1, 495, 2, said.append)  # half a minute is not worth a word
-    assert len(said) == 1
-    assert "selects 495 times more, up to about 12 min" in said[0]
-
-
-def test_the_plan_counts_what_the_job_runs(data: CorrectnessData) -> None:
-    plan = plan_selection(data, [15, 8], n_permutations=3, folds=5)
-    assert (plan.sizes, plan.n_models, plan.n_examples) == ((8, 15), N_MODELS, N_EXAMPLES)
-    assert plan.n_selections == 2
-    assert plan.n_reruns == 5 * (1 + 3) * 2
-    untested = plan_selection(data, [15, 8], n_permutations=0)
-    assert (untested.n_reruns, untested.n_halves) == (0, 0)
-    with pytest.raises(InputError, match="size is 61"):
-        plan_selection(data, [61])
-
-
 @pytest.mark.parametrize(
     ("n_permutations", "path"), [(0, "independent"), (1, "independent"), (1, "warm"), (1, "nested")]
 )
-def test_the_solver_runs_as_often_as_planned(
+def test_the_solver_runs_no_more_than_it_must(
     data: CorrectnessData, runs: list[int], n_permutations: int, path: str
 ) -> None:
     given: dict[str, Any] = {"n_permutations": n_permutations, "path": path, "split": "family"}
-    plan = plan_selection(data, [15, 8], **given)
     found = select_stored(data, [15, 8], workers=1, **given)
     if n_permutations == 0:
         assert len(runs) == 2
         assert found.document["halves"] is None
     else:
         assert found.document["halves"]["null"] is not None
-        assert len(runs) == plan.n_selections + plan.n_reruns + plan.n_halves
+        n_selections = 3 if path == "warm" else 2  # of each size; warm from the smaller one, too
+        assert len(runs) == n_selections + FOLDS * (1 + n_permutations) * n_selections + 2 * (1 + N_HALVES)
 
 
 # The job, killed at its `left`-th sweep over the sizes from now on; 0 lets it end. Prints its sweeps.
@@ -469,6 +437,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.problem import Problem
 from assay.pipeline.subsets import select_stored
 from assay.store import Store
@@ -515,6 +484,7 @@ SHARED = """
 import os, sys, time
 from pathlib import Path
 from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.problem import Problem
 from assay.pipeline.subsets import select_stored
 from assay.store import Store
@@ -751,12 +721,12 @@ def test_parts_that_nothing_waits_for_are_cleared(data: CorrectnessData, tmp_pat
 
 
 def test_sizes_are_sorted_and_checked(data: CorrectnessData) -> None:
-    def planned(sizes: Any, **options: Any) -> tuple[int, ...]:
-        return plan_selection(data, sizes, n_permutations=0, **options).sizes
+    def planned(sizes: Any, **options: Any) -> list[int]:
+        return list(job_record(data, sizes, n_permutations=0, **options)["sizes"])
 
-    assert planned([30, 10]) == (10, 30)
-    assert planned(None) == default_sizes(N_EXAMPLES)
-    assert planned(None, allowed=range(40), must_include=range(15)) == (20, 40)
+    assert planned([30, 10]) == [10, 30]
+    assert planned(None) == list(default_sizes(N_EXAMPLES))
+    assert planned(None, allowed=range(40), must_include=range(15)) == [20, 40]
     with pytest.raises(InputError, match="sizes is empty"):
         planned([])
     with pytest.raises(InputError, match="size 10 is given more than once"):
@@ -768,24 +738,21 @@ def test_sizes_are_sorted_and_checked(data: CorrectnessData) -> None:
 
 
 @pytest.mark.parametrize("refine", [True, 4])
-def test_refined_sizes_are_planned_judged_and_stored(
+def test_refined_sizes_are_judged_and_stored(
     data: CorrectnessData, tmp_path: Path, refine: bool | int
 ) -> None:
     given: dict[str, Any] = {"n_permutations": 1, "folds": 3, "refine": refine}
     store = Store(tmp_path)
     found = select_stored(data, [10, 55], workers=1, store=store, **given)
     sizes = [row["size"] for row in found.document["rows"]]
-    plan = plan_selection(data, [10, 55], **given)
     assert {10, 55} < set(sizes)
-    assert len(sizes) - 2 <= plan.n_refined == (6 if refine is True else 11)
-    assert plan.n_selections == 2 + plan.n_refined
-    assert plan.n_reruns == 3 * 2 * plan.n_selections
+    assert len(sizes) - 2 <= (6 if refine is True else 11)
     assert found.document["verdict"]["sizes"] == sizes == sorted(sizes)
     assert set(found.selections) == set(sizes)
     assert found.document["largest"][0]["size"] == found.document["size"] >= 10
     assert select_stored(data, [10, 55], store=store, **given).cached
     with pytest.raises(InputError, match="use path='independent'"):
-        plan_selection(data, [10, 55], path="nested", refine=refine)
+        job_record(data, [10, 55], path="nested", refine=refine)
 
 
 def test_impossible_settings_are_refused(data: CorrectnessData) -> None:

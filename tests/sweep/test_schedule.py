@@ -17,15 +17,15 @@ from assay.pipeline import schedule
 from assay.pipeline.failures import FailureLog
 from assay.pipeline.jobs import Job
 from assay.pipeline.limits import Limits
-from assay.pipeline.progress import SweepProgress, duration, time_left
+from assay.pipeline.progress import SweepProgress, duration
 from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
 from assay.pipeline.worker import Ended, Work, attempt
 from assay.store import Store
 
 
-def job(name: str, *acts: str, needs: Sequence[Job] = (), passes: int = 0) -> Job:
+def job(name: str, *acts: str, needs: Sequence[Job] = ()) -> Job:
     record = {"name": name, "acts": list(acts or ["work"]), "needs": [each.id for each in needs]}
-    return Job(name=name, kind="test", record=record, needs=tuple(each.id for each in needs), passes=passes)
+    return Job(name=name, kind="test", record=record, needs=tuple(each.id for each in needs))
 
 
 class InProcess(Executor):
@@ -148,10 +148,10 @@ def test_a_circle_of_jobs_is_spelled_out(tmp_path: Path) -> None:
 
 
 def test_the_longer_way_goes_first(tmp_path: Path) -> None:
-    short, start = job("short", passes=5), job("start", passes=1)
-    end = job("end", passes=9, needs=[start])
+    short, start = job("short"), job("start")
+    end = job("end", needs=[start])
     run_jobs([short, start, end], tmp_path, executor=InProcess(1), work=behave)
-    assert [name for what, name, _ in journal(str(tmp_path)) if what == "end"] == ["start", "end", "short"]
+    assert [name for what, name, _ in journal(str(tmp_path)) if what == "end"] == ["start", "short", "end"]
 
 
 def test_failures_are_logged_and_are_no_results(tmp_path: Path) -> None:
@@ -241,19 +241,16 @@ def test_interrupted_workers_are_closed_and_claims_given_back(tmp_path: Path) ->
     assert Store(tmp_path).claims.holders() == {}
 
 
-def test_progress_counts_and_estimates(tmp_path: Path) -> None:
+def test_progress_counts(tmp_path: Path) -> None:
     told: list[SweepProgress] = []
-    jobs = [job("a", passes=10), job("b", passes=30), job("c", "refuse")]
+    jobs = [job("a"), job("b"), job("c", "refuse")]
     run_jobs(jobs, tmp_path, executor=InProcess(1), work=behave, progress=told.append)
-    assert told[0].left is None
     assert (told[-1].done, told[-1].failed, told[-1].total, told[-1].running) == (2, 1, 3, ())
     assert [each.done for each in told] == sorted(each.done for each in told)
     assert str(told[-1]) == "2/3 done, 0 running, 1 failed"
 
 
-def test_time_left_follows_the_cost_not_the_count() -> None:
-    assert time_left(100, 300, 10.0) == 30.0
-    assert time_left(0, 300, 10.0) is None
+def test_durations_are_rounded_before_they_are_divided() -> None:
     assert duration(59.6) == "1 min"
 
 

@@ -7,7 +7,6 @@ from PIL import Image
 
 from assay.core.errors import AssayWarning, FileFormatError, InputError
 from assay.pipeline import parse_plan
-from assay.pipeline.estimate import sweep_cost
 from assay.pipeline.expand import expand
 from assay.pipeline.jobs import Job, run_job
 from assay.store import Store
@@ -78,19 +77,6 @@ def test_images_that_changed_after_the_plan_was_read_are_refused(tmp_path: Path)
     record = {**job.record, "images": {**job.record["images"], "train": "0" * 16}}
     with pytest.raises(InputError, match="images of job 'train scratch.* changed after the plan was read"):
         run_job(replace(job, record=record), Store(tmp_path / "store"))
-
-
-def test_the_cost_of_trainings_is_foreseen(tmp_path: Path) -> None:
-    jobs = jobs_of(tmp_path)
-    plan = parse_plan(
-        {"name": "zoo", "zoo": {"grid": str(tmp_path / "grid.toml"), "images": "shapes:flat", "out": "zoo"}}
-    )
-    cost = sweep_cost(plan, jobs, done=())
-    held_out = 6  # one image of each of the six classes, a fifth of six rounded
-    assert jobs[1].passes == 3 * 4 * 8 + 3 * held_out  # steps, and two validations and a last score
-    assert {stage.stage: stage.runs for stage in cost.stages} == {"enrol": 1, "train": 2, "zoo": 1}
-    assert cost.seconds is not None
-    assert cost.seconds > 0
 
 
 def test_several_seeds_of_a_plan_are_refused() -> None:

@@ -58,9 +58,6 @@ class Job:
         record: What its results are a function of, plain JSON.
         source: Where its inputs are found: model, task, files. Not part of its identity.
         needs: Ids of jobs that must be done before.
-        passes: Forward-equivalents over single examples, at most.
-        bytes: Memory of one pass with the weights, roughly.
-        stores: Bytes of the arrays it keeps, roughly.
     """
 
     name: str
@@ -68,9 +65,6 @@ class Job:
     record: Mapping[str, Any]
     source: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    passes: int = 0
-    bytes: int = 0
-    stores: int = 0
 
     @functools.cached_property
     def id(self) -> str:

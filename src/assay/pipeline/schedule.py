@@ -20,7 +20,7 @@ from assay.core.machine import LOOK_SECONDS
 from assay.pipeline.failures import FailureLog, Fault
 from assay.pipeline.limits import Limits
 from assay.pipeline.order import in_order
-from assay.pipeline.progress import Report, SweepProgress, time_left
+from assay.pipeline.progress import Report, SweepProgress
 from assay.pipeline.runners import BEAT_SECONDS, bury, leave, runner_name
 from assay.pipeline.worker import Ended, Work
 from assay.store import Store
@@ -197,10 +197,7 @@ class _Dispatcher:
         self.needed_by: dict[str, list[str]] = {identity: [] for identity in self.jobs}
         self.wire()
         self.rank = self.ranks()
-        self.finished_cost = 0
-        self.remaining_cost = sum(cost(self.jobs[identity]) for identity in self.needs)
         self.looked = self.began
-        self.first: float | None = None  # when the first job began: before, workers were brought up
         self.ready = [self.key(identity) for identity, needs in self.needs.items() if not needs]
         heapq.heapify(self.ready)
 
@@ -229,7 +226,7 @@ class _Dispatcher:
         order = in_order({identity: job.needs for identity, job in self.jobs.items()}, names)
         for identity in reversed([each for each in order if each in self.jobs]):
             behind = max((way[each] for each in self.needed_by[identity]), default=0)
-            way[identity] = cost(self.jobs[identity]) + behind
+            way[identity] = 1 + behind
         return {identity: (-way[identity], place) for place, identity in enumerate(self.jobs)}
 
     def key(self, identity: str) -> tuple[tuple[int, int], str]:
@@ -276,7 +273,6 @@ class _Dispatcher:
                     self.finish(identity, self.skipped)
                 else:
                     self.running[identity] = time.monotonic()
-                    self.first = self.first or self.running[identity]
                     self.executor.submit(self.jobs[identity])
         for entry in later:
             heapq.heappush(self.ready, entry)
@@ -326,8 +322,6 @@ class _Dispatcher:
     def finish(self, identity: str, among: set[str]) -> None:
         """A job is done: others may now be ready."""
         among.add(identity)
-        self.remaining_cost -= cost(self.jobs[identity])
-        self.finished_cost += cost(self.jobs[identity]) if among is self.done else 0
         self.store.claims.release(identity, self.runner)
         for other in self.needed_by[identity]:
             needs = self.needs.get(other)  # None: it is done
@@ -341,13 +335,11 @@ class _Dispatcher:
         self.failed[identity] = FailedJob(
             job=self.jobs[identity], fault=fault, attempts=self.attempts[identity]
         )
-        self.remaining_cost -= cost(self.jobs[identity])
         behind = list(self.needed_by[identity])
         while behind:
             other = behind.pop()
             if other not in self.blocked and other not in self.skipped:
                 self.blocked.add(other)
-                self.remaining_cost -= cost(self.jobs[other])
                 behind += self.needed_by[other]
 
     def note(self, identity: str, fault: Fault) -> None:
@@ -379,8 +371,6 @@ class _Dispatcher:
     def tell(self) -> None:
         if self.progress is None:
             return
-        now = time.monotonic()
-        worked = now - (self.first or now)
         self.progress(
             SweepProgress(
                 total=len(self.jobs),
@@ -388,8 +378,6 @@ class _Dispatcher:
                 running=tuple(self.jobs[identity].name for identity in self.running),
                 elsewhere=len(self.elsewhere),
                 failed=len(self.failed) + len(self.blocked),
-                seconds=now - self.began,
-                left=time_left(self.finished_cost, self.remaining_cost, worked),
             )
         )
 
@@ -406,8 +394,3 @@ class _Dispatcher:
             seconds=time.monotonic() - self.began,
             notes=self.notes,
         )
-
-
-def cost(job: "Job") -> int:
-    """What a job counts for when time is estimated."""
-    return max(1, job.passes)

@@ -6,36 +6,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.example_files import made_from
-from assay.analyses.subsets.holdout import EXAMPLE_FOLDS
 from assay.analyses.subsets.objective import check_inverse
-from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, path_of
-from assay.analyses.subsets.permutation import n_workers
+from assay.analyses.subsets.path import SelectionPath, check_refinement, path_of
 from assay.analyses.subsets.problem import ElsewhereError, Problem, make_problem
 from assay.analyses.subsets.verdict import LEAST_PERMUTATIONS, untested
 from assay.core.errors import InputError, UnknownNameError
 from assay.core.machine import LOOK_SECONDS
-from assay.core.record import Record, library_version, plain, record_id
-from assay.pipeline.progress import duration
+from assay.core.record import library_version, plain, record_id
 from assay.pipeline.runners import bury, is_gone, living, runner_name
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, ResultSummary, Store
 
 
-if TYPE_CHECKING:
-    from assay.pipeline.cost import Forecast
-
-
 KIND, PART = "subset-path", "subset-part"
 PERMUTATIONS, FOLDS = 99, 5
-LONG = 600.0  # seconds of a verdict from which its cost is announced
 NOT_TESTED = "not tested: no permutation of the accuracies was asked for, and without them nothing is shown"
 
 
@@ -59,100 +50,6 @@ class StoredSelection:
     def headline(self) -> dict[str, Any]:
         """The selection that the document puts first."""
         return self.selections[self.document["size"]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionPlan(Record):
-    """What a job would run, at most.
-
-    Attributes:
-        sizes: Subset sizes.
-        n_models: Models of the data.
-        n_examples: Examples of the data.
-        n_train: Models that subsets are selected on.
-        n_folds: Folds of the cross-fit; 0 where there is none.
-        n_refined: Sizes tried between these, at most.
-        n_selections: Runs of the solver on the main split.
-        n_reruns: Runs of the solver behind the verdicts.
-        n_halves: Runs of the solver behind the overlap of two halves of the training models.
-        n_holdout: Runs of the solver behind the hold-out of examples, where they are embedded.
-        n_predictions: Answers that models of a zoo give first, one per model and image; those that are kept
-            from an earlier run are not computed again.
-    """
-
-    sizes: tuple[int, ...]
-    n_models: int
-    n_examples: int
-    n_train: int
-    n_folds: int
-    n_refined: int
-    n_selections: int
-    n_reruns: int
-    n_halves: int
-    n_holdout: int = 0
-    n_predictions: int = 0
-
-    @property
-    def cost(self) -> "Forecast":
-        """The same as stages, counted in runs of the solver."""
-        from assay.pipeline.cost import Forecast, Workload
-
-        return Forecast(
-            model={"id": f"{self.n_models} models"},
-            n=self.n_examples,
-            stages=(
-                Workload(stage="selection", runs=len(self.sizes) + self.n_refined, passes=self.n_selections),
-                Workload(stage="verdict", runs=self.n_folds, passes=self.n_reruns),
-                Workload(stage="overlap of two halves", runs=2 * bool(self.n_halves), passes=self.n_halves),
-                Workload(stage="hold-out of examples", runs=self.n_holdout, passes=self.n_holdout),
-            ),
-            unit="runs of the solver over all examples",
-        )
-
-
-def plan_selection(
-    data: CorrectnessData,
-    sizes: Sequence[int] | None = None,
-    *,
-    path: str = "independent",
-    n_permutations: int = PERMUTATIONS,
-    folds: int = FOLDS,
-    refine: bool | int = False,
-    embedded: bool = False,
-    n_predictions: int = 0,
-    **options: Any,
-) -> SelectionPlan:
-    """How often the solver runs; checks every argument as `select_stored` does and selects nothing.
-
-    Args:
-        data: Models by examples.
-        sizes: As of `select_stored`, as are the others.
-        path: Likewise.
-        n_permutations: Likewise.
-        folds: Likewise.
-        refine: Likewise.
-        embedded: Count the hold-out of examples, which the data will have embeddings for.
-        n_predictions: As of the plan.
-        options: All others of `assay.oodselect`.
-    """
-    problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
-    splits = plan_folds(problem.data, folds).splits if n_permutations else None
-    n_folds = 0 if splits is None else len(splits)
-    n_refined = most_refined(wanted, refine)
-    n_selections = len(wanted) + n_refined + (len(wanted) - 1 if path == "warm" else 0)
-    return SelectionPlan(
-        sizes=wanted,
-        n_models=data.n_models,
-        n_examples=data.n_examples,
-        n_train=len(problem.split.train),
-        n_folds=n_folds,
-        n_refined=n_refined,
-        n_selections=n_selections,
-        n_reruns=n_folds * (1 + n_permutations) * n_selections,
-        n_halves=2 * (1 + N_HALVES) if n_permutations else 0,
-        n_holdout=EXAMPLE_FOLDS if n_permutations and (embedded or data.embedding is not None) else 0,
-        n_predictions=n_predictions,
-    )
 
 
 def _checked(
@@ -210,7 +107,7 @@ def select_stored(
         workers: Threads of the permutations; nothing depends on them.
         store: Where the document is kept.
         progress: Told of each stage.
-        note: Told what is worth knowing before the permutations are done, such as how long they will take.
+        note: Told that a part is waited for, which another process computes.
         options: All others of `assay.oodselect`.
 
     Raises:
@@ -235,8 +132,6 @@ def select_stored(
             coarse, found = found, found.refined(refine, **shared)
             unrefined = {"unrefined": _unrefined(coarse)} if found.sizes == coarse.sizes else {}
         if n_permutations:
-            threads = n_workers(workers, found.problem.settings)
-            _announce(sum(parts.seconds), n_permutations * folds, threads, note)
             shared["shelf"] = parts.value
             found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
@@ -280,7 +175,6 @@ class _Parts:
     job: str
     note: Callable[[str], None] | None = None  # told once that a part is waited for
     runner: str = field(default_factory=runner_name)
-    seconds: list[float] = field(default_factory=list)  # that each took, now or in the run that kept it
 
     def begin(self) -> None:
         """Claim a place beside others at the job until this runner leaves: its parts are needed."""
@@ -296,17 +190,13 @@ class _Parts:
         """
 
         def content() -> Content:
-            started = time.perf_counter()
-            value = plain(compute())
-            took = time.perf_counter() - started
-            return Content(payload={"value": value, "seconds": took}, about=About(name=self.job))
+            return Content(payload={"value": plain(compute())}, about=About(name=self.job))
 
         stage = document_stage(PART, {"job": self.job, "part": part}, content)
         found = stage.stored(self.store)
         if found is None:
             with self._claimed(part):
                 found = stage.run(self.store).value  # who had it before may have finished it
-        self.seconds.append(found.payload["seconds"])
         return found.payload["value"]
 
     def awaited(self, part: str, compute: Callable[[], Any]) -> Any:
@@ -474,18 +364,6 @@ def _digest_of_descriptions(data: CorrectnessData) -> str:
         digest.update(f"{name} {found.dtype} {found.shape}".encode())
         digest.update(found.tobytes())
     return digest.hexdigest()[:16]
-
-
-def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str], None] | None) -> None:
-    """Say how long the verdict will take, from what one sweep over the sizes took."""
-    expected = seconds * n_reruns / workers
-    if note is not None and expected > LONG:
-        note(
-            f"the verdict selects {n_reruns} times more, up to about {duration(expected)}; it ends early "
-            "once it is settled, goes on after an interruption, and is divided among --workers; the same "
-            "command in a second process shares it; fewer sizes or permutations (at least "
-            f"{LEAST_PERMUTATIONS}) cost less"
-        )
 
 
 def _keep_untested(path: SelectionPath) -> None:

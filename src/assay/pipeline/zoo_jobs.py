@@ -6,7 +6,7 @@ from typing import Any
 from assay.core.record import library_version
 from assay.pipeline.jobs import Job
 from assay.pipeline.plan import Plan, ZooChoice
-from assay.pipeline.zoo_training import training_passes, zoo_plan
+from assay.pipeline.zoo_training import zoo_plan
 
 
 def training_jobs(plan: Plan, zoo: ZooChoice, device: str | None) -> Iterator[Job]:
@@ -42,7 +42,6 @@ def training_jobs(plan: Plan, zoo: ZooChoice, device: str | None) -> Iterator[Jo
             record=record,
             source=source,
             needs=(first.id,),
-            passes=training_passes(recipe, found.sets[1].n),
         )
         for recipe, record in records.items()
     ]

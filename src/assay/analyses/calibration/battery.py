@@ -360,11 +360,6 @@ def _found_on(circuit: AnyCircuit, task: PairTask) -> bool:
     return isinstance(circuit, Circuit) and found_on(circuit.provenance, task)
 
 
-def n_further(n: int) -> int:
-    """Prompts that the pool of a task of n has beside its own."""
-    return max(POOL * n, FEWEST_IN_POOL) - n
-
-
 def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
     """Prompts from the grammar of a task that make, with its own, three samples of its size and 120.
 
@@ -372,7 +367,7 @@ def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
     """
     if task.grammar is None:
         return None
-    n = n_further(task.n)
+    n = max(POOL * task.n, FEWEST_IN_POOL) - task.n
     number = zlib.crc32(f"calibration-pool/{seed}/{task.data_hash}".encode())
     drawn = draw_task(
         task.grammar,

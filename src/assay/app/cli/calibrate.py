@@ -68,9 +68,6 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
     circuit = settings.named_circuit(model.graph)
     if settings.lengths == "aligned":
         check_equal_lengths(load_task(settings.task, model), "a table of measurements")
-    if settings.dry_run:
-        _show_plan(settings, model, discovers=circuit is None)
-        return 0
     check_outputs(settings)
     result = _run(settings, model, circuit, chosen)
     files = settings.files(result.document, "calibration.json")
@@ -100,22 +97,6 @@ def _check(settings: CalibrateSettings, gates: Sequence[str]) -> list[str] | Non
     if settings.discover_on is not None and settings.circuit is not None:
         raise InputError("--discover-on has no effect with --circuit, which is not discovered; remove one")
     return chosen
-
-
-def _show_plan(settings: CalibrateSettings, model: "Model", *, discovers: bool) -> None:
-    from assay import pipeline
-    from assay.pipeline.inputs import few_inputs
-
-    stages = pipeline.plan_calibration(
-        model,
-        settings.prompts,
-        against=len(settings.against),
-        random_sets=settings.random_sets,
-        max_passes=settings.budget,
-    )
-    found = call(settings, pipeline.plan_circuit, model, n=settings.n or pipeline.DEFAULT_N)
-    stages = [*found * (len(settings.against) + discovers), *stages]
-    settings.show_cost(model, settings.prompts, stages, few_inputs(settings.task, None, model))
 
 
 def _run(

@@ -63,9 +63,6 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     if settings.register:
         _register(file, settings)
         return 0
-    if settings.dry_run:
-        _show_plan(file, settings)
-        return 0
     tables = settings.store_folder() / TABLES
     check_writable(tables)
     check_outputs(settings)
@@ -99,24 +96,6 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     wanted = settings.tier or "proposed"
     fired = settings.gate and (result.contradicted or not reached(result.tier, wanted))
     return GATE_FIRED if fired else 0
-
-
-def _show_plan(file: Path, settings: ClaimSettings) -> None:
-    from assay.analyses import claims
-    from assay.models import load_model
-    from assay.pipeline.inputs import few_inputs
-    from assay.pipeline.planning import plan_claim
-
-    claim = claims.load_claim(file)
-    model = load_model(
-        claim.model,
-        device=settings.place(),
-        device_map=settings.device_map,
-        dtype=settings.torch_dtype,
-    )
-    stages = plan_claim(claim, model, max_passes=settings.budget)
-    source = str(claim.folder / claim.task) if claim.task in claim.files else claim.task
-    settings.show_cost(model, claim.n, stages, few_inputs(source, None, model))
 
 
 def _register(file: Path, settings: ClaimSettings) -> None:

@@ -14,7 +14,6 @@ from assay.app.console import (
     progress_on_stderr,
     remark,
     say,
-    show_cost,
 )
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.option_groups import RUNNING, at_least
@@ -53,14 +52,10 @@ def monitor(settings: MonitorSettings) -> int:
     How far its circuit on new images is from that on known ones; run it again to resume.
     """
     from assay.app.monitor.watch import MonitorRun, stopped_by_signals
-    from assay.pipeline.planning import monitor_cost
 
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
         run = stack.enter_context(MonitorRun(settings, stop=stop, tell=remark))
-        if settings.dry_run:
-            show_cost(monitor_cost(run.model, run.plan), as_json=settings.json)
-            return 0
         _start(settings, run, stack)
         readings = _observe(settings, run, stop)
         if stop.is_set():

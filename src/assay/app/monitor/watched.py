@@ -27,7 +27,7 @@ from assay.pipeline.prompt_stream import is_drawn
 
 # Options of the command that say how it talks and ends; a monitor inside a service does neither.
 OF_THE_COMMAND = frozenset(
-    ("evaluate", "metrics_port", "metrics_host", "gate", "store", "json", "quiet", "dry_run", "traceback")
+    ("evaluate", "metrics_port", "metrics_host", "gate", "store", "json", "quiet", "traceback")
 )
 
 

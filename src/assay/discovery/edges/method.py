@@ -90,6 +90,7 @@ class EdgeMethod(abc.ABC):
         cuts: Whether its scores speak of runs with edges cut, so that treatments of norms behind branches
             change them.
         aligns: Whether it resamples from prompts of another length (docs/theory/lengths.md).
+        many_passes: Whether it makes too many passes to go through them all for their memory.
     """
 
     key: ClassVar[str]
@@ -102,6 +103,7 @@ class EdgeMethod(abc.ABC):
     splits: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
     aligns: ClassVar[bool] = False
+    many_passes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -182,10 +184,6 @@ class EdgeMethod(abc.ABC):
     def divisible(self) -> bool:
         """Whether batches are scored by themselves, so that they can be dealt to several processes."""
         return False
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        """Forward and backward passes per example, at most, with `nodes` quadrature nodes."""
-        return 2
 
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         """Memory of one example beyond a plain pass."""
