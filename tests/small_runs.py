@@ -62,7 +62,7 @@ draws = 2
 heads = "magnitude"
 """
 ZOO_OPTIONS = ("grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo")
-CLAIM_OPTIONS = ("claim.toml", "--batch-size", "24", "--budget", "400", "--out", "claim")
+CLAIM_OPTIONS = ("claim.toml", "--batch-size", "24", "--out", "claim")
 
 
 @dataclass(frozen=True)

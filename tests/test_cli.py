@@ -406,9 +406,9 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
         (
             "pipeline.subset_data:read_data",
             "app.cli.select:SelectSettings",
-            "at_least device folder planned progress",
+            "at_least device folder progress",
         ),
-        ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device max_passes progress"),
+        ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device progress"),
     ],
 )
 def test_every_keyword_of_a_function_is_an_option_or_named_by_the_command(

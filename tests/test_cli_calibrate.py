@@ -156,7 +156,6 @@ def test_a_failing_gate_is_an_exit_code(run: Run) -> None:
         (["C99"], "C99"),
         (["C11", "--circuit", "a9.h0"], "out of range"),
         (["C11", "--circuit", "ioi_gpt2_wang26"], "12 layers"),
-        (["C11", *FEW, "--budget", "0"], "--budget"),
         (["C13", *FEW, "--groups", "colour"], "colour"),
         (["C11", *FEW, "--ablation", "median"], "median"),
         (["C11", *FEW, "--against", "chess"], "chess"),

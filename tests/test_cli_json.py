@@ -225,7 +225,7 @@ def test_a_number_type_reaches_the_model(folder: Path) -> None:
     asked = ("--dtype", "float64", "--json", "--quiet", "--store", folder / "other")
     (folder / "few.toml").write_text(CLAIM.replace("n = 24", "n = 10"))
     with no_type_checks():
-        claimed = json.loads(invoke("claim", "few.toml", "--budget", "100", *asked).stdout)
+        claimed = json.loads(invoke("claim", "few.toml", *asked).stdout)
         judged = json.loads(invoke("truth", *PLANTED, *asked).stdout)
         planned = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked).stdout)
         usual = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked[2:]).stdout)

@@ -231,17 +231,6 @@ def test_a_gate_that_lost_a_method_stays_open(model: Model, task: PairTask) -> N
     assert found["E1b"].reason != "method_missing"
 
 
-def test_a_budget_flags_the_gates_over_all_heads(
-    model: Model, task: PairTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("assay.discovery.heads.table.RANDOM_HEADS", 8)
-    found = calibrate_all(HEADS, model, task, gates=["C12", "C11", "F59"], max_passes=50)
-    assert "partial_heads" in found["C12"].warnings
-    assert "partial_heads" in found["F59"].warnings
-    assert "partial_heads" not in found["C11"].warnings
-    assert found.to_dict()["warnings"] == ["partial_heads"]
-
-
 @pytest.mark.parametrize("heads", [(), tuple((layer, head) for layer in range(4) for head in range(8))])
 def test_empty_and_full_circuits_end_in_verdicts(
     model: Model, task: PairTask, heads: Sequence[tuple[int, int]]

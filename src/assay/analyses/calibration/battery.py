@@ -172,7 +172,6 @@ def calibrate_all(
     folder: str | Path | None = None,
     batch_size: int | None = None,
     seed: int = SEED,
-    max_passes: float | int | None = None,
     progress: Progress | None = None,
 ) -> CalibrationReport:
     """Whether the measurements of a circuit can be trusted: all sixteen calibrations.
@@ -204,7 +203,6 @@ def calibrate_all(
         folder: Folder of measurement tables; each has its own within, named by its hash, and is continued.
         batch_size: Prompts per pass.
         seed: Root of donors, noise and resampling.
-        max_passes: Budget of the tables over all heads in whole passes; see `MeasurementTable`.
         progress: Told of the gates as they are done.
 
     Returns:
@@ -410,12 +408,10 @@ def _facts(battery: Battery) -> dict[str, Any]:
             "n_pool": table.n_pool,
             "columns": list(table.columns),
             "passes": table.passes,
-            "partial_heads": table.partial,
             "ablation": table.ablation,
         },
         "against": [other.task.name for other in battery.against],
         "groups": battery.grouped_by,
         "seed": table.seed,
-        "warnings": ["partial_heads"] if table.partial else [],
         "provenance": battery.record,
     }

@@ -35,8 +35,6 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTa
         published: Published head circuit to compare with, for C14.
         groups: Field of the prompts that defines the groups of C13 and S3, e.g. object.
         random_sets: Random head sets of each kind, for C36.
-        budget: Most passes for tables over all heads, a count and not a time. If they need more, they
-            hold the circuit's heads and 20 others. Default: no limit.
         gate: Exit with code 3 if a gate fails with confidence.
         prompts: Prompts of the measurement table; the rest of a file forms the pool.
     """
@@ -45,7 +43,6 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTa
     published: Annotated[str | None, GATES] = None
     groups: Annotated[str | None, GATES] = None
     random_sets: Annotated[int, GATES, at_least(0)] = 0
-    budget: Annotated[float | None, GATES, at_least(1), Parameter(metavar="PASSES")] = None
     gate: Annotated[bool, RUNNING] = False
     prompts: Annotated[Count, INPUTS] = 100
 
@@ -131,7 +128,6 @@ def _run(
             random_sets=settings.random_sets,
             objective=settings.objective,
             ablation=settings.ablation,
-            max_passes=settings.budget,
             batch_size=settings.batch_size,
             store=store,
             progress=progress,

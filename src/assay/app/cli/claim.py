@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_json, progress_on_stderr
-from assay.app.option_groups import RUNNING, at_least, own_group
+from assay.app.option_groups import RUNNING, own_group
 from assay.app.options import Mapped, Typed
 from assay.app.running import Batched, Computing, Reporting, call, check_outputs
 from assay.core.errors import InputError
@@ -28,15 +26,12 @@ class ClaimSettings(Computing, Reporting, Batched, Typed, Mapped):
         register_anew: Replace an earlier registration that had other predictions; it stays listed.
         gate: Exit with code 3 if a prediction is contradicted or --tier is not reached.
         tier: Tier that --gate requires, e.g. 'causally suggestive'.
-        budget: Most passes for tables over all heads, a count and not a time. If they need more, they
-            hold the claim's heads and 20 others. Default: no limit.
     """
 
     register: Annotated[bool, CLAIM] = False
     register_anew: Annotated[bool, CLAIM] = False
     gate: Annotated[bool, RUNNING] = False
     tier: Annotated[str | None, CLAIM] = None
-    budget: Annotated[float | None, CLAIM, at_least(1), Parameter(metavar="PASSES")] = None
 
 
 @command(TRUST, example="assay claim movers.toml --out claim --gate --tier 'causally suggestive'")
@@ -74,7 +69,6 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
             folder=tables,
             device=settings.place(),
             dtype=settings.torch_dtype,
-            max_passes=settings.budget,
             progress=progress,
         )
     document, tested = result.to_dict(), result.claim

@@ -52,7 +52,6 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadr
         until: stable: compare on 64, 128, 256, ... images, drop models that cannot win, stop at one.
             By the metric of --metrics; default: DDB output.
         error: Probability that --until stable drops the best model, at most.
-        budget: Passes (one image, one model, forward or backward) that --until stable may spend.
     """
 
     zoo: Annotated[tuple[Path, ...], INPUTS] = ()
@@ -72,7 +71,6 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadr
     sharpness_batch: Annotated[Count, RANKING] = 256
     until: Annotated[str | None, STOPPING, one_of("stable")] = None
     error: Annotated[float, STOPPING] = 0.05
-    budget: Annotated[Count | None, STOPPING] = None
 
 
 @command(IMAGES, example="assay rank --zoo zoo --images photos --report rank.html")
@@ -97,7 +95,7 @@ def rank(settings: RankSettings) -> None:
 
 def _check_stopping(settings: RankSettings) -> None:
     """Refuse options that are not read with `--until stable`, or only with it."""
-    unread, why = ["error", "budget"], "without --until stable"
+    unread, why = ["error"], "without --until stable"
     if settings.until is not None:
         unread, why = ["fast", "measure", "sharpness_batch"], "with --until stable, which picks by one metric"
     for field in fields(settings):
