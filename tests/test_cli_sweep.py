@@ -23,18 +23,17 @@ n = 12
 models = ["mini"]
 tasks = ["ioi"]
 methods = ["eap", "clean-corrupted"]
-sizes = [50]
+sizes = [50, 80]
 metrics = ["faithfulness-norm", "kl"]
 
 [attack]
 n-clean = 20
 n-corrupted = 20
-shards = 2
 
 [limits]
 workers = 1
 """
-JOBS = 2 + 2 + 2 + 2 * 3  # discover, select, measure, attack with its two parts
+JOBS = 2 * (1 + 2 * 3)  # discover, and of each size select, measure, attack
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ def test_a_failed_job_ends_with_1_and_is_in_the_log(plan: Path, tmp_path: Path) 
     store = tmp_path / "store"
     result = run(short, "--store", store)
     assert result.exit_code == 1
-    assert "1 failed, 5 blocked by them" in result.stdout
+    assert "1 failed, 6 blocked by them" in result.stdout
     assert "failed: discover mini ioi eap, 1 attempt: it took longer than 0.001 s" in result.stderr
     lines = [json.loads(line) for line in (store / "sweeps" / "short.jsonl").read_text().splitlines()]
     assert [line["fault"] for line in lines] == ["timeout"]
@@ -174,7 +173,7 @@ def test_models_of_jobs_are_streamed_by_plan_or_option(calm: tuple[Path, Outcome
     streamed = {job["id"]: job["results"] for job in json.loads(result.stdout)["jobs"]}
     again = run(path, "--store", calm[0], "--dry-run", "--json", "--quiet", "--device-map", "stream")
     done = [job["done"] for job in json.loads(again.stdout)["jobs"]]
-    assert done == [True] * 6 == [True] * len(streamed)  # where a model lies is no part of a job
+    assert done == [True] * 7 == [True] * len(streamed)  # where a model lies is no part of a job
     stores = Store(tmp_path / "store"), Store(calm[0])
     for each in (each for results in streamed.values() for each in results):
         arrays = [store.get(each).arrays for store in stores]

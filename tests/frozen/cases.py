@@ -239,7 +239,6 @@ def sweep() -> Any:
         protocol = "all"
         n-clean = 8
         n-corrupted = 7
-        shards = 2
         [limits]
         workers = 1
         batch-size = 12

@@ -101,3 +101,38 @@ def test_a_file_that_cannot_be_decoded_is_left_out_only_if_asked(tmp_path: Path)
         jobs = jobs_of(tmp_path, **photos, out=str(tmp_path / "patient"), skip_bad=True)
     run_all(jobs, Store(tmp_path / "store"))
     assert len(Zoo.open(tmp_path / "patient").keys) == 2
+
+
+def test_models_of_a_zoo_in_jobs_of_their_own_give_the_ranking_of_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay.analyses.generalization import predictors
+    from assay.pipeline.ranking import lineup
+
+    monkeypatch.setattr(predictors, "COT_LIMIT", 1)  # more is computed only if it is asked for
+    metrics = ["id-accuracy", "ddb-output", "cot"]
+    plan = parse_plan({"name": "zoo", "rank": {"images": ["shapes:sketch"], "n": 6, "metrics": metrics}})
+    jobs = expand(plan)
+    assert {job.kind for job in jobs} == {"inspect", "rank"}
+    assert jobs[-1].kind == "rank"
+    assert jobs[-1].needs == tuple(job.id for job in jobs[:-1])
+    store = Store(tmp_path / "store")
+    run_all(jobs[:-1], store)
+    inspected = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store/inspections").iterdir()}
+    assert len(inspected) == 2 * len(jobs[:-1])  # on the target and on the known images
+    run_all(jobs[-1:], store)
+    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store/inspections").iterdir()}
+    assert again == inspected  # the ranking runs no model
+    (found,) = store.find("ranking")
+    whole = lineup(
+        zoo=None,
+        images="shapes:sketch",
+        metrics=metrics,
+        n=6,
+        batch_size=plan.limits.batch_size,
+    ).rank(cache=tmp_path / "elsewhere")
+    from assay.core.record import plain
+
+    for table in ("columns", "names", "models"):
+        if table in found.payload:
+            assert found.payload[table] == plain(whole.to_dict())[table]

@@ -13,17 +13,15 @@ from assay.circuits import load_circuit
 from assay.circuits.hub_file import HubFile, is_address
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
-from assay.discovery.edges import EdgeMethod, get_method
-from assay.execution.batches import assumed_memory
+from assay.discovery.edges import get_method
 from assay.models import Model
 from assay.models.placing import SPREADING
 from assay.pipeline.inputs import draw_inputs
-from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
+from assay.pipeline.jobs import Job, Scoring, circuit_record, file_record
 from assay.pipeline.models import model_at
 from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, RankChoice, SingleJob
 from assay.pipeline.prompts import Division
 from assay.pipeline.ranking import lineup
-from assay.pipeline.shards import n_batches
 from assay.pipeline.worst import PairCounts, sizes
 from assay.pipeline.zoo_jobs import training_jobs
 from assay.tasks import ImageTask, PairTask, Task
@@ -42,8 +40,7 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
     Raises:
         InputError: If parts of the plan do not fit each other: several workers, or a zoo to rank, where every
             model is spread over all devices, gates on images, an attack whose protocol the ablation has no
-            use for, a method that cannot be dealt to several jobs, a circuit of another
-            graph, a size beyond a model's graph.
+            use for, a circuit of another graph, a size beyond a model's graph.
         AssayError: What loading a model or drawing a task raises.
     """
     found: dict[str, Job] = {}
@@ -120,7 +117,7 @@ class _Made:
         """A job; the seed is in its name only where there are several."""
         seeds = [f"seed {self.seed}"] if len(self.plan.seeds) > 1 else []
         source = {**self.source, "task": self.plan.locate(self.task), "n": self.plan.n}
-        verb = "read" if kind == "circuit-file" else kind.removesuffix("-part")
+        verb = "read" if kind == "circuit-file" else kind
         return Job(
             name=" ".join([verb, self.model_name, self.task, label, *seeds]),
             kind=kind,
@@ -128,33 +125,6 @@ class _Made:
             source=source | facts.pop("source", {}),
             **facts,
         )
-
-    def dealt(
-        self, kind: str, label: str, record: Mapping[str, Any], parts: int, **facts: Any
-    ) -> tuple[Job, ...]:
-        """A job and, before it, the parts that it is dealt to.
-
-        Args:
-            kind: Kind of the job; that of a part ends in `-part`.
-            label: Of the job.
-            record: Of the job.
-            parts: How many; one is the job itself.
-            facts: Of the job in one piece.
-        """
-        if parts == 1:
-            return (self.job(kind, label, record, **facts),)
-        jobs = tuple(
-            self.job(
-                f"{kind}-part",
-                f"{label} part {place + 1} of {parts}",
-                {**record, "part": [place, parts]},
-                **facts,
-            )
-            for place in range(parts)
-        )
-        needs = (*facts.pop("needs", ()), *(job.id for job in jobs))
-        rest = facts | {"needs": needs, "source": {"parts": parts}}
-        return (*jobs, self.job(kind, label, record, **rest))
 
     def product(self, choice: MethodChoice) -> Iterator[Job]:
         """Scores, circuits and what is asked of them, for one method."""
@@ -174,16 +144,11 @@ class _Made:
             "ablation": self.ablation,
         }
         scoring = Scoring(record=record, model=self.model, task=task)
-        with assumed_memory(JOB_MEMORY):
-            asked = scoring.asked
-        parts = min(self.plan.shards.discover, n_batches(asked))
-        if parts > 1:
-            _check_dealt(self.plan.shards.discover, method, choice)
-        jobs = self.dealt("discover", choice.label, record, parts)
-        yield from jobs
+        discover = self.job("discover", choice.label, record)
+        yield discover
         wanted: Sequence[dict[str, Any]] = [{"size": size} for size in self.plan.sizes]
         for chosen in wanted or [{"target": self.plan.target or DEFAULT_TARGET}]:
-            yield from self.circuit(choice, jobs[-1], scoring.stage.record, chosen)
+            yield from self.circuit(choice, discover, scoring.stage.record, chosen)
 
     def circuit(
         self, choice: MethodChoice, discover: Job, scores: Mapping[str, Any], chosen: Mapping[str, Any]
@@ -221,17 +186,17 @@ class _Made:
                 )
             yield self.job("calibrate", label, {**record, "gates": list(self.plan.gates)}, needs=needs)
         if self.plan.attack is not None:
-            yield from self.attacks(self.plan.attack, measured, record, label, needs)
+            yield self.attacked(self.plan.attack, measured, record, label, needs)
 
-    def attacks(
+    def attacked(
         self,
         attack: AttackChoice,
         measured: Task,
         record: Mapping[str, Any],
         label: str,
         needs: tuple[str, ...],
-    ) -> tuple[Job, ...]:
-        """The worst case of a circuit under the plan's ablation, in parts where the plan asks for them."""
+    ) -> Job:
+        """The worst case of a circuit under the plan's ablation."""
         protocol = attack.protocol or usual_protocol(measured, self.ablation)
         check_ablation(self.ablation, protocol, enumerate=False)
         if isinstance(measured, ImageTask) and measured.corrupted is None and self.ablation == "resample":
@@ -240,21 +205,7 @@ class _Made:
         if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
             size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
         asked = {"attack": {"protocol": protocol, **vars(size)}}
-        return self.dealt("attack", label, {**record, **asked}, attack.shards, needs=needs)
-
-
-def _check_dealt(shards: int, method: EdgeMethod, choice: MethodChoice) -> None:
-    """Refuse to deal the examples of a method that looks at all of them together."""
-    if not method.divisible():
-        raise InputError(
-            f"[shards] discover is {shards}, and method {method.key!r} decides on all examples together, so "
-            "they cannot be split over several jobs. Leave out the shards, or the method"
-        )
-    if choice.steps == "auto":
-        raise InputError(
-            "[shards] discover splits examples over several jobs, but steps = 'auto' needs all of them "
-            "before it takes more; give a number of steps, e.g. 5"
-        )
+        return self.job("attack", label, {**record, **asked}, needs=needs)
 
 
 def _check_device_map(plan: Plan) -> None:

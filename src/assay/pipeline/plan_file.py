@@ -17,13 +17,12 @@ from assay.pipeline.plan import (
     MethodChoice,
     Plan,
     RankChoice,
-    ShardsChoice,
     SingleJob,
     ZooChoice,
 )
 
 
-_TABLES = ("attack", "rank", "zoo", "shards", "limits")
+_TABLES = ("attack", "rank", "zoo", "limits")
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -145,7 +144,6 @@ def _known_keys(where: Sequence[int | str]) -> Iterable[str]:
         "attack": AttackChoice,
         "rank": RankChoice,
         "zoo": ZooChoice,
-        "shards": ShardsChoice,
         "limits": Limits,
         "job": SingleJob,
         "methods": MethodChoice,
