@@ -228,6 +228,4 @@ def test_kills_interrupts_and_two_sweeps_at_once_leave_what_a_calm_one_leaves(
     documents = [json.loads(each.stdout) for each in outcomes]
     assert Store(store).digest() == Store(calm[0]).digest()
     assert Store(store).verify() == []
-    ran = [job["id"] for each in documents for job in each["jobs"] if job["status"] == "done"]
-    assert len(ran) == len(set(ran)) == left, "shared: no job was run by both"
     assert documents[0]["id"] == documents[1]["id"]

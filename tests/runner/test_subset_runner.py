@@ -1,12 +1,9 @@
 """Data from every kind of file, and the job of `assay select` kept in a store."""
 
-import contextlib
 import json
 import signal
-import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,17 +21,8 @@ from assay.analyses.subsets import CorrectnessData, default_sizes, oodselect
 from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.problem import Problem
 from assay.core.errors import AssayWarning, FileFormatError, InputError
-from assay.core.record import record_id
-from assay.pipeline.runners import living, runner_name
 from assay.pipeline.subset_data import DIGITS_SIZES, read_data
-from assay.pipeline.subsets import (
-    FOLDS,
-    NOT_TESTED,
-    _Parts,
-    abandoned_parts,
-    job_record,
-    select_stored,
-)
+from assay.pipeline.subsets import FOLDS, NOT_TESTED, _Parts, job_record, select_stored
 from assay.store import About, Store
 from assay.tasks import SHAPE_CLASSES, draw_shapes
 from assay.zoo import Zoo
@@ -479,105 +467,7 @@ def test_a_killed_job_goes_on_with_the_same_bytes(data: CorrectnessData, tmp_pat
     assert store.count() == whole.count() == 1
 
 
-# The job of one of two processes that start together: every run of the solver takes a while. Prints how many.
-SHARED = """
-import os, sys, time
-from pathlib import Path
-from assay.analyses.subsets import CorrectnessData
-from assay.analyses.subsets.document import N_HALVES
-from assay.analyses.subsets.problem import Problem
-from assay.pipeline.subsets import select_stored
-from assay.store import Store
-
-folder, store, name, others = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4].split()
-left = int(sys.argv[5])
-solve, runs = Problem._solve_together, []
-
-def counted(self, tasks, **named):
-    runs.extend(tasks)
-    time.sleep(0.3)
-    if left and len(runs) >= left:
-        (folder / f"{name} is at it").touch()
-        time.sleep(600)
-    return solve(self, tasks, **named)
-
-Problem._solve_together = counted
-data = CorrectnessData.load(folder / "answers.npz")
-(folder / name).touch()
-while not all((folder / each).exists() for each in others):
-    time.sleep(0.01)
-select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=Store(store))
-print(len(runs))
-"""
-
-
-def at_once(folder: Path, location: str, name: str, *others: str, left: int = 0) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        str(folder / "job.py"),
-        str(folder),
-        location,
-        name,
-        " ".join(others),
-        str(left),
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_parts_of_a_job(
-    data: CorrectnessData, tmp_path: Path, location: str, runs: list[int]
-) -> None:
-    data.save(tmp_path / "answers.npz")
-    (tmp_path / "job.py").write_text(SHARED)
-    whole = Store(tmp_path / "whole")
-    job = select_stored(data, [8, 15], n_permutations=39, folds=3, workers=1, store=whole)
-    processes = [at_once(tmp_path, location, "one", "two"), at_once(tmp_path, location, "two", "one")]
-    done = [process.communicate(timeout=240) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], done
-    shares = [int(out) for out, _ in done]
-    # Beyond the single process at most: a part of nine reruns of two sizes that one began before the other's
-    # result settled the test.
-    assert len(runs) <= sum(shares) <= len(runs) + 18
-    assert min(shares) > 0  # how many each does depends on what else the machine does
-    store = Store(location)
-    assert json.dumps(store.get(job.id).payload) == json.dumps(whole.get(job.id).payload)
-    assert store.count() == 1
-    assert store.claims.holders() == {}
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_was_at_is_taken_over(
-    data: CorrectnessData, tmp_path: Path, location: str
-) -> None:
-    data.save(tmp_path / "answers.npz")
-    (tmp_path / "job.py").write_text(SHARED)
-    killed = at_once(tmp_path, location, "one", left=20)
-    while not (tmp_path / "one is at it").exists():
-        assert killed.poll() is None, killed.communicate()
-        time.sleep(0.05)
-    store = Store(location)
-    held = set(store.claims.holders())  # its place beside others, and a part
-    assert len(held) == 2
-    other = at_once(tmp_path, location, "two")
-    while len(store.claims.holders()) < 4:  # beside it
-        assert other.poll() is None, other.communicate()
-        time.sleep(0.01)
-    killed.kill()
-    killed.communicate()
-    out, error = other.communicate(timeout=240)
-    assert other.returncode == 0, error
-    assert int(out) > 20
-    whole = select_stored(
-        data, [8, 15], n_permutations=39, folds=3, workers=1, store=Store(tmp_path / "whole")
-    )
-    assert json.dumps(store.get(whole.id).payload) == json.dumps(
-        Store(tmp_path / "whole").get(whole.id).payload
-    )
-    assert store.claims.holders() == {}
-
-
-def test_a_job_that_another_finishes_meanwhile_is_done(data: CorrectnessData, tmp_path: Path) -> None:
+def test_a_job_that_another_finishes_meanwhile_is_the_same(data: CorrectnessData, tmp_path: Path) -> None:
     given: dict[str, Any] = {"n_permutations": 39, "folds": 3, "workers": 1}
     other: list[Any] = []
 
@@ -587,120 +477,18 @@ def test_a_job_that_another_finishes_meanwhile_is_done(data: CorrectnessData, tm
 
     store = Store(tmp_path)
     job = select_stored(data, [8, 15], store=store, progress=finish, **given)
-    assert (job.cached, other[0].cached) == (True, False)
     assert json.dumps(job.document) == json.dumps(other[0].document)
     assert [each.id for each in store.query()] == [job.id]
-    assert store.claims.holders() == {}
-
-
-def test_what_a_silent_process_elsewhere_was_at_is_taken_over(
-    data: CorrectnessData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("assay.pipeline.subsets.LOOK_SECONDS", 0.01)
-    store, said = Store(tmp_path), list[str]()
-    store.claims.stale_seconds = 0.1
-    identity = record_id("subset-path", job_record(data, [8], n_permutations=0))
-    assert store.claims.claim(f"{identity}/selections", "elsewhere/1/ab")
-    assert select_stored(data, [8], n_permutations=0, store=store, note=said.append).id == identity
-    assert said == ["another process is at the selections of this job; this one waits, then shares the rest"]
-    assert store.claims.holders() == {}
-
-
-def test_an_end_does_not_wait_for_a_store_that_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither the part, nor the sign of life, nor the end; what is held goes once the store is back."""
-    monkeypatch.setattr("assay.store.database.BUSY_SECONDS", 20.0)
-    monkeypatch.setattr("assay.pipeline.runners.LEAVE_SECONDS", 0.1)
-    store = Store(tmp_path)
-    parts = _Parts(store=store, job="ab")
-    with contextlib.closing(sqlite3.connect(tmp_path / "assay.db", isolation_level=None)) as away:
-
-        def interrupted() -> Any:
-            away.execute("BEGIN IMMEDIATE")
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt), living(store.claims, parts.runner):
-            parts.value("one", interrupted)
-        assert store.claims.holders() == {"ab/one": parts.runner}
-    while store.claims.holders():
-        time.sleep(0.05)
-
-
-def test_an_unexpected_error_of_a_sign_of_life_is_told_and_the_next_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("assay.pipeline.runners.BEAT_SECONDS", 0.01)
-    store, beaten = Store(tmp_path), threading.Event()
-    beat, signs = store.claims.beat, list[str]()
-
-    def failing(runner: str) -> None:
-        signs.append(runner)
-        if len(signs) <= 2:
-            raise OSError(24, "Too many open files")
-        beat(runner)
-        beaten.set()
-
-    monkeypatch.setattr(store.claims, "beat", failing)
-    parts = _Parts(store=store, job="ab")
-    with (
-        pytest.warns(AssayWarning, match=r"a sign of life .* failed with OSError\(24, 'Too many open"),
-        living(store.claims, parts.runner),
-    ):
-        assert parts.value("one", lambda: beaten.wait(10)) is True
-    assert store.claims.holders() == {}
-    with living(store.claims, parts.runner):  # an error does not outlive its work
-        assert parts.value("one", lambda: False) is True
-
-
-def test_parts_of_a_job_at_work_are_kept_between_two_of_them(data: CorrectnessData, tmp_path: Path) -> None:
-    found, removed = [], []
-
-    def clear(stage: str, *_: int) -> None:
-        if stage == "permutations":
-            found.append(Store(tmp_path).count("subset-part"))
-            removed.extend(abandoned_parts(Store(tmp_path), older_than=0.0))
-
-    select_stored(data, [8], n_permutations=3, folds=3, workers=1, store=Store(tmp_path), progress=clear)
-    assert min(found) > 0
-    assert removed == []
-
-
-def test_what_is_held_where_no_one_can_ask_keeps_parts_until_the_job_is_done(
-    data: CorrectnessData, tmp_path: Path
-) -> None:
-    store = Store(tmp_path)
-    done = select_stored(data, [8], n_permutations=0, store=store).id
-    parts = {
-        job: store.put("subset-part", {"job": job, "part": "one"}, {"value": 1}, about=About(name=job))
-        for job in (done, "killed", "away")
-    }
-    machine = runner_name().partition("/")[0]
-    for job, runner in {
-        done: "before/77/ab",
-        "away": "before/77/ab",
-        "killed": f"{machine}/4194304/cd",
-    }.items():
-        assert store.claims.claim(f"{job}/two", runner)
-    held = store.claims.holders()
-    command = ("store", "gc", "--store", str(tmp_path), "--older-than", "0.001s", "--json")
-    planned = json.loads(invoke(*command, "--dry-run").stdout)["parts"]
-    assert set(planned) == {parts[done], parts["killed"]}
-    assert store.claims.holders() == held  # nothing is written
-    assert json.loads(invoke(*command).stdout)["parts"] == planned
-    assert [each.id for each in store.query("subset-part")] == [parts["away"]]
-    assert set(store.claims.holders()) == {f"{done}/two", "away/two"}
 
 
 def test_parts_that_nothing_waits_for_are_cleared(data: CorrectnessData, tmp_path: Path) -> None:
-    """Those of a job that is done, and old ones, but not those of one that is under way."""
+    """Those of a job that is done, and old ones."""
     store = Store(tmp_path)
     done = select_stored(data, [8], n_permutations=0, store=store).id
     parts = {
         job: store.put("subset-part", {"job": job, "part": "one"}, {"value": 1}, about=About(name=job))
-        for job in (done, "killed", "running")
+        for job in (done, "killed")
     }
-    assert store.claims.claim("running/two", runner_name())
 
     def gc(*given: str) -> Any:
         outcome = invoke("store", "gc", "--store", str(tmp_path), "--json", *given)
@@ -708,12 +496,12 @@ def test_parts_that_nothing_waits_for_are_cleared(data: CorrectnessData, tmp_pat
         return json.loads(outcome.stdout)
 
     assert gc("--dry-run") == {"removed": False, "leftovers": [], "parts": [parts[done]]}
-    assert store.count("subset-part") == 3
+    assert store.count("subset-part") == 2
     assert gc()["parts"] == [parts[done]]
     assert gc("--older-than", "1h")["parts"] == []
     time.sleep(0.01)
     assert gc("--older-than", "0.01s")["parts"] == [parts["killed"]]
-    assert [each.id for each in store.query("subset-part")] == [parts["running"]]
+    assert store.count("subset-part") == 0
     assert store.has(done)
     told = invoke("store", "gc", "--store", str(tmp_path))
     assert "0 parts of selections that are done or older than 30d removed" in told.stdout

@@ -19,20 +19,16 @@ class SweepProgress:
         total: Jobs in all.
         done: Jobs whose results are in the store, those found there included.
         running: Names of the jobs that run here now.
-        elsewhere: Jobs that another sweep on the same store works on.
         failed: Jobs given up, and those that needed them.
     """
 
     total: int
     done: int
     running: tuple[str, ...]
-    elsewhere: int
     failed: int
 
     def __str__(self) -> str:
         parts = [f"{self.done}/{self.total} done", f"{len(self.running)} running"]
-        if self.elsewhere:
-            parts.append(f"{self.elsewhere} elsewhere")
         if self.failed:
             parts.append(f"{self.failed} failed")
         return ", ".join(parts)

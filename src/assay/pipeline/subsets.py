@@ -2,9 +2,8 @@
 
 import contextlib
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,12 +14,10 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.example_files import made_from
 from assay.analyses.subsets.objective import check_inverse
 from assay.analyses.subsets.path import SelectionPath, check_refinement, path_of
-from assay.analyses.subsets.problem import ElsewhereError, Problem, make_problem
+from assay.analyses.subsets.problem import Problem, make_problem
 from assay.analyses.subsets.verdict import LEAST_PERMUTATIONS, untested
 from assay.core.errors import InputError, UnknownNameError
-from assay.core.machine import LOOK_SECONDS
 from assay.core.record import library_version, plain, record_id
-from assay.pipeline.runners import bury, is_gone, living, runner_name
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, ResultSummary, Store
 
@@ -90,7 +87,6 @@ def select_stored(
     workers: int | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
     **options: Any,
 ) -> StoredSelection:
     """`assay.selection_path` with verdicts, taken from the store where it was computed before.
@@ -107,7 +103,6 @@ def select_stored(
         workers: Threads of the permutations; nothing depends on them.
         store: Where the document is kept.
         progress: Told of each stage.
-        note: Told that a part is waited for, which another process computes.
         options: All others of `assay.oodselect`.
 
     Raises:
@@ -117,22 +112,20 @@ def select_stored(
         An interrupted job goes on where it ended, with the same result: the store holds the selections,
         every finished fold of the cross-fit and of its reruns (one, three or nine together) and the overlap
         of halves, as rows of kind `subset-part`, until the document is there. What begins anew is the part
-        that was under way. Processes that run the same job on one store share folds, reruns and halves; the
-        selections are one part, which the others wait for, and each makes the baselines and the hold-out.
+        that was under way. Two processes that run the same job on one store may compute the same parts.
     """
     problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
     record = _record_of(problem, wanted, path, n_permutations, folds, refine)
-    parts = _Parts(store=store, job=record_id(KIND, record), note=note)
+    parts = _Parts(store=store, job=record_id(KIND, record))
 
     def compute() -> Content:
-        shared: dict[str, Any] = {"progress": progress, "shelf": parts.awaited}
+        shared: dict[str, Any] = {"progress": progress, "shelf": parts.value}
         found = path_of(problem, wanted, path=path, **shared)
         unrefined: dict[str, str] = {}
         if refine:
             coarse, found = found, found.refined(refine, **shared)
             unrefined = {"unrefined": _unrefined(coarse)} if found.sizes == coarse.sizes else {}
         if n_permutations:
-            shared["shelf"] = parts.value
             found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
             _keep_untested(found)
@@ -143,16 +136,8 @@ def select_stored(
         payload = document | unrefined | {"id": record_id(KIND, record), "selections": selections}
         return Content(payload=payload, about=_about(data, record, document))
 
-    def among_others() -> Content:
-        with contextlib.nullcontext() if store is None else living(store.claims, parts.runner):
-            parts.begin()
-            return compute()
-
-    stage = document_stage(KIND, record, among_others)
-    memo = None
-    while memo is None:  # again where the job was done, and its document removed since
-        with contextlib.suppress(_JobDoneError):
-            memo = stage.run(store)
+    stage = document_stage(KIND, record, compute)
+    memo = stage.run(store)
     parts.remove()
     payload = memo.value.payload
     return StoredSelection(
@@ -163,70 +148,21 @@ def select_stored(
     )
 
 
-class _JobDoneError(Exception):
-    """Another process has finished the job and removed its parts."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """Finished parts of one job, each a row of the store: it goes on when interrupted, and is shared."""
+    """Finished parts of one job, each a row of the store, so that it goes on when interrupted."""
 
     store: Store | None
     job: str
-    note: Callable[[str], None] | None = None  # told once that a part is waited for
-    runner: str = field(default_factory=runner_name)
-
-    def begin(self) -> None:
-        """Claim a place beside others at the job until this runner leaves: its parts are needed."""
-        if self.store is not None:
-            self.store.claims.claim(f"{self.job}/{self.runner.rpartition('/')[2]}", self.runner)
 
     def value(self, part: str, compute: Callable[[], Any]) -> Any:
-        """A `Shelf`; threads ask for different parts.
-
-        Raises:
-            ElsewhereError: While another process computes the part.
-            _JobDoneError: Where no other does, since the job is done.
-        """
+        """A `Shelf`; threads ask for different parts."""
 
         def content() -> Content:
             return Content(payload={"value": plain(compute())}, about=About(name=self.job))
 
         stage = document_stage(PART, {"job": self.job, "part": part}, content)
-        found = stage.stored(self.store)
-        if found is None:
-            with self._claimed(part):
-                found = stage.run(self.store).value  # who had it before may have finished it
-        return found.payload["value"]
-
-    def awaited(self, part: str, compute: Callable[[], Any]) -> Any:
-        """A `Shelf` that waits while another process computes the part."""
-        told = self.note
-        while True:
-            try:
-                return self.value(part, compute)
-            except ElsewhereError:
-                if told is not None:
-                    told(
-                        f"another process is at the {part} of this job; this one waits, then shares the rest"
-                    )
-                    told = None
-                time.sleep(LOOK_SECONDS)
-
-    @contextlib.contextmanager
-    def _claimed(self, part: str) -> Iterator[None]:
-        if self.store is None:
-            yield
-            return
-        claims, claim = self.store.claims, f"{self.job}/{part}"
-        if not claims.claim(claim, self.runner):
-            bury(claims)
-            raise ElsewhereError
-        # After an error nothing is released: this runner leaves, whose end waits for a store that is away.
-        if self.store.has(self.job):
-            raise _JobDoneError
-        yield
-        claims.release(claim, self.runner)
+        return stage.run(self.store).value.payload["value"]
 
     def remove(self) -> None:
         """Forget them, once the document is there."""
@@ -235,22 +171,12 @@ class _Parts:
 
 
 def abandoned_parts(store: Store, *, older_than: float) -> list[ResultSummary]:
-    """Parts that interrupted jobs left: of jobs that are done, or older than so many seconds.
-
-    The latter not where a process works on the job. One of another machine, or before the last boot, cannot
-    be asked whether it still does, so that it counts as at work; running the job again takes its work over.
-    """
-    holders = store.claims.holders().items()
-    at_work = {claim.partition("/")[0] for claim, runner in holders if not is_gone(runner)}
+    """Parts that interrupted jobs left: of jobs that are done, or older than so many seconds."""
     parts = store.query(PART)
     done = {job for job in {each.name for each in parts} if job is not None and store.has(job)}
     now = datetime.now(UTC)
     ages = [(now - datetime.fromisoformat(each.created)).total_seconds() for each in parts]
-    return [
-        each
-        for each, age in zip(parts, ages, strict=True)
-        if each.name in done or (age > older_than and each.name not in at_work)
-    ]
+    return [each for each, age in zip(parts, ages, strict=True) if each.name in done or age > older_than]
 
 
 def remove_parts(store: Store, parts: Sequence[ResultSummary]) -> None:

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
-from assay.app.console import (
-    echo,
-    echo_result,
-    print_block,
-    print_json,
-    progress_on_stderr,
-    remark,
-)
+from assay.app.console import echo, echo_result, print_block, print_json, progress_on_stderr, remark
 from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
 from assay.app.options import Ablating, Beginning, OnModel, Typed
 from assay.app.running import Batched, Computing, Seeded, call, make_room

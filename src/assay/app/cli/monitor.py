@@ -6,15 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from assay.app.cli.parsing import IMAGES, command
-from assay.app.console import (
-    echo,
-    echo_result,
-    note,
-    print_json,
-    progress_on_stderr,
-    remark,
-    say,
-)
+from assay.app.console import echo, echo_result, note, print_json, progress_on_stderr, remark, say
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.option_groups import RUNNING, at_least
 from assay.app.running import Computing

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assay.app.cli.parsing import SUBSETS, app, command
-from assay.app.console import (
-    note,
-    print_json,
-    print_table,
-    progress_on_stderr,
-    remark,
-    say,
-)
+from assay.app.console import note, print_json, print_table, progress_on_stderr, say
 from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, count_or, one_of, own_group
 from assay.app.running import (
     Computing,
@@ -260,7 +253,6 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
             workers=settings.workers,
             store=settings.open_store(),
             progress=progress,
-            note=remark,
             **settings.solving(read.data),
         )
         described = describer.described(result, read.data)

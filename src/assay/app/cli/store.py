@@ -264,14 +264,12 @@ class CleanSettings(Talking, Storing):
 def gc(settings: CleanSettings) -> None:
     """Remove what killed runs left and no result needs."""
     from assay.pipeline.progress import seconds_of
-    from assay.pipeline.runners import bury
     from assay.pipeline.subsets import abandoned_parts, remove_parts
 
     age, store = seconds_of(settings.older_than), settings.existing_store()
     parts = abandoned_parts(store, older_than=age)
     left = store.leftovers() if settings.dry_run else store.remove_leftovers()
     if not settings.dry_run:
-        bury(store.claims)
         remove_parts(store, parts)
     if settings.json:
         listed = {"leftovers": _listed(left), "parts": [each.id for each in parts]}

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import (
-    bars_on_stderr,
-    echo,
-    is_quiet,
-    note,
-    print_json,
-    print_table,
-    remark,
-    say,
-)
+from assay.app.console import bars_on_stderr, echo, is_quiet, note, print_json, print_table, remark, say
 from assay.app.option_groups import DEFAULT_STORE, RUNNING, Count
 from assay.app.options import Mapped, Typed
 from assay.app.running import Computing, check_outputs
@@ -97,8 +88,6 @@ class SweepSettings(Computing, Typed, Mapped):
 def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     """Run a plan of many jobs; run it again to resume.
 
-    Two runs of one plan share the work.
-
     Args:
         plan: TOML file of the plan.
         settings: The options.
@@ -139,7 +128,7 @@ def _run(settings: SweepSettings, read: "Plan", jobs: "Sequence[Job]", executor:
     from assay.pipeline.schedule import run_jobs
 
     store = settings.open_store()
-    # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first, claims given back.
+    # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first.
     with _progress() as progress, handled(interrupt, signal.SIGTERM):
         outcome = run_jobs(
             jobs,

@@ -8,27 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command, family
-from assay.app.console import (
-    echo,
-    echo_result,
-    note,
-    print_json,
-    print_table,
-    progress_on_stderr,
-    remark,
-)
+from assay.app.console import echo, echo_result, note, print_json, print_table, progress_on_stderr, remark
 from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
 from assay.app.options import Ablating, Discovering, SkipBad, Typed
-from assay.app.running import (
-    Batched,
-    Computing,
-    Placed,
-    Seeded,
-    Talking,
-    call,
-    make_room,
-    write_json,
-)
+from assay.app.running import Batched, Computing, Placed, Seeded, Talking, call, make_room, write_json
 from assay.core.errors import InputError
 
 
