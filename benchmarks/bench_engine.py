@@ -22,13 +22,11 @@ from assay.circuits import Circuit, published_circuit
 from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CircuitRunner
 from assay.execution.forward import clean_pass
-from assay.execution.memory import weight_bytes
 from assay.models import Model, load_model
-from assay.pipeline.cost import batch_memory
 from assay.tasks import PairTask
 
 
-METHOD, STEPS = "eap-ig-inputs", 5
+STEPS = 5
 
 LLAMA_1B = {
     "hidden_size": 2048,
@@ -151,8 +149,6 @@ def on_gpu(model: Model, task: PairTask, batch: int) -> dict[str, float]:
     found = {
         "peak bytes": torch.cuda.max_memory_allocated(),
         "bytes of the weights": sum(weight.nbytes for weight in model.module.parameters()),
-        "bytes planned": weight_bytes(model)
-        + batch_memory(model, task, batch, batch_size=batch, method=METHOD)[1],
     }
     drift = scores.details.get("drift")
     return {**found, **({} if drift is None else {"drift of the scores": drift})}

@@ -69,7 +69,6 @@ LONG = (
     "test_runner.py",
     "test_cli_attack.py",
     "test_cluster.py",
-    "test_shards.py",
     "test_gate_rates.py",
     "test_pages_in_chromium.py",
     "test_examples.py",

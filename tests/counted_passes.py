@@ -1,4 +1,4 @@
-"""Passes that really run, to hold plans against: forward-equivalents over single prompts or images."""
+"""Passes that really run: forward-equivalents over single prompts or images."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,71 +7,39 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.vit.modeling_vit import ViTLayer
 
-from assay.execution import PairRunner, forward
 from assay.execution.runner import CircuitRunner
-from assay.execution.soft import SoftRunner, mask_cost
-from assay.models import loading
-
-
-BLOCKS = (GPT2Block, ViTLayer)
 
 
 @contextmanager
-def counted(n_layers: int, *, backward: int = 1) -> Iterator[list[float]]:
+def counted(n_layers: int) -> Iterator[list[float]]:
     """Examples of every pass made inside, by models of so many blocks.
 
-    A run of native blocks counts as the share of the blocks that it goes through, a run of a circuit as one
-    pass, a run under a mask as `mask_cost` says. What a circuit run reads of a clean pass belongs to
-    it. The pass that checks a model when it is loaded is start-up, which plans leave out.
-
-    Args:
-        n_layers: Blocks of a whole pass.
-        backward: What a backward pass through a block counts: 2 where parameters learn.
+    A run of native blocks counts as the share of the blocks that it goes through, forward and backward alike,
+    a run of a circuit as one pass.
     """
     found: list[float] = []
-    outside: list[bool] = []
 
-    def note(output: torch.Tensor, cost: float, back: float) -> None:
-        if outside:
-            return
+    def note(output: torch.Tensor, cost: float) -> None:
         found.append(cost)
         if output.requires_grad:
-            output.register_hook(lambda gradient: found.append(back))
+            output.register_hook(lambda gradient: found.append(cost))
 
     def passed(module: nn.Module, args: object, output: Any) -> None:
-        if isinstance(module, BLOCKS):
+        if isinstance(module, ViTLayer):
             hidden = output[0] if isinstance(output, tuple) else output
-            share = len(hidden) / n_layers
-            note(hidden, share, backward * share)
+            note(hidden, len(hidden) / n_layers)
 
-    def left_out(function: Any) -> Any:
-        def run(*args: Any, **named: Any) -> Any:
-            outside.append(True)
-            try:
-                return function(*args, **named)
-            finally:
-                outside.pop()
+    run = CircuitRunner.logits
 
-        return run
-
-    def per_row(function: Any, cost: Any) -> Any:
-        def run(self: Any, *args: Any, **named: Any) -> Any:
-            output = function(self, *args, **named)
-            rows = output.shape[:-1].numel() * cost(self.model)
-            note(output, rows, rows)
-            return output
-
-        return run
+    def logits(self: CircuitRunner, *args: Any, **named: Any) -> torch.Tensor:
+        output = run(self, *args, **named)
+        note(output, output.shape[:-1].numel())
+        return output
 
     hook = nn.modules.module.register_module_forward_hook(passed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "clean_pass", left_out(forward.clean_pass))
-        patch.setattr(loading, "check_conformance", left_out(loading.check_conformance))
-        for runner, name in ((CircuitRunner, "logits"), (PairRunner, "product"), (PairRunner, "pairs")):
-            patch.setattr(runner, name, per_row(getattr(runner, name), lambda model: 1))
-        patch.setattr(SoftRunner, "logits", per_row(SoftRunner.logits, mask_cost))
+        patch.setattr(CircuitRunner, "logits", logits)
         yield found
     hook.remove()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from command_line import invoke
-from counted_passes import counted
 from type_checks import no_type_checks
 
 
@@ -63,7 +62,7 @@ draws = 2
 heads = "magnitude"
 """
 ZOO_OPTIONS = ("grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo")
-CLAIM_OPTIONS = ("claim.toml", "--batch-size", "24", "--budget", "400", "--out", "claim")
+CLAIM_OPTIONS = ("claim.toml", "--batch-size", "24", "--out", "claim")
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,10 @@ class SmallRun:
     Attributes:
         folder: Where it ran, with all its files; copy what a test changes.
         document: What it printed with `--json`.
-        passes: Forward-equivalents that it made.
     """
 
     folder: Path
     document: Any
-    passes: float
 
 
 @cache
@@ -87,24 +84,24 @@ def _kept(name: str) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=name)
 
 
-def _ran(n_layers: int, *arguments: str, backward: int = 1, **texts: str) -> SmallRun:
+def _ran(*arguments: str, **texts: str) -> SmallRun:
     folder = Path(_kept(arguments[0]).name)
     for name, text in texts.items():
         (folder / f"{name}.toml").write_text(text)
-    with contextlib.chdir(folder), no_type_checks(), counted(n_layers, backward=backward) as passes:
+    with contextlib.chdir(folder), no_type_checks():
         outcome = invoke(*arguments, "--store", "store", "--json", "--quiet")
     if outcome.exit_code != 0:
         raise RuntimeError(f"assay {' '.join(arguments)} exited with {outcome.exit_code}: {outcome.output}")
-    return SmallRun(folder, json.loads(outcome.stdout), sum(passes))
+    return SmallRun(folder, json.loads(outcome.stdout))
 
 
 @cache
 def trained_zoo() -> SmallRun:
     """Two models of two blocks, trained for four steps."""
-    return _ran(2, "zoo", "train", *ZOO_OPTIONS, backward=2, grid=GRID)
+    return _ran("zoo", "train", *ZOO_OPTIONS, grid=GRID)
 
 
 @cache
 def measured_claim() -> SmallRun:
     """A claim about two heads of the embedded model, with a control, a rival and a second task."""
-    return _ran(4, "claim", *CLAIM_OPTIONS, claim=CLAIM)
+    return _ran("claim", *CLAIM_OPTIONS, claim=CLAIM)

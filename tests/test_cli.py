@@ -292,36 +292,24 @@ def test_list_knows_every_kind(run: Run, kind: str) -> None:
     assert all(entry["key"] in table for entry in entries)
 
 
-@pytest.mark.parametrize("verb", ["audit", "discover", "measure"])
-def test_a_dry_run_prints_a_plan_and_leaves_no_trace(run: Run, tmp_path: Path, verb: str) -> None:
-    plan = json.loads(run(verb, *SMALL, "--dry-run", "--json").stdout)
-    assert plan["passes"] == sum(stage["passes"] for stage in plan["stages"]) > 0
-    if verb != "audit":
-        assert plan["seconds"] > 0
-        assert plan["bytes"] > 2**20
-    assert "discover" in run(verb, *SMALL, "--dry-run").stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- where options come from --------------------------------------------------------------------
 
 
-def passes(result: Any) -> int:
-    return int(json.loads(result.stdout)["stages"][0]["passes"])
+def settings_of(*arguments: str) -> Any:
+    return app.parse_args(list(arguments), exit_on_error=False)[1].arguments["settings"]
 
 
 def test_the_command_line_wins_over_variables_and_they_over_the_file(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("a.toml").write_text("n = 5\nsteps = 1\n[audit]\nsteps = 2\n[report]\nsave = 'x.html'\n")
-    plan = ("audit", "--dry-run", "--json", "--config", "a.toml")
-    per_prompt = 4 + 2 * 2  # clean, ablated, means, completeness; forward and backward at two nodes
-    assert passes(run(*plan)) == 5 * per_prompt
+    given = ("audit", "--config", "a.toml")
+    assert (settings_of(*given).n, settings_of(*given).steps) == (5, 2)
     monkeypatch.setenv("ASSAY_N", "7")
-    assert passes(run(*plan)) == 7 * per_prompt
-    assert passes(run(*plan, "--n", "9")) == 9 * per_prompt
+    assert settings_of(*given).n == 7
+    assert settings_of(*given, "--n", "9").n == 9
     monkeypatch.setenv("ASSAY_TASK", "ioo")
-    assert run(*plan).exit_code == 2
+    assert run(*given).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -343,7 +331,7 @@ def test_the_command_line_wins_over_variables_and_they_over_the_file(
 )
 def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None:
     Path("a.toml").write_text(content)
-    result = run("audit", "--dry-run", "--config", "a.toml")
+    result = run("audit", "--config", "a.toml")
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
 
@@ -355,20 +343,17 @@ def test_a_table_of_a_command_below_another_holds_for_it_alone(run: Run) -> None
 
 
 def test_of_an_option_given_twice_the_last_value_counts(run: Run) -> None:
-    plan = json.loads(run("audit", "--n=3", *SMALL, "--dry-run", "--json", "--json", "--n", "5").stdout)
-    assert plan["n"] == 5
+    found = run("discover", "--n=3", *SMALL, "--json", "--json", "--n", "5")
+    assert json.loads(found.stdout)["provenance"]["task"]["n"] == 5
 
 
 def test_values_are_taken_as_they_are_typed() -> None:
-    def settings(*arguments: str) -> Any:
-        return app.parse_args(list(arguments), exit_on_error=False)[1].arguments["settings"]
-
-    assert settings("rank", "--images", "[a].npz", "--images", '["b"]').images == (
+    assert settings_of("rank", "--images", "[a].npz", "--images", '["b"]').images == (
         Path("[a].npz"),
         Path('["b"]'),
     )
-    assert settings("serve", "--token", "-starts-with-a-hyphen").token == "-starts-with-a-hyphen"
-    assert settings("store", "ls", "--order", "-created").order == "-created"
+    assert settings_of("serve", "--token", "-starts-with-a-hyphen").token == "-starts-with-a-hyphen"
+    assert settings_of("store", "ls", "--order", "-created").order == "-created"
 
 
 def test_variables_that_say_what_to_run_do_not_change_what_a_report_shows(
@@ -382,9 +367,9 @@ def test_variables_that_say_what_to_run_do_not_change_what_a_report_shows(
     assert "elsewhere" in refused.stderr
 
 
-def test_an_empty_variable_counts_as_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSAY_MODEL", "")
-    assert json.loads(run("audit", *SMALL, "--dry-run", "--json").stdout)["model"]["id"] == "mini"
+    assert settings_of("audit", "--n", "5").model == "mini"
 
 
 def test_auto_takes_the_first_accelerator_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,9 +406,9 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
         (
             "pipeline.subset_data:read_data",
             "app.cli.select:SelectSettings",
-            "at_least device folder planned progress",
+            "at_least device folder progress",
         ),
-        ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device max_passes progress"),
+        ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device progress"),
     ],
 )
 def test_every_keyword_of_a_function_is_an_option_or_named_by_the_command(
@@ -464,19 +449,6 @@ def test_another_batch_size_changes_no_more_than_rounding(run: Run, dtype: str, 
         )  # fmt: skip
         values.append([each["value"] for each in json.loads(found.stdout)])
     assert values[0] == pytest.approx(values[1], rel=tolerance, abs=tolerance)
-
-
-def test_plan_is_the_dry_run_of_the_command_behind_it(run: Run) -> None:
-    planned = run("plan", "discover", "--n", "8", "--batch-size", "5", "--json")
-    assert planned.exit_code == 0
-    forecast = json.loads(planned.stdout)
-    dry = json.loads(run("discover", "--n", "8", "--batch-size", "5", "--json", "--dry-run").stdout)
-    assert {name: forecast[name] for name in ("stages", "bytes", "batch_size")} == {
-        name: dry[name] for name in ("stages", "bytes", "batch_size")
-    }
-    assert forecast["batch_size"] == 5
-    assert run("plan").exit_code == 2
-    assert "`assay plan` needs a command" in run("plan").stderr
 
 
 # ---- help ---------------------------------------------------------------------------------------
@@ -653,8 +625,6 @@ def test_steps_can_be_left_to_the_method(run: Run) -> None:
     result = run("discover", "--n", "8", "--steps", "auto", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["details"]["steps"] in (3, 9)
-    plan = json.loads(run("discover", "--n", "8", "--steps", "auto", "--dry-run", "--json").stdout)
-    assert plan["passes"] == 8 * ((4 + 2 * 3) + (4 + 2 * 6))  # 3 nodes, then the 6 that make 9
 
 
 def test_a_circuit_of_another_model_is_refused(run: Run) -> None:

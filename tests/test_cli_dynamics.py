@@ -84,18 +84,6 @@ def test_the_number_type_is_that_of_the_weights(run: Run) -> None:
         assert one["deep"] != other["deep"]
 
 
-def test_a_plan_has_passes_and_seconds(run: Run, tmp_path: Path) -> None:
-    plan = document(run(*SHAPES, "--dry-run", "--json"))
-    assert plan["checkpoints"] == 3
-    assert {each["stage"]: each["passes"] for each in plan["stages"]} == {
-        "scores of edges into the logits": 3 * 18 * (2 + 5),
-        "accuracy": 3 * 36,
-    }
-    assert plan["seconds"] > 0
-    assert plan["bytes"] > 0
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

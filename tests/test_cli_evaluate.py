@@ -194,20 +194,6 @@ def test_published_options_reach_the_circuits(run: Run, folder: Path) -> None:
     assert document["test"][0]["shifts"] != usual["test"][0]["shifts"]
 
 
-def test_a_plan_counts_domains_before_an_image_is_read(run: Run, folder: Path, tmp_path: Path) -> None:
-    found = run("--images", folder / "styles", *CORRUPTED, "--parts", "2", "--dry-run", "--json")
-    plan = json.loads(found.stdout)
-    assert plan["domains"] == ["neon", "sketch", "stripes"]
-    assert {each["stage"]: each["runs"] for each in plan["stages"]} == {
-        "reference": 128,  # at most: 1,024 images, where the folder has them
-        "labelled images": 1,
-        "in distribution": 1,
-        "corrupted domains": 3,
-        "test domains": 6,
-    }
-    assert list(tmp_path.iterdir()) == []
-
-
 def refused(run: Run, *arguments: Any, reference: str = "styles/flat") -> str:
     found = run(*arguments, reference=reference)
     assert found.exit_code == 2, found.output

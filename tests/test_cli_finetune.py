@@ -112,18 +112,6 @@ def test_folders_are_read_with_the_transform_of_the_model(run: Run, start: Path,
     assert record["data"]["training"]["hash"] == images_hash(split(read["flat"], 0.2)[0])
 
 
-def test_a_plan_costs_nothing(run: Run, tmp_path: Path) -> None:
-    found = run("--shapes", "flat", "--out", "tuned", "--dry-run", "--train-steps", "10")
-    assert "shallow blocks 0 to 0, deep blocks 1 to 1" in found.stdout
-    assert "a step takes about 9 forward passes over a batch; plain training takes 3" in found.stdout
-    assert "of memory" in found.stdout
-    plan = json.loads(run("--out", "tuned", "--dry-run", "--json", "--lambda-circuit", "0").stdout)
-    assert plan["forward_passes_per_step"] == 3
-    assert plan["stages"][0] == {"stage": "train", "runs": 1000, "passes": 3 * 32 * 1000}
-    assert plan["seconds"] is None  # no images to time a pass on
-    assert not (tmp_path / "tuned").exists()
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -372,21 +372,6 @@ def test_unreadable_images_fail_or_are_counted(run: Run, tmp_path: Path) -> None
     assert "1 image file could not be read" in (tmp_path / "assay-monitor/monitor.html").read_text()
 
 
-def test_the_cost_is_shown_without_running(run: Run, tmp_path: Path) -> None:
-    found = run(*FEW, "--images", "shapes:flat", "--dry-run", "--json")
-    plan = json.loads(found.stdout)
-    stages = ["reference", "known batches", "labelled images", "each batch"]
-    assert [each["stage"] for each in plan["stages"]] == stages
-    assert plan["stages"][1]["passes"] == 4 * plan["stages"][0]["passes"]
-    found = run(*FEW, "--images", "shapes:flat", "--target", "0.3", "--dry-run", "--json")
-    (corrupted,) = (
-        each for each in json.loads(found.stdout)["stages"] if each["stage"] == "corrupted domains"
-    )
-    # Of 32 known images 8 are to learn from, and each domain holds the others.
-    assert corrupted["passes"] == 40 * (plan["stages"][0]["passes"] + 24)
-    assert not (tmp_path / "assay-monitor").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -200,10 +200,6 @@ def test_commands_align_prompts_of_other_lengths(tmp_path: Path) -> None:
     assert refused.exit_code != 0
     assert "or align the prompts with lengths='aligned'" in refused.stderr
     common = [*plain, "--lengths", "aligned"]
-    said = "3 of 3 pairs differ in length; aligned span by span from their ends, 6 of 45 clean and 0 of 39"
-    assert said in invoke("discover", *common, "--dry-run").stdout
-    forecast = json.loads(invoke("discover", *common, "--dry-run", "--json").stdout)
-    assert forecast["alignment"].startswith(said)
     save = ["--top", "20", "--save", str(tmp_path / "c.safetensors"), "--json"]
     found = invoke("discover", *common, *save)
     assert found.exit_code == 0, found.stderr
@@ -218,7 +214,7 @@ def test_commands_align_prompts_of_other_lengths(tmp_path: Path) -> None:
     assert whys["attack"] == whys["calibrate"] == "serves pairs whose prompts are of one length"
     kinds = {"attack": "a worst case", "calibrate": "a table of measurements", "repair": "a repair"}
     for command, what in kinds.items():
-        for flags in (circuit, ["--dry-run"], []):  # before a circuit is discovered, too
+        for flags in (circuit, []):  # before a circuit is discovered, too
             done = invoke(command, *common, *flags)
             assert done.exit_code != 0
             assert f"{what} needs clean and corrupted prompts of one length" in done.stderr

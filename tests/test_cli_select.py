@@ -204,15 +204,6 @@ def test_a_gate_without_a_verdict_does_not_pass(tmp_path: Path) -> None:
     assert "groups and families are missing" in unknown.stderr
 
 
-def test_the_plan_counts_runs_and_writes_nothing(archive: Path, tmp_path: Path) -> None:
-    given = (archive, "--sizes", "20,40", "--store", tmp_path / "store", "--dry-run")
-    plan = json.loads(run(*given, "--json").stdout)
-    assert (plan["n_selections"], plan["n_reruns"], plan["n_folds"]) == (2, 5 * 100 * 2, 5)
-    assert {each["stage"]: each["passes"] for each in plan["stages"]}["verdict"] == plan["n_reruns"]
-    assert "maximum runs of the solver over all examples" in run(*given).stdout
-    assert not (tmp_path / "store").exists()
-
-
 def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
     given = ("--digits-models", "32", "--size", "60", *UNTESTED, "--store", tmp_path)
     found = document(*given)
@@ -394,11 +385,8 @@ def test_the_settings_of_the_paper_reach_the_solver(archive: Path, beside: Path)
     assert (told["solver"], told["objective"]) == ("adam", "r2")
 
 
-def test_refined_sizes_are_in_the_plan_the_output_and_the_table(archive: Path, tmp_path: Path) -> None:
+def test_refined_sizes_are_in_the_output_and_the_table(archive: Path, tmp_path: Path) -> None:
     given = (archive, "--sizes", "20,190", "--refine", "40", *UNTESTED, "--store", tmp_path / "store")
-    planned = run(*given, "--dry-run")
-    assert "sizes 20, 190 and at most 4 between two of them" in planned.stdout
-    assert json.loads(run(*given, "--dry-run", "--json").stdout)["n_selections"] == 6
     found = run(*given, "--out", tmp_path / "out")
     assert found.exit_code == 0, found.output
     with (tmp_path / "out" / "sizes.csv").open() as file:

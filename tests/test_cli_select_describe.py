@@ -1,7 +1,6 @@
 """`assay select --encoder --phrases --endpoint --text`: what describes a subset, and failures of it."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from assay.app.cli.select import _parameters
 from assay.core.errors import InputError
 from assay.models.hugging_face import without_progress_bars
 from assay.pipeline.subset_data import read_data
-from assay.pipeline.subsets import plan_selection
 from assay.zoo import Zoo
 
 
@@ -226,86 +224,11 @@ def test_values_that_are_nearly_json_and_doubles_are_refused(text: str, message:
         _parameters(text)
 
 
-def test_a_plan_of_an_encoder_takes_what_its_run_takes(archive: Path, bert: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "id.npy", np.ones((5, 16)))
-    given = ("--text", "review", "--encoder", str(bert), "--id-embeddings", tmp_path / "id.npy", "--dry-run")
-    planned = run(archive, tmp_path, *map(str, given))
-    assert planned.exit_code == 0, planned.output
-    refused = run(archive, tmp_path, *map(str, given[:4]), "--id-embeddings", "no.npy", "--dry-run")
-    assert refused.exit_code == 2
-    assert "no.npy is not a file" in refused.stderr
-    (tmp_path / "empty").mkdir()
-    for name, message in ((tmp_path / "empty", "no config.json"), ("no/such/folder", "no/such/folder")):
-        refused = run(archive, tmp_path, "--text", "review", "--encoder", str(name), "--dry-run")
-        assert refused.exit_code == 1
-        assert message in refused.stderr
-
-
-def test_a_plan_tells_that_an_encoder_would_be_downloaded(
-    archive: Path, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A mistyped directory may read like an id of the hub; no network is asked."""
-    from huggingface_hub import constants
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "enc" / "vit-small").mkdir(parents=True)
-    given = (archive, "--text", "review", "--size", "40", "--dry-run", "--encoder")
-
-    def planned(name: str) -> tuple[int, str]:
-        found = invoke("select", *given, name)
-        return found.exit_code, found.stderr
-
-    code, said = planned("enc/vit-smal")
-    assert code == 0
-    assert f"'enc/vit-smal' is neither a directory here nor in the cache {tmp_path / 'cache'}" in said
-    assert "so it would be downloaded from the Hugging Face Hub; did you mean" in said
-    assert "the directory 'enc/vit-small'?" in said
-    assert "would be downloaded from the Hugging Face Hub\n" in planned("some/encoder")[1]
-    snapshot = tmp_path / "cache" / "models--some--encoder" / "snapshots" / ("0" * 40)
-    shutil.copytree(bert, snapshot)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
-    assert planned("some/encoder") == (0, "")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert planned("some/encoder") == (0, "")
-    code, said = planned("enc/vit-smal")
-    assert code == 1
-    assert "HF_HUB_OFFLINE is set, so nothing is fetched" in said
-
-
-def test_a_plan_neither_loads_nor_runs_the_encoder(archive: Path, bert: Path, tmp_path: Path) -> None:
-    bare = tmp_path / bert.name
-    bare.mkdir()  # without weights
-    (bare / "config.json").write_text((bert / "config.json").read_text())
-    given = ("--text", "review", "--phrases", "at night", "--encoder", str(bare))
-    planned = run(archive, tmp_path, *given, "--dry-run", "--json")
-    assert planned.exit_code == 0, planned.output
-    assert run(archive, tmp_path, *given).exit_code == 1
-    data = read_data(archive, text="review", encoder=Encoder.load(bert, device="cpu")).data
-    plan = plan_selection(data, [40], n_permutations=3, folds=3)
-    shown = json.loads(planned.stdout)
-    assert {name: shown[name] for name in plan.to_dict()} == plan.to_dict()
-    assert shown["n_holdout"] == 5
-    without = run(archive, tmp_path, "--dry-run", "--json")
-    assert json.loads(without.stdout)["n_holdout"] == 0
-    planted().save(tmp_path / "bare.npz")  # neither images nor texts
-    refused = run(tmp_path / "bare.npz", tmp_path, "--encoder", str(bare), "--dry-run")
-    assert refused.exit_code == 2
-    assert "these data hold no images" in refused.stderr
-
-
 @pytest.mark.slow
-def test_a_plan_refuses_what_the_run_refuses_and_nothing_else(
-    archive: Path, bert: Path, tmp_path: Path
-) -> None:
+def test_an_encoder_and_its_embeddings_are_checked(archive: Path, bert: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "known.npy", np.random.default_rng(0).normal(size=(9, 16)).astype(np.float32))
-    texts, dry = ("--text", "review", "--encoder"), ("--dry-run", "--json")
+    texts = ("--text", "review", "--encoder")
     known = ("--id-embeddings", str(tmp_path / "known.npy"))
-    planned = run(archive, tmp_path, *texts, str(bert), *known, *dry)
-    assert planned.exit_code == 0, planned.output
-    assert json.loads(planned.stdout)["n_holdout"] == 5
     ran = run(archive, tmp_path, *texts, str(bert), *known)
     assert ran.exit_code == 0, ran.output
     (tmp_path / "empty").mkdir()
@@ -316,11 +239,14 @@ def test_a_plan_refuses_what_the_run_refuses_and_nothing_else(
         (str(bert), "--id-embeddings", str(tmp_path / "no.npy")): "is not a file of embeddings",
     }
     for given, message in refused.items():
-        for more in (dry, ()):
-            found = run(archive, tmp_path, *texts, *given, *more)
-            assert (found.exit_code, found.stdout) == (1, "")
-            assert message in found.stderr
-    alone = run(archive, tmp_path, *known, *dry)
+        found = run(archive, tmp_path, *texts, *given)
+        assert (found.exit_code, found.stdout) == (1, "")
+        assert message in found.stderr
+    planted().save(tmp_path / "bare.npz")  # neither images nor texts
+    bare = run(tmp_path / "bare.npz", tmp_path, "--encoder", str(bert))
+    assert bare.exit_code == 2
+    assert "the data have neither images nor a text to embed" in bare.stderr
+    alone = run(archive, tmp_path, *known)
     assert alone.exit_code == 2
     assert "--embeddings or --encoder" in alone.stderr.replace("\n", " ")
 

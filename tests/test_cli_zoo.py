@@ -13,7 +13,7 @@ from PIL import Image
 from small_runs import GRID, ZOO_OPTIONS, trained_zoo
 
 from assay.tasks import draw_shapes
-from assay.zoo import Zoo, edge_scores
+from assay.zoo import Grid, Zoo, edge_scores
 
 
 Run = Callable[..., Outcome]
@@ -89,22 +89,8 @@ def test_select_writes_a_grid_that_train_reads(run: Run, tmp_path: Path) -> None
     found = json.loads(run("select", "zoo", "grid.toml", "--save", "second.json", "--json").stdout)
     assert len(found["configurations"]) == 1
     assert found["shortfall"] == {"scratch": 0.0}
-    planned = json.loads(run("train", "second.json", "--out", "next", "--dry-run", "--json").stdout)
-    assert len(planned["models"]) == 1
-    assert planned["models"][0] in Zoo.open(tmp_path / "zoo").keys
-
-
-def test_a_dry_run_refuses_what_the_run_refuses(run: Run, tmp_path: Path) -> None:
-    given = ("train", "inside-out", "--out", "zoo", "--shapes", "flat", "--shapes", "neon")
-    for more in ((), ("--dry-run",)):
-        refused = run(*given, *more, code=2)
-        assert "2 domains are given; a zoo is trained on one" in refused.stderr
-
-
-def test_a_dry_run_prints_the_plan_and_makes_nothing(run: Run, tmp_path: Path) -> None:
-    shown = run("train", "inside-out", "--out", "zoo", "--dry-run").stdout
-    assert "inside-out: 132 models, 132,000 steps" in shown
-    assert not (tmp_path / "zoo").exists()
+    (recipe,) = Grid.read(tmp_path / "second.json").recipes()
+    assert recipe.key in Zoo.open(tmp_path / "zoo").keys
 
 
 @pytest.mark.parametrize(

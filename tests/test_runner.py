@@ -33,7 +33,6 @@ from assay.pipeline import (
     runs_of,
     usual_prompts,
 )
-from assay.pipeline.audit_plan import AuditPlan, scope_of
 from assay.pipeline.audit_run import AuditRun
 from assay.pipeline.checks import registered
 from assay.pipeline.inputs import draw_inputs, read_inputs
@@ -632,17 +631,6 @@ def test_a_circuit_found_on_the_way_is_measured_on_other_prompts(mini: Model) ->
     given = runs_of(mini, "ioi", runs.circuit, n=8, progress=silent)
     assert given.circuit is runs.circuit
     assert given.task.n == 8
-
-
-def test_a_plan_counts_passes(tiny: Model) -> None:
-    stages_ = AuditPlan(model=tiny, n=10, steps=5, n_random=20, scope=scope_of(full=True)).stages
-    by_name = {stage.stage: stage for stage in stages_}
-    # clean, ablated, means and completeness runs; forward and backward at each of 5 nodes
-    assert by_name["discover"].passes == 10 * (4 + 2 * 5)
-    # full, keep, drop, empty; 20 random circuits; one run per head of minimality
-    assert by_name["measure"].runs == 4 + 20 + tiny.n_layers * tiny.n_heads
-    exact = AuditPlan(model=tiny, method="exact", n=10).stages[0]
-    assert exact.passes == 10 * (tiny.graph.n_edges + 3)
 
 
 def test_writable_places_are_made_on_request_and_others_named(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from assay.core.record import record_id
 from assay.discovery.heads import MeasurementTable
 from assay.models import Model
 from assay.objectives import OBJECTIVES
-from assay.pipeline.gates import calibrate_stored, plan_calibration
+from assay.pipeline.gates import calibrate_stored
 from assay.store import Store
 from assay.tasks import PairTask, load_task
 
@@ -231,17 +231,6 @@ def test_a_gate_that_lost_a_method_stays_open(model: Model, task: PairTask) -> N
     assert found["E1b"].reason != "method_missing"
 
 
-def test_a_budget_flags_the_gates_over_all_heads(
-    model: Model, task: PairTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("assay.discovery.heads.table.RANDOM_HEADS", 8)
-    found = calibrate_all(HEADS, model, task, gates=["C12", "C11", "F59"], max_passes=50)
-    assert "partial_heads" in found["C12"].warnings
-    assert "partial_heads" in found["F59"].warnings
-    assert "partial_heads" not in found["C11"].warnings
-    assert found.to_dict()["warnings"] == ["partial_heads"]
-
-
 @pytest.mark.parametrize("heads", [(), tuple((layer, head) for layer in range(4) for head in range(8))])
 def test_empty_and_full_circuits_end_in_verdicts(
     model: Model, task: PairTask, heads: Sequence[tuple[int, int]]
@@ -377,17 +366,6 @@ def test_a_task_without_wrong_answers_is_judged_by_what_it_has(model: Model, tas
     assert set(found.missing) == {"ocse", "ov_norm", "dla"}
     assert len(found["C12"].details["pairs"]) == 3  # of C2, C5 and C10
     assert found["C12"].reason is None
-
-
-@pytest.mark.slow
-def test_a_plan_holds(model: Model, task: PairTask) -> None:
-    """What a dry run promises is not exceeded, of few prompts and of many."""
-    for n in (10, 60):
-        prompts = load_task("ioi", model, n=n)
-        planned = {each.stage: each.passes for each in plan_calibration(model, n, n_heads=len(HEADS))}
-        spent = calibrate_all(HEADS, model, prompts).table.passes
-        assert spent["forward"] + spent["backward"] <= sum(planned.values())
-        assert planned["pool"] >= 2 * (max(3 * n, 120) - n)
 
 
 def test_a_task_and_a_gate_may_be_named(model: Model) -> None:

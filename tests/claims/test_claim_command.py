@@ -135,8 +135,3 @@ def test_a_device_map_is_checked_before_anything_is_measured(run: Run) -> None:
     assert (both.exit_code, both.stdout) == (2, "")
     assert "device='cpu' and device_map='auto' both say where the model goes" in both.stderr
     assert run("movers.toml", "--device-map", "spread").exit_code == 2
-    planned = run("movers.toml", "--dry-run", "--device-map", "stream", "--json")
-    assert (
-        json.loads(planned.stdout)["passes"]
-        == json.loads(run("movers.toml", "--dry-run", "--json").stdout)["passes"]
-    )

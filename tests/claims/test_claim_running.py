@@ -244,15 +244,6 @@ def test_a_claim_in_no_file_counts_as_not_registered(model: Model) -> None:
     assert "M98.faithfulness" not in found.gates
 
 
-def test_a_budget_of_passes_leaves_the_tests_as_they_are(result: ClaimResult, model: Model) -> None:
-    found = run_claim(result.claim, model, max_passes=1.0)
-    assert [each.value for each in found.outcomes] == [each.value for each in result.outcomes]
-    assert found.gates["M3b"].to_dict() == result.gates["M3b"].to_dict()
-    assert found.gates["C16.split_half"].reason is None
-    assert "missing_heads" in found.gates["C17"].warnings
-    assert found.passes["forward"] < result.passes["forward"]
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.discovery.edges import discover, get_method
-from assay.discovery.edges.running import resolve
+from assay.discovery.edges.running import Asked, in_one_batch, resolve
 from assay.execution import CircuitRunner, batches, get_ablation, run_circuit, run_model
 from assay.execution.forward import circuit_run, plain_run
-from assay.execution.memory import Fit, largest_batch, peak_bytes, weight_bytes
+from assay.execution.memory import Fit, largest_batch, peak_bytes
 from assay.models import Model, load_model
-from assay.pipeline import cost_of
 from assay.tasks import PairTask, Task, align_prompts
 
 
@@ -52,6 +51,12 @@ def allocated(job: Callable[[], object]) -> int:
     return peak_on_cpu(job)
 
 
+def peak_of(asked: Asked) -> int | None:
+    """What a batch of a discovery holds at most beyond the weights, predicted."""
+    run = in_one_batch(asked.method, asked.settings)
+    return None if run is None else peak_bytes(asked.model, asked.task.stand_in(asked.size), run)
+
+
 def test_the_peak_of_a_run_worked_by_hand(gpt2_tiny: nn.Module) -> None:
     model, task = load_model(gpt2_tiny), prompts(3, 8)
     weight = model.module.transformer.wte.weight
@@ -75,7 +80,7 @@ def test_predictions_are_what_the_allocator_gives_out(shape: str) -> None:
     circuit = Circuit.random(model.graph, model.graph.n_edges // 4, seed=1)
     runner = CircuitRunner(model, circuit, resample=True)
     cases: list[tuple[int | None, Callable[[], object]]] = [
-        (asked.peak_bytes(), lambda: discover(model, task, steps=1, batch_size=4)),
+        (peak_of(asked), lambda: discover(model, task, steps=1, batch_size=4)),
         (
             peak_bytes(model, task, circuit_run(runner, circuit, get_ablation("resample"))),
             lambda: run_circuit(model, task, circuit, batch_size=4),
@@ -123,11 +128,11 @@ def test_a_batch_is_as_large_as_the_prediction_allows_and_scores_are_the_same() 
     method = get_method("eap")
     settings = method.choices(task)
     whole = resolve(model, task, method, settings, batch_size=12)
-    needed = whole.peak_bytes()
+    needed = peak_of(whole)
     assert needed is not None
     half = resolve(model, task, method, settings, batch_size=12, memory=needed // 2)
     assert 3 <= half.size < 7
-    taken = half.peak_bytes()
+    taken = peak_of(half)
     assert taken is not None
     assert taken <= needed // 2
     torch.testing.assert_close(
@@ -179,22 +184,6 @@ def test_one_example_that_does_not_fit_is_refused_before_work_starts(
             job()
 
 
-def test_a_forecast_names_peak_batch_and_free_memory(gpt2_tiny: nn.Module) -> None:
-    model, task = load_model(gpt2_tiny), prompts(3, 8)
-    forecast = cost_of(model, 40, [], task, method="eap-ig-inputs", batch_size=10)
-    many = PairTask(
-        clean=task.clean.repeat(4, 1)[:10],
-        corrupted=task.corrupted.repeat(4, 1)[:10],
-        answers=task.answers.repeat(4, 1)[:10],
-        wrong=task.wrong.repeat(4, 1)[:10],
-    )
-    assert forecast.batch_size == 10
-    assert forecast.free_bytes is not None
-    assert forecast.bytes is not None
-    peak = allocated(lambda: discover(model, many, batch_size=10))
-    assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "length", "options"),
@@ -205,24 +194,28 @@ def test_a_forecast_names_peak_batch_and_free_memory(gpt2_tiny: nn.Module) -> No
         ("many tokens", 4, {"objective": "js"}),
     ],
 )
-def test_a_forecast_follows_ablation_and_objective(shape: str, length: int, options: dict[str, str]) -> None:
+def test_a_prediction_follows_ablation_and_objective(
+    shape: str, length: int, options: dict[str, str]
+) -> None:
     model, task = wide_model(shape), prompts(6, length)
-    forecast = cost_of(model, 6, [], task, method="eap-ig-inputs", steps=2, batch_size=6, **options)
-    usual = cost_of(model, 6, [], task, method="eap-ig-inputs", steps=2, batch_size=6)
-    assert forecast.bytes is not None
+    method = get_method("eap-ig-inputs")
+    predicted, usual = (
+        peak_of(resolve(model, task, method, method.choices(task, steps=2, **each), batch_size=6))
+        for each in (options, {})
+    )
     peak = allocated(lambda: discover(model, task, steps=2, batch_size=6, **options))
-    assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
-    assert forecast.bytes != usual.bytes
+    assert predicted == pytest.approx(peak, rel=0.15)
+    assert predicted != usual
 
 
 @pytest.mark.parametrize("ablation", ["zero", "mean", "resample"])
-def test_a_forecast_of_a_circuit_follows_the_ablation(ablation: str) -> None:
+def test_a_prediction_for_a_circuit_follows_the_ablation(ablation: str) -> None:
     model, task = wide_model("llama"), prompts(6, 40)
-    forecast = cost_of(model, 6, [], task, batch_size=6, ablation=ablation)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 10, seed=0)
-    assert forecast.bytes is not None
+    circuit, carried = Circuit.random(model.graph, model.graph.n_edges // 10, seed=0), get_ablation(ablation)
+    runner = CircuitRunner(model, circuit, resample=carried.paired)
+    predicted = peak_bytes(model, task, circuit_run(runner, circuit, carried))
     peak = allocated(lambda: run_circuit(model, task, circuit, ablation=ablation, batch_size=6))
-    assert forecast.bytes - weight_bytes(model) == pytest.approx(peak, rel=0.15)
+    assert predicted == pytest.approx(peak, rel=0.15)
 
 
 @pytest.mark.gpu
@@ -231,7 +224,7 @@ def test_predictions_on_a_gpu_are_near_what_it_gives_out() -> None:
     model = load_model(transformers.GPT2LMHeadModel(config).eval().to("cuda"))
     task, method = prompts(8, 128), get_method("eap-ig-inputs")
     asked = resolve(model, task, method, method.choices(task, steps=2), batch_size=8)
-    predicted = asked.peak_bytes()
+    predicted = peak_of(asked)
     discover(model, task, steps=2, batch_size=8)  # workspaces of libraries
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

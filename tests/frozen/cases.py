@@ -96,7 +96,7 @@ def audit() -> Any:
     return assay.audit(
         mini(), "ioi", method="eap-ig-inputs", objective="logit_diff", ablation="resample", n=24, steps=5,
         target=0.9, seed=0, n_random=4, batch_size=12,
-        metrics=["completeness", "kl", "ce-delta", "minimality"], full=True, skip=(), budget=None,
+        metrics=["completeness", "kl", "ce-delta", "minimality"], full=True, skip=(),
     ).document  # fmt: skip
 
 
@@ -239,7 +239,6 @@ def sweep() -> Any:
         protocol = "all"
         n-clean = 8
         n-corrupted = 7
-        shards = 2
         [limits]
         workers = 1
         batch-size = 12

@@ -786,8 +786,7 @@ PLAN: Mapping[str, Any] = {
     "sizes": [100, 200],
     "metrics": ["faithfulness"],
     "gates": ["bootstrap-stability"],
-    "attack": {"protocol": "all", "n-clean": 20, "n-corrupted": 20, "shards": 2},
-    "shards": {"discover": 2},
+    "attack": {"protocol": "all", "n-clean": 20, "n-corrupted": 20},
     "limits": {
         "workers": 2,
         "retries": 2,

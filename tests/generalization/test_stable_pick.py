@@ -60,15 +60,10 @@ def test_it_tells_what_it_took_and_who_is_left(pick: StablePick) -> None:
     assert set(pick.to_frame()["n"]) == {look.n for look in pick.looks}
 
 
-def test_a_budget_stops_before_a_look_that_it_does_not_cover(tmp_path: Path) -> None:
-    first = 12 * 3 * 5
-    short = picked(budget=first + 1, error=1e-9)
-    assert (short.stopped, short.n, short.passes) == ("budget", 12, first)
-    assert "Undecided after 12 of 48 images (the budget is used up)" in verdict(short.to_dict())
-    text = save_report(tmp_path / "pick.html", short).read_text()
-    assert "Raise --budget to go on." in text
-    with pytest.raises(InputError, match="the first look at 12 images takes 180"):
-        picked(budget=first - 1)
+def test_it_is_undecided_where_the_images_are_used_up() -> None:
+    short = picked(error=1e-9)
+    assert (short.stopped, short.n) == ("images", 48)
+    assert "Undecided after 48 of 48 images (all were used)" in verdict(short.to_dict())
 
 
 def test_the_document_is_json_and_its_page_has_a_picture(pick: StablePick, tmp_path: Path) -> None:
@@ -83,13 +78,10 @@ def test_passes_on_the_own_domain_count(tmp_path: Path) -> None:
     own = draw_shapes("flat", 10, size=32, start=500)
     asked = {"metric": "atc", "id_data": own, "error": 1e-9}
     first = 3 * (12 + 10)  # a forward pass over each image of both domains
-    with pytest.raises(InputError, match="the first look at 12 images takes 66 "):
-        picked(**asked, budget=first - 1)
     again = [look.passes for look in picked(**asked).looks]
     assert again == [first, 3 * (24 + 10), 3 * (48 + 10)]
-    kept = picked(**asked, cache=tmp_path, budget=first + 3 * 24)
-    assert [look.passes for look in kept.looks] == [first, 3 * 24]
-    assert kept.stopped == "budget"
+    kept = picked(**asked, cache=tmp_path)
+    assert [look.passes for look in kept.looks] == [first, 3 * 24, 3 * 48]
 
 
 CHANGED: dict[str, Any] = {
@@ -103,7 +95,6 @@ CHANGED: dict[str, Any] = {
     "sets": "reference",
     "error": 0.04,
     "first": 24,
-    "budget": 10_000,
 }
 SETTINGS: dict[str, Any] = {
     "objective": "js",

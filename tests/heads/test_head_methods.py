@@ -88,36 +88,6 @@ def test_scores_do_not_depend_on_batches(model: Model, task: PairTask, key: str)
     np.testing.assert_allclose(first.values, second.values, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("key", list(HEAD_METHODS))
-def test_a_method_costs_the_whole_passes_that_it_says(
-    model: Model, task: PairTask, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    forward = Model.forward
-
-    def counted(self: Model, tokens: torch.Tensor) -> torch.Tensor:
-        seen.append(len(tokens))
-        return forward(self, tokens)
-
-    monkeypatch.setattr(Model, "forward", counted)
-    discover_heads(model, task, key)
-    assert sum(seen) == HEAD_METHODS[key].passes(task.n, model.n_layers * model.n_heads).get("whole", 0)
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        ("activation-patching", {"whole": 80, "single_head": 40 * 144}),
-        ("mediation", {"whole": 80, "last_token": 40 * 144}),
-        ("llc", {"whole": 20, "backward": 20}),
-        ("attribution-patching", {"whole": 80, "backward": 40}),
-        ("ov-norm", {}),
-    ],
-)
-def test_the_cost_for_forty_prompts_of_gpt2(key: str, expected: dict[str, int]) -> None:
-    assert HEAD_METHODS[key].passes(40, 144) == expected
-
-
 # ---- what stands behind the keys ---------------------------------------------------------------------
 
 

@@ -160,8 +160,6 @@ def test_single_heads_are_averaged_over_draws(model64: Model, make_task: Callabl
     dropped = by_heads.column("y_full")[:, None] - by_heads.column("y_drop1")
     np.testing.assert_allclose(dropped, effect, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(by_edges.column("y_minus1"), by_heads.column("y_minus1"), rtol=1e-7, atol=1e-8)
-    drawn = MeasurementTable(model64, task, heads).cost()
-    assert by_heads.cost()["y_drop1"] > 4 * drawn["y_drop1"] - 4 * task.n
 
 
 @pytest.mark.parametrize("method", ["mean", "mean-positional", "noise"])
@@ -232,7 +230,6 @@ def test_single_heads_cost_half_a_pass_and_last_tokens_a_token(
     through = 0 if model64.graph.parallel else 1  # a parallel block's own MLP does not read its heads
     shares = sum((layers - layer - 1 + through) / layers for layer in range(layers)) * heads
     assert spent == pytest.approx(4 * (1 + shares))  # the plain pass is there already
-    assert spent <= table.cost()["y_patch"] + 1e-9
     before = table.passes["forward"]
     table.column("y_cross")
     assert table.passes["forward"] - before == pytest.approx(4 * (2 + shares / task.length))
@@ -281,26 +278,6 @@ def test_outputs_of_further_prompts_are_not_kept_for_their_logits(
     held = sum(z.numel() for each in table._make._outputs.values() for z in each)
     assert held == task.n * task.length * table.H * model64.d_head
     assert table.passes["forward"] == pytest.approx(2 * 6)
-
-
-def test_a_budget_leaves_all_but_the_circuit_and_some_others_unmeasured(
-    make_task: Callable[..., PairTask], golden_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("assay.discovery.heads.table.RANDOM_HEADS", 3)
-    task = make_task(n=3)
-    circuit = Circuit.from_heads(golden_model.graph, [(0, 0), (2, 3)])
-    whole = MeasurementTable(golden_model, task, circuit)
-    table = MeasurementTable(golden_model, task, circuit, max_passes=10)
-    assert not whole.partial
-    assert table.partial
-    assert len(table.measured_heads) == 5
-    assert set(circuit.kept_heads()) < set(table.measured_heads)
-    measured = np.isfinite(table.column("y_drop1")).all(axis=0)
-    assert measured.sum() == 5
-    assert table.hash != whole.hash
-    np.testing.assert_allclose(table.column("y_drop1")[:, measured], whole.column("y_drop1")[:, measured])
-    with pytest.raises(InputError, match="max_passes"):
-        MeasurementTable(golden_model, task, circuit, max_passes=0)
 
 
 # ---- folder -------------------------------------------------------------------------------------

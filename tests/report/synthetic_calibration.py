@@ -143,7 +143,6 @@ def calibration_document(verdicts: dict[str, Verdict], *, n: int = 120) -> Docum
                 "n_pool": 3 * n,
                 "passes": {"whole": 1200, "single_head": 3200, "last_token": 800, "equivalents": 2900.0},
                 "columns": ["y_full", "y_keep/mean", "y_drop1"],
-                "partial_heads": False,
             },
             "against": ["greater-than"],
             "seed": 42,
@@ -152,7 +151,6 @@ def calibration_document(verdicts: dict[str, Verdict], *, n: int = 120) -> Docum
                 "status": dict(Counter(each["verdict"]["status"] for each in gates)),
                 "published": dict(Counter(each["verdict"]["published"] for each in gates)),
             },
-            "warnings": [],
             "seconds": 1.4,
             "provenance": {"seed": 42, "library": "0.3.0"},
         }

@@ -221,7 +221,7 @@ def test_hostile_text_stays_text(page_text: str, mixed: Document) -> None:
     bad["model"] |= {"id": HOSTILE, "weight_hash": HOSTILE}
     bad["task"] |= {"name": HOSTILE, "data_hash": HOSTILE}
     bad["circuit"] |= {"name": HOSTILE, "hash": HOSTILE}
-    bad["against"], bad["warnings"] = [HOSTILE], [HOSTILE]
+    bad["against"] = [HOSTILE]
     bad["missing"] = {HOSTILE: HOSTILE}
     bad["provenance"] = {HOSTILE: HOSTILE}
     for gate in bad["gates"]:
@@ -395,7 +395,6 @@ def test_edges_of_the_circuit_are_counted(mixed: Document, kind: str, n_edges: i
 def test_odd_circuits_are_said_before_all_else(mixed: Document, changes: Document, text: str) -> None:
     assert not any(note.startswith("The circuit") for note in page_summary.caveats(mixed))
     mixed["circuit"] |= changes
-    mixed["warnings"] = ["partial_heads"]
     assert page_summary.caveats(mixed)[0].startswith(text)
     assert f'<p class="caveat">{text}' in render(mixed)
 

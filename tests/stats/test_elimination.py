@@ -84,10 +84,9 @@ def test_losers_are_not_measured_again() -> None:
     assert [look.error for look in looks[:2]] == [0.025, 0.05 / 6]
 
 
-def test_it_ends_when_one_is_left_and_when_there_is_no_more_to_spend() -> None:
+def test_it_ends_when_one_is_left() -> None:
     x = np.random.default_rng(3).normal([0.0, 5.0], 1.0, (512, 2))
     assert [look.n for look in eliminate(2, look_sizes(512), means(x, []))] == [64]
-    assert eliminate(2, (64,), lambda n, remaining: None) == []
     with pytest.raises(InputError, match="1 candidates"):
         eliminate(1, (64,), means(x, []))
 

@@ -21,7 +21,7 @@ from type_checks import no_type_checks
 
 from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError
 from assay.core.record import record_id
-from assay.store import ID_LENGTH, About, ClaimBook, Store, export_results
+from assay.store import ID_LENGTH, About, Store, export_results
 from assay.store.about import COLUMNS
 
 
@@ -881,72 +881,3 @@ class StoreContract:
         assert again.directory == store.directory
         assert again.get(key).arrays["a"].tolist() == [0, 1, 2]
         assert again.digest() == store.digest()
-
-    # ---- who works on what ----------------------------------------------------------------------
-
-    def test_a_job_is_held_by_one_runner(self, store: Store) -> None:
-        claims, elsewhere = store.claims, Store(store.location).claims
-        assert claims.claim("job", "a")
-        assert claims.claim("job", "a")
-        assert not elsewhere.claim("job", "b")
-        assert elsewhere.claim("other", "b")
-        elsewhere.release("job", "b")  # not b's to give back
-        assert claims.holders() == {"job": "a", "other": "b"}
-        claims.release("job", "a")
-        assert elsewhere.claim("job", "b")
-        assert not claims.claim("job", "a")
-
-    def test_who_leaves_gives_everything_back(self, store: Store) -> None:
-        for job in ("one", "two"):
-            assert store.claims.claim(job, "a")
-        store.claims.leave("a")
-        assert store.claims.holders() == {}
-        assert store.claims.claim("one", "b")
-
-    def test_a_runner_that_stops_counting_is_taken_over(self, store: Store) -> None:
-        now = 0.0
-        watcher = ClaimBook(store._database, stale_seconds=60.0, clock=lambda: now)
-        assert store.claims.claim("job", "a")
-        store.claims.beat("a")
-        assert not watcher.claim("job", "b")
-        now = 59.0
-        assert not watcher.claim("job", "b")
-        store.claims.beat("a")
-        now = 61.0
-        assert not watcher.claim("job", "b")  # it counted meanwhile
-        now = 120.0
-        assert not watcher.claim("job", "b")
-        now = 121.0
-        assert watcher.claim("job", "b")
-        assert not store.claims.claim("job", "a")  # it was only slow, and learns of its loss
-
-    def test_an_observer_that_begins_later_waits_its_own_time(self, store: Store) -> None:
-        now = 1e6  # a clock that tells nothing about anybody else's
-        watcher = ClaimBook(store._database, stale_seconds=60.0, clock=lambda: now)
-        assert store.claims.claim("job", "a")
-        assert not watcher.claim("job", "b")
-        now += 59
-        assert not watcher.claim("job", "b")
-
-    def test_two_who_take_over_at_once_do_not_both_get_the_job(self, store: Store) -> None:
-        now = 0.0
-        watchers = [ClaimBook(store._database, stale_seconds=1.0, clock=lambda: now) for _ in range(2)]
-        assert store.claims.claim("job", "a")
-        for watcher, name in zip(watchers, "bc", strict=True):
-            assert not watcher.claim("job", name)
-        now = 2.0
-        assert [watcher.claim("job", name) for watcher, name in zip(watchers, "bc", strict=True)] == [
-            True,
-            False,
-        ]
-
-    def test_claims_are_no_results(self, store: Store) -> None:
-        before = store.digest()
-        store.claims.claim("job", "a")
-        store.claims.beat("a")
-        assert (store.digest(), store.query(), store.verify()) == (before, [], [])
-
-    @pytest.mark.parametrize(("job", "runner"), [("x" * 129, "a"), ("job", ""), ("job", "a\0")])
-    def test_a_claim_needs_names(self, store: Store, job: str, runner: str) -> None:
-        with pytest.raises(InputError, match="a (job id|runner) is|the runner has"):
-            store.claims.claim(job, runner)

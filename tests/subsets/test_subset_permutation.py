@@ -25,7 +25,6 @@ from assay.analyses.subsets.permutation import (
     permute_accuracy,
     run_permutations,
 )
-from assay.analyses.subsets.problem import ElsewhereError
 from assay.core.errors import InputError, UnknownNameError
 
 
@@ -285,49 +284,6 @@ class TestRuns:
         finally:
             torch.set_num_threads(before)
         assert found == [1] * 4
-
-    @pytest.mark.parametrize(
-        ("away", "order"),
-        [
-            ({0, 3}, [0, 1, 0, 2, 0, 3, 4, 3, 5, 3, 6]),  # another meanwhile
-            ({5, 6}, [0, 1, 2, 3, 4, 5, 6, 5, 6, 5, 6]),  # nothing else is left, so it is waited for
-        ],
-    )
-    def test_a_place_that_is_computed_elsewhere_is_asked_for_again(self, monkeypatch, away, order):
-        monkeypatch.setattr("assay.analyses.subsets.permutation.LOOK_SECONDS", 0.001)
-
-        def run(workers, asked):
-            def rerun(place):
-                asked.append(place)
-                if place in away and asked.count(place) < 3:
-                    raise ElsewhereError
-                return place
-
-            return run_permutations(rerun, 7, workers=workers)
-
-        one, three = [], []
-        assert run(1, one) == run(3, three) == list(range(7))
-        assert one == order
-        assert sorted(three) == sorted(order)
-
-    @pytest.mark.parametrize("workers", [1, 3])
-    def test_what_waits_for_a_place_elsewhere_is_bounded(self, monkeypatch, workers):
-        monkeypatch.setattr("assay.analyses.subsets.permutation.LOOK_SECONDS", 0.001)
-        asked, done, ahead = [], [], []
-
-        def rerun(place):
-            if place == 0:
-                asked.append(place)
-                if len(asked) < 100:
-                    raise ElsewhereError
-                ahead.extend(done)
-            done.append(place)
-            return place
-
-        found = run_permutations(rerun, 55, workers=workers, settled=lambda found: len(found) == 20)
-        assert found == list(range(20))
-        assert len(ahead) == 4 * workers
-        assert len(done) <= 20 + workers
 
     @pytest.mark.parametrize("workers", [1, 3])
     def test_an_error_beyond_the_early_end_is_none(self, workers):

@@ -33,10 +33,6 @@ gates = ["C11"]
 [attack]
 n-clean = 300
 n_corrupted = 200
-shards = 4
-
-[shards]
-discover = 4
 
 [limits]
 workers = 2
@@ -87,8 +83,7 @@ def test_a_whole_plan(folder: Path) -> None:
     assert plan.gates == ("bootstrap-stability",)
     assert [each.label for each in plan.methods] == ["eap", "eap-ig-inputs steps=3", "ugs updates=300"]
     assert plan.attack is not None
-    assert (plan.attack.n_clean, plan.attack.n_corrupted, plan.attack.shards) == (300, 200, 4)
-    assert plan.shards.discover == 4
+    assert (plan.attack.n_clean, plan.attack.n_corrupted) == (300, 200)
     assert plan.limits == Limits(
         workers=2, retries=1, timeout=600.0, memory=4 * 2**30, threads=1, batch_size=16
     )
@@ -202,7 +197,6 @@ def job(name: str, *needs: str, **more: object) -> dict[str, Any]:
         ),
         ({"limits": {"memory": "4G"}}, InputError, r"\[limits\] memory: '4G' is not a size"),
         ({"limits": 3}, InputError, "limits: input should be a table, got 3"),
-        ({"shards": {"discover": 0}}, InputError, r"\[shards\] discover: .* greater than or equal to 1"),
         ({"name": "../x"}, InputError, "name: '../x' is not a valid file name"),
         ({"name": "a\x1b[2J"}, InputError, r"name: 'a\\\\x1b\[2J' is not a valid file name"),
         ({"tasks": ["nowhere.jsonl"]}, InputError, "tasks: .*nowhere.jsonl does not exist"),

@@ -38,4 +38,3 @@ def test_a_server_that_is_restarted_costs_no_result(
     assert len(outcome.done) == len(jobs)
     run_jobs(jobs, tmp_path / "calm", executor=InProcess(1), work=behave)
     assert Store(url).digest() == Store(tmp_path / "calm").digest()
-    assert Store(url).claims.holders() == {}

@@ -1,6 +1,5 @@
-"""Half precision in training, what validations report, sizes from models, and what a dry run foresees."""
+"""Half precision in training, what validations report, and sizes from models."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from torch.nn.functional import cross_entropy
 from transformers import ViTConfig, ViTForImageClassification
 
 from assay.core.errors import InputError, UnknownNameError
-from assay.pipeline.planning import zoo_cost
 from assay.tasks import draw_shapes
 from assay.zoo import Grid, Recipe, train
 from assay.zoo.precision import Precision
@@ -114,20 +112,6 @@ def test_the_size_of_images_comes_from_what_models_start_from(tmp_path: Path) ->
     assert Grid.from_dict({"inits": {"a": checkpoint}}).image_size() == (32, 32)
     with pytest.raises(InputError, match="'a' reads images of 32 x 32, but 'b' of 48 x 48"):
         Grid.from_dict({"inits": {"a": checkpoint, "b": stated}}).image_size()
-
-
-def test_the_time_of_a_dry_run_is_that_of_training_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take a known time: the forecast is steps times that, and as much again for validations."""
-    from assay.pipeline import planning
-
-    monkeypatch.setattr(planning, "step_seconds", lambda *given, **named: 0.5)
-    grid = Grid.from_dict(
-        {"inits": {"a": {"source": "scratch", "architecture": SMALL}}, "fixed": {"steps": 40}}
-    )
-    grid = dataclasses.replace(grid, fixed={"steps": 40, "batch_size": 16, "validate_every": 40})
-    forecast = zoo_cost(grid, TRAIN, holdout=0.25)
-    validated = 2 * 12 * 0.5 / (3 * 16)  # two validations of 12 images, a third of a step's work each
-    assert forecast.seconds == pytest.approx(40 * 0.5 + validated)
 
 
 def test_an_initial_loss_is_that_of_the_untrained_model(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
     from assay.page.blocks import Page, Table
-    from assay.pipeline import Forecast, Progress
+    from assay.pipeline import Progress
 
 Document = Mapping[str, Any]
 SIGNS = "\N{BLACK CIRCLE}\N{MINUS SIGN}\N{NARROW NO-BREAK SPACE}\N{HORIZONTAL ELLIPSIS}"  # of our own output
@@ -224,48 +224,3 @@ def echo_files(**files: Path | None) -> None:
 def echo_result(identity: str, *, cached: bool = False) -> None:
     """The id that `assay show` and `assay report` take."""
     echo(f"result   {identity}{' (taken from the store)' if cached else ''}")
-
-
-def show_cost(cost: "Forecast", *, as_json: bool, **facts: object) -> None:
-    """What a command would run, at most, and about how long it takes here.
-
-    Args:
-        cost: The work.
-        as_json: One document instead of a table.
-        facts: Further entries of the document.
-    """
-    from assay.pipeline.progress import duration
-
-    if as_json:
-        print_json({**facts, **cost.to_dict()})
-        return
-    n = f", n = {cost.n:,}" if cost.n else ""
-    echo(f"{cost.model['id']}{n}: maximum {cost.unit}")
-    rows = [[each.stage, f"{each.runs:,}", f"{each.passes:,}"] for each in cost.stages]
-    total = ["total", "", f"{cost.passes:,}"]
-    counted = "passes" if "passes" in cost.unit else "count"
-    print_table("", ["stage", "runs", counted], [*rows, total], right=f"runs {counted}")
-    if cost.seconds is not None and cost.pass_seconds is not None:
-        workers = f" with {cost.workers} workers" if cost.workers > 1 else ""
-        took = f"about {duration(cost.seconds)} here{workers} for the passes alone"
-        rest = "loading, statistics and pages come on top"
-        echo(f"{took}, at {1000 * cost.pass_seconds:.3g} ms a pass; {rest}")
-    if cost.bytes is not None:
-        stored = "" if cost.stored_bytes is None else f", {size_words(cost.stored_bytes)} stored"
-        batch = "" if cost.batch_size is None else f" in batches of {cost.batch_size:,}"
-        free = "" if cost.free_bytes is None else f"; {size_words(cost.free_bytes)} free now"
-        echo(f"about {size_words(cost.bytes)} of memory with the weights{batch}{free}{stored}")
-    for left_out in cost.left_out:
-        costs = f", at most {left_out.passes:,} passes" if left_out.passes else ""
-        how = f"; to run it: {left_out.option}" if left_out.option else ""
-        echo(f"not run: {left_out.what} ({left_out.reason}{costs}{how})")
-
-
-def size_words(count: int) -> str:
-    """A number of bytes for reading."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

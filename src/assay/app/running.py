@@ -4,7 +4,7 @@ A command inherits the settings it needs and adds its own; of several bases, a h
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 from cyclopts import Parameter
 
-from assay.app.console import echo, echo_files, echo_result, note, print_json, print_result, show_cost
+from assay.app.console import echo_files, echo_result, note, print_json, print_result
 from assay.app.option_groups import DEFAULT_STORE, OUTPUT, RUNNING, STORED, Count, at_least, one_of
 from assay.core.errors import InputError, OutputError
 
@@ -20,10 +20,7 @@ from assay.core.errors import InputError, OutputError
 if TYPE_CHECKING:
     import numpy as np
 
-    from assay.models import Model
-    from assay.pipeline import Workload
     from assay.store import About, Store
-    from assay.tasks import Task
 
 Result = TypeVar("Result")
 
@@ -145,17 +142,6 @@ class Talking(Quiet):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """A plan instead of a run.
-
-    Attributes:
-        dry_run: Print the plan and its cost in passes; run nothing.
-    """
-
-    dry_run: Annotated[bool, RUNNING] = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Seeded:
     """Where randomness starts.
 
@@ -263,7 +249,7 @@ class Storing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computing(Talking, DryRun, Storing):
+class Computing(Talking, Storing):
     """How a command that computes runs and prints, and where it keeps what it computed."""
 
     def keep(
@@ -289,18 +275,6 @@ class Computing(Talking, DryRun, Storing):
             return ""
         record = {"library": library_version(), **provenance}
         return self.open_store().put(kind, record, document, arrays, about=about)
-
-    def show_cost(
-        self, model: "Model", n: int, stages: "Sequence[Workload]", task: "Task | None", **facts: object
-    ) -> None:
-        """What the command would run on some inputs of its task; without any, no time is estimated."""
-        from assay.pipeline import cost_of
-
-        aligned = getattr(task, "how_aligned", None)  # of prompts
-        more = {} if aligned is None else {"alignment": aligned}
-        show_cost(call(self, cost_of, model, n, stages, task), as_json=self.json, **more, **facts)
-        if aligned is not None and not self.json:
-            echo(aligned)
 
 
 @dataclass(frozen=True, kw_only=True)

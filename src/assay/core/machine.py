@@ -15,8 +15,6 @@ from contextvars import ContextVar
 from pathlib import Path
 
 
-LOOK_SECONDS = 1.0  # between two looks at what another process works on
-
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 

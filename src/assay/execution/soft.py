@@ -31,20 +31,6 @@ from assay.tasks import Batch
 from assay.tasks.checks import NO_POSITION
 
 
-MIXED = 5  # numbers moved along an edge take as long as so many multiplications by a weight (on CPUs)
-
-
-def mask_cost(model: Model) -> float:
-    """What a run under a real-valued mask takes in plain forward passes, and its backward pass again, about.
-
-    Every target has a stream of its own, so each edge adds d_model numbers per position to the
-    multiplications of the blocks: 1 + MIXED n_edges d_model / weights. GPT-2 small: 2.5, measured 2.0 forward
-    and 2.4 to 4.6 backward.
-    """
-    weights = sum(weight.numel() for block in model.blocks for weight in block.module.parameters())
-    return 1 + MIXED * model.graph.n_edges * model.d_model / weights
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SoftPairs:
     """Some examples, ready to be run under any mask. Made by `SoftRunner.prepare` or `prepare_batch`.

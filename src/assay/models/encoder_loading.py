@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from assay.core.errors import FileFormatError
-from assay.models.hub import check_repository, explained, fetch_description, split_revision
+from assay.models.hub import fetch_description, split_revision
 from assay.models.hugging_face import encoder_from_pretrained, image_processor, stored_tokenizer
 from assay.models.placing import Device, choose_device
 from assay.models.timm_loading import from_timm, is_timm_directory, short_name
@@ -28,36 +28,6 @@ class EncoderParts(NamedTuple):
     name: str
     preprocessing: dict[str, Any] | None
     tokenizer: Any
-
-
-def check_encoder(source: str | Path) -> None:
-    """Refuse what cannot be an encoder, as far as that is known without loading or fetching it.
-
-    Args:
-        source: As of `load_encoder`. Whether the hub has an id, or timm a name, is not known.
-
-    Raises:
-        FileFormatError: For a directory without `config.json`, and what is neither a directory nor an id.
-        HubError: As `check_repository`.
-
-    Warns:
-        AssayWarning: As `check_repository`.
-    """
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # not in its __all__
-
-    text = str(source)
-    if Path(text).is_dir():
-        _check_described(Path(text), source)
-    elif not text.startswith("timm:"):
-        name, revision = split_revision(text, None)
-        with explained(name, revision):
-            validate_repo_id(name)
-        check_repository(name, revision)
-
-
-def _check_described(path: Path, source: str | Path) -> None:
-    if not (path / "config.json").is_file():
-        raise FileFormatError(f"{source} has no config.json; give a directory written by save_pretrained")
 
 
 def load_encoder(
@@ -85,8 +55,8 @@ def load_encoder(
         text, revision = split_revision(text, None)
         repository = fetch_description(text, revision=revision, token=token)
         path, name = repository.folder, text
-    if not named:
-        _check_described(path, source)
+    if not named and not (path / "config.json").is_file():
+        raise FileFormatError(f"{source} has no config.json; give a directory written by save_pretrained")
     if repository is not None:
         repository.fetch_weights(allow_pickle=allow_pickle)
     if named or is_timm_directory(path):

@@ -1,6 +1,5 @@
 """Repositories of the Hugging Face Hub: fetched into its cache, and from there read like any directory."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.core.errors import (
-    AssayWarning,
     FileFormatError,
     HubError,
     InputError,
     UnsafeFileError,
-    near_matches,
 )
 from assay.core.untrusted import printable
 from assay.models.weight_files import INDEX, WEIGHTS, shard_names
@@ -178,33 +175,6 @@ def _unreachable(name: str, revision: str | None, error: Any, instead: str) -> s
     return (
         f"cannot load {cached}: it is {absent} the cache {constants.HF_HUB_CACHE}, and {why}, or give "
         f"{instead}"
-    )
-
-
-def check_repository(name: str, revision: str | None) -> None:
-    """Tell what is not in the cache and would be fetched, without asking the hub: it may be a mistyped path.
-
-    Raises:
-        HubError: If the client is set to fetch nothing.
-
-    Warns:
-        AssayWarning: Naming a directory here that has nearly this name.
-    """
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
-        return
-    if constants.HF_HUB_OFFLINE:
-        raise HubError(_unreachable(name, revision, None, _DIRECTORY))
-    path = Path(name)
-    beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
-    near = near_matches(path.name, beside)
-    hint = f"; did you mean the directory {str(path.with_name(near[0]))!r}?" if near else ""
-    warnings.warn(
-        f"{name!r} is neither a directory here nor in the cache {constants.HF_HUB_CACHE}, so it would be "
-        f"downloaded from the Hugging Face Hub{hint}",
-        AssayWarning,
-        stacklevel=3,
     )
 
 

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from assay.pipeline.auditing import AuditOptions, audit
     from assay.pipeline.checks import check_options, check_writable
     from assay.pipeline.cluster import RayWorkers
-    from assay.pipeline.cost import Forecast, Workload, cost_of
-    from assay.pipeline.discovery import discover_stored, plan_discovery
-    from assay.pipeline.gates import StoredCalibration, calibrate_stored, plan_calibration, usual_prompts
+    from assay.pipeline.discovery import discover_stored
+    from assay.pipeline.gates import StoredCalibration, calibrate_stored, usual_prompts
     from assay.pipeline.jobs import Job
     from assay.pipeline.limits import Limits
     from assay.pipeline.local import LocalWorkers
@@ -22,17 +21,15 @@ if TYPE_CHECKING:
     from assay.pipeline.plan_file import parse_plan, read_plan
     from assay.pipeline.progress import SweepProgress
     from assay.pipeline.prompts import DrawnPrompts, draw_prompts, prompts_to_measure
-    from assay.pipeline.runs import measure_stored, plan_measurement
+    from assay.pipeline.runs import measure_stored
     from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
-    from assay.pipeline.sizing import find_circuit, plan_circuit, runs_of
+    from assay.pipeline.sizing import find_circuit, runs_of
     from assay.pipeline.stage import Progress, Stage
     from assay.pipeline.worst import (
         DEFAULT_PAIRS,
         DEFAULT_SIDE,
         PairCounts,
         StoredWorstCase,
-        plan_attack,
-        plan_worst_case,
         sizes,
         with_findings,
         worst_case_stored,
@@ -44,9 +41,8 @@ _HOMES = {
     "assay.pipeline.auditing": "AuditOptions audit",
     "assay.pipeline.checks": "check_options check_writable",
     "assay.pipeline.cluster": "RayWorkers",
-    "assay.pipeline.cost": "Forecast Workload cost_of",
-    "assay.pipeline.discovery": "discover_stored plan_discovery",
-    "assay.pipeline.gates": "StoredCalibration calibrate_stored plan_calibration usual_prompts",
+    "assay.pipeline.discovery": "discover_stored",
+    "assay.pipeline.gates": "StoredCalibration calibrate_stored usual_prompts",
     "assay.pipeline.jobs": "Job",
     "assay.pipeline.limits": "Limits",
     "assay.pipeline.local": "LocalWorkers",
@@ -54,12 +50,12 @@ _HOMES = {
     "assay.pipeline.plan_file": "parse_plan read_plan",
     "assay.pipeline.progress": "SweepProgress",
     "assay.pipeline.prompts": "DrawnPrompts draw_prompts prompts_to_measure",
-    "assay.pipeline.runs": "measure_stored plan_measurement",
+    "assay.pipeline.runs": "measure_stored",
     "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
-    "assay.pipeline.sizing": "find_circuit plan_circuit runs_of",
+    "assay.pipeline.sizing": "find_circuit runs_of",
     "assay.pipeline.stage": "Progress Stage",
-    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase plan_attack "
-    "plan_worst_case sizes with_findings worst_case_stored",
+    "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase sizes "
+    "with_findings worst_case_stored",
     "assay.tasks.load": "DEFAULT_N",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -72,7 +68,6 @@ __all__ = [
     "AuditOptions",
     "DrawnPrompts",
     "Executor",
-    "Forecast",
     "Job",
     "Limits",
     "LocalWorkers",
@@ -85,24 +80,16 @@ __all__ = [
     "StoredWorstCase",
     "SweepOutcome",
     "SweepProgress",
-    "Workload",
     "audit",
     "calibrate_stored",
     "check_options",
     "check_writable",
-    "cost_of",
     "discover_stored",
     "draw_prompts",
     "find_circuit",
     "load_audit",
     "measure_stored",
     "parse_plan",
-    "plan_attack",
-    "plan_calibration",
-    "plan_circuit",
-    "plan_discovery",
-    "plan_measurement",
-    "plan_worst_case",
     "prompts_to_measure",
     "read_plan",
     "run_jobs",

@@ -1,25 +1,17 @@
-"""What an audit runs: its stages, what they cost, and what is left out and why."""
+"""What an audit runs: its stages, and what is left out and why."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from assay.analyses.calibration.battery import USUAL_PROMPTS
-from assay.analyses.worst_case.sampling import INPUTS
 from assay.core.errors import check_name
+from assay.core.record import Record
 from assay.execution import get_ablation
 from assay.metrics import find_metric
-from assay.metrics.curve import FRACTIONS
 from assay.models import Model
-from assay.pipeline.cost import LeftOut, Workload
-from assay.pipeline.discovery import plan_discovery
-from assay.pipeline.document import OPENED_EDGES
-from assay.pipeline.gates import plan_calibration
-from assay.pipeline.runs import plan_measurement
-from assay.pipeline.sizing import COARSE, FINE, SizeSearch, plan_sizing
-from assay.pipeline.worst import USUAL_SIDE, PairCounts, plan_own_pairs, plan_row_by_row, plan_worst_case
+from assay.pipeline.sizing import COARSE, FINE, SizeSearch
 
 
-# Stages that an audit can do without, in the order in which a small budget gives them up, last first.
+# Stages that an audit can do without.
 STAGES = ("attack", "random", "curve", "minimality", "calibrate")
 METRIC_KEYS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
 OF_LABELS = ("ce-delta", "topk")  # need right answers
@@ -27,18 +19,16 @@ HEADLINE = ("faithfulness-norm", "faithfulness", "topk")  # what the first sente
 OTHER_ABLATIONS = ("zero", "mean")  # that the first number of a report is shown under beside its own
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality in a full audit: one run per head
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve of a full audit
-FINE_SIZES = 15  # sizes of the finer curve of a full audit beside the published ones, at most
 RANDOM, RANDOM_FULL = 5, 20  # random circuits of the chosen size
 N, N_FULL = 100, 200  # prompts or images of either draw
 
 # Why a stage, or its larger form, is not run.
-DEFAULT, SKIPPED, BUDGET, IMAGES, LARGE, EDGES = "default", "skip", "budget", "images", "large", "edges"
+DEFAULT, SKIPPED, IMAGES, LARGE, EDGES = "default", "skip", "images", "large", "edges"
 READS = "reads"
 LENGTHS = "lengths"
 CAUSES = {
     DEFAULT: "not part of a default audit",
     SKIPPED: "left out by --skip",
-    BUDGET: "does not fit the budget",
     IMAGES: "needs prompts; the inputs are images",
     READS: "serves prompts that are read at one position each",
     LENGTHS: "serves pairs whose prompts are of one length",
@@ -57,6 +47,23 @@ LARGER = {
     "attack": "the worst case over fresh prompts, or over all pairs of images",
     "calibrate": "the gates that need further runs of the model",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut(Record):
+    """A stage, or the larger form of one, that is not run.
+
+    Attributes:
+        stage: Of an audit, or the key of a metric.
+        what: What it is.
+        reason: Why it is not run.
+        option: Option that runs it; empty where none does.
+    """
+
+    stage: str
+    what: str
+    reason: str
+    option: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +120,13 @@ class AuditPlan:
     """What an audit would run.
 
     Attributes:
-        model: Its shape decides the costs.
+        model: Its shape decides whether a full audit has minimality.
         method, steps, metrics, n_random: Options of `assay.audit`; None: the usual ones.
         n: Prompts or images of either draw.
         scope: The stages.
         held_out: Whether the circuit is measured on other inputs than those of discovery.
         ablation: What cut edges carry.
         labelled: Whether right answers are known, which some metrics need.
-        read_once: Whether every prompt is read at one position.
     """
 
     model: Model
@@ -133,7 +139,6 @@ class AuditPlan:
     held_out: bool = True
     ablation: str = "resample"
     labelled: bool = True
-    read_once: bool = True
 
     @property
     def random_circuits(self) -> int:
@@ -167,65 +172,8 @@ class AuditPlan:
         return self.model.n_layers * self.model.n_heads <= MINIMALITY_HEADS
 
     @property
-    def stages(self) -> list[Workload]:
-        """Stages in order, with what each costs at most."""
-        discover = plan_discovery(self.model, method=self.method, n=self.n, steps=self.steps)
-        sizing = plan_sizing(self.model.graph.n_edges, self.n, self.scope.search, held_out=self.held_out)
-        keys = self.metric_keys
-        random = self.random_circuits
-        measured = plan_measurement(self.model, keys, n=self.n, n_random=random, sized=True)
-        again = sum(2 + get_ablation(key).measured for key in self.other_ablations)  # keep, empty, means
-        if self.model.post_norm != "exact":
-            again = 2 * again + len(self.other_ablations)
-        others = Workload(stage="other ablations", runs=again, passes=again * self.n)
-        drawn = self.model.graph.n_edges > OPENED_EDGES  # of a large circuit, what its drawing opens on
-        drawing = Workload(stage="drawing", runs=int(drawn), passes=drawn * self.n)
-        return [discover, sizing, *self._stage("curve"), measured, others, drawing, *self._after()]
-
-    def _after(self) -> list[Workload]:
-        return [*(self._stage("attack") if self.repeatable else ()), *self._stage("calibrate")]
-
-    def _stage(self, name: str) -> list[Workload]:
-        if not self.scope.runs(name):
-            return []
-        return [self._workload(name, larger=name in self.scope.larger)]
-
-    def _workload(self, name: str, *, larger: bool) -> Workload:
-        """One stage that can be left out, in one of its forms."""
-        if name == "curve":
-            sizes = len(FRACTIONS) - 1  # the last is the model itself
-            runs = sizes + larger * (FINE_SIZES + RANDOM_PER_SIZE * len(FRACTIONS))
-            return Workload(stage="faithfulness curve", runs=runs, passes=runs * self.n)
-        if name == "attack":
-            return self._larger_attack() if larger else plan_own_pairs(self.n)
-        if name == "calibrate":
-            parts = plan_calibration(self.model, min(self.n, USUAL_PROMPTS)) if larger else []
-            return Workload(stage="calibrate", runs=1, passes=sum(part.passes for part in parts))
-        runs = RANDOM if name == "random" else self.model.n_layers * self.model.n_heads
-        return Workload(stage=name, runs=runs, passes=runs * self.n)
-
-    def _larger_attack(self) -> Workload:
-        """The worst case over pairs, or single inputs, beyond those that were measured."""
-        if not get_ablation(self.ablation).paired:
-            size = PairCounts(n_clean=self.n, n_corrupted=self.n)
-            return plan_row_by_row(self.model, INPUTS, size, self.ablation, None)
-        side = min(self.n, USUAL_SIDE)
-        size = PairCounts(n_clean=side, n_corrupted=side)
-        if not self.read_once:
-            size = PairCounts(n_clean=self.n, n_corrupted=self.n)
-            return plan_row_by_row(self.model, "matched", size, self.ablation, None)
-        if self.model.vision is not None:
-            return plan_row_by_row(self.model, "all", size, self.ablation, None)
-        return plan_worst_case("all", size)
-
-    @property
-    def passes(self) -> int:
-        """Forward-equivalents over single prompts or images, at most."""
-        return sum(stage.passes for stage in self.stages)
-
-    @property
     def left_out(self) -> list[LeftOut]:
-        """What is not run, with what it would cost and how it is had."""
+        """What is not run, why, and how it is had."""
         listed = [each for stage in STAGES for each in self._left_out(stage)]
         unlabelled = () if self.labelled else OF_LABELS
         reason = "the images have no labels"
@@ -242,23 +190,11 @@ class AuditPlan:
             cause = DEFAULT if self.small else LARGE
         if cause is None and (stage in self.scope.larger or stage not in LARGER):
             return []
-        larger, small = (self._workload(stage, larger=each).passes for each in (True, False))
         option = {
             IMAGES: "",
             SKIPPED: f"no --skip {stage}",
-            BUDGET: "a larger --budget",
             LARGE: "assay measure --metric minimality",
         }
-        if cause is None:
-            reason, what, passes = CAUSES[DEFAULT], LARGER[stage], larger - small
-        else:
-            reason, what, passes = CAUSES[cause], WHAT[stage], small
-        return [
-            LeftOut(
-                stage=stage,
-                what=what,
-                reason=reason,
-                passes=0 if cause == IMAGES else max(passes, 0),
-                option=option.get(cause or DEFAULT, "--full"),
-            )
-        ]
+        what = LARGER[stage] if cause is None else WHAT[stage]
+        cause = cause or DEFAULT
+        return [LeftOut(stage=stage, what=what, reason=CAUSES[cause], option=option.get(cause, "--full"))]

@@ -28,9 +28,7 @@ from assay.pipeline.audit_plan import (
 )
 from assay.pipeline.audit_result import Audit
 from assay.pipeline.audit_run import AuditRun
-from assay.pipeline.budget import Budget, audit_cost, fitted, read_budget
 from assay.pipeline.checks import check_options, check_writable, registered, usual_replacement
-from assay.pipeline.cost import Forecast, pass_seconds
 from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.prompts import Division, draw_prompts
 from assay.pipeline.runs import RunSettings
@@ -60,7 +58,6 @@ def audit(
     skip_bad: bool = False,
     full: bool = False,
     skip: Collection[str] = (),
-    budget: str | int | None = None,
     device: str | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -73,9 +70,9 @@ def audit(
     `target` on those prompts, and on the other prompts of the same generator on which everything reported
     is measured.
 
-    The default audit reads everything from the runs of a few dozen circuits: at most 6,600 passes for a model
-    of the shape of GPT-2 small. A full audit adds a finer search and curve, all pairs of fresh prompts,
-    minimality and the gates that need further runs. The document lists what was not run under `left_out`.
+    The default audit reads everything from the runs of a few dozen circuits. A full audit adds a finer search
+    and curve, all pairs of fresh prompts, minimality and the gates that need further runs. The document lists
+    what was not run under `left_out`.
 
     Args:
         model: `mini`, a hub id, a directory, or a loaded model.
@@ -102,8 +99,6 @@ def audit(
         skip_bad: Leave out image files that cannot be decoded, with a warning.
         full: Run every stage in its larger form.
         skip: Stages to leave out: `attack`, `random`, `curve`, `minimality`, `calibrate`.
-        budget: Passes, or a time as "600s", "10m" or "2h". Chooses `n`, unless it is given, and the stages
-            that fit; a time counts by passes timed here.
         device: Where to load the model, if it is loaded here.
         store: Results store to read from and write to, or its directory, made once model and task are loaded.
             Unused under your own objective: its name does not identify it.
@@ -115,7 +110,7 @@ def audit(
 
     Raises:
         UnknownNameError: An unknown method, task, metric, objective, ablation or stage.
-        InputError: An option out of range, or a budget below the cost of discovery.
+        InputError: An option out of range.
         OutputError: `out` or `store` cannot be written.
 
     Example:
@@ -140,7 +135,6 @@ def audit(
         skip_bad=skip_bad,
         full=full,
         skip=skip,
-        budget=budget,
     )
     if not 0 < target <= 1:
         raise InputError(f"target is {target}; expected a normalised faithfulness in (0, 1], e.g. 0.9")
@@ -187,7 +181,7 @@ class AuditOptions:
 
     Raises:
         UnknownNameError: For an unknown task or stage.
-        InputError: For a count out of range or a budget that cannot be read.
+        InputError: For a count out of range.
     """
 
     task: Task | str = "ioi"
@@ -205,7 +199,6 @@ class AuditOptions:
     skip_bad: bool = False
     full: bool = False
     skip: Collection[str] = ()
-    budget: str | int | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.task, str) and self.task.startswith(IMAGES)):
@@ -219,8 +212,6 @@ class AuditOptions:
                 "the stage with skip"
             )
         scope_of(full=self.full, skip=self.skip)
-        if self.budget is not None:
-            read_budget(self.budget)
 
     @property
     def usual_n(self) -> int:
@@ -233,13 +224,11 @@ class AuditOptions:
         there = max(whole.discovery.n, whole.measured.n)
         if isinstance(self.task, str) and self.task.replace("_", "-") in TASKS:
             there = min(there, N_FULL)  # a generator’s repeated prompts make one half somewhat larger
-        capped = not self.full and self.budget is None
         measured = whole.measured
         images = isinstance(measured, ImageTask)
         ablation = get_ablation(self.ablation or measured.ablation).key
         scope = scope_of(full=self.full, skip=self.skip, images=images)
-        read_once = measured.positions.ndim == 1
-        if not read_once:
+        if measured.positions.ndim > 1:
             scope = scope.without(("calibrate",), READS)
         if isinstance(measured, PairTask) and measured.alignment is not None:
             scope = scope.without(("attack", "calibrate"), LENGTHS)
@@ -248,7 +237,7 @@ class AuditOptions:
         plan = AuditPlan(
             model=model,
             method=self.method,
-            n=self.n or (min(there, N) if capped else there),
+            n=self.n or (there if self.full else min(there, N)),
             steps=self.steps,
             metrics=self.metrics,
             n_random=self.n_random,
@@ -256,24 +245,8 @@ class AuditOptions:
             held_out=whole.held_out,
             ablation=ablation,
             labelled=not isinstance(measured, ImageTask) or measured.labels is not None,
-            read_once=read_once,
         )
-        if self.budget is not None:
-            plan = fitted(plan, self._passes(model, whole), fixed=self.n is not None, full=self.full)
         return plan, whole if self.n or plan.n >= there else self._draws(model, plan.n)
-
-    def cost(self, model: Model) -> Forecast:
-        """What the audit would cost, from a pass timed here."""
-        plan, draws = self.settled(model)
-        return audit_cost(plan, draws.discovery, objective=self.objective, batch_size=self.batch_size)
-
-    def _passes(self, model: Model, draws: Division) -> Budget:
-        """The budget in passes."""
-        assert self.budget is not None
-        amount, unit = read_budget(self.budget)
-        if unit == "seconds":
-            amount /= pass_seconds(model, draws.measured, batch_size=self.batch_size)
-        return Budget(passes=int(amount), text=str(self.budget))
 
     def _draws(self, model: Model, n: int | None) -> Division:
         """Inputs to discover on and to measure on."""

@@ -10,13 +10,9 @@ from assay.execution import Ablation
 from assay.models import Model
 from assay.objectives import Objective
 from assay.pipeline.checks import registered
-from assay.pipeline.cost import Workload
 from assay.pipeline.stage import Content, Stage
 from assay.store import About, Store, StoredResult
 from assay.tasks import Task
-
-
-REFINED_STEPS = (3, 6)  # nodes of the two sweeps that steps="auto" makes, at most
 
 
 def discovery_stage(
@@ -92,14 +88,3 @@ def discover_stored(
         task, objective=objective, ablation=ablation, steps=steps, quadrature=quadrature, seed=seed
     )
     return discovery_stage(model, task, configured, settings, batch_size=batch_size).run(store).value
-
-
-def plan_discovery(
-    model: Model, *, method: str, n: int, steps: int | str, options: Mapping[str, Any] | None = None
-) -> Workload:
-    """Cost of scoring all edges, at most, as the method states it."""
-    configured = get_method(method, **(options or {}))
-    usual = REFINED_STEPS if configured.integrates else (1,)
-    sweeps = usual if isinstance(steps, str) else (steps,)
-    per_prompt = sum(configured.most_passes(model, nodes) for nodes in sweeps)
-    return Workload(stage="discover", runs=1, passes=per_prompt * n)

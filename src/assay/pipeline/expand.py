@@ -13,26 +13,16 @@ from assay.circuits import load_circuit
 from assay.circuits.hub_file import HubFile, is_address
 from assay.core.errors import InputError
 from assay.core.record import library_version, record_id
-from assay.discovery.edges import EdgeMethod, get_method
-from assay.execution.batches import assumed_memory
-from assay.execution.memory import weight_bytes
+from assay.discovery.edges import get_method
 from assay.models import Model
 from assay.models.placing import SPREADING
-from assay.pipeline.cost import run_bytes
-from assay.pipeline.discovery import plan_discovery
-from assay.pipeline.gates import plan_calibration
 from assay.pipeline.inputs import draw_inputs
-from assay.pipeline.jobs import JOB_MEMORY, Job, Scoring, circuit_record, file_record
+from assay.pipeline.jobs import Job, Scoring, circuit_record, file_record
 from assay.pipeline.models import model_at
 from assay.pipeline.plan import DEFAULT_TARGET, AttackChoice, MethodChoice, Plan, SingleJob
 from assay.pipeline.prompts import Division
-from assay.pipeline.runs import plan_measurement
-from assay.pipeline.shards import n_batches
-from assay.pipeline.worst import PairCounts, plan_attack, sizes
+from assay.pipeline.worst import PairCounts, sizes
 from assay.tasks import ImageTask, PairTask, Task
-
-
-SWEEP_RUNS = 40  # runs over all examples that the search for a size makes, about
 
 
 def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -> tuple[Job, ...]:
@@ -48,8 +38,7 @@ def expand(plan: Plan, *, device: str | None = None, dtype: str | None = None) -
     Raises:
         InputError: If parts of the plan do not fit each other: several workers where every model is spread
             over all devices, gates on images, an attack whose protocol the ablation has no
-            use for, a method that cannot be dealt to several jobs, a circuit of another
-            graph, a size beyond a model's graph.
+            use for, a circuit of another graph, a size beyond a model's graph.
         AssayError: What loading a model or drawing a task raises.
     """
     found: dict[str, Job] = {}
@@ -124,7 +113,7 @@ class _Made:
         """A job; the seed is in its name only where there are several."""
         seeds = [f"seed {self.seed}"] if len(self.plan.seeds) > 1 else []
         source = {**self.source, "task": self.plan.locate(self.task), "n": self.plan.n}
-        verb = "read" if kind == "circuit-file" else kind.removesuffix("-part")
+        verb = "read" if kind == "circuit-file" else kind
         return Job(
             name=" ".join([verb, self.model_name, self.task, label, *seeds]),
             kind=kind,
@@ -132,35 +121,6 @@ class _Made:
             source=source | facts.pop("source", {}),
             **facts,
         )
-
-    def dealt(
-        self, kind: str, label: str, record: Mapping[str, Any], parts: int, part_bytes: int, **facts: Any
-    ) -> tuple[Job, ...]:
-        """A job and, before it, the parts that it is dealt to.
-
-        Args:
-            kind: Kind of the job; that of a part ends in `-part`.
-            label: Of the job.
-            record: Of the job.
-            parts: How many; one is the job itself.
-            part_bytes: Bytes that all parts keep together.
-            facts: Of the job in one piece.
-        """
-        if parts == 1:
-            return (self.job(kind, label, record, **facts),)
-        share = {"passes": -(-facts["passes"] // parts), "stores": part_bytes // parts}
-        jobs = tuple(
-            self.job(
-                f"{kind}-part",
-                f"{label} part {place + 1} of {parts}",
-                {**record, "part": [place, parts]},
-                **facts | share,
-            )
-            for place in range(parts)
-        )
-        needs = (*facts.pop("needs", ()), *(job.id for job in jobs))
-        rest = facts | {"passes": 0, "needs": needs, "source": {"parts": parts}}
-        return (*jobs, self.job(kind, label, record, **rest))
 
     def product(self, choice: MethodChoice) -> Iterator[Job]:
         """Scores, circuits and what is asked of them, for one method."""
@@ -180,51 +140,22 @@ class _Made:
             "ablation": self.ablation,
         }
         scoring = Scoring(record=record, model=self.model, task=task)
-        with assumed_memory(JOB_MEMORY):
-            asked = scoring.asked
-        cost = plan_discovery(
-            self.model, method=choice.method, n=task.n, steps=choice.steps, options=choice.options
-        )
-        batches = n_batches(asked)
-        extra = method.bytes_per_example(self.model, asked.task.length, asked.settings)
-        table = 8 * self.model.graph.n_sources * self.model.graph.n_targets
-        parts = min(self.plan.shards.discover, batches)
-        if parts > 1:
-            _check_dealt(self.plan.shards.discover, method, choice)
-        jobs = self.dealt(
-            "discover",
-            choice.label,
-            record,
-            parts,
-            table * batches,
-            passes=cost.passes,
-            bytes=weight_bytes(self.model) + asked.size * extra + 4 * table,
-            stores=table // 2,
-        )
-        yield from jobs
+        discover = self.job("discover", choice.label, record)
+        yield discover
         wanted: Sequence[dict[str, Any]] = [{"size": size} for size in self.plan.sizes]
         for chosen in wanted or [{"target": self.plan.target or DEFAULT_TARGET}]:
-            yield from self.circuit(choice, jobs[-1], scoring.stage.record, chosen)
+            yield from self.circuit(choice, discover, scoring.stage.record, chosen)
 
     def circuit(
         self, choice: MethodChoice, discover: Job, scores: Mapping[str, Any], chosen: Mapping[str, Any]
     ) -> Iterator[Job]:
         """One circuit out of the scores, and what is asked of it."""
-        measured = self.inputs.measured
-        record = {**discover.record, "measured": measured.describe(), **chosen}
+        record = {**discover.record, "measured": self.inputs.measured.describe(), **chosen}
         if "target" in chosen:
             record["judged_by"] = self.objective
         size = f"{chosen['size']} edges" if "size" in chosen else f"target {chosen['target']:g}"
         label = f"{choice.label} {size}"
-        select = self.job(
-            "select",
-            label,
-            record,
-            needs=(discover.id,),
-            passes=0 if "size" in chosen else 2 * SWEEP_RUNS * measured.n,
-            bytes=weight_bytes(self.model),
-            stores=self.model.graph.n_sources * self.model.graph.n_targets,
-        )
+        select = self.job("select", label, record, needs=(discover.id,))
         yield select
         identity = record_id("circuit", circuit_record(record, scores))
         yield from self.asked_of(identity, select, label, self.plan.metrics)
@@ -239,36 +170,29 @@ class _Made:
             "objective": self.objective,
             "ablation": self.ablation,
         }
-        memory = run_bytes(self.model, measured, batch_size=self.plan.limits.batch_size)
-        common: dict[str, Any] = {"bytes": memory, "needs": (made.id,)}
+        needs = (made.id,)
         if metrics:
-            stage = plan_measurement(self.model, metrics, n=measured.n, n_random=self.plan.n_random)
             asked = {"metrics": list(metrics), "n_random": self.plan.n_random}
-            stores = 64 * measured.n * len(metrics)
-            yield self.job(
-                "measure", label, {**record, **asked}, passes=stage.passes, stores=stores, **common
-            )
+            yield self.job("measure", label, {**record, **asked}, needs=needs)
         if self.plan.gates:
             if not isinstance(measured, PairTask):
                 raise InputError(
                     f"gates are defined on prompts, but task {self.task!r} has images; make a separate plan "
                     "for the images"
                 )
-            passes = sum(stage.passes for stage in plan_calibration(self.model, min(measured.n, 100)))
-            gates = {"gates": list(self.plan.gates)}
-            yield self.job("calibrate", label, {**record, **gates}, passes=passes, **common)
+            yield self.job("calibrate", label, {**record, "gates": list(self.plan.gates)}, needs=needs)
         if self.plan.attack is not None:
-            yield from self.attacks(self.plan.attack, measured, record, label, common)
+            yield self.attacked(self.plan.attack, measured, record, label, needs)
 
-    def attacks(
+    def attacked(
         self,
         attack: AttackChoice,
         measured: Task,
         record: Mapping[str, Any],
         label: str,
-        common: Mapping[str, Any],
-    ) -> tuple[Job, ...]:
-        """The worst case of a circuit under the plan's ablation, in parts where the plan asks for them."""
+        needs: tuple[str, ...],
+    ) -> Job:
+        """The worst case of a circuit under the plan's ablation."""
         protocol = attack.protocol or usual_protocol(measured, self.ablation)
         check_ablation(self.ablation, protocol, enumerate=False)
         if isinstance(measured, ImageTask) and measured.corrupted is None and self.ablation == "resample":
@@ -276,35 +200,8 @@ class _Made:
         size = sizes(protocol, n_clean=attack.n_clean, n_corrupted=attack.n_corrupted, n_pairs=attack.n_pairs)
         if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
             size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
-        read_once = measured.positions.ndim == 1
-        plan = plan_attack(
-            self.model, protocol, size, ablation=self.ablation, circuit=None, read_once=read_once
-        )
-        pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
-        return self.dealt(
-            "attack",
-            label,
-            {**record, "attack": {"protocol": protocol, **vars(size)}},
-            attack.shards,
-            9 * pairs,
-            passes=plan[-1].passes,
-            stores=17 * pairs,
-            **common,
-        )
-
-
-def _check_dealt(shards: int, method: EdgeMethod, choice: MethodChoice) -> None:
-    """Refuse to deal the examples of a method that looks at all of them together."""
-    if not method.divisible():
-        raise InputError(
-            f"[shards] discover is {shards}, and method {method.key!r} decides on all examples together, so "
-            "they cannot be split over several jobs. Leave out the shards, or the method"
-        )
-    if choice.steps == "auto":
-        raise InputError(
-            "[shards] discover splits examples over several jobs, but steps = 'auto' needs all of them "
-            "before it takes more; give a number of steps, e.g. 5"
-        )
+        asked = {"attack": {"protocol": protocol, **vars(size)}}
+        return self.job("attack", label, {**record, **asked}, needs=needs)
 
 
 def _check_device_map(plan: Plan) -> None:
@@ -345,8 +242,6 @@ def _single(plan: Plan, job: SingleJob, source: Mapping[str, Any], needs: tuple[
             record,
             source={"circuit": path},
             needs=needs,
-            bytes=weight_bytes(model),
-            stores=model.graph.n_sources * model.graph.n_targets,
         )
         yield read
         yield from made.asked_of(record_id("circuit", file_record(record)), read, job.name, job.metrics)

@@ -9,7 +9,6 @@ from assay.analyses.calibration.battery import (
     Against,
     CalibrationReport,
     gates_on_same_prompts,
-    n_further,
     prepare,
     run,
 )
@@ -25,7 +24,6 @@ from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.objectives import get_objective, is_registered
 from assay.pipeline.checks import usual_replacement
-from assay.pipeline.cost import Workload
 from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, Store
@@ -181,47 +179,6 @@ def _taken(payload: dict[str, Any]) -> dict[str, Any]:
     """The document of a stored calibration."""
     table = dict(payload["table"])
     return payload | {"table": table | table.pop(MACHINE, {})}
-
-
-def plan_calibration(
-    model: Model,
-    n: int,
-    *,
-    n_heads: int | None = None,
-    against: int = 0,
-    random_sets: int = 0,
-    max_passes: float | None = None,
-) -> list[Workload]:
-    """Passes of all gates on one circuit, at most.
-
-    Args:
-        model: The model.
-        n: Prompts of the table.
-        n_heads: Heads in the circuit; None: as many as there are.
-        against: Other tasks.
-        random_sets: Random sets of either kind.
-        max_passes: Budget of the tables over all heads.
-    """
-    layers, heads = model.n_layers, model.n_layers * model.n_heads
-    k = heads if n_heads is None else n_heads
-    shares = model.n_heads * sum((layers - layer) / layers for layer in range(layers))
-    over_heads = 2 * n * (1 + shares) + n * (3 + shares)
-    if max_passes is not None:
-        over_heads = min(over_heads, max_passes)
-    # Full; keep, drop, mean's reference; zero, mean, the task's own; donors; noise; baselines.
-    whole = 1 + 3 + 3 + 5 + 5 + 2
-    stages = [
-        Workload(stage="circuit runs", runs=whole, passes=whole * n),
-        Workload(stage="pool", runs=2, passes=2 * n_further(n)),
-        Workload(stage="without each head", runs=k, passes=k * n),
-        Workload(stage="one head at a time", runs=3 * heads, passes=round(over_heads)),
-        Workload(stage="gradients", runs=2, passes=2 * (3 * n)),
-    ]
-    if random_sets:
-        stages.append(Workload(stage="random sets", runs=2 * random_sets, passes=2 * random_sets * n))
-    if against:
-        stages.append(Workload(stage="other tasks", runs=against, passes=round(against * n * (3 + shares))))
-    return stages
 
 
 class TablePrompts(NamedTuple):

@@ -12,9 +12,6 @@ from assay.tasks import ImageTask, Task, digits_source, is_task_file, load_image
 from assay.tasks.load import DEFAULT_N
 
 
-FEW = 16  # inputs of a pass that is timed
-
-
 def draw_inputs(
     model: Model, task: ImageTask | str, *, n: int | None, seed: int, skip_bad: bool = False
 ) -> Division:
@@ -91,8 +88,3 @@ def read_inputs(
     note = f"{skipped} files of {found.domain} were skipped"
     warnings.warn(note, AssayWarning, stacklevel=2)
     return replace(found, notes=(*found.notes, note))
-
-
-def few_inputs(task: str, images: str | None, model: Model) -> Task:
-    """A few inputs, to time a pass on; all of a file."""
-    return read_inputs(task, images, model, n=None if is_task_file(task) else FEW, seed=0)

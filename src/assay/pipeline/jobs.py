@@ -9,18 +9,15 @@ changes nothing.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from assay.analyses.worst_case.attack import facts_of, run_part
-from assay.analyses.worst_case.inputs import PairSample
 from assay.circuits import Circuit, EdgeScores, load_circuit
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, record_id
 from assay.core.registry import Registry
 from assay.discovery.edges import EdgeMethod, get_method
-from assay.discovery.edges.method import Choices, join_parts
-from assay.discovery.edges.running import Asked, resolve
+from assay.discovery.edges.method import Choices
 from assay.execution.batches import assumed_memory
 from assay.models import Model, load_model
 from assay.pipeline.circuits import keep_circuit, stored_circuit
@@ -30,7 +27,6 @@ from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.models import model_at
 from assay.pipeline.prompts import Division
 from assay.pipeline.runs import RunSettings, measurement_stage
-from assay.pipeline.shards import BatchShelf, PairShelf, dealt
 from assay.pipeline.sizing import size_circuit
 from assay.pipeline.stage import Content, Stage, document_stage
 from assay.pipeline.worst import PairCounts, pairs_of, worst_case_stage
@@ -55,9 +51,6 @@ class Job:
         record: What its results are a function of, plain JSON.
         source: Where its inputs are found: model, task, files. Not part of its identity.
         needs: Ids of jobs that must be done before.
-        passes: Forward-equivalents over single examples, at most.
-        bytes: Memory of one pass with the weights, roughly.
-        stores: Bytes of the arrays it keeps, roughly.
     """
 
     name: str
@@ -65,9 +58,6 @@ class Job:
     record: Mapping[str, Any]
     source: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    passes: int = 0
-    bytes: int = 0
-    stores: int = 0
 
     @functools.cached_property
     def id(self) -> str:
@@ -201,12 +191,6 @@ class Scoring:
         return discovery_stage(self.model, self.task, method, settings, batch_size=self.record["batch_size"])
 
     @property
-    def asked(self) -> Asked:
-        """The discovery as its batches are run."""
-        method, settings = self._chosen
-        return resolve(self.model, self.task, method, settings, batch_size=self.record["batch_size"])
-
-    @property
     def _chosen(self) -> tuple[EdgeMethod, Choices]:
         how = self.record["method"]
         method = get_method(how["key"], **how["options"])
@@ -217,28 +201,10 @@ class Scoring:
 
 @JOB_KINDS.register("discover")
 def _discover(job: Job, store: Store) -> tuple[str, ...]:
-    """Scores of all edges; put together from the parts, where these were dealt to jobs of their own."""
-    scoring = Scoring.of(job)
-    stage = scoring.stage
-    if job.source.get("parts"):
-        stage = replace(stage, compute=lambda: _joined(scoring, store))
+    """Scores of all edges."""
+    stage = Scoring.of(job).stage
     stage.run(store)
     return (stage.id,)
-
-
-def _joined(scoring: Scoring, store: Store) -> EdgeScores:
-    """Scores from the batches of all parts."""
-    whole = scoring.asked
-    shelf = BatchShelf(store, scoring.stage.id, whole)
-    sweep = join_parts(whole.model, whole.settings, shelf.all())
-    return whole.scores(sweep, {"seconds": shelf.seconds()})
-
-
-@JOB_KINDS.register("discover-part")
-def _discover_part(job: Job, store: Store) -> tuple[str, ...]:
-    """What every k-th batch of examples gives to the scores."""
-    scoring = Scoring.of(job)
-    return BatchShelf(store, scoring.stage.id, scoring.asked).fill(dealt(job.record["part"]))
 
 
 # ---- circuits -----------------------------------------------------------------------------------
@@ -340,31 +306,16 @@ def _calibrate(job: Job, store: Store) -> tuple[str, ...]:
 
 @JOB_KINDS.register("attack")
 def _attack(job: Job, store: Store) -> tuple[str, ...]:
-    """The worst case of a circuit over pairs; blocks that parts have run are taken from the store."""
-    circuit, model, sample = _attacked(job, store)
-    shelf = PairShelf(store, facts_of(circuit, model, sample, "kl", ())) if job.source.get("parts") else None
-    stage = worst_case_stage(circuit, model, sample, shelf=shelf)
-    stage.run(store)
-    return (stage.id,)
-
-
-@JOB_KINDS.register("attack-part")
-def _attack_part(job: Job, store: Store) -> tuple[str, ...]:
-    """Every k-th block of pairs of an attack."""
-    circuit, model, sample = _attacked(job, store)
-    shelf = PairShelf(store, facts_of(circuit, model, sample, "kl", ()))
-    first, step = job.record["part"]
-    run_part(circuit, model, sample, (first, step), shelf=shelf)
-    return shelf.ids
-
-
-def _attacked(job: Job, store: Store) -> tuple[Circuit, Model, PairSample]:
+    """The worst case of a circuit over pairs."""
     attack = job.record["attack"]
     size = PairCounts(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"])
     model = model_of(job)
     task = model.bind(inputs_of(job).measured)
     how = {"ablation": job.record["ablation"], "seed": job.record["seed"]}
-    return circuit_of(job, store), model, pairs_of(task, attack["protocol"], size, **how)
+    sample = pairs_of(task, attack["protocol"], size, **how)
+    stage = worst_case_stage(circuit_of(job, store), model, sample)
+    stage.run(store)
+    return (stage.id,)
 
 
 def _prompts(job: Job) -> PairTask:

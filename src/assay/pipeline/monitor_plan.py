@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.analyses.generalization.alarm_rules import MOST_BATCHES
 from assay.analyses.generalization.alarms import batches_for
-from assay.analyses.generalization.known_parts import MOST_LABELLED
 from assay.analyses.generalization.noise_floor import LEAST_BATCHES
 from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
 from assay.core.errors import InputError
@@ -85,29 +83,6 @@ class MonitorPlan:
         """Whether the reference circuit is a file."""
         source = self.reference
         return not (is_shapes(source) or is_table(source) or Path(source).is_dir())
-
-    @property
-    def known_source(self) -> str | None:
-        """Where known images come from; None: from nowhere."""
-        return self.known or (None if self.given else self.reference)
-
-    @property
-    def most_batches(self) -> int:
-        """Known batches, at most: those asked for, those drawn, or what a folder may give."""
-        if self.known_source is None:
-            return 0
-        if self.known_batches is not None:
-            return self.known_batches
-        drawn = self.n_drawn // self.window - (self.known is None) * self.reference_batches
-        return min(drawn, MOST_BATCHES) if is_shapes(self.known_source) else MOST_BATCHES
-
-    @property
-    def most_labelled(self) -> int:
-        """Images that baselines learn from, at most."""
-        if self.known_source is None:
-            return 0
-        drawn = self.n_drawn - (self.known is None) * self.reference_batches * self.window
-        return min(drawn, MOST_LABELLED) if is_shapes(self.known_source) else MOST_LABELLED
 
     @property
     def n_drawn(self) -> int:

@@ -206,7 +206,6 @@ class AttackChoice(_Section):
         protocol: `all`, `matched` or `iid`; None: `all`, and the pairs of a JSONL file as they stand.
         n_clean, n_corrupted: Inputs a side, of `all`; None: as `assay attack` takes.
         n_pairs: Pairs of the other protocols; None: as `assay attack` takes.
-        shards: Jobs that the pairs are dealt to.
     """
 
     protocol: (
@@ -217,7 +216,6 @@ class AttackChoice(_Section):
     n_clean: Count | None = None
     n_corrupted: Count | None = None
     n_pairs: Count | None = None
-    shards: Count = 1
 
     @model_validator(mode="after")
     def _counts(self) -> "AttackChoice":
@@ -225,16 +223,6 @@ class AttackChoice(_Section):
             self.protocol or "all", n_clean=self.n_clean, n_corrupted=self.n_corrupted, n_pairs=self.n_pairs
         )
         return self
-
-
-class ShardsChoice(_Section):
-    """Into how many jobs one is dealt.
-
-    Attributes:
-        discover: Jobs that the examples of one discovery are dealt to.
-    """
-
-    discover: Count = 1
 
 
 class SingleJob(_Section):
@@ -276,7 +264,6 @@ class Plan(_Section):
         gates: Judged on every circuit.
         attack: Worst pairs of every circuit; None: not looked for.
         n_random: Random circuits measured beside each, for the metrics.
-        shards: Into how many jobs one is dealt.
         limits: What the sweep may use; of them the batch size alone enters results.
         job: Single jobs beside the product.
         folder: Where relative paths start.
@@ -312,7 +299,6 @@ class Plan(_Section):
     gates: Annotated[Texts, _keys(find_gate)] = ()
     attack: AttackChoice | None = None
     n_random: Annotated[int, Field(ge=0)] = 0
-    shards: ShardsChoice = ShardsChoice()
     limits: Limits = Limits()
     job: tuple[SingleJob, ...] = ()
     folder: Path = Field(default=Path(), exclude=True)

@@ -16,12 +16,11 @@ from assay.pipeline.plan import (
     AttackChoice,
     MethodChoice,
     Plan,
-    ShardsChoice,
     SingleJob,
 )
 
 
-_TABLES = ("attack", "shards", "limits")
+_TABLES = ("attack", "limits")
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -141,7 +140,6 @@ def _complaint(error: ValidationError, origin: str) -> InputError:
 def _known_keys(where: Sequence[int | str]) -> Iterable[str]:
     tables: dict[str, type[BaseModel]] = {
         "attack": AttackChoice,
-        "shards": ShardsChoice,
         "limits": Limits,
         "job": SingleJob,
         "methods": MethodChoice,

@@ -1,4 +1,4 @@
-"""How far a sweep is, and when it will be done; durations as they are written and read."""
+"""How far a sweep is; durations as they are written and read."""
 
 import math
 import re
@@ -19,43 +19,22 @@ class SweepProgress:
         total: Jobs in all.
         done: Jobs whose results are in the store, those found there included.
         running: Names of the jobs that run here now.
-        elsewhere: Jobs that another sweep on the same store works on.
         failed: Jobs given up, and those that needed them.
-        seconds: Since the sweep began, monotonic.
-        left: Seconds until all is done, from the speed so far; None until a job has been done.
     """
 
     total: int
     done: int
     running: tuple[str, ...]
-    elsewhere: int
     failed: int
-    seconds: float
-    left: float | None
 
     def __str__(self) -> str:
         parts = [f"{self.done}/{self.total} done", f"{len(self.running)} running"]
-        if self.elsewhere:
-            parts.append(f"{self.elsewhere} elsewhere")
         if self.failed:
             parts.append(f"{self.failed} failed")
-        if self.left is not None and self.done + self.failed < self.total:
-            parts.append(f"about {duration(self.left)} left")
         return ", ".join(parts)
 
 
 Report = Callable[[SweepProgress], None]
-
-
-def time_left(finished: int, remaining: int, seconds: float) -> float | None:
-    """Seconds until the remaining cost is worked off at the speed so far; None before there is any.
-
-    Args:
-        finished: Cost of the jobs that were done meanwhile, in forward passes.
-        remaining: Cost of those still to be done.
-        seconds: That it took.
-    """
-    return remaining * seconds / finished if finished > 0 else None
 
 
 def duration(seconds: float | int) -> str:

@@ -1,31 +1,22 @@
 """A ranking as a job: models of a zoo, the images they are ranked on, and the table of all."""
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from assay.analyses.generalization.cost import OWN_DOMAIN, passes_per_image
-from assay.analyses.generalization.inspecting import inspect_model
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.model_pool import ModelPool
-from assay.analyses.generalization.predictor import PREDICTORS
 from assay.analyses.generalization.ranking import rank_models
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.analyses.generalization.stable_pick import LookCost, StablePick, pick_until_stable
+from assay.analyses.generalization.stable_pick import StablePick, pick_until_stable
 from assay.models import Model
 from assay.models.placing import number_type
-from assay.pipeline.cost import Forecast, Workload, run_bytes
 from assay.pipeline.targets import Domain
-from assay.stats.elimination import look_sizes
 from assay.store import About, Store
 from assay.tasks import ImageInputs
 from assay.zoo import Zoo
-
-
-TIMED = 32  # images of a timed pass
-SHARPNESS_COST = 81  # in forward passes: 41, and 20 backward ones of twice the work
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,96 +99,6 @@ class Lineup:
             missing=self.missing,
             **{"metrics": self.metrics, "settings": self.settings, "families": self.families, **options},
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankingCost:
-    """What a ranking costs.
-
-    Attributes:
-        metrics: Seconds of what each metric reads, by key; metrics share stages.
-        forecast: All of it, each stage once.
-    """
-
-    metrics: Mapping[str, float]
-    forecast: Forecast
-
-
-def ranking_cost(lineup: Lineup) -> RankingCost:
-    """Passes of a ranking and about how long they take, from the first model timed on a few images.
-
-    All models count as fast as the first.
-    """
-    zoo, metrics, known = lineup.zoo, lineup.metrics, lineup.known
-    per_image = passes_per_image(metrics, lineup.settings.steps, known=known is not None)
-    model = lineup.load(zoo.keys[0])
-    task = lineup.target.read(model)
-    few = task.subset(range(min(TIMED, task.n)))
-    needs = {metric: PREDICTORS[metric].needs | {"outputs"} for metric in metrics}
-    union = frozenset[str]().union(*needs.values())
-    if "edge-scores" in union:  # they hold the scores of the edges into the logits
-        same = {"output-scores": "edge-scores"}
-        needs = {metric: frozenset(same.get(part, part) for part in each) for metric, each in needs.items()}
-        union = frozenset[str]().union(*needs.values())
-    parts = sorted({"features", "output-scores", "edge-scores"} & union)
-    inspect_model(model, few, parts, settings=lineup.settings)  # the first run also sets up the machine
-    cost = inspect_model(model, few, parts, settings=lineup.settings).cost
-    took = {stage: spent["seconds"] / few.n for stage, spent in cost.items()}
-    n_target = sum(target.read(model).n for target in lineup.targets)
-    n_known = 0 if known is None else known.read(model).n
-    stages = {
-        "outputs": took["inspect"] * n_target,
-        "output-scores": took.get("output-scores", 0.0) * n_target,
-        "edge-scores": (took.get("edge-scores", 0.0) + took.get("metrics", 0.0)) * n_target,
-        "known": took["inspect"] * n_known,
-        "sharpness": SHARPNESS_COST * took["inspect"] * n_known,
-    }
-
-    def seconds(read: frozenset[str]) -> float:
-        each: float = sum(stages.get(stage, 0.0) for stage in read)
-        return len(zoo.keys) * each
-
-    models = len(zoo.keys)
-    passes = {
-        name: each * models * (n_known if name.endswith(OWN_DOMAIN) else n_target)
-        for name, each in per_image.items()
-    }
-    return RankingCost(
-        metrics={
-            metric: seconds(needs[metric])
-            for metric in metrics
-            if known is not None or "known" not in needs[metric]
-        },
-        forecast=Forecast(
-            model={"id": f"{models} models of {zoo.name}"},
-            n=n_target,
-            stages=tuple(Workload(stage=name, runs=models, passes=each) for name, each in passes.items()),
-            pass_seconds=seconds(union) / max(sum(passes.values()), 1),
-            bytes=run_bytes(model, few, batch_size=lineup.settings.batch_size or TIMED),
-        ),
-    )
-
-
-def pick_cost(lineup: Lineup, metric: str, *, budget: int | None = None) -> RankingCost:
-    """As `ranking_cost`, of a pick by one metric that drops no model: a stage for each look.
-
-    Args:
-        lineup: Models and images of one target.
-        metric: Key of the metric.
-        budget: Passes that may be spent; looks beyond are left out.
-
-    Raises:
-        InputError: If the budget does not cover the first look.
-    """
-    cost = ranking_cost(replace(lineup, metrics=(metric,)))
-    model, n_models = lineup.load(lineup.zoo.keys[0]), len(lineup.zoo.keys)
-    n_own = 0 if lineup.known is None else lineup.known.read(model).n
-    each = LookCost.of_metric(metric, lineup.settings.steps, n_own=n_own, cached=True)
-    looks = each.planned(look_sizes(cost.forecast.n), n_models, budget)
-    stages = tuple(
-        Workload(stage=f"look at {n} images", runs=n_models, passes=passes) for n, passes in looks.items()
-    )
-    return replace(cost, forecast=replace(cost.forecast, stages=stages))
 
 
 def keep_ranking(store: Store, document: dict[str, Any]) -> str:

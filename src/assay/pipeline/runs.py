@@ -1,17 +1,15 @@
 """Runs of a circuit on examples, and measurements of them as a stage."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from assay.circuits import Circuit
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
-from assay.metrics import find_metric, measure, measurement_provenance
+from assay.metrics import measure, measurement_provenance
 from assay.models import Model
 from assay.objectives import Objective
 from assay.pipeline.checks import registered
-from assay.pipeline.cost import Workload
 from assay.pipeline.stage import Content, Stage, document_stage
 from assay.store import About, Store
 from assay.tasks import Task
@@ -95,20 +93,3 @@ def measure_stored(
     Under an objective or ablation that is not registered the store is left alone.
     """
     return measurement_stage(runs, metric, random_circuits=random_circuits).run(store).value.payload
-
-
-def plan_measurement(
-    model: Model, metrics: Sequence[str], *, n: int, n_random: int, sized: bool = False
-) -> Workload:
-    """Cost of shared runs, random circuits, one run per head where needed, and what metrics run alone.
-
-    `sized` says that these runs chose the size of the circuit before, so what cut edges carry is known.
-    """
-    specs = [find_metric(key) for key in metrics]
-    heads = model.n_layers * model.n_heads if any(spec.runs_per_head for spec in specs) else 0
-    own = sum(spec.own_runs for spec in specs) * (1 + n_random)
-    shared = len({run for spec in specs for run in spec.runs}) + (not sized)
-    if model.post_norm != "exact":  # measured under `exact`, too
-        shared *= 2
-    runs = shared + n_random + heads + own
-    return Workload(stage="measure", runs=runs, passes=runs * n)

@@ -1,9 +1,10 @@
 """Which job runs when: needs first, each job once, failures retried, what is done left alone.
 
 The scheduler knows neither models nor metrics. A job is done when the store holds its row, whoever put it
-there and whatever became of the worker; so a sweep that was killed goes on where it was, and two sweeps on
-one store share the work. Durations are measured on the monotonic clock alone: nothing depends on the time of
-day. A store that is away for a while, its server restarted, is waited for by the store itself.
+there and whatever became of the worker; so a sweep that was killed goes on where it was. Two sweeps on one
+store may do the same job twice, which changes nothing. Durations are measured on the monotonic clock alone:
+nothing depends on the time of day. A store that is away for a while, its server restarted, is waited for by
+the store itself.
 """
 
 import abc
@@ -16,12 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.core.errors import InputError
-from assay.core.machine import LOOK_SECONDS
 from assay.pipeline.failures import FailureLog, Fault
 from assay.pipeline.limits import Limits
 from assay.pipeline.order import in_order
-from assay.pipeline.progress import Report, SweepProgress, time_left
-from assay.pipeline.runners import BEAT_SECONDS, bury, leave, runner_name
+from assay.pipeline.progress import Report, SweepProgress
 from assay.pipeline.worker import Ended, Work
 from assay.store import Store
 
@@ -157,7 +156,6 @@ def run_jobs(
             sweep.run()
         finally:
             executor.close()
-            leave(sweep.store.claims, sweep.runner)
     return sweep.outcome()
 
 
@@ -181,15 +179,13 @@ class _Dispatcher:
     ) -> None:
         self.store, self.executor, self.limits, self.progress = store, executor, limits, progress
         self.log = None if log is None else FailureLog(store.directory, log)
-        self.runner = runner_name()
         self.jobs = {job.id: job for job in jobs}
-        self.began = self.beaten = time.monotonic()
+        self.began = time.monotonic()
         self.done: set[str] = set()
         self.skipped = {identity for identity in self.jobs if store.has(identity)}
         self.failed: dict[str, FailedJob] = {}
         self.blocked: set[str] = set()
         self.running: dict[str, float] = {}  # id -> when its attempt began
-        self.elsewhere: set[str] = set()
         self.attempts: dict[str, int] = dict.fromkeys(self.jobs, 0)
         self.not_before: dict[str, float] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
@@ -197,10 +193,6 @@ class _Dispatcher:
         self.needed_by: dict[str, list[str]] = {identity: [] for identity in self.jobs}
         self.wire()
         self.rank = self.ranks()
-        self.finished_cost = 0
-        self.remaining_cost = sum(cost(self.jobs[identity]) for identity in self.needs)
-        self.looked = self.began
-        self.first: float | None = None  # when the first job began: before, workers were brought up
         self.ready = [self.key(identity) for identity, needs in self.needs.items() if not needs]
         heapq.heapify(self.ready)
 
@@ -229,7 +221,7 @@ class _Dispatcher:
         order = in_order({identity: job.needs for identity, job in self.jobs.items()}, names)
         for identity in reversed([each for each in order if each in self.jobs]):
             behind = max((way[each] for each in self.needed_by[identity]), default=0)
-            way[identity] = cost(self.jobs[identity]) + behind
+            way[identity] = 1 + behind
         return {identity: (-way[identity], place) for place, identity in enumerate(self.jobs)}
 
     def key(self, identity: str) -> tuple[tuple[int, int], str]:
@@ -242,10 +234,8 @@ class _Dispatcher:
         return len(self.jobs) - len(self.done) - len(self.skipped) - len(self.failed) - len(self.blocked)
 
     def run(self) -> None:
-        bury(self.store.claims)
         self.tell()
         while self.unfinished:
-            self.beat()
             self.launch()
             for ended in self.executor.wait(self.pause()):
                 if ended.job in self.running:
@@ -254,42 +244,31 @@ class _Dispatcher:
             self.tell()
 
     def launch(self) -> None:
-        """Give free workers the jobs that are ready, and that no other sweep works on."""
+        """Give free workers the jobs that are ready, and that no other sweep has done meanwhile."""
         now = time.monotonic()
-        if self.elsewhere and now - self.looked >= LOOK_SECONDS:
-            bury(self.store.claims)
-            self.looked = now
         later = []
         while self.ready and self.executor.free:
             entry = heapq.heappop(self.ready)
             identity = entry[1]
             if self.not_before.get(identity, now) > now:
                 later.append(entry)
-            elif not self.store.claims.claim(identity, self.runner):
-                self.elsewhere.add(identity)
-                self.not_before[identity] = now + LOOK_SECONDS
-                later.append(entry)
+            elif self.store.has(identity):
+                self.finish(identity, self.skipped)
             else:
-                self.elsewhere.discard(identity)
-                # Looked up once it is ours: who had it before may have finished it.
-                if self.store.has(identity):
-                    self.finish(identity, self.skipped)
-                else:
-                    self.running[identity] = time.monotonic()
-                    self.first = self.first or self.running[identity]
-                    self.executor.submit(self.jobs[identity])
+                self.running[identity] = time.monotonic()
+                self.executor.submit(self.jobs[identity])
         for entry in later:
             heapq.heappush(self.ready, entry)
 
     def pause(self) -> float:
         """How long nothing can be due."""
         now = time.monotonic()
-        due = [self.beaten + BEAT_SECONDS]
+        due = [now + TICK_SECONDS]
         if self.executor.free:
             due += [self.not_before.get(identity, now) for _, identity in self.ready]
         if self.limits.timeout is not None:
             due += [began + self.limits.timeout for began in self.running.values()]
-        return min(TICK_SECONDS, max(0.0, min(due) - now))
+        return max(0.0, min(due) - now)
 
     def stop_overdue(self) -> None:
         limit = self.limits.timeout
@@ -315,7 +294,6 @@ class _Dispatcher:
         fault = ended.fault or Fault(kind="lost", message="it returned, but its row is not in the store")
         self.attempts[identity] += 1
         self.note(identity, fault)
-        self.store.claims.release(identity, self.runner)
         if fault.permanent or self.attempts[identity] > self.limits.retries:
             self.give_up(identity, fault)
         else:
@@ -326,9 +304,6 @@ class _Dispatcher:
     def finish(self, identity: str, among: set[str]) -> None:
         """A job is done: others may now be ready."""
         among.add(identity)
-        self.remaining_cost -= cost(self.jobs[identity])
-        self.finished_cost += cost(self.jobs[identity]) if among is self.done else 0
-        self.store.claims.release(identity, self.runner)
         for other in self.needed_by[identity]:
             needs = self.needs.get(other)  # None: it is done
             if needs is not None and identity in needs:
@@ -341,13 +316,11 @@ class _Dispatcher:
         self.failed[identity] = FailedJob(
             job=self.jobs[identity], fault=fault, attempts=self.attempts[identity]
         )
-        self.remaining_cost -= cost(self.jobs[identity])
         behind = list(self.needed_by[identity])
         while behind:
             other = behind.pop()
             if other not in self.blocked and other not in self.skipped:
                 self.blocked.add(other)
-                self.remaining_cost -= cost(self.jobs[other])
                 behind += self.needed_by[other]
 
     def note(self, identity: str, fault: Fault) -> None:
@@ -356,7 +329,6 @@ class _Dispatcher:
         job = self.jobs[identity]
         self.log.add(
             {
-                "runner": self.runner,
                 "job": identity,
                 "name": job.name,
                 "attempt": self.attempts[identity],
@@ -366,30 +338,17 @@ class _Dispatcher:
             }
         )
 
-    # ---- the store ------------------------------------------------------------------------------
-
-    def beat(self) -> None:
-        now = time.monotonic()
-        if now - self.beaten >= BEAT_SECONDS:
-            self.store.claims.beat(self.runner)
-            self.beaten = now
-
     # ---- what is told ---------------------------------------------------------------------------
 
     def tell(self) -> None:
         if self.progress is None:
             return
-        now = time.monotonic()
-        worked = now - (self.first or now)
         self.progress(
             SweepProgress(
                 total=len(self.jobs),
                 done=len(self.done) + len(self.skipped),
                 running=tuple(self.jobs[identity].name for identity in self.running),
-                elsewhere=len(self.elsewhere),
                 failed=len(self.failed) + len(self.blocked),
-                seconds=now - self.began,
-                left=time_left(self.finished_cost, self.remaining_cost, worked),
             )
         )
 
@@ -406,8 +365,3 @@ class _Dispatcher:
             seconds=time.monotonic() - self.began,
             notes=self.notes,
         )
-
-
-def cost(job: "Job") -> int:
-    """What a job counts for when time is estimated."""
-    return max(1, job.passes)

@@ -12,8 +12,7 @@ from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import AssayWarning, InputError
 from assay.execution import CircuitRuns
 from assay.models import Model
-from assay.pipeline.cost import Workload
-from assay.pipeline.discovery import discover_stored, plan_discovery
+from assay.pipeline.discovery import discover_stored
 from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, prompts_to_measure
 from assay.pipeline.runs import RunSettings
 from assay.pipeline.stage import Progress, silent
@@ -36,16 +35,6 @@ class SizeSearch:
 
     resolution: int
     growth: int
-
-    @property
-    def bisections(self) -> int:
-        """Sizes tried between one that misses the target and twice as many edges, at most."""
-        return math.ceil(math.log2(self.resolution))
-
-    @property
-    def confirmations(self) -> int:
-        """Larger sizes tried for confirmation, up to twice the edges."""
-        return math.ceil(math.log(2) / math.log1p(1 / self.growth))
 
 
 FINE, COARSE = SizeSearch(resolution=50, growth=25), SizeSearch(resolution=10, growth=3)
@@ -279,18 +268,3 @@ def runs_of(
         progress=progress,
     )
     return settings.on(draws.measured, sized.circuit)
-
-
-def plan_circuit(model: Model, *, method: str, n: int, steps: int | str, top: int | None) -> list[Workload]:
-    """Cost of discovering a circuit, at most: all scores and, unless the size is given, its search."""
-    scores = plan_discovery(model, method=method, n=n, steps=steps)
-    return [scores] if top is not None else [scores, plan_sizing(model.graph.n_edges, n)]
-
-
-def plan_sizing(n_edges: int, n: int, search: SizeSearch = FINE, *, held_out: bool = True) -> Workload:
-    """Cost of choosing a size, at most: sizes tried on the prompts of discovery, then confirmed on others."""
-    doublings = max(1, (n_edges // FIRST_SIZE).bit_length())
-    runs = 3 + doublings + search.bisections  # beside the sizes: the model, corrupted prompts, nothing kept
-    if held_out:
-        runs += 2 + 2 * search.confirmations  # and the corrupted prompts of the others
-    return Workload(stage="sweep sizes", runs=runs, passes=runs * n)

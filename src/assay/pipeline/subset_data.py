@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.digits import digits_data
 from assay.analyses.subsets.encoder import Encoder, embed_examples, with_embedding
@@ -27,7 +25,7 @@ from assay.pipeline.stage import Progress
 
 
 if TYPE_CHECKING:
-    from assay.tasks import DomainSource, ImageSet, ImageStream
+    from assay.tasks import DomainSource, ImageSet
 
 DIGITS_SIZES = (50, 100, 200)
 DIGITS_MODELS = 320
@@ -70,7 +68,6 @@ def read_data(
     text: str | None = None,
     digits_models: int | None = None,
     at_least: int = MIN_MODELS,
-    planned: bool = False,
     device: str | None = None,
     seed: int = 0,
     folder: Path | None = None,
@@ -101,7 +98,6 @@ def read_data(
         digits_models: Without a source: classifiers to train.
         at_least: Of a table or a zoo: models that are needed; 1 for models that select nothing, which need no
             accuracies in distribution in a table either.
-        planned: Of a zoo: load no model and decode no image; every answer is 0, and pictures are blank.
         device: Of the models of a zoo.
         seed: Root seed of the digits.
         folder: A store; trained digits, and predictions of the embedded zoo, are kept in its folder `select`.
@@ -145,7 +141,7 @@ def read_data(
             encoder=encoder,
             seed=seed,
             folder=folder,
-            options={"at_least": at_least, "planned": planned, "device": device, "progress": progress},
+            options={"at_least": at_least, "device": device, "progress": progress},
         )
         encoder = None  # the images are embedded as they lie there, not at the size of the models
     elif source.is_dir() and next(source.rglob(PATTERN), None) is not None:
@@ -235,22 +231,18 @@ def _from_zoo(
     if zoo.missing:
         warnings.warn(f"{zoo.path}: {missing_text(zoo.missing, len(zoo.keys))}", AssayWarning, stacklevel=3)
     keep = None if zoo.keeps_records or folder is None else folder / FOLDER / zoo.name
-    transform, classes = None, zoo.classes
-    if not options["planned"]:
-        reading = image_reading(zoo, zoo.keys[0], keep=keep)
-        transform, classes = EvalTransform.for_model(reading), classes or reading.classes
+    reading = image_reading(zoo, zoo.keys[0], keep=keep)
+    transform, classes = EvalTransform.for_model(reading), zoo.classes or reading.classes
 
     def domain(given: str, start: int) -> "DomainSource":
         return one_domain(
             {each.name: each for each in find_domains(given, start=start, drawn=N_SHAPES)}, given
         )
 
-    def stream(given: str, start: int, prepared: EvalTransform | None) -> ImageStream:
+    def stream(given: str, start: int, prepared: EvalTransform) -> ImageStream:
         return domain(given, start).stream(ReadOptions(transform=prepared, seed=seed), classes)
 
     def read(given: str, start: int) -> "ImageSet":
-        if transform is None:
-            return _blank(stream(given, start, None))
         return domain(given, start).read(ReadOptions(transform=transform, seed=seed), classes)
 
     data = CorrectnessData.from_zoo(
@@ -266,21 +258,6 @@ def _from_zoo(
     if id_images is not None:
         known = encoder.embedding_of_images(stream(id_images, FIRST_KNOWN, encoder.transform))
     return with_embedding(data, encoder, embedded, known)
-
-
-def _blank(stream: "ImageStream") -> "ImageSet":
-    """What is known of images before they are decoded, with blank pictures."""
-    from assay.tasks import ImageSet
-
-    return ImageSet(
-        pixels=np.zeros((stream.n, 1, 1, 3), dtype=np.uint8),
-        labels=None if stream.labels is None else stream.labels.numpy(),
-        ids=stream.ids.numpy(),
-        domain=stream.domain,
-        fields=stream.fields,
-        classes=stream.classes,
-        name=stream.name,
-    )
 
 
 # --------------------------------------------------------------------------------------------- tables

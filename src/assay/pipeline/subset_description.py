@@ -12,7 +12,6 @@ from assay.analyses.subsets.proposals import text_proposer
 from assay.analyses.subsets.selection import read_subset
 from assay.core.errors import AssayError, InputError
 from assay.core.record import plain
-from assay.models.encoder_loading import check_encoder
 
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ class SubsetDescriber:
 
     Attributes:
         encoder: Embeds the examples, and scores phrases if it reads texts.
-        encodes: Whether there is an encoder, loaded or not.
         phrases: Phrases to score.
         endpoint: Captions images and proposes phrases.
 
@@ -34,7 +32,6 @@ class SubsetDescriber:
     """
 
     encoder: Encoder | None = None
-    encodes: bool = False
     phrases: Sequence[str] = ()
     endpoint: ChatEndpoint | None = None
 
@@ -50,23 +47,19 @@ class SubsetDescriber:
         phrases: Sequence[str] | None = None,
         endpoint: Mapping[str, Any] | None = None,
         device: str | None = None,
-        load: bool = True,
     ) -> "SubsetDescriber":
-        """From the name of an encoder, only checked for a plan, and arguments of `ChatEndpoint`."""
+        """From the name of an encoder and arguments of `ChatEndpoint`."""
         reached = None if endpoint is None else ChatEndpoint(**endpoint)
         if phrases is not None and not phrases:
             raise InputError('there is no phrase to score; give some, separated by semicolons: "night; rain"')
         if phrases and encoder is None:
             raise InputError("phrases are scored by an encoder; give --encoder, a model such as CLIP")
-        encodes = encoder is not None
-        if encoder is not None and not load:
-            check_encoder(encoder)
-        loaded = Encoder.load(encoder, device=device) if encoder is not None and load else None
-        return cls(encoder=loaded, encodes=encodes, phrases=phrases or (), endpoint=reached)
+        loaded = Encoder.load(encoder, device=device) if encoder is not None else None
+        return cls(encoder=loaded, phrases=phrases or (), endpoint=reached)
 
     def check(self, data: CorrectnessData) -> None:
         """Refuse data that hold neither images nor texts."""
-        wanted = self.encodes or self.phrases or self.endpoint
+        wanted = self.encoder or self.phrases or self.endpoint
         if wanted and data.images is None and "text" not in data.source:
             raise InputError(
                 "encoders and phrases are for images or texts, and these data hold no images; name the "

@@ -2,40 +2,28 @@
 
 import contextlib
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from assay.analyses.subsets.crossfit import plan_folds
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.document import N_HALVES
 from assay.analyses.subsets.example_files import made_from
-from assay.analyses.subsets.holdout import EXAMPLE_FOLDS
 from assay.analyses.subsets.objective import check_inverse
-from assay.analyses.subsets.path import SelectionPath, check_refinement, most_refined, path_of
-from assay.analyses.subsets.permutation import n_workers
-from assay.analyses.subsets.problem import ElsewhereError, Problem, make_problem
+from assay.analyses.subsets.path import SelectionPath, check_refinement, path_of
+from assay.analyses.subsets.problem import Problem, make_problem
 from assay.analyses.subsets.verdict import LEAST_PERMUTATIONS, untested
 from assay.core.errors import InputError, UnknownNameError
-from assay.core.machine import LOOK_SECONDS
-from assay.core.record import Record, library_version, plain, record_id
-from assay.pipeline.progress import duration
-from assay.pipeline.runners import bury, is_gone, living, runner_name
+from assay.core.record import library_version, plain, record_id
 from assay.pipeline.stage import Content, Progress, document_stage
 from assay.store import About, ResultSummary, Store
 
 
-if TYPE_CHECKING:
-    from assay.pipeline.cost import Forecast
-
-
 KIND, PART = "subset-path", "subset-part"
 PERMUTATIONS, FOLDS = 99, 5
-LONG = 600.0  # seconds of a verdict from which its cost is announced
 NOT_TESTED = "not tested: no permutation of the accuracies was asked for, and without them nothing is shown"
 
 
@@ -59,100 +47,6 @@ class StoredSelection:
     def headline(self) -> dict[str, Any]:
         """The selection that the document puts first."""
         return self.selections[self.document["size"]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionPlan(Record):
-    """What a job would run, at most.
-
-    Attributes:
-        sizes: Subset sizes.
-        n_models: Models of the data.
-        n_examples: Examples of the data.
-        n_train: Models that subsets are selected on.
-        n_folds: Folds of the cross-fit; 0 where there is none.
-        n_refined: Sizes tried between these, at most.
-        n_selections: Runs of the solver on the main split.
-        n_reruns: Runs of the solver behind the verdicts.
-        n_halves: Runs of the solver behind the overlap of two halves of the training models.
-        n_holdout: Runs of the solver behind the hold-out of examples, where they are embedded.
-        n_predictions: Answers that models of a zoo give first, one per model and image; those that are kept
-            from an earlier run are not computed again.
-    """
-
-    sizes: tuple[int, ...]
-    n_models: int
-    n_examples: int
-    n_train: int
-    n_folds: int
-    n_refined: int
-    n_selections: int
-    n_reruns: int
-    n_halves: int
-    n_holdout: int = 0
-    n_predictions: int = 0
-
-    @property
-    def cost(self) -> "Forecast":
-        """The same as stages, counted in runs of the solver."""
-        from assay.pipeline.cost import Forecast, Workload
-
-        return Forecast(
-            model={"id": f"{self.n_models} models"},
-            n=self.n_examples,
-            stages=(
-                Workload(stage="selection", runs=len(self.sizes) + self.n_refined, passes=self.n_selections),
-                Workload(stage="verdict", runs=self.n_folds, passes=self.n_reruns),
-                Workload(stage="overlap of two halves", runs=2 * bool(self.n_halves), passes=self.n_halves),
-                Workload(stage="hold-out of examples", runs=self.n_holdout, passes=self.n_holdout),
-            ),
-            unit="runs of the solver over all examples",
-        )
-
-
-def plan_selection(
-    data: CorrectnessData,
-    sizes: Sequence[int] | None = None,
-    *,
-    path: str = "independent",
-    n_permutations: int = PERMUTATIONS,
-    folds: int = FOLDS,
-    refine: bool | int = False,
-    embedded: bool = False,
-    n_predictions: int = 0,
-    **options: Any,
-) -> SelectionPlan:
-    """How often the solver runs; checks every argument as `select_stored` does and selects nothing.
-
-    Args:
-        data: Models by examples.
-        sizes: As of `select_stored`, as are the others.
-        path: Likewise.
-        n_permutations: Likewise.
-        folds: Likewise.
-        refine: Likewise.
-        embedded: Count the hold-out of examples, which the data will have embeddings for.
-        n_predictions: As of the plan.
-        options: All others of `assay.oodselect`.
-    """
-    problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
-    splits = plan_folds(problem.data, folds).splits if n_permutations else None
-    n_folds = 0 if splits is None else len(splits)
-    n_refined = most_refined(wanted, refine)
-    n_selections = len(wanted) + n_refined + (len(wanted) - 1 if path == "warm" else 0)
-    return SelectionPlan(
-        sizes=wanted,
-        n_models=data.n_models,
-        n_examples=data.n_examples,
-        n_train=len(problem.split.train),
-        n_folds=n_folds,
-        n_refined=n_refined,
-        n_selections=n_selections,
-        n_reruns=n_folds * (1 + n_permutations) * n_selections,
-        n_halves=2 * (1 + N_HALVES) if n_permutations else 0,
-        n_holdout=EXAMPLE_FOLDS if n_permutations and (embedded or data.embedding is not None) else 0,
-        n_predictions=n_predictions,
-    )
 
 
 def _checked(
@@ -193,7 +87,6 @@ def select_stored(
     workers: int | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
     **options: Any,
 ) -> StoredSelection:
     """`assay.selection_path` with verdicts, taken from the store where it was computed before.
@@ -210,7 +103,6 @@ def select_stored(
         workers: Threads of the permutations; nothing depends on them.
         store: Where the document is kept.
         progress: Told of each stage.
-        note: Told what is worth knowing before the permutations are done, such as how long they will take.
         options: All others of `assay.oodselect`.
 
     Raises:
@@ -220,24 +112,20 @@ def select_stored(
         An interrupted job goes on where it ended, with the same result: the store holds the selections,
         every finished fold of the cross-fit and of its reruns (one, three or nine together) and the overlap
         of halves, as rows of kind `subset-part`, until the document is there. What begins anew is the part
-        that was under way. Processes that run the same job on one store share folds, reruns and halves; the
-        selections are one part, which the others wait for, and each makes the baselines and the hold-out.
+        that was under way. Two processes that run the same job on one store may compute the same parts.
     """
     problem, wanted, refine = _checked(data, sizes, path, n_permutations, refine, options)
     record = _record_of(problem, wanted, path, n_permutations, folds, refine)
-    parts = _Parts(store=store, job=record_id(KIND, record), note=note)
+    parts = _Parts(store=store, job=record_id(KIND, record))
 
     def compute() -> Content:
-        shared: dict[str, Any] = {"progress": progress, "shelf": parts.awaited}
+        shared: dict[str, Any] = {"progress": progress, "shelf": parts.value}
         found = path_of(problem, wanted, path=path, **shared)
         unrefined: dict[str, str] = {}
         if refine:
             coarse, found = found, found.refined(refine, **shared)
             unrefined = {"unrefined": _unrefined(coarse)} if found.sizes == coarse.sizes else {}
         if n_permutations:
-            threads = n_workers(workers, found.problem.settings)
-            _announce(sum(parts.seconds), n_permutations * folds, threads, note)
-            shared["shelf"] = parts.value
             found.judge(n_permutations=n_permutations, folds=folds, workers=workers, **shared)
         else:
             _keep_untested(found)
@@ -248,16 +136,8 @@ def select_stored(
         payload = document | unrefined | {"id": record_id(KIND, record), "selections": selections}
         return Content(payload=payload, about=_about(data, record, document))
 
-    def among_others() -> Content:
-        with contextlib.nullcontext() if store is None else living(store.claims, parts.runner):
-            parts.begin()
-            return compute()
-
-    stage = document_stage(KIND, record, among_others)
-    memo = None
-    while memo is None:  # again where the job was done, and its document removed since
-        with contextlib.suppress(_JobDoneError):
-            memo = stage.run(store)
+    stage = document_stage(KIND, record, compute)
+    memo = stage.run(store)
     parts.remove()
     payload = memo.value.payload
     return StoredSelection(
@@ -268,75 +148,21 @@ def select_stored(
     )
 
 
-class _JobDoneError(Exception):
-    """Another process has finished the job and removed its parts."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """Finished parts of one job, each a row of the store: it goes on when interrupted, and is shared."""
+    """Finished parts of one job, each a row of the store, so that it goes on when interrupted."""
 
     store: Store | None
     job: str
-    note: Callable[[str], None] | None = None  # told once that a part is waited for
-    runner: str = field(default_factory=runner_name)
-    seconds: list[float] = field(default_factory=list)  # that each took, now or in the run that kept it
-
-    def begin(self) -> None:
-        """Claim a place beside others at the job until this runner leaves: its parts are needed."""
-        if self.store is not None:
-            self.store.claims.claim(f"{self.job}/{self.runner.rpartition('/')[2]}", self.runner)
 
     def value(self, part: str, compute: Callable[[], Any]) -> Any:
-        """A `Shelf`; threads ask for different parts.
-
-        Raises:
-            ElsewhereError: While another process computes the part.
-            _JobDoneError: Where no other does, since the job is done.
-        """
+        """A `Shelf`; threads ask for different parts."""
 
         def content() -> Content:
-            started = time.perf_counter()
-            value = plain(compute())
-            took = time.perf_counter() - started
-            return Content(payload={"value": value, "seconds": took}, about=About(name=self.job))
+            return Content(payload={"value": plain(compute())}, about=About(name=self.job))
 
         stage = document_stage(PART, {"job": self.job, "part": part}, content)
-        found = stage.stored(self.store)
-        if found is None:
-            with self._claimed(part):
-                found = stage.run(self.store).value  # who had it before may have finished it
-        self.seconds.append(found.payload["seconds"])
-        return found.payload["value"]
-
-    def awaited(self, part: str, compute: Callable[[], Any]) -> Any:
-        """A `Shelf` that waits while another process computes the part."""
-        told = self.note
-        while True:
-            try:
-                return self.value(part, compute)
-            except ElsewhereError:
-                if told is not None:
-                    told(
-                        f"another process is at the {part} of this job; this one waits, then shares the rest"
-                    )
-                    told = None
-                time.sleep(LOOK_SECONDS)
-
-    @contextlib.contextmanager
-    def _claimed(self, part: str) -> Iterator[None]:
-        if self.store is None:
-            yield
-            return
-        claims, claim = self.store.claims, f"{self.job}/{part}"
-        if not claims.claim(claim, self.runner):
-            bury(claims)
-            raise ElsewhereError
-        # After an error nothing is released: this runner leaves, whose end waits for a store that is away.
-        if self.store.has(self.job):
-            raise _JobDoneError
-        yield
-        claims.release(claim, self.runner)
+        return stage.run(self.store).value.payload["value"]
 
     def remove(self) -> None:
         """Forget them, once the document is there."""
@@ -345,22 +171,12 @@ class _Parts:
 
 
 def abandoned_parts(store: Store, *, older_than: float) -> list[ResultSummary]:
-    """Parts that interrupted jobs left: of jobs that are done, or older than so many seconds.
-
-    The latter not where a process works on the job. One of another machine, or before the last boot, cannot
-    be asked whether it still does, so that it counts as at work; running the job again takes its work over.
-    """
-    holders = store.claims.holders().items()
-    at_work = {claim.partition("/")[0] for claim, runner in holders if not is_gone(runner)}
+    """Parts that interrupted jobs left: of jobs that are done, or older than so many seconds."""
     parts = store.query(PART)
     done = {job for job in {each.name for each in parts} if job is not None and store.has(job)}
     now = datetime.now(UTC)
     ages = [(now - datetime.fromisoformat(each.created)).total_seconds() for each in parts]
-    return [
-        each
-        for each, age in zip(parts, ages, strict=True)
-        if each.name in done or (age > older_than and each.name not in at_work)
-    ]
+    return [each for each, age in zip(parts, ages, strict=True) if each.name in done or age > older_than]
 
 
 def remove_parts(store: Store, parts: Sequence[ResultSummary]) -> None:
@@ -474,18 +290,6 @@ def _digest_of_descriptions(data: CorrectnessData) -> str:
         digest.update(f"{name} {found.dtype} {found.shape}".encode())
         digest.update(found.tobytes())
     return digest.hexdigest()[:16]
-
-
-def _announce(seconds: float, n_reruns: int, workers: int, note: Callable[[str], None] | None) -> None:
-    """Say how long the verdict will take, from what one sweep over the sizes took."""
-    expected = seconds * n_reruns / workers
-    if note is not None and expected > LONG:
-        note(
-            f"the verdict selects {n_reruns} times more, up to about {duration(expected)}; it ends early "
-            "once it is settled, goes on after an interruption, and is divided among --workers; the same "
-            "command in a second process shares it; fewer sizes or permutations (at least "
-            f"{LEAST_PERMUTATIONS}) cost less"
-        )
 
 
 def _keep_untested(path: SelectionPath) -> None:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,14 @@ from assay.analyses.worst_case.outside import outside_grammar
 from assay.analyses.worst_case.pair_divergence import get_divergence
 from assay.analyses.worst_case.reads import likeliest_differs, pair_divergences
 from assay.analyses.worst_case.rerun import Rerun
-from assay.analyses.worst_case.result import SHOWN_PAIRS
-from assay.analyses.worst_case.row_by_row import ablation_of, edge_ablation
+from assay.analyses.worst_case.row_by_row import ablation_of
 from assay.analyses.worst_case.rows import count_pairs
-from assay.analyses.worst_case.sampling import INPUTS, N_BASELINE, grammar_of, usual_protocol
-from assay.analyses.worst_case.sanity import N_PAIRS as CHECKED_PAIRS
+from assay.analyses.worst_case.sampling import INPUTS, grammar_of, usual_protocol
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.execution import CircuitRuns
 from assay.execution.forward import check_finite
-from assay.execution.soft import mask_cost
 from assay.models import Model
-from assay.pipeline.cost import Workload
 from assay.pipeline.stage import Content, Progress, Stage, silent
 from assay.store import About, Store, StoredResult
 from assay.tasks import ImageTask, PairTask, Task
@@ -116,52 +111,6 @@ def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts
         side -= side == task.n
         return "all", PairCounts(n_clean=max(side, 1), n_corrupted=max(side, 1))
     return "matched", PairCounts(n_clean=task.n, n_corrupted=task.n)
-
-
-def plan_worst_case(protocol: str, size: PairCounts) -> Workload:
-    """Passes over single prompts at most: one per input, and per pair what is not shared."""
-    n_inputs = size.n_clean + size.n_corrupted
-    n_pairs = size.n_clean * size.n_corrupted if protocol == "all" else size.n_clean
-    return Workload(stage="attack", runs=1, passes=n_inputs + n_pairs)
-
-
-def plan_row_by_row(
-    model: Model, protocol: str, size: PairCounts, ablation: str, circuit: Circuit | None
-) -> Workload:
-    """Passes where pairs share nothing: of model and ablated values, and one run of the circuit, each."""
-    n_pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
-    run = 1.0 if circuit is None or circuit.spans is None else 1 + mask_cost(model)
-    carried = edge_ablation(ablation)
-    passes = n_pairs * (2 + 1 + run) + (N_BASELINE if carried.measured else 0)
-    return Workload(stage="attack", runs=1, passes=ceil(passes))
-
-
-def plan_attack(
-    model: Model,
-    protocol: str,
-    size: PairCounts,
-    *,
-    ablation: str,
-    circuit: Circuit | None,
-    read_once: bool = True,
-) -> list[Workload]:
-    """What is run before pairs and after them to confirm these, and the pairs."""
-    n_pairs = size.n_clean * (size.n_corrupted if protocol == "all" else 1)
-    # Of a checked pair three dense runs and seven plain ones; an input a side and the shared first tokens, to
-    # size passes; of a worst pair the model on both inputs, the ablated values, and the circuit.
-    dense = 3 + min(CHECKED_PAIRS, n_pairs) * (7 + 3 * mask_cost(model))
-    again = 4 if circuit is None or circuit.spans is None else 4 + mask_cost(model)
-    checks = Workload(stage="checks", runs=1, passes=ceil(dense + again * min(SHOWN_PAIRS, n_pairs)))
-    shared = edge_ablation(ablation).key == "resample" and (circuit is None or circuit.spans is None)
-    shared = shared and model.vision is None and read_once
-    if shared and model.post_norm not in ("per-target", "eap-ig"):
-        return [checks, plan_worst_case(protocol, size)]
-    return [checks, plan_row_by_row(model, protocol, size, ablation, circuit)]
-
-
-def plan_own_pairs(n: int) -> Workload:
-    """Passes over the pairs that were measured: only the worst ones are run again, in three runs."""
-    return Workload(stage="attack", runs=3, passes=3 * min(n, SHOWN_PAIRS))
 
 
 def pairs_of(

@@ -1,6 +1,5 @@
 """The images that a zoo is trained on, what training costs, and a zoo as a stored result."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 from assay.core.errors import InputError
 from assay.store import About
 from assay.tasks import EvalTransform, ReadOptions, find_domains, is_shapes
-from assay.zoo import Grid, Recipe, Zoo
+from assay.zoo import Grid, Zoo
 from assay.zoo.feeding import Images
 
 
 ANY_SIZE = 32  # side of images for models that read any size
 DRAWN = 1200  # images of a drawn domain
-TRAINED = 3  # passes of a training step per image, the backward one counted as two
 
 
 def training_images(source: str | Path, grid: Grid, *, size: int | None, options: ReadOptions) -> Images:
@@ -38,22 +36,6 @@ def training_images(source: str | Path, grid: Grid, *, size: int | None, options
     sides = grid.image_size() if size is None else (size, size)
     options = replace(options, transform=EvalTransform(resize=sides or (ANY_SIZE, ANY_SIZE)))
     return domains[0].read(options, None) if is_shapes(source) else domains[0].stream(options, None)
-
-
-def step_passes(recipe: Recipe) -> int:
-    """Passes of a training step over one image; a head alone learns from features."""
-    return TRAINED if recipe.mode == "full" else 1
-
-
-def evaluations_of(recipe: Recipe) -> int:
-    """How often a training scores its validation images: on the way, and once more at its start or end."""
-    return 1 + math.ceil(recipe.steps / recipe.validate_every)
-
-
-def training_passes(recipe: Recipe, n_validated: int) -> int:
-    """Passes of a training over single images, with its validations."""
-    steps = step_passes(recipe) * recipe.steps * recipe.batch_size
-    return steps + evaluations_of(recipe) * n_validated
 
 
 def zoo_document(zoo: Zoo) -> dict[str, Any]:

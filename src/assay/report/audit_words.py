@@ -170,14 +170,12 @@ def not_run(document: Document) -> list[Section]:
         columns=[
             Column(name="not run"),
             Column(name="why"),
-            Column(name="passes, at most", numeric=True),
             Column(name="option"),
         ],
         rows=[
             [
                 each["what"],
                 each["reason"],
-                number(each["passes"]) if each["passes"] else "",
                 code(each["option"]) if each["option"].startswith(("-", "assay")) else each["option"],
             ]
             for each in document["left_out"]

@@ -138,7 +138,7 @@ class Look:
 def eliminate(
     n_candidates: int,
     sizes: Sequence[int],
-    measure: Callable[[int, tuple[int, ...]], Candidates | None],
+    measure: Callable[[int, tuple[int, ...]], Candidates],
     *,
     error: float = ERROR,
 ) -> list[Look]:
@@ -147,7 +147,7 @@ def eliminate(
     Args:
         n_candidates: At least 2.
         sizes: Sizes of the growing sample, ascending, see `look_sizes`.
-        measure: Gives the candidates of these numbers on the first n of the sample; None: stop here.
+        measure: Gives the candidates of these numbers on the first n of the sample.
         error: Probability, over all looks, that the best one is dropped; in (0, 1).
 
     Returns:
@@ -174,8 +174,6 @@ def eliminate(
     remaining = tuple(range(n_candidates))
     for number, n in enumerate(sizes, start=1):
         sample = measure(n, remaining)
-        if sample is None:
-            break
         spent = look_error(number, error)
         beaten = paired_leads(sample, n, error=spent, n_pairs=n_pairs).beaten()
         dropped = {remaining[behind]: remaining[ahead] for behind, ahead in beaten.items()}

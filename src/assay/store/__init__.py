@@ -15,7 +15,6 @@ and renamed before the row that names them is committed, so a reader never sees 
 
 from assay.store.about import About, ResultSummary
 from assay.store.arrays import StoredArrays
-from assay.store.claims import STALE_SECONDS, ClaimBook
 from assay.store.export import export_results
 from assay.store.leftovers import Leftover
 from assay.store.location import DATABASE_NAME
@@ -28,9 +27,7 @@ __all__ = [
     "DATABASE_NAME",
     "ID_LENGTH",
     "SCHEMA_VERSION",
-    "STALE_SECONDS",
     "About",
-    "ClaimBook",
     "Leftover",
     "ResultSummary",
     "Store",

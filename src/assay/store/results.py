@@ -18,7 +18,6 @@ from assay.core.record import plain, record_id
 from assay.store.about import COLUMNS, About, ResultSummary
 from assay.store.arrays import array_path, write_array
 from assay.store.changing import check_identity, copy_array, listed, remove_files, remove_rows
-from assay.store.claims import ClaimBook
 from assay.store.columns import documents_to_read, narrowed, parse_order
 from assay.store.creation import open_schema
 from assay.store.database import Database, insert_new
@@ -57,7 +56,6 @@ class Store(Carded):
         location: What opens the store again; of a URL with its password.
         url: The same for display: a password is shown as stars.
         directory: Where the arrays and other files of the store lie.
-        claims: Who works on what, see `ClaimBook`.
 
     Raises:
         OutputError: The store is missing and cannot be made there, or its server cannot be reached.
@@ -85,7 +83,6 @@ class Store(Carded):
         self._shown = place.shown
         self._database = Database(place)
         self.directory = open_schema(self._database, create=create)
-        self.claims = ClaimBook(self._database)
 
     def __repr__(self) -> str:
         return f"Store({self._shown!r})"

@@ -73,17 +73,3 @@ SETTINGS = sa.Table(
     sa.Column("name", text(KIND_LENGTH), primary_key=True),
     sa.Column("value", text(), nullable=False),
 )
-
-RUNNERS = sa.Table(
-    "runners",
-    METADATA,
-    sa.Column("runner", text(NAME_LENGTH), primary_key=True),
-    sa.Column("beats", sa.BigInteger, nullable=False),
-)
-
-CLAIMS = sa.Table(
-    "claims",
-    METADATA,
-    sa.Column("job", text(NAME_LENGTH), primary_key=True),
-    sa.Column("runner", text(NAME_LENGTH), nullable=False, index=True),
-)

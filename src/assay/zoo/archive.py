@@ -259,7 +259,6 @@ class Zoo(Carded):
         device: str | None = None,
         dtype: torch.dtype | None = None,
         keep: bool | Path | None = None,
-        planned: bool = False,
         progress: Progress | None = None,
     ) -> Correctness:
         """Which model gets which image right, of those that are done, in their order.
@@ -273,7 +272,6 @@ class Zoo(Carded):
             dtype: Number type of the weights. Default: as of `load_model`.
             keep: Read and write the zoo's records, or those in this folder. Default: the zoo's, unless it is
                 the embedded one.
-            planned: Check what can be checked without a model and ask none: every answer is 0.
             progress: Called with the stage, the models done and all models.
 
         Raises:
@@ -287,13 +285,11 @@ class Zoo(Carded):
         options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": dtype, "keep": keep}
 
         def answers(key: str, given: ImageSet) -> np.ndarray:
-            if planned:
-                return np.zeros(given.n, dtype=np.uint8)
             return predict(self, key, given, **options).correct
 
         rows, within = [], []
         for number, key in enumerate(self.keys):
-            if progress is not None and not planned:
+            if progress is not None:
                 progress("predict", number, len(self.keys))
             rows.append(answers(key, images))
             if id_images is not None:
@@ -301,7 +297,7 @@ class Zoo(Carded):
             else:
                 accuracy = self.entry(key).id_accuracy
                 within.append(np.nan if accuracy is None else accuracy)
-        if progress is not None and not planned:
+        if progress is not None:
             progress("predict", len(self.keys), len(self.keys))
         assert images.labels is not None
         return Correctness(

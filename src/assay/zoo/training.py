@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,30 +141,6 @@ def train(
     if recipe.steps in run.checkpoints:
         run.keep_checkpoint()
     return finished_run(run.finish(identity), module, recipe, folder)
-
-
-def step_seconds(
-    module: nn.Module, images: Images, recipe: Recipe, transform: EvalTransform, *, device: str | None
-) -> float:
-    """Seconds of a training step here, timed on this module and these images; nothing is written.
-
-    Steps of at most 16 images are timed first. Where these are short, whole batches are timed, otherwise the
-    time of a batch is taken to be proportional to its size.
-    """
-    size = min(recipe.batch_size, images.n)
-    for timed in sorted({min(size, TIMED_IMAGES), size}):
-        part = replace(recipe, batch_size=timed, steps=max(recipe.steps, TIMED_STEPS))
-        numbers = Precision("float32", device or "cpu")
-        run = _TrainingState(module, {"training": images}, part, Path(), transform, None, (), device, numbers)
-        times = []
-        for _ in range(TIMED_STEPS):
-            before = run.seconds
-            run.advance()
-            times.append(run.seconds - before)
-        seconds = min(times) * size / timed
-        if times[-1] > SHORT:
-            break
-    return seconds
 
 
 # --------------------------------------------------------------------------------------------------- a run

@@ -118,11 +118,6 @@ def plain_seconds(model: Model, task: Task, batch_size: int) -> float:
     return statistics.median(turns)
 
 
-def most_turns(seconds: float) -> int:
-    """Turns that `plain_seconds` takes, at most, where one takes about so long, at least a quarter of it."""
-    return TURNS if TURNS * seconds / 4 > LEAST_SECONDS else MOST_TURNS
-
-
 def _turn(model: Model, run: Callable[[], None]) -> float:
     started = now(model)
     run()

@@ -172,7 +172,6 @@ def calibrate_all(
     folder: str | Path | None = None,
     batch_size: int | None = None,
     seed: int = SEED,
-    max_passes: float | int | None = None,
     progress: Progress | None = None,
 ) -> CalibrationReport:
     """Whether the measurements of a circuit can be trusted: all sixteen calibrations.
@@ -204,7 +203,6 @@ def calibrate_all(
         folder: Folder of measurement tables; each has its own within, named by its hash, and is continued.
         batch_size: Prompts per pass.
         seed: Root of donors, noise and resampling.
-        max_passes: Budget of the tables over all heads in whole passes; see `MeasurementTable`.
         progress: Told of the gates as they are done.
 
     Returns:
@@ -360,11 +358,6 @@ def _found_on(circuit: AnyCircuit, task: PairTask) -> bool:
     return isinstance(circuit, Circuit) and found_on(circuit.provenance, task)
 
 
-def n_further(n: int) -> int:
-    """Prompts that the pool of a task of n has beside its own."""
-    return max(POOL * n, FEWEST_IN_POOL) - n
-
-
 def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
     """Prompts from the grammar of a task that make, with its own, three samples of its size and 120.
 
@@ -372,7 +365,7 @@ def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
     """
     if task.grammar is None:
         return None
-    n = n_further(task.n)
+    n = max(POOL * task.n, FEWEST_IN_POOL) - task.n
     number = zlib.crc32(f"calibration-pool/{seed}/{task.data_hash}".encode())
     drawn = draw_task(
         task.grammar,
@@ -415,12 +408,10 @@ def _facts(battery: Battery) -> dict[str, Any]:
             "n_pool": table.n_pool,
             "columns": list(table.columns),
             "passes": table.passes,
-            "partial_heads": table.partial,
             "ablation": table.ablation,
         },
         "against": [other.task.name for other in battery.against],
         "groups": battery.grouped_by,
         "seed": table.seed,
-        "warnings": ["partial_heads"] if table.partial else [],
         "provenance": battery.record,
     }

@@ -348,21 +348,11 @@ JUDGES: Mapping[str, Judge] = {
     "method-invariance": _under("E1b", ("zero", "mean", "noise-additive")),
     "certified-stability": _m3b,
 }
-_OVER_ALL_HEADS = (
-    "convergent-validity",
-    "derived-metrics",
-    "reliability-suite",
-    "discriminant-validity",
-    "inter-rater",
-)
 
 
 def judge(battery: Battery, key: str, others: Others) -> Verdict:
     """The verdict of one gate; `others` are those of this run so far, which some gates forward."""
-    verdict = JUDGES[key](battery, others) if key in JUDGES else _by_needs(battery, GATES[key])
-    if battery.table.partial and key in _OVER_ALL_HEADS:
-        return replace(verdict, warnings=(*verdict.warnings, "partial_heads"))
-    return verdict
+    return JUDGES[key](battery, others) if key in JUDGES else _by_needs(battery, GATES[key])
 
 
 def _by_needs(battery: Battery, gate: Gate) -> Verdict:

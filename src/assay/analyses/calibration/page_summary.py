@@ -6,7 +6,7 @@ from typing import Any
 
 from assay.analyses.calibration.names import sentence
 from assay.analyses.calibration.page_words import JUDGED, KINDS, judged_of
-from assay.analyses.calibration.reasons import REASONS, warning
+from assay.analyses.calibration.reasons import REASONS
 from assay.core.verdict import Judged
 from assay.page.text import listed, number, percent, precision, rounded
 
@@ -122,11 +122,7 @@ def caveats(document: Record) -> list[str]:
             f"{_checks(len(same))} based on prompts that the circuit was found on. "
             f"{REASONS['same_prompts'][1]}"
         )
-    notes += [warning(str(code)) for code in document.get("warnings") or ()]
     notes += [f"{text}." for text in (document.get("task") or {}).get("notes", ())]
-    partial = warning("partial_heads")
-    if table.get("partial_heads") and partial not in notes:
-        notes.append(partial)
     n = table.get("n_prompts")
     if isinstance(n, int) and n < RECOMMENDED:
         notes.append(

@@ -181,7 +181,6 @@ WARNINGS: Mapping[str, str] = {
     "heads_of_edges": "The circuit keeps single edges, the baseline whole heads, which is more.",
     "same_prompts": "The circuit was found on these prompts.",
     "few_prompts": "There are fewer than ten different prompts.",
-    "partial_heads": "Only some heads outside the circuit were measured, to save passes.",
 }
 
 

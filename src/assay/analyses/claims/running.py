@@ -183,7 +183,6 @@ def run_claim(
     device_map: DeviceMap = None,
     dtype: torch.dtype | None = None,
     batch_size: int | None = None,
-    max_passes: float | None = None,
     register_anew: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> ClaimResult:
@@ -198,8 +197,6 @@ def run_claim(
         device_map: Where its parts go, if not all to one device; see `load_model`.
         dtype: Number type of its weights. Default: float32.
         batch_size: Prompts per pass; default: by free memory. Never changes a number.
-        max_passes: Whole-pass equivalents that tables over all heads may cost for each task; beyond, the
-            claim's heads and 20 others are measured (`MeasurementTable`).
         register_anew: Replace the registration of another content instead of refusing.
         progress: Called with a stage, how much of it is done, and how much there is.
 
@@ -222,8 +219,9 @@ def run_claim(
     samples = {name: claim_prompts(claim, name, model) for name in claim.tasks}
     if path is not None:  # what cannot be measured can still be corrected, so it is not registered
         registration = register(claim, path, anew=register_anew)
-    options = {"batch_size": batch_size, "max_passes": max_passes}
-    make = ClaimTables(claim, model, circuit, None if folder is None else Path(folder), options)
+    make = ClaimTables(
+        claim, model, circuit, None if folder is None else Path(folder), {"batch_size": batch_size}
+    )
     tables = {name: make(sample.main, more=sample.more) for name, sample in samples.items()}
     own = tables[claim.task]
     before = registration is not None and _before(registration, make.began, samples, model)

@@ -35,10 +35,10 @@ def verdict(document: Document) -> str:
             f"probability of at least {sure}."
         )
     left = len(document["remaining"])
-    why = "all images were used" if document["stopped"] == "images" else "the budget is used up"
     return (
-        f"Undecided after {n} of {images} images ({why}): {left} of {len(document['names'])} models may be "
-        f"the best by {metric}. {name} leads, and is first in {percent(document['chance'])} of the resamples."
+        f"Undecided after {n} of {images} images (all were used): {left} of {len(document['names'])} models "
+        f"may be the best by {metric}. {name} leads, and is first in {percent(document['chance'])} of the "
+        "resamples."
     )
 
 
@@ -50,7 +50,6 @@ def stable_pick_page(document: Document) -> Page:
     """
     target = document["target"]
     domain = target.get("domain") or target.get("name") or "the target"
-    budget = document["budget"]
     figure = Figure(
         draw=partial(plots.plot_pick_document, document),
         label="The metric of each model over the number of images; the numbers are in the table.",
@@ -73,7 +72,7 @@ def stable_pick_page(document: Document) -> Page:
         ],
         facts=[
             ("result", code(document["id"])),
-            ("passes", f"{number(document['passes'])}" + (f" of {number(budget)}" if budget else "")),
+            ("passes", number(document["passes"])),
             ("target", data_text(target)),
         ],
         records=[
@@ -89,8 +88,7 @@ def _caveats(document: Document) -> list[str]:
         return notes
     return [
         *notes,
-        "The models that remain are not shown to be equal: more images may still decide between them."
-        + (" Raise --budget to go on." if document["stopped"] == "budget" else ""),
+        "The models that remain are not shown to be equal: more images may still decide between them.",
     ]
 
 

@@ -1,6 +1,6 @@
 """A pick that takes as many images as it needs: models are compared on more and more, and losers dropped."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,10 +72,9 @@ class StablePick(display.Shown, Record):
         chance: Share of the resamples of the last look in which `pick` is the best of the models measured
             there.
         remaining: Models that may still be the best, `pick` among them; one alone is a decision.
-        stopped: Why it ended: `"decided"`, `"images"` (all were used) or `"budget"`.
+        stopped: Why it ended: `"decided"` or `"images"`, of which all were used.
         images: Images there were.
         first: Images of the first look.
-        budget: Passes that could be spent; None: any number.
         error: Probability that the best model was dropped, over all looks there could have been, at most.
         target: Facts about the images.
         known: Facts about the images of the models' own domain; None where the metric does not read any.
@@ -92,7 +91,7 @@ class StablePick(display.Shown, Record):
         "id": "id",
         "metric": "_metric_entry",
         **same("names", "missing", "looks", "pick", "chance", "remaining", "decided", "stopped"),
-        **same("n", "images", "passes", "budget", "error", "target", "provenance"),
+        **same("n", "images", "passes", "error", "target", "provenance"),
     }
 
     metric: Predictor
@@ -104,7 +103,6 @@ class StablePick(display.Shown, Record):
     stopped: str
     images: int
     first: int
-    budget: int | None
     error: float
     target: Mapping[str, Any]
     known: Mapping[str, Any] | None
@@ -155,7 +153,7 @@ class StablePick(display.Shown, Record):
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
-        facts = ("target", "known", "first", "budget", "error", "images")
+        facts = ("target", "known", "first", "error", "images")
         return {
             "library": library_version(),
             "models": [self.models_made[name] for name in self.names],
@@ -184,7 +182,6 @@ def pick_until_stable(
     settings: InspectionSettings | None = None,
     error: float = ERROR,
     first: int = FIRST_LOOK,
-    budget: int | None = None,
     missing: Mapping[str, str] | None = None,
     cache: str | Path | None = None,
     progress: Progress | None = None,
@@ -194,7 +191,7 @@ def pick_until_stable(
     Images come in a random order. At n = 64, 128, 256, ... every model that is still in is ranked on the
     first n of them exactly as by `rank_models`, all pairs are compared by paired bootstrap intervals, and
     models that another one leads by more than the margin are dropped. It ends when one is left, or when
-    images or budget are used up.
+    the images are used up.
 
     Args:
         models: As in `rank_models`, as are the other arguments that are not named here.
@@ -209,16 +206,12 @@ def pick_until_stable(
         settings: How scores are measured; its seed also gives the order of the images.
         error: Probability that the best model is dropped, over all looks together.
         first: Images of the first look.
-        budget: Passes of one image through one model that may be spent; a look that would take more is not
-            begun. A backward pass counts as one, too. So do passes on the own domain, at every look; at the
-            first alone with `cache`. What the cache holds from earlier calls counts as if it had to be run.
         missing: As in `rank_models`.
         cache: Folder of inspections.
         progress: Called with a stage, models done and models in all.
 
     Raises:
-        InputError: For a metric that cannot pick, a budget that does not cover the first look, and as
-            `rank_models`.
+        InputError: For a metric that cannot pick, and as `rank_models`.
 
     Notes:
         Look j may err by error / (j (j + 1)), over all pairs of models there were at the start; see
@@ -243,7 +236,6 @@ def pick_until_stable(
         settings=settings,
         rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
         cost=LookCost.of_metric(metric, settings.steps, n_own=n_own, cached=cache is not None),
-        budget=budget,
         further={"id_data": id_data, "cache": cache},
         progress=progress,
     )
@@ -283,26 +275,6 @@ class LookCost:
         """Passes of look 1, 2, ... at n images with so many models."""
         return n_models * (n * self.per_image + (0 if self.cached and look > 1 else self.own))
 
-    def planned(self, sizes: Sequence[int], n_models: int, budget: int | None = None) -> dict[int, int]:
-        """Size of each look that the budget covers if no model is dropped -> its passes.
-
-        Raises:
-            InputError: If that is none.
-        """
-        looks, spent = {}, 0
-        for look, n in enumerate(sizes, start=1):
-            passes = self.of(look, n, n_models)
-            spent += passes
-            if budget is not None and spent > budget:
-                break
-            looks[n] = passes
-        if not looks:
-            raise InputError(
-                f"budget is {budget} passes, but the first look at {sizes[0]} images takes {spent:,} "
-                f"({n_models} models); allow at least that many"
-            )
-        return looks
-
 
 @dataclass(kw_only=True, eq=False)
 class _Race:
@@ -315,7 +287,6 @@ class _Race:
     settings: InspectionSettings
     rule: DepthRule
     cost: LookCost
-    budget: int | None
     further: Mapping[str, Any]  # arguments of `rank_models`
     progress: Progress | None
     rankings: list[Ranking] = field(default_factory=list)
@@ -324,7 +295,6 @@ class _Race:
     def run(self, whole: ImageInputs, first: int, error: float) -> StablePick:
         """All looks; `whole` are the images as the first model reads them."""
         sizes = look_sizes(whole.n, first)
-        self.cost.planned(sizes, len(self.names), self.budget)  # refuses a budget before anything runs
         looks = eliminate(len(self.names), sizes, self.measure, error=error)
         left = tuple(self.names[place] for place in looks[-1].left)
         last = self.rankings[-1]
@@ -338,10 +308,9 @@ class _Race:
             pick=pick,
             chance=float(chances[last.names.index(pick)]),
             remaining=left,
-            stopped="decided" if len(left) == 1 else "images" if looks[-1].n == whole.n else "budget",
+            stopped="decided" if len(left) == 1 else "images",
             images=whole.n,
             first=first,
-            budget=self.budget,
             error=error,
             target={**last.target, "n": whole.n, "data_hash": whole.source_hash},
             known=last.known,
@@ -350,11 +319,9 @@ class _Race:
             models_made=_made(self.rankings),
         )
 
-    def measure(self, n: int, remaining: tuple[int, ...]) -> Candidates | None:
-        """The models on the first n images; None where the budget does not cover that."""
+    def measure(self, n: int, remaining: tuple[int, ...]) -> Candidates:
+        """The models on the first n images."""
         passes = self.cost.of(len(self.passes) + 1, n, len(remaining))
-        if self.budget is not None and sum(self.passes) + passes > self.budget:
-            return None
         ranking = rank_models(
             self.pool.loaders(self.names[place] for place in remaining),
             replace(self.images, n=n),

@@ -144,8 +144,6 @@ def with_embeddings(
     data: CorrectnessData,
     embeddings: Path | None,
     id_embeddings: Path | None,
-    *,
-    planned: bool = False,
 ) -> CorrectnessData:
     """The data with embeddings from files, for the distance baseline and `example_holdout`.
 
@@ -154,7 +152,6 @@ def with_embeddings(
         embeddings: Of the examples, matched by name; a file without names must hold all of them in order.
         id_embeddings: Of in-distribution examples, by the same encoder, if not in the file of the others: its
             array `id_embedding`, else `embedding`.
-        planned: Whether an encoder is to embed the examples later; files are read, and not added to the data.
 
     Raises:
         InputError: If an example has no embedding, a row is zero where there are both kinds, or widths differ
@@ -162,15 +159,12 @@ def with_embeddings(
         FileFormatError: As `read_embeddings`.
     """
     if embeddings is None:
-        if id_embeddings is not None and data.embedding is None and not planned:
+        if id_embeddings is not None and data.embedding is None:
             raise InputError(
                 "--id-embeddings needs the embeddings of the examples to select from; give --embeddings or "
                 "--encoder"
             )
         if id_embeddings is None:
-            return data
-        if planned:
-            read_embeddings(id_embeddings)
             return data
     arrays: dict[str, Any] = {}
     notes = list(data.source.get("notes", ()))

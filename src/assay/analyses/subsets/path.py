@@ -1,8 +1,6 @@
 """Subsets of many sizes, and the largest on which accuracy is on the inverse line."""
 
 import functools
-import itertools
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -365,16 +363,6 @@ def check_refinement(by: bool | int, path: str, sizes: Sequence[int]) -> bool | 
             ) from None
     check_least(1, step=by)
     return by
-
-
-def most_refined(sizes: Sequence[int], by: bool | int) -> int:
-    """How many sizes `SelectionPath.refined` tries at most; 0 if `by` is False."""
-    if by is True:
-        widths = (
-            (high - low) / math.floor(max(1.0, _REFINED * low)) for low, high in itertools.pairwise(sizes)
-        )
-        return max((math.ceil(math.log2(max(1.0, width))) for width in widths), default=0)
-    return max((len(range(low + by, high, by)) for low, high in itertools.pairwise(sizes) if by), default=0)
 
 
 def _qualifies(selection: Subset, rule: str) -> bool:

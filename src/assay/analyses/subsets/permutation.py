@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from scipy import special
 from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import probit
-from assay.analyses.subsets.problem import ElsewhereError, Progress
+from assay.analyses.subsets.problem import Progress
 from assay.analyses.subsets.settings import Settings
 from assay.analyses.subsets.splits import unit_codes
 from assay.core.errors import InputError, ShapeError, check_name
-from assay.core.machine import LOOK_SECONDS, usable_cores
+from assay.core.machine import usable_cores
 from assay.core.random import stream
 
 
@@ -29,9 +28,6 @@ T = TypeVar("T")
 KINDS = ("free", "group")
 N_PERMUTATIONS = 99
 _ROUNDING = 1e-12
-# Results per worker that wait for one that is computed elsewhere: they bridge four times the time that such a
-# result takes here. The end may come before them, so more would be wasted.
-_AHEAD = 4
 _GIVEN_UP_FROM = 3  # reached reruns that a fixed number allows, from which one is given up for an early end
 
 
@@ -176,8 +172,7 @@ def run_permutations(
     """`rerun(0), ..., rerun(n - 1)` on threads, one of BLAS and torch each: same for any number of workers.
 
     Args:
-        rerun: What to do for each place; draws from a stream of its own. A place for which it raises
-            `ElsewhereError` is asked for again once another one is done, or after a second.
+        rerun: What to do for each place; draws from a stream of its own.
         n: How many.
         workers: Threads.
         progress: Called with stage, done and total.
@@ -222,34 +217,21 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 def _in_order(begin: Callable[[int], Future[T]], n: int, workers: int, likely_end: int = 0) -> Iterator[T]:
     """Results by place, and the error of a place once it is the first missing one.
 
-    Those under way and those that wait for the first missing one are at most `workers`; while that one is
-    computed elsewhere, at most `_AHEAD` times as many.
+    Those under way and those that wait for the first missing one are at most `workers`.
     """
-    places, elsewhere = list(range(n)), list[int]()  # to begin, ascending; to look at again
+    places = list(range(n))  # to begin, ascending
     running: dict[Future[T], int] = {}
     ahead: dict[int, Future[T]] = {}
     for head in range(n):
         while head not in ahead:
             while places and len(running) < workers:
-                most = _AHEAD * workers if head in elsewhere else workers
-                full = len(running) + len(ahead) >= most
+                full = len(running) + len(ahead) >= workers
                 if places[0] != head and (full or head < likely_end <= places[0]):
                     break
                 place = places.pop(0)
                 running[begin(place)] = place
-            if not running:
-                time.sleep(LOOK_SECONDS)
-            done = wait(running, LOOK_SECONDS if elsewhere else None, FIRST_COMPLETED).done
-            n_ahead = len(ahead)
-            for future in done:
-                place = running.pop(future)
-                if isinstance(future.exception(), ElsewhereError):
-                    elsewhere.append(place)
-                else:
-                    ahead[place] = future
-            if len(ahead) > n_ahead or not done:
-                places = sorted([*places, *elsewhere])
-                elsewhere.clear()
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                ahead[running.pop(future)] = future
         yield ahead.pop(head).result()
 
 

@@ -37,10 +37,6 @@ Progress = Callable[[str, int, int], None]
 Shelf = Callable[[str, Callable[[], Any]], Any]
 
 
-class ElsewhereError(Exception):
-    """Raised by a shelf: another process computes the part now. `run_permutations` takes others meanwhile."""
-
-
 def computed(part: str, compute: Callable[[], Any]) -> Any:
     """Keeps nothing."""
     del part

@@ -29,7 +29,6 @@ def ask_zoo(
     batch_size: int | None = None,
     device: str | None = None,
     keep: bool | Path | None = None,
-    planned: bool = False,
     at_least: int = MIN_MODELS,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -44,7 +43,6 @@ def ask_zoo(
         device: Where to run. Default: the CPU.
         keep: Read and write the zoo's records, or those in this folder. Default: the zoo's, unless it is the
             embedded one.
-        planned: Ask no model: every answer is 0, and what else is known is checked.
         at_least: Models that are needed, before the first is asked; 4 to select from.
         progress: Called with the stage, the models done and all models.
 
@@ -67,7 +65,6 @@ def ask_zoo(
         batch_size=batch_size,
         device=device,
         keep=keep,
-        planned=planned,
         progress=progress,
     )
     unknown = [key for key, y in zip(answers.keys, answers.id_accuracy, strict=True) if np.isnan(y)]

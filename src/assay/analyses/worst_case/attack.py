@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.analyses.worst_case.blocks import BlockShelf, FolderShelf, PairBlocks, Progress
+from assay.analyses.worst_case.blocks import FolderShelf, PairBlocks, Progress
 from assay.analyses.worst_case.bounds import counted_rows
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
@@ -177,11 +177,10 @@ def run_sample(
     divergence: str | Divergence | Kernel = "kl",
     thresholds: Sequence[float] = (),
     directory: str | os.PathLike[str] | None = None,
-    shelf: BlockShelf | None = None,
     memory: int | None = None,
     progress: Progress | None = None,
 ) -> WorstCase:
-    """`worst_case` on a sample that exists already; arguments as there, and a `shelf` beside `directory`."""
+    """`worst_case` on a sample that exists already; arguments as there."""
     started = time.perf_counter()
     if directory is not None and not isinstance(divergence, str | Divergence):
         raise InputError(
@@ -190,9 +189,7 @@ def run_sample(
         )
     measured = get_divergence(divergence)
     facts = facts_of(circuit, model, sample, measured, thresholds)
-    blocks = shelf
-    if directory is not None:
-        blocks = FolderShelf(Path(directory), block_record(facts))
+    blocks = None if directory is None else FolderShelf(Path(directory), block_record(facts))
     check_known_runs(model, circuit, sample)
     values = PairBlocks(circuit, model, sample, measured, memory=memory).run(blocks, progress or _silent)
     return WorstCase(
@@ -206,26 +203,6 @@ def run_sample(
         seconds=time.perf_counter() - started,
         rerun=Rerun(model=model, circuit=circuit, sample=sample, divergence=measured),
     )
-
-
-def run_part(
-    circuit: Circuit,
-    model: Model,
-    sample: PairSample,
-    part: tuple[int, int],
-    *,
-    shelf: BlockShelf,
-    divergence: str | Divergence = "kl",
-    progress: Progress | None = None,
-) -> None:
-    """Run every k-th block of a sample from the i-th on, `part` = (i, k), and put it on the shelf.
-
-    When all parts are done, `run_sample` with the same shelf and divergence finds every block there and gives
-    the bytes of a run in one piece, if the same memory was free: a block is computed in the same way whoever
-    computes it.
-    """
-    parts = PairBlocks(circuit, model, sample, get_divergence(divergence))
-    parts.run_part(*part, shelf, progress or _silent)
 
 
 def _silent(stage: str, done: int, total: int) -> None:

@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,17 +29,6 @@ LISTED = 8192  # pairs of one block of a list
 FORMAT = 1  # raised when blocks are cut or written in another way than before
 
 Progress = Callable[[str, int, int], None]
-
-
-@runtime_checkable
-class BlockShelf(Protocol):
-    """Where finished blocks of one job are kept and taken from."""
-
-    def read(self, number: int) -> PairValues | None:
-        """A finished block; None where there is none."""
-
-    def write(self, number: int, values: PairValues, *, finished: int, total: int) -> None:
-        """Keep a block, the one after `finished` of `total`."""
 
 
 class FolderShelf:
@@ -177,7 +166,7 @@ class PairBlocks:
         parts = [[slice(start, min(start + size, n)) for start in range(0, n, size)] for n in self.shape]
         self._blocks = [block[::-1] for block in itertools.product(*reversed(parts))]
 
-    def run(self, shelf: BlockShelf | None, progress: Progress) -> PairValues:
+    def run(self, shelf: FolderShelf | None, progress: Progress) -> PairValues:
         """Values of all pairs of the sample, in its shape.
 
         Args:
@@ -206,13 +195,6 @@ class PairBlocks:
             distinct.empty.astype(np.float64)[self._spread],
             distinct.argmax_differs[self._spread],
         )
-
-    def run_part(self, first: int, step: int, shelf: BlockShelf, progress: Progress) -> None:
-        """Put every `step`-th block on a shelf; those that lie there already are left alone."""
-        numbers = [n for n in range(first, len(self._blocks), step) if shelf.read(n) is None]
-        for done, number in enumerate(numbers):
-            progress("attack", done, len(numbers))
-            shelf.write(number, self._evaluate(self._blocks[number]), finished=done, total=len(numbers))
 
     def _evaluate(self, block: tuple[slice, ...]) -> PairValues:
         try:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,7 +106,6 @@ def attack(settings: AttackSettings) -> None:
     """
     from assay import pipeline
     from assay.analyses.worst_case.search import reads_several
-    from assay.pipeline.inputs import few_inputs
     from assay.tasks import check_equal_lengths, load_task
 
     protocol = _check(settings)
@@ -126,22 +125,6 @@ def attack(settings: AttackSettings) -> None:
     counted = settings.n_clean or settings.n_corrupted or settings.n_pairs
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
-    if settings.dry_run:
-        n = settings.n or pipeline.DEFAULT_N
-        carried = settings.ablation
-        stages = pipeline.plan_attack(
-            model,
-            protocol,
-            size,
-            ablation=carried,
-            circuit=circuit,
-            read_once=not several,
-        )
-        if circuit is None:
-            stages = [*call(settings, pipeline.plan_circuit, model, n=n), *stages]
-        found = replace(settings, ablation=_found_under(settings, task))
-        found.show_cost(model, n, stages, few_inputs(settings.task, settings.images, model))
-        return
     check_outputs(settings)
     if settings.resume is not None and settings.resume.is_file():
         raise OutputError(f"--resume is {settings.resume}, a file; give a directory")

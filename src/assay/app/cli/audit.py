@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import Document, print_pages, progress_on_stderr, show_cost
-from assay.app.option_groups import DEFAULT_STORE, DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, own_group
+from assay.app.console import Document, print_pages, progress_on_stderr
+from assay.app.option_groups import DEFAULT_STORE, DISCOVERY, INPUTS, OUTPUT, Count, own_group
 from assay.app.options import Ablating, Counted, HeldOut, OnImages, OnTask, Sizing
-from assay.app.running import Batched, DryRun, File, Seeded, Storing, Talking, call
+from assay.app.running import Batched, File, Seeded, Storing, Talking, call
 
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ SCOPE = own_group("Stages")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditSettings(
-    Talking, DryRun, Seeded, Batched, Storing, Ablating, Sizing, Counted, HeldOut, OnImages, OnTask
-):
+class AuditSettings(Talking, Seeded, Batched, Storing, Ablating, Sizing, Counted, HeldOut, OnImages, OnTask):
     """What is audited, how far, and where the report goes.
 
     Attributes:
@@ -31,23 +29,18 @@ class AuditSettings(
             the whole file.
         full: Run every stage in its larger form, at many times the cost.
         skip: Stages to skip: attack, random, curve, minimality, calibrate.
-        budget: Limit on the model's passes: a count, or a time such as 600s, 10m, 2h. Sets n and the stages
-            that fit.
         n_random: Random circuits to compare with. Default: 5; with --full 20.
-        dry_run: Print passes, estimated seconds and bytes; run nothing.
         out: Directory for the report and the results.
     """
 
     n: Annotated[Count | None, INPUTS] = None
     full: Annotated[bool, SCOPE] = False
     skip: Annotated[tuple[str, ...], SCOPE, Parameter(metavar="STAGE,...")] = ()
-    budget: Annotated[str | None, SCOPE, Parameter(metavar="PASSES|TIME")] = None
     n_random: Annotated[Count | None, DISCOVERY] = None
-    dry_run: Annotated[bool, RUNNING] = False
     out: Annotated[Path, OUTPUT] = DEFAULT_STORE
 
 
-@command(CIRCUITS, example="assay audit --model mini --task ioi --budget 10m --out assay-out")
+@command(CIRCUITS, example="assay audit --model mini --task ioi --out assay-out")
 def audit(settings: AuditSettings) -> None:
     """Discover a circuit, measure it, write a report.
 
@@ -56,11 +49,6 @@ def audit(settings: AuditSettings) -> None:
     from assay import pipeline
 
     call(settings, pipeline.check_options, task=None)
-    if settings.dry_run:
-        task = settings.task if settings.images is None else f"images:{settings.images}"
-        plan = call(settings, pipeline.AuditOptions, task=task, skip=_skipped(settings))
-        show_cost(plan.cost(settings.load_model()), as_json=settings.json)
-        return
     result = _run(settings)
     settings.deliver(
         result.document,

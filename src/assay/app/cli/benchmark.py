@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
-from assay.app.console import (
-    echo,
-    echo_result,
-    print_block,
-    print_json,
-    progress_on_stderr,
-    remark,
-    show_cost,
-)
+from assay.app.console import echo, echo_result, print_block, print_json, progress_on_stderr, remark
 from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
 from assay.app.options import Ablating, Beginning, OnModel, Typed
 from assay.app.running import Batched, Computing, Seeded, call, make_room
@@ -73,23 +65,10 @@ def truth(settings: TruthSettings) -> None:
     """
     from assay.analyses.benchmark import measure_truth
     from assay.analyses.benchmark.truth import OBJECTIVES, TRUTH_N
-    from assay.models.planted import planted_names
     from assay.pipeline.benchmark import write_truth
-    from assay.pipeline.planning import truth_cost
 
     entered = _competitors(settings, settings.n, usual=TRUTH_N)
     models, objectives = _planted(_split(settings.models)), _split(settings.objectives) or OBJECTIVES
-    if settings.dry_run:
-        cost = call(
-            settings,
-            truth_cost,
-            *(models or planted_names(), entered.entries),
-            n=entered.n,
-            objectives=objectives,
-            dtype=settings.torch_dtype,
-        )
-        show_cost(cost, as_json=settings.json)
-        return
     _check_folder(settings.out)
     with progress_on_stderr() as progress:
         table = call(
@@ -153,9 +132,6 @@ def discovery(settings: BenchmarkSettings) -> None:
     from assay.pipeline.benchmark import write_benchmark
 
     entered = _competitors(settings, settings.n, usual=DEFAULT_N)
-    if settings.dry_run:
-        _show_plan(settings, entered)
-        return
     for folder in (settings.out, settings.export, settings.scores_dir):
         _check_folder(folder)
     result, model = _run(settings, entered)
@@ -222,14 +198,6 @@ def _target(settings: BenchmarkSettings, entered: _Entered) -> "Target":
         device=settings.place(),
         dtype=settings.torch_dtype,
     )
-
-
-def _show_plan(settings: BenchmarkSettings, entered: _Entered) -> None:
-    from assay.pipeline.planning import benchmark_cost
-
-    target, imports = _target(settings, entered), len(settings.imports)
-    cost = call(settings, benchmark_cost, entered.entries, target.model, target.task, imports=imports)
-    show_cost(cost, as_json=settings.json)
 
 
 def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenchmark, Model]":

@@ -35,8 +35,6 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTa
         published: Published head circuit to compare with, for C14.
         groups: Field of the prompts that defines the groups of C13 and S3, e.g. object.
         random_sets: Random head sets of each kind, for C36.
-        budget: Most passes for tables over all heads, a count and not a time. If they need more, they
-            hold the circuit's heads and 20 others. Default: no limit.
         gate: Exit with code 3 if a gate fails with confidence.
         prompts: Prompts of the measurement table; the rest of a file forms the pool.
     """
@@ -45,7 +43,6 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTa
     published: Annotated[str | None, GATES] = None
     groups: Annotated[str | None, GATES] = None
     random_sets: Annotated[int, GATES, at_least(0)] = 0
-    budget: Annotated[float | None, GATES, at_least(1), Parameter(metavar="PASSES")] = None
     gate: Annotated[bool, RUNNING] = False
     prompts: Annotated[Count, INPUTS] = 100
 
@@ -68,9 +65,6 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
     circuit = settings.named_circuit(model.graph)
     if settings.lengths == "aligned":
         check_equal_lengths(load_task(settings.task, model), "a table of measurements")
-    if settings.dry_run:
-        _show_plan(settings, model, discovers=circuit is None)
-        return 0
     check_outputs(settings)
     result = _run(settings, model, circuit, chosen)
     files = settings.files(result.document, "calibration.json")
@@ -100,22 +94,6 @@ def _check(settings: CalibrateSettings, gates: Sequence[str]) -> list[str] | Non
     if settings.discover_on is not None and settings.circuit is not None:
         raise InputError("--discover-on has no effect with --circuit, which is not discovered; remove one")
     return chosen
-
-
-def _show_plan(settings: CalibrateSettings, model: "Model", *, discovers: bool) -> None:
-    from assay import pipeline
-    from assay.pipeline.inputs import few_inputs
-
-    stages = pipeline.plan_calibration(
-        model,
-        settings.prompts,
-        against=len(settings.against),
-        random_sets=settings.random_sets,
-        max_passes=settings.budget,
-    )
-    found = call(settings, pipeline.plan_circuit, model, n=settings.n or pipeline.DEFAULT_N)
-    stages = [*found * (len(settings.against) + discovers), *stages]
-    settings.show_cost(model, settings.prompts, stages, few_inputs(settings.task, None, model))
 
 
 def _run(
@@ -150,7 +128,6 @@ def _run(
             random_sets=settings.random_sets,
             objective=settings.objective,
             ablation=settings.ablation,
-            max_passes=settings.budget,
             batch_size=settings.batch_size,
             store=store,
             progress=progress,

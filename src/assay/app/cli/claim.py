@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_json, progress_on_stderr
-from assay.app.option_groups import RUNNING, at_least, own_group
+from assay.app.option_groups import RUNNING, own_group
 from assay.app.options import Mapped, Typed
 from assay.app.running import Batched, Computing, Reporting, call, check_outputs
 from assay.core.errors import InputError
@@ -28,15 +26,12 @@ class ClaimSettings(Computing, Reporting, Batched, Typed, Mapped):
         register_anew: Replace an earlier registration that had other predictions; it stays listed.
         gate: Exit with code 3 if a prediction is contradicted or --tier is not reached.
         tier: Tier that --gate requires, e.g. 'causally suggestive'.
-        budget: Most passes for tables over all heads, a count and not a time. If they need more, they
-            hold the claim's heads and 20 others. Default: no limit.
     """
 
     register: Annotated[bool, CLAIM] = False
     register_anew: Annotated[bool, CLAIM] = False
     gate: Annotated[bool, RUNNING] = False
     tier: Annotated[str | None, CLAIM] = None
-    budget: Annotated[float | None, CLAIM, at_least(1), Parameter(metavar="PASSES")] = None
 
 
 @command(TRUST, example="assay claim movers.toml --out claim --gate --tier 'causally suggestive'")
@@ -63,9 +58,6 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     if settings.register:
         _register(file, settings)
         return 0
-    if settings.dry_run:
-        _show_plan(file, settings)
-        return 0
     tables = settings.store_folder() / TABLES
     check_writable(tables)
     check_outputs(settings)
@@ -77,7 +69,6 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
             folder=tables,
             device=settings.place(),
             dtype=settings.torch_dtype,
-            max_passes=settings.budget,
             progress=progress,
         )
     document, tested = result.to_dict(), result.claim
@@ -99,24 +90,6 @@ def claim(file: Path, /, *, settings: ClaimSettings) -> int:
     wanted = settings.tier or "proposed"
     fired = settings.gate and (result.contradicted or not reached(result.tier, wanted))
     return GATE_FIRED if fired else 0
-
-
-def _show_plan(file: Path, settings: ClaimSettings) -> None:
-    from assay.analyses import claims
-    from assay.models import load_model
-    from assay.pipeline.inputs import few_inputs
-    from assay.pipeline.planning import plan_claim
-
-    claim = claims.load_claim(file)
-    model = load_model(
-        claim.model,
-        device=settings.place(),
-        device_map=settings.device_map,
-        dtype=settings.torch_dtype,
-    )
-    stages = plan_claim(claim, model, max_passes=settings.budget)
-    source = str(claim.folder / claim.task) if claim.task in claim.files else claim.task
-    settings.show_cost(model, claim.n, stages, few_inputs(source, None, model))
 
 
 def _register(file: Path, settings: ClaimSettings) -> None:

@@ -52,16 +52,7 @@ class DiscoverSettings(
 @command(CIRCUITS, example="assay discover --task ioi --top 60 --save circuit.safetensors")
 def discover(settings: DiscoverSettings) -> None:
     """Score every edge and keep the strongest as a circuit."""
-    from assay import pipeline
-    from assay.pipeline.inputs import few_inputs
-
     options = _check(settings)
-    if settings.dry_run:
-        model, n = settings.load_model(), settings.n or pipeline.DEFAULT_N
-        options |= _subset(settings, model)
-        stage = call(settings, pipeline.plan_discovery, model, n=n, options=options)
-        settings.show_cost(model, n, [stage], few_inputs(settings.task, settings.images, model))
-        return
     check_outputs(settings, settings.scores_out)
     model, task, scores, store = _scores(settings, options)
     circuit = _choose(settings, scores, options)

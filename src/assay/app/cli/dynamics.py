@@ -57,9 +57,6 @@ def dynamics(settings: DynamicsSettings) -> None:
     checkpoints = checkpoints_of(settings.run)
     model = load_model(next(iter(checkpoints.values())), device=settings.place(), dtype=settings.torch_dtype)
     sets = _images(settings, model)
-    if settings.dry_run:
-        _show_plan(settings, model, len(checkpoints), sets)
-        return
     check_outputs(settings, settings.figure)
     found = training_dynamics(
         settings.run,
@@ -97,22 +94,6 @@ def _images(settings: DynamicsSettings, model: "Model") -> "list[ImageSet]":
     if twice:
         raise InputError(f"two domains are named {twice[0]!r}; rename one of the folders")
     return sets
-
-
-def _show_plan(
-    settings: DynamicsSettings, model: "Model", n_checkpoints: int, sets: "list[ImageSet]"
-) -> None:
-    """Passes of all checkpoints, and seconds by those of the first."""
-    from assay.discovery.edges.outputs import output_passes
-    from assay.pipeline.cost import Workload
-    from assay.pipeline.planning import few_images
-
-    n, labelled = sets[0].n, sum(each.n for each in sets if each.labels is not None)
-    passes = {"scores of edges into the logits": n * output_passes(settings.steps), "accuracy": labelled}
-    stages = [
-        Workload(stage=name, runs=n_checkpoints, passes=n_checkpoints * each) for name, each in passes.items()
-    ]
-    settings.show_cost(model, n, stages, few_images(model, sets[0]), checkpoints=n_checkpoints)
 
 
 def _print(document: "Mapping[str, Any]") -> None:

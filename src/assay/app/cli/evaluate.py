@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.monitor import monitor  # noqa: F401 - the command that this one belongs to
 from assay.app.cli.parsing import app, command
-from assay.app.console import progress_on_stderr, remark, show_cost
+from assay.app.console import progress_on_stderr, remark
 from assay.app.monitor.settings import ALARM
 from assay.app.option_groups import (
     DISCOVERY,
@@ -98,15 +98,10 @@ def evaluate(settings: EvaluateSettings) -> None:
     """
     from assay.analyses.generalization import DISTANCES
     from assay.pipeline.domain_evaluation import evaluate_domains
-    from assay.pipeline.planning import evaluation_cost
 
     DISTANCES[settings.distance]
     model, style = settings.load_classifier(remark)
     plan = _plan(settings, style)
-    if settings.dry_run:
-        cost, domains = evaluation_cost(model, plan)
-        show_cost(cost, as_json=settings.json, domains=domains)
-        return
     check_outputs(settings, settings.table)
     with progress_on_stderr() as progress:
         result = evaluate_domains(model, plan, cache=settings.store_folder(), progress=progress, note=remark)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES, TRAINING, Domains, Validating, read_images
-from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
+from assay.app.console import echo, print_table, progress_on_stderr, remark
 from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
 from assay.app.options import Revised
 from assay.app.running import Batched, Computing, File, Seeded, call
@@ -95,9 +95,6 @@ def finetune(settings: FinetuneSettings) -> None:
     if figure is not None and figure.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"--figure is {figure.name}; give a name ending in .png or .svg")
     model = _load(settings.model, settings.revision)
-    if settings.dry_run:
-        _show_plan(settings, model, loss)
-        return
     result = _run(settings, model, loss)
     document = result.to_dict()
 
@@ -213,36 +210,6 @@ def _load(name: str | None, revision: str | None) -> "Model":
         return load_model(name, device=None, revision=revision)  # training places it
     zoo = Zoo.embedded()
     return zoo.load(zoo.keys[0])
-
-
-def _show_plan(settings: FinetuneSettings, model: "Model", loss: "CircuitSettings") -> None:
-    """What a step costs, a backward pass counted as two forward ones, and all of them."""
-    from assay.analyses.generalization.live_scores import SECOND_ORDER
-    from assay.pipeline.planning import finetune_cost
-    from assay.pipeline.zoo_training import TRAINED
-    from assay.zoo import split
-
-    inner = (loss.steps - 1) * (4 if loss.variant == SECOND_ORDER else 1)
-    if loss.variant == "target_logit":
-        inner = 0
-    each = TRAINED + (3 + inner if loss.weight > 0 else 0)
-    own, watched = _images(settings, model) if settings.images or settings.shapes else (None, [])
-    held = 0 if own is None else split(own, settings.holdout)[1].n
-    cost = finetune_cost(
-        model,
-        _recipe(settings),
-        each,
-        n_images=min(settings.circuit_images, held or settings.circuit_images),
-        images=own,
-        validated=held + sum(each.n for each in watched),
-    )
-    if not settings.json:
-        sets = loss.sets(model.n_layers)
-        low, high = (f"{a - 1} to {b - 1}" for a, b in (sets.low, sets.high))
-        echo(f"{model.id}: shallow blocks {low}, deep blocks {high}")
-        echo(f"a step takes about {each} forward passes over a batch; plain training takes {TRAINED}")
-    facts = {"circuit": loss.to_dict(), "steps": settings.train_steps, "forward_passes_per_step": each}
-    show_cost(cost, as_json=settings.json, **facts)
 
 
 def print_course(document: Mapping[str, Any]) -> None:

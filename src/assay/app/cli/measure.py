@@ -42,13 +42,9 @@ def measure(settings: MeasureSettings) -> None:
 
     for task in settings.task if settings.images is None else (None,):
         call(settings, pipeline.check_options, task=task, metrics=settings.metric)
-    if not settings.dry_run:
-        check_outputs(settings)
+    check_outputs(settings)
     model = settings.load_model()
     circuit = settings.edge_circuit(model.graph)
-    if settings.dry_run:
-        _show_plan(settings, model, circuit)
-        return
     records = _records(settings, model, circuit)
     files = {"written": json_file(settings.path_of(settings.save, "measurements.json"), records)}
     settings.deliver(
@@ -64,19 +60,6 @@ def _show(records: list[dict[str, Any]]) -> None:
     print_pages(measurements_page(records))
     for record in records:
         echo_result(record["hash"])
-
-
-def _show_plan(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> None:
-    from assay import pipeline
-    from assay.pipeline.inputs import few_inputs
-
-    n = settings.n or pipeline.DEFAULT_N
-    drawn = n * len(settings.task)
-    found = [] if circuit is not None else call(settings, pipeline.plan_circuit, model, n=drawn)
-    sized = len(found) > 1
-    measured = call(settings, pipeline.plan_measurement, model, settings.metric, n=drawn, sized=sized)
-    stages = [*found, measured]
-    settings.show_cost(model, n, stages, few_inputs(settings.task[0], settings.images, model))
 
 
 def _tasks(

@@ -5,16 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from assay.app.cli.parsing import IMAGES, command
-from assay.app.console import (
-    echo,
-    echo_result,
-    note,
-    print_json,
-    progress_on_stderr,
-    remark,
-    say,
-    show_cost,
-)
+from assay.app.console import echo, echo_result, note, print_json, progress_on_stderr, remark, say
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.option_groups import RUNNING
 from assay.app.running import Computing
@@ -46,12 +37,8 @@ def monitor(settings: MonitorSettings) -> int:
     How far its circuit on new images is from that on known ones; run it again to resume.
     """
     from assay.app.monitor.watch import MonitorRun, stopped_by_signals
-    from assay.pipeline.planning import monitor_cost
 
     with stopped_by_signals() as stop, MonitorRun(settings, stop=stop, tell=remark) as run:
-        if settings.dry_run:
-            show_cost(monitor_cost(run.model, run.plan), as_json=settings.json)
-            return 0
         _start(run)
         readings = _observe(settings, run, stop)
         if stop.is_set():

@@ -243,7 +243,7 @@ def family(group: Group, name: str, text: str) -> App:
 app = make_app(
     "assay",
     "Discover circuits in trained transformers and measure how far they can be trusted.",
-    help_epilogue="Start with `assay audit`. `assay plan COMMAND ...` prints what a command would cost. "
+    help_epilogue="Start with `assay audit`. "
     "Options can also come from ASSAY_OPTION variables and, with --config, from a TOML file.\n\nExit codes: "
     + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code not in (0, INTERRUPTED))
     + ".",
@@ -300,14 +300,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
-    """The function to call and its arguments; of an option that is given twice, the last value counts.
-
-    `plan COMMAND ...` is `COMMAND ... --dry-run`.
-    """
-    if arguments[:1] == ["plan"]:
-        if len(arguments) == 1:
-            raise InputError("`assay plan` needs a command, such as `assay plan discover --task ioi`")
-        arguments = [*arguments[1:], "--dry-run"]
+    """The function to call and its arguments; of an option that is given twice, the last value counts."""
     try:
         function, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
     except RepeatArgumentError as error:

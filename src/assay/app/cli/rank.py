@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.cli.zoo import STYLES
-from assay.app.console import echo, print_table, progress_on_stderr, remark, show_cost
+from assay.app.console import progress_on_stderr, remark
 from assay.app.option_groups import INPUTS, Count, at_least, one_of, own_group
 from assay.app.options import Ablating, Quadrature, SkipBad, Typed
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
@@ -52,7 +52,6 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadr
         until: stable: compare on 64, 128, 256, ... images, drop models that cannot win, stop at one.
             By the metric of --metrics; default: DDB output.
         error: Probability that --until stable drops the best model, at most.
-        budget: Passes (one image, one model, forward or backward) that --until stable may spend.
     """
 
     zoo: Annotated[tuple[Path, ...], INPUTS] = ()
@@ -72,7 +71,6 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadr
     sharpness_batch: Annotated[Count, RANKING] = 256
     until: Annotated[str | None, STOPPING, one_of("stable")] = None
     error: Annotated[float, STOPPING] = 0.05
-    budget: Annotated[Count | None, STOPPING] = None
 
 
 @command(IMAGES, example="assay rank --zoo zoo --images photos --report rank.html")
@@ -86,10 +84,6 @@ def rank(settings: RankSettings) -> None:
     _check_stopping(settings)
     lineups = _lineups(settings)
     metric = None if settings.until is None else _picked_by(settings, lineups)
-    if settings.dry_run:
-        for lineup in lineups:
-            _show_plan(settings, lineup, metric)
-        return
     check_outputs(settings)
     if metric is not None:
         document, name = _pick(settings, lineups[0], metric).to_dict(), "pick.json"
@@ -101,7 +95,7 @@ def rank(settings: RankSettings) -> None:
 
 def _check_stopping(settings: RankSettings) -> None:
     """Refuse options that are not read with `--until stable`, or only with it."""
-    unread, why = ["error", "budget"], "without --until stable"
+    unread, why = ["error"], "without --until stable"
     if settings.until is not None:
         unread, why = ["fast", "measure", "sharpness_batch"], "with --until stable, which picks by one metric"
     for field in fields(settings):
@@ -231,29 +225,3 @@ def _ranking(
         progress=shown,
         **keywords(settings, rank_models, metrics=lineup.metrics, settings=lineup.settings),
     )
-
-
-def _show_plan(settings: RankSettings, lineup: "Lineup", picked_by: str | None) -> None:
-    """Passes and seconds of all models, from passes of the first; seconds per metric; of a pick its looks."""
-    from assay.analyses.generalization.cost import passes_per_image
-    from assay.analyses.generalization.predictor import PREDICTORS
-    from assay.page.text import number
-    from assay.pipeline.ranking import pick_cost, ranking_cost
-
-    metrics = lineup.metrics if picked_by is None else (picked_by,)
-    per_image = passes_per_image(metrics, settings.steps, known=lineup.known is not None)
-    if picked_by is None:
-        cost = ranking_cost(lineup)
-    else:
-        cost = pick_cost(lineup, picked_by, budget=settings.budget)
-    targets = [each.name for each in lineup.targets]
-    if not settings.json:
-        echo(f"targets: {', '.join(targets)}")
-        if picked_by is not None:
-            echo(f"looks by {PREDICTORS[picked_by].name}, at most: models that are dropped need fewer passes")
-        else:
-            rows = [[PREDICTORS[key].name, number(value)] for key, value in cost.metrics.items()]
-            print_table("", ["metric", "seconds"], rows, right="seconds")
-            echo("metrics share stages, so all together take less than their sum")
-    facts = {"models": list(lineup.zoo.keys), "targets": targets, "passes_per_image": per_image}
-    show_cost(cost.forecast, as_json=settings.json, **facts, seconds_by_metric=dict(cost.metrics))

@@ -7,7 +7,7 @@ from assay.app.cli.parsing import TRUST, command
 from assay.app.console import echo, print_table, progress_on_stderr
 from assay.app.option_groups import at_least, one_of, own_group
 from assay.app.options import Independent, OfCircuit, OnTask
-from assay.app.running import Computing, File, Saving, call, check_outputs
+from assay.app.running import Computing, File, Saving, check_outputs
 from assay.core.errors import InputError
 
 
@@ -67,9 +67,6 @@ def repair(settings: RepairSettings) -> None:
     whole = is_task_file(settings.task) and settings.n is None
     task = load_task(settings.task, model, n=settings.n, seed=0 if whole else settings.seed)
     check_equal_lengths(task, "a repair")
-    if settings.dry_run:
-        _show_plan(settings, model, discovers=circuit is None)
-        return
     check_outputs(settings)
     result = _run(settings, model, task, circuit)
     files = {"circuit": File(settings.path_of(settings.save, "circuit.safetensors"), result.circuit.save)}
@@ -78,18 +75,6 @@ def repair(settings: RepairSettings) -> None:
     settings.deliver(
         document, files, show=lambda: print_repair(result, settings.percentile), identity=identity
     )
-
-
-def _show_plan(settings: RepairSettings, model: "Model", *, discovers: bool) -> None:
-    from assay import pipeline
-    from assay.pipeline.inputs import few_inputs
-    from assay.pipeline.planning import plan_repair
-
-    n = settings.n or pipeline.DEFAULT_N
-    stages = call(settings, plan_repair, model)
-    if discovers:
-        stages = [*call(settings, pipeline.plan_circuit, model, n=n), *stages]
-    settings.show_cost(model, n, stages, few_inputs(settings.task, None, model))
 
 
 def _run(settings: RepairSettings, model: "Model", task: "PairTask", circuit: "Circuit | None") -> "Repair":

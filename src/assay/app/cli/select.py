@@ -2,24 +2,13 @@
 
 import json
 import re
-import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assay.app.cli.parsing import SUBSETS, app, command
-from assay.app.console import (
-    echo,
-    note,
-    print_json,
-    print_table,
-    progress_on_stderr,
-    quiet,
-    remark,
-    say,
-    show_cost,
-)
+from assay.app.console import note, print_json, print_table, progress_on_stderr, say
 from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, count_or, one_of, own_group
 from assay.app.running import (
     Computing,
@@ -32,7 +21,7 @@ from assay.app.running import (
     check_outputs,
     json_file,
 )
-from assay.core.errors import AssayWarning, InputError, check_name
+from assay.core.errors import InputError, check_name
 
 
 if TYPE_CHECKING:
@@ -40,7 +29,7 @@ if TYPE_CHECKING:
     from assay.pipeline import Progress
     from assay.pipeline.subset_data import GivenData
     from assay.pipeline.subset_description import SubsetDescriber
-    from assay.pipeline.subsets import SelectionPlan, StoredSelection
+    from assay.pipeline.subsets import StoredSelection
 
 GATE_FIRED = 3
 IDS = (".csv", ".parquet", ".txt")
@@ -117,17 +106,12 @@ class PoolSettings(Seeded, AnswerSettings):
     embeddings: Annotated[Path | None, INPUTS] = None
     id_embeddings: Annotated[Path | None, INPUTS] = None
 
-    def read(
-        self, predictions: Path | None, progress: "Progress", *, embedded_later: bool = False, **more: Any
-    ) -> "GivenData":
-        """As that of answers, and what is given of the examples beside.
-
-        `embedded_later`: see `planned` of `with_embeddings`.
-        """
+    def read(self, predictions: Path | None, progress: "Progress", **more: Any) -> "GivenData":
+        """As that of answers, and what is given of the examples beside."""
         from assay.analyses.subsets.example_files import with_crossed, with_embeddings
 
         given = super().read(predictions, progress, **more)
-        data = with_embeddings(given.data, self.embeddings, self.id_embeddings, planned=embedded_later)
+        data = with_embeddings(given.data, self.embeddings, self.id_embeddings)
         return replace(given, data=with_crossed(data, self.cross) if self.cross else data)
 
 
@@ -218,34 +202,8 @@ class SelectSettings(PoolSettings, Computing, Reporting):
             "refine": REFINEMENTS.get(self.refine, self.refine),
         }
 
-    def plan(
-        self,
-        predictions: Path | None,
-        progress: "Progress",
-        sizes: tuple[int, ...] | None,
-        describer: "SubsetDescriber",
-    ) -> "SelectionPlan":
-        """What the command would run; refuses what it would refuse, and asks no model of a zoo."""
-        from assay.pipeline.subsets import plan_selection
-
-        encodes = describer.encodes
-        read = self.read(predictions, progress, planned=True, embedded_later=encodes, encoder=None)
-        data, n_images = read.data, 0
-        describer.check(data)
-        if self.images is not None:
-            n_images = data.n_examples
-        if self.id_images is not None and data.n_id is not None:
-            n_images += int(data.n_id[0])
-        return plan_selection(
-            data,
-            sizes or read.sizes,
-            embedded=encodes,
-            n_predictions=data.n_models * n_images,
-            **self.solving(data),
-        )
-
     def describer(self) -> "SubsetDescriber":
-        """What embeds the examples and describes the subset; loads the encoder, unless for a plan."""
+        """What embeds the examples and describes the subset; loads the encoder."""
         from assay.pipeline.subset_description import SubsetDescriber
 
         if (self.endpoint is None) != (self.endpoint_model is None):
@@ -268,7 +226,6 @@ class SelectSettings(PoolSettings, Computing, Reporting):
                 **_parameters(self.endpoint_parameters),
             },
             device=self.place(),
-            load=not self.dry_run,
         )
 
 
@@ -287,14 +244,6 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
 
     sizes, describer = _check(settings), settings.describer()
     with progress_on_stderr() as progress:
-        if settings.dry_run:
-            plan = settings.plan(predictions, progress, sizes, describer)
-            _show_plan(plan, as_json=settings.json)
-            return 0
-        if settings.images is not None:  # refused before the models of a zoo are asked
-            # The run itself gives notes and warnings.
-            with quiet(), warnings.catch_warnings(action="ignore", category=AssayWarning):
-                settings.plan(predictions, progress, sizes, describer)
         folder = settings.store_folder()
         read = settings.read(predictions, progress, folder=folder, encoder=describer.encoder)
         describer.check(read.data)
@@ -304,7 +253,6 @@ def select(predictions: Path | None = None, /, *, settings: SelectSettings) -> i
             workers=settings.workers,
             store=settings.open_store(),
             progress=progress,
-            note=remark,
             **settings.solving(read.data),
         )
         described = describer.described(result, read.data)
@@ -348,9 +296,8 @@ def _check(settings: SelectSettings) -> tuple[int, ...] | None:
         raise InputError(
             "--encoder and --embeddings both give the embeddings of the examples; give one of them"
         )
-    if not settings.dry_run:
-        table, ids = settings.path_of(settings.table, "sizes.csv"), settings.path_of(settings.ids, "ids.csv")
-        check_outputs(settings, table, ids, settings.path_of(settings.subset, "subset.json"))
+    table, ids = settings.path_of(settings.table, "sizes.csv"), settings.path_of(settings.ids, "ids.csv")
+    check_outputs(settings, table, ids, settings.path_of(settings.subset, "subset.json"))
     return sizes
 
 
@@ -422,21 +369,6 @@ def _value(name: str, text: str) -> tuple[Any, str]:
             f'{name}=0.5, {name}=true, {name}=null, {name}={{"a": 1}} or, for any text, {name}="..."'
         )
     return value, text[ended.end() :]
-
-
-def _show_plan(plan: "SelectionPlan", *, as_json: bool) -> None:
-    """Predictions of a zoo, and runs of the solver."""
-    if not as_json and plan.n_predictions:
-        n_images = plan.n_predictions // plan.n_models
-        echo(
-            f"at most {plan.n_predictions:,} predictions, {plan.n_models:,} models x {n_images:,} images; "
-            "those kept from an earlier run are read"
-        )
-    if not as_json:
-        sizes = ", ".join(f"{size:,}" for size in plan.sizes)
-        sizes += f" and at most {plan.n_refined:,} between two of them" if plan.n_refined else ""
-        echo(f"{plan.n_train} of {plan.n_models} models select; sizes {sizes}; {plan.n_folds} folds")
-    show_cost(plan.cost, as_json=as_json, **plan.to_dict())
 
 
 # ---- what was understood ------------------------------------------------------------------------

@@ -38,9 +38,9 @@ class ListSettings(Storing, Talking):
         task: Only results of this task or data set.
         method: Only results of this discovery method.
         kind: Only results of this kind: audit, benchmark, calibration, circuit, claim, correctness,
-            domain-evaluation, dynamics, finetune, job, measurement, monitor, pairs-part, ranking,
-            ranking-comparison, repair, scores, scores-part, stable-pick, subset-evaluation, subset-part,
-            subset-path, sweep, truth, worst_case or zoo.
+            domain-evaluation, dynamics, finetune, job, measurement, monitor, ranking, ranking-comparison,
+            repair, scores, stable-pick, subset-evaluation, subset-part, subset-path, sweep, truth, worst_case
+            or zoo.
         where: Condition on results, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', 'payload.reason =
             null'; repeat for several.
         order: Column to order results by; -created: the newest first.
@@ -264,14 +264,12 @@ class CleanSettings(Talking, Storing):
 def gc(settings: CleanSettings) -> None:
     """Remove what killed runs left and no result needs."""
     from assay.pipeline.progress import seconds_of
-    from assay.pipeline.runners import bury
     from assay.pipeline.subsets import abandoned_parts, remove_parts
 
     age, store = seconds_of(settings.older_than), settings.existing_store()
     parts = abandoned_parts(store, older_than=age)
     left = store.leftovers() if settings.dry_run else store.remove_leftovers()
     if not settings.dry_run:
-        bury(store.claims)
         remove_parts(store, parts)
     if settings.json:
         listed = {"leftovers": _listed(left), "parts": [each.id for each in parts]}

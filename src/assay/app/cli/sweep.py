@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import (
-    bars_on_stderr,
-    echo,
-    is_quiet,
-    note,
-    print_json,
-    print_table,
-    remark,
-    say,
-    show_cost,
-)
+from assay.app.console import bars_on_stderr, echo, is_quiet, note, print_json, print_table, remark, say
 from assay.app.option_groups import DEFAULT_STORE, RUNNING, Count
 from assay.app.options import Mapped, Typed
 from assay.app.running import Computing, check_outputs
@@ -48,11 +38,13 @@ class SweepSettings(Computing, Typed, Mapped):
         workers: Parallel jobs. Default: as in the plan, else one per accelerator, or one per core on a CPU.
         devices: Accelerators to deal the jobs to, e.g. cuda:0,cuda:1. Default: that of --device.
         ray: Run on Ray: local (this machine), auto or HOST:PORT (a cluster). Default: processes.
+        dry_run: List the jobs; run nothing.
     """
 
     workers: Annotated[Count | None, RUNNING] = None
     devices: Annotated[str | None, RUNNING] = None
     ray: Annotated[str | None, RUNNING, Parameter(metavar="ADDRESS")] = None
+    dry_run: Annotated[bool, RUNNING] = False
 
     def dealt(self) -> list[str]:
         """The CUDA devices of this machine that jobs are dealt to; none on a CPU or on Ray.
@@ -96,8 +88,6 @@ class SweepSettings(Computing, Typed, Mapped):
 def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     """Run a plan of many jobs; run it again to resume.
 
-    Two runs of one plan share the work.
-
     Args:
         plan: TOML file of the plan.
         settings: The options.
@@ -122,7 +112,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
         with models_run_on(place.here):
             jobs = expand(read, device=place.jobs, dtype=settings.dtype_name)
             if settings.dry_run:
-                _show_cost(settings, read, jobs)
+                _show_jobs(settings, read, jobs)
                 return 0
         return _run(settings, read, jobs, executor)
 
@@ -138,7 +128,7 @@ def _run(settings: SweepSettings, read: "Plan", jobs: "Sequence[Job]", executor:
     from assay.pipeline.schedule import run_jobs
 
     store = settings.open_store()
-    # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first, claims given back.
+    # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first.
     with _progress() as progress, handled(interrupt, signal.SIGTERM):
         outcome = run_jobs(
             jobs,
@@ -201,27 +191,32 @@ def _placed(
 # ---- before -------------------------------------------------------------------------------------
 
 
-def _show_cost(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> None:
-    """What the plan would run, and about how long that takes here."""
+def _show_jobs(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> None:
+    """The jobs of the plan, and which of them the store already holds."""
     from assay.core.errors import InputError
-    from assay.pipeline.estimate import sweep_cost
 
     try:
         held = settings.existing_store()
         done = {job.id for job in jobs if held.has(job.id)}
     except InputError:  # there is no store yet
         done = set()
-    if not settings.json:
-        echo(f"{plan.name}: {len(jobs):,} jobs, {len(done):,} already in the store")
-    listed = [_listed(job, done=job.id in done) for job in jobs]
-    facts = {"plan": plan.name, "jobs": len(jobs), "done": len(done), "listed": listed}
-    show_cost(sweep_cost(plan, jobs, done), as_json=settings.json, **facts)
-
-
-def _listed(job: "Job", *, done: bool) -> dict[str, Any]:
-    facts = {"id": job.id, "name": job.name, "kind": job.kind, "needs": list(job.needs)}
-    cost = {"passes": job.passes, "bytes": job.bytes, "stores": job.stores}
-    return {**facts, **cost, "done": done}
+    if settings.json:
+        listed = [
+            {
+                "id": job.id,
+                "name": job.name,
+                "kind": job.kind,
+                "needs": list(job.needs),
+                "done": job.id in done,
+            }
+            for job in jobs
+        ]
+        print_json({"plan": plan.name, "jobs": listed})
+        return
+    echo(f"{plan.name}: {len(jobs):,} jobs, {len(done):,} already in the store")
+    print_table(
+        "", ["job", "kind", ""], [[job.name, job.kind, "done" if job.id in done else ""] for job in jobs]
+    )
 
 
 # ---- meanwhile ----------------------------------------------------------------------------------

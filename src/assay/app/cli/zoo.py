@@ -8,35 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command, family
-from assay.app.console import (
-    echo,
-    echo_result,
-    note,
-    print_json,
-    print_table,
-    progress_on_stderr,
-    remark,
-    show_cost,
-)
+from assay.app.console import echo, echo_result, note, print_json, print_table, progress_on_stderr, remark
 from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
 from assay.app.options import Ablating, Discovering, SkipBad, Typed
-from assay.app.running import (
-    Batched,
-    Computing,
-    DryRun,
-    Placed,
-    Seeded,
-    Talking,
-    call,
-    make_room,
-    write_json,
-)
+from assay.app.running import Batched, Computing, Placed, Seeded, Talking, call, make_room, write_json
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
     from assay.tasks import EvalTransform, ImageSet
-    from assay.zoo import Correctness, Grid, Zoo
+    from assay.zoo import Correctness, Zoo
     from assay.zoo.feeding import Images
 
 STYLES = ("flat", "sketch", "neon", "stripes", "relief")
@@ -88,7 +69,7 @@ class TrainSettings(Computing, Seeded, Placed, Validating, Domains):
     precision: Annotated[str, TRAINING, one_of("float32", "bfloat16", "float16")] = "float32"
 
 
-@command(parent=zoo_app, name="train", example="assay zoo train tiny --shapes flat --out zoo --dry-run")
+@command(parent=zoo_app, name="train", example="assay zoo train tiny --shapes flat --out zoo")
 def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: TrainSettings) -> None:
     """Train a model for every recipe of a grid.
 
@@ -103,17 +84,11 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
     from assay.zoo import Grid, train_zoo
 
     chosen = Grid.read(grid)
-    if settings.dry_run and not (settings.images or settings.shapes):
-        _show_plan(settings, chosen, None)
-        return
     sources = _sources(settings.images, settings.shapes)
     _one_domain(len(sources))
     options = ReadOptions(n=settings.n, seed=settings.seed, skip_bad=settings.skip_bad)
     images = training_images(sources[0], chosen, size=settings.size, options=options)
     tell_skipped(images)
-    if settings.dry_run:
-        _show_plan(settings, chosen, images)
-        return
     with progress_on_stderr() as progress:
         zoo = train_zoo(
             chosen,
@@ -132,21 +107,6 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
     _show(zoo, as_json=settings.json)
     if identity and not settings.json:
         echo_result(identity)
-
-
-def _show_plan(settings: TrainSettings, grid: "Grid", images: "Images | None") -> None:
-    """Steps, images and passes of every model."""
-    from assay.pipeline.planning import zoo_cost
-
-    recipes = grid.recipes()
-    steps = sum(recipe.steps for recipe in recipes)
-    seen = sum(recipe.steps * recipe.batch_size for recipe in recipes)
-    if not settings.json:
-        echo(f"{grid.name}: {len(recipes)} models, {steps:,} steps over {seen:,} images in all")
-    keys = [recipe.key for recipe in recipes]
-    facts = {"grid": grid.to_dict(), "models": keys, "steps": steps, "images": seen}
-    cost = zoo_cost(grid, images, holdout=settings.holdout, device=settings.place())
-    show_cost(cost, as_json=settings.json, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +144,6 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
     opened = _opened(zoo)
     placed = {"device": settings.place(), "dtype": settings.torch_dtype}
     domains, within = _domains(opened, settings)
-    if settings.dry_run:
-        _show_recording(settings, opened, domains, 0 if within is None else within.n, placed)
-        return
     folder = settings.out or opened.path / "correctness"
     written = []
     with progress_on_stderr() as progress:
@@ -211,18 +168,6 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
         )
         if identity:
             echo_result(identity)
-
-
-def _show_recording(
-    settings: IndexSettings, zoo: "Zoo", sets: "Sequence[ImageSet]", extra: int, placed: dict[str, Any]
-) -> None:
-    from assay.pipeline import plan_discovery
-    from assay.pipeline.planning import index_cost
-
-    n = sum(each.n for each in sets)
-    discovers = call(settings, plan_discovery, zoo.load(zoo.keys[0]), n=n) if settings.circuits else None
-    placed |= {"batch_size": settings.batch_size}
-    show_cost(index_cost(zoo, sets, extra=extra, discovers=discovers, **placed), as_json=settings.json)
 
 
 def _domains(zoo: "Zoo", settings: IndexSettings) -> "tuple[list[ImageSet], ImageSet | None]":
@@ -258,7 +203,7 @@ def list_(zoo: ZooFolder = None, /, *, settings: Talking) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigurationSettings(Talking, DryRun):
+class ConfigurationSettings(Talking):
     """Which configurations are kept.
 
     Attributes:
@@ -289,16 +234,9 @@ def select(
         grid: The grid it was trained from.
         settings: The options.
     """
-    from assay.pipeline import Forecast, Workload
     from assay.zoo import Grid, Zoo, select_configurations
 
     whole, trained = Grid.read(grid), Zoo.open(sweep)
-    if settings.dry_run:
-        compared = Workload(stage="compare configurations", runs=1, passes=len(trained.keys))
-        unit = "accuracies of trained models, no model runs"
-        cost = Forecast(model={"id": trained.name}, n=len(trained.keys), stages=(compared,), unit=unit)
-        show_cost(cost, as_json=settings.json)
-        return
     selection = select_configurations(trained, tolerance=settings.tolerance, size=settings.configurations)
     smaller = whole.with_configurations(selection.configurations)
     write_json(settings.save, smaller.to_dict())

@@ -56,6 +56,7 @@ class Acdc(EdgeMethod):
     source: ClassVar[str] = "Conmy et al. 2023, arXiv:2304.14997"
     objective: ClassVar[str | None] = "kl"
     keeps_examples: ClassVar[bool] = False
+    many_passes: ClassVar[bool] = True
 
     threshold: float | int = 0.01
     order: str = "reverse"
@@ -72,9 +73,6 @@ class Acdc(EdgeMethod):
     def select(self, scores: EdgeScores, k: int) -> Circuit:
         """The circuit that the search kept, whatever its size."""
         return scores.threshold(self.threshold, absolute=False)
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        return 2 * model.graph.n_edges + 3  # what is evaluated in vain never exceeds the number of edges
 
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         n_bytes = _bytes_clean(model, length) + _bytes_live(model, length, model.graph.n_targets)

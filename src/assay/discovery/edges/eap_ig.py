@@ -174,12 +174,6 @@ class _PathGradient(BatchMethod):
 
     measures_completeness = False
 
-    def most_passes(self, model: Model, nodes: int) -> int:
-        if not self.integrates:
-            return 4  # clean, and ablated or the pass that measures means; backward from one or both of them
-        # clean, ablated, the measuring pass of means, the completeness run; forward and backward per node
-        return 4 + 2 * nodes
-
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         per_step = 2 * model.n_layers
         steps = len(self.nodes(settings))
@@ -254,6 +248,7 @@ class EapIgActivations(BatchMethod):
     needs_gradients = True
     splits = True
     integrates = True
+    many_passes = True
     source = "Marks et al. 2024, arXiv:2403.19647"
 
     def check(self, settings: Choices) -> None:
@@ -263,9 +258,6 @@ class EapIgActivations(BatchMethod):
                 "of steps"
             )
         check_steps(settings.steps, settings.quadrature)
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        return 3 + 2 * nodes * (2 * model.n_layers + 1)
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         graph = model.graph

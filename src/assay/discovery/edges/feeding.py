@@ -63,7 +63,6 @@ class ScoreSums:
         method.check(settings)
         self.model, self.method, self.settings, self.prepared = model, method, settings, prepared
         self._sums = SweepSums((model.graph.n_sources, model.graph.n_targets))
-        self._number = 0
 
     @property
     def n(self) -> int:
@@ -80,8 +79,7 @@ class ScoreSums:
             NonFiniteError: If a score is NaN or infinite.
             InputError: If an image whose weights are drawn comes a second time.
         """
-        self._sums.add(self.method.part(self.model, batch, self.prepared, self.settings, self._number))
-        self._number += 1
+        self._sums.add(self.method.part(self.model, batch, self.prepared, self.settings))
 
     def scores(
         self, provenance: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None

@@ -62,9 +62,6 @@ class Ifr(BatchMethod):
     signed = False
     source = "Ferrando and Voita 2024, arXiv:2403.00824"
 
-    def most_passes(self, model: Model, nodes: int) -> int:
-        return 1
-
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         floats = (8 * model.n_layers + 2) * model.d_model * length
         table = model.graph.n_sources * (2 * model.n_layers + 1 + model.graph.n_targets)

@@ -153,13 +153,6 @@ def check_warm_start(warm_start: str | EdgeMethod | EdgeScores | None, settings:
         get_method(warm_start).check(settings)
 
 
-def warm_start_passes(warm_start: str | EdgeMethod | EdgeScores | None, model: Model, nodes: int) -> int:
-    """Passes per example, at most, that a warm start costs."""
-    if isinstance(warm_start, str | EdgeMethod):
-        return get_method(warm_start).most_passes(model, nodes)
-    return 0
-
-
 def uses_steps(warm_start: str | EdgeMethod | EdgeScores | None) -> bool:
     """Whether the quadrature enters by way of the scores that a mask starts from."""
     return isinstance(warm_start, str | EdgeMethod) and get_method(warm_start).uses_steps()

@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -90,6 +89,7 @@ class EdgeMethod(abc.ABC):
         cuts: Whether its scores speak of runs with edges cut, so that treatments of norms behind branches
             change them.
         aligns: Whether it resamples from prompts of another length (docs/theory/lengths.md).
+        many_passes: Whether it makes too many passes to go through them all for their memory.
     """
 
     key: ClassVar[str]
@@ -102,6 +102,7 @@ class EdgeMethod(abc.ABC):
     splits: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
     aligns: ClassVar[bool] = False
+    many_passes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -180,12 +181,8 @@ class EdgeMethod(abc.ABC):
         """Damage of ablating each edge, over all examples; `size` of them fit into a pass."""
 
     def divisible(self) -> bool:
-        """Whether batches are scored by themselves, so that they can be dealt to several processes."""
+        """Whether batches are scored by themselves, so that they can be fed one at a time."""
         return False
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        """Forward and backward passes per example, at most, with `nodes` quadrature nodes."""
-        return 2
 
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         """Memory of one example beyond a plain pass."""
@@ -213,9 +210,7 @@ class BatchMethod(EdgeMethod):
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         """Damage of ablating each edge, for the examples of one batch."""
 
-    def part(
-        self, model: Model, batch: Batch, prepared: Prepared, settings: Choices, number: int = 0
-    ) -> BatchPart:
+    def part(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchPart:
         """What one batch gives a sweep.
 
         Raises:
@@ -235,7 +230,6 @@ class BatchMethod(EdgeMethod):
             edges = result.scores.to(model.result_dtype)[:, model.graph.valid.to(result.scores.device)]
             resampled = WeightedSums.of(edges, batch.ids, settings.resamples, settings.seed)
         return BatchPart(
-            number=number,
             ids=batch.ids.cpu(),
             total=scores.sum(0),
             coarse=None if result.coarse is None else result.coarse[0].double().cpu(),
@@ -246,34 +240,15 @@ class BatchMethod(EdgeMethod):
             input_effect=result.input_effect,
         )
 
-    def parts(
-        self,
-        model: Model,
-        task: Task,
-        settings: Choices,
-        size: int,
-        numbers: Collection[int] | None = None,
-    ) -> Iterator[BatchPart]:
-        """What each batch of `size` examples gives, in order; of all batches or of those numbered."""
-        prepared = _prepared(model, task, settings, size)
-        batches: Iterator[Batch] = task.batches(size)
-        for number, batch in enumerate(batches):
-            if numbers is None or number in numbers:
-                yield self.part(model, batch, prepared, settings, number)
-
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
-        return join_parts(model, settings, self.parts(model, task, settings, size))
+        prepared = _prepared(model, task, settings, size)
+        sums = SweepSums((model.graph.n_sources, model.graph.n_targets))
+        for batch in task.batches(size):
+            sums.add(self.part(model, batch, prepared, settings))
+        return sums.sweep(measured=measures(settings.ablation))
 
     def divisible(self) -> bool:
         return type(self).sweep is BatchMethod.sweep
-
-
-def join_parts(model: Model, settings: Choices, parts: Iterable[BatchPart]) -> Sweep:
-    """The sweep over all batches, from what each gave, in their order: the sums are those of one run."""
-    sums = SweepSums((model.graph.n_sources, model.graph.n_targets))
-    for part in parts:
-        sums.add(part)
-    return sums.sweep(measured=measures(settings.ablation))
 
 
 def measures(ablation: Ablation) -> bool:

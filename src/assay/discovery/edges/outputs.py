@@ -53,11 +53,6 @@ class OutputScores:
     resampled: Float32[Tensor, "n_resamples n_sources"] | None = None
 
 
-def output_passes(nodes: int, *, reference: bool = True) -> int:
-    """Forward passes per example: clean, each node, and one for the ablated values unless they are zeros."""
-    return 1 + nodes + reference
-
-
 @takes_text(reads=True, lengths=True)
 def output_scores(
     model: Model,
@@ -181,7 +176,7 @@ class OutputSums:
         if self.n == 0:
             raise InputError("no batch has been added, so there are no scores; add at least one batch")
         reference = self.settings.ablation.key != "zero"
-        forward = float(output_passes(len(self._nodes), reference=reference))
+        forward = float(1 + len(self._nodes) + reference)  # clean, each node, and ablated unless zeros
         facts = {**(details or {}), "passes": {"forward": forward, "backward": 0.0}}
         if self._drawn is not None:
             facts |= {"n": self.n, "resamples_key": self._drawn.key}

@@ -40,6 +40,7 @@ class Exact(BatchMethod):
     splits: ClassVar[bool] = True
     needs_gradients: ClassVar[bool] = False
     source: ClassVar[str] = "Conmy et al. 2023, arXiv:2304.14997"
+    many_passes: ClassVar[bool] = True
 
     edges: Sequence[str] | str | Circuit | None = None
 
@@ -69,9 +70,6 @@ class Exact(BatchMethod):
     def select(self, scores: EdgeScores, k: int) -> Circuit:
         """The k strongest of the edges that were measured."""
         return super().select(scores, min(k, int(self.wanted(scores.graph).sum())))
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        return int(self.wanted(model.graph).sum()) + 3
 
     @torch.no_grad()
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
@@ -147,9 +145,6 @@ class Random(BatchMethod):
     splits = True
     needs_gradients = False
     source = "Mueller et al. 2025, arXiv:2504.13151"
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        return 1  # the pass that measures the means, where the ablation has some
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         graph = model.graph

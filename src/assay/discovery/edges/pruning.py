@@ -17,12 +17,11 @@ from assay.discovery.edges.masked_runs import (
     check_warm_start,
     start_scores,
     uses_steps,
-    warm_start_passes,
 )
 from assay.discovery.edges.masks import BOUND, MaskSettings, learn_mask
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, check_differentiable
 from assay.discovery.edges.sums import Sweep
-from assay.execution.soft import SoftPairs, mask_cost
+from assay.execution.soft import SoftPairs
 from assay.models import Model
 from assay.tasks import Task
 
@@ -50,6 +49,7 @@ class EdgePruning(EdgeMethod):
     signed = False
     objective = "kl"
     keeps_examples = False
+    many_passes = True
     source = "Bhaskar et al. 2024, arXiv:2406.16778"
 
     n_edges: int | None = None
@@ -91,11 +91,6 @@ class EdgePruning(EdgeMethod):
                 f"gates already add up to {least:.1f}; give n_edges of at least {math.ceil(least)}"
             )
         return goal
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        # Per example of a task of at least one step's examples: clean, ablated, masked forward and backward.
-        learned = self.updates * (2 + 2 * mask_cost(model))
-        return math.ceil(learned) + warm_start_passes(self.warm_start, model, nodes)
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         n_edges = self.goal(model)

@@ -82,9 +82,6 @@ class Relp(BatchMethod):
                 "objective='logit_diff' or 'ce', or method='eap-ig-inputs'"
             )
 
-    def most_passes(self, model: Model, nodes: int) -> int:
-        return 4  # clean forward and backward, ablated, and the pass that measures means
-
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         # As eap, plus what the identity rule keeps: one coefficient per hidden unit of each MLP.
         floats = (32 + 4) * model.n_layers * model.d_model * length

@@ -25,7 +25,7 @@ from assay.discovery.edges.routing import routed_losses, routing_change
 from assay.discovery.edges.sums import Sweep
 from assay.execution import Ablation
 from assay.execution.batches import choose_batch_size, free_memory
-from assay.execution.memory import Run, peak_bytes
+from assay.execution.memory import Run
 from assay.models import Model
 from assay.models.streaming import streams
 from assay.objectives import Loss, Objective
@@ -34,7 +34,6 @@ from assay.tasks import Task, check_equal_lengths
 
 TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
 WIDE_BYTES = 8 * 2**30  # a float32 copy for `drift` takes no more, so that a pass decides the peak of memory
-MOST_TRACED = 64  # passes that are gone through to predict their memory
 
 
 @takes_text(reads=True, lengths=True)
@@ -135,15 +134,6 @@ class Asked:
     size: int
     memory: int | None = None
 
-    def peak_bytes(self) -> int | None:
-        """What a batch holds at most beyond the weights, predicted.
-
-        Returns:
-            Bytes; None where it cannot be known, or where the method makes too many passes to go through.
-        """
-        run = _in_one_batch(self.method, self.model, self.settings)
-        return None if run is None else peak_bytes(self.model, self.task.stand_in(self.size), run)
-
     def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
         """Mean scores, provenance and details of a sweep over all examples."""
         details = details | {"batch_size": self.size}
@@ -192,19 +182,19 @@ def resolve(
         asked=batch_size,
         bytes_per_example=extra,
         memory=memory,
-        run=_in_one_batch(method, model, settings),
+        run=in_one_batch(method, settings),
     )
     return Asked(model=model, task=task, method=method, settings=settings, size=size, memory=memory)
 
 
-def _in_one_batch(method: EdgeMethod, model: Model, settings: Choices) -> Run | None:
+def in_one_batch(method: EdgeMethod, settings: Choices) -> Run | None:
     """The sweep, or with steps="auto" the larger of the two, over examples that make one batch.
 
     None where that takes too many passes to go through them for their memory.
     """
     auto = settings.steps == "auto"
     chosen = replace(settings, steps="auto, refined") if auto and method.integrates else settings
-    if method.most_passes(model, 6 if auto else int(settings.steps)) > MOST_TRACED:
+    if method.many_passes:
         return None
 
     def run(model: Model, task: Task) -> None:

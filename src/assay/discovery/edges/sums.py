@@ -73,7 +73,6 @@ class BatchPart:
     """What one batch gives a sweep.
 
     Attributes:
-        number: Of the batch, from 0.
         ids: Numbers of its examples in their data set.
         total: Sum over its examples of the scores, float64 `[S, R]`.
         coarse: The same of a coarser quadrature rule, if any.
@@ -83,7 +82,6 @@ class BatchPart:
         input_effect: Its sum of J(run with `input` ablated) - J(clean), where known.
     """
 
-    number: int
     ids: Int[Tensor, " batch"]
     total: Float[Tensor, "n_sources n_targets"]
     coarse: Float[Tensor, "n_sources n_targets"] | None = None

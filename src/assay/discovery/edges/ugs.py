@@ -28,11 +28,9 @@ from assay.discovery.edges.masked_runs import (
     check_warm_start,
     start_scores,
     uses_steps,
-    warm_start_passes,
 )
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod
 from assay.discovery.edges.sums import Sweep
-from assay.execution.soft import mask_cost
 from assay.graph import Graph
 from assay.models import Model
 from assay.tasks import Task
@@ -66,6 +64,7 @@ class Ugs(EdgeMethod):
     signed = False
     objective = "kl"
     keeps_examples = False
+    many_passes = True
     source = "Li and Janson 2024, arXiv:2409.09951"
 
     price: float = 1e-3
@@ -96,12 +95,6 @@ class Ugs(EdgeMethod):
             return self.rate
         usual = 0.15 if self.price <= 1e-4 else 0.1 if self.price <= 5e-4 else 0.05
         return usual / 5 if paired else usual
-
-    def most_passes(self, model: Model, nodes: int) -> int:
-        # Per example of a task of at least one step's examples: clean, ablated, and a forward and a backward
-        # pass of every mask drawn.
-        learned = self.updates * (2 + 2 * self.samples * mask_cost(model))
-        return math.ceil(learned) + warm_start_passes(self.warm_start, model, nodes)
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         began = time.perf_counter()

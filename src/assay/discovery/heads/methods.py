@@ -1,7 +1,7 @@
 """`discover_heads`: one registered score of every head, found by key or published code."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,9 +51,6 @@ class HeadMethod:
         signed: Whether its sign has a meaning, which then is the same for all: positive, where ablating the
             head lowers the margin. Else it is a size, and does not tell whether the head helps.
         cost: Description of the passes under the default options; P prompts.
-        counts: The same as numbers: kind of pass -> (per prompt, per prompt and head). Kinds are `whole`,
-            `single_head` (from the head's block upwards, half a pass on average), `last_token`, `backward`.
-        most_prompts: Prompts that are used at most; None: all.
         reference: Where the definition comes from.
         version: Raised when the same input would give another number.
         compute: `(model, task, **options) -> HeadScores`.
@@ -68,8 +65,6 @@ class HeadMethod:
     unit: str = ""
     signed: bool = True
     cost: str
-    counts: Mapping[str, tuple[int, int]]
-    most_prompts: int | None = None
     reference: str
     version: int = 1
     compute: Score
@@ -78,11 +73,6 @@ class HeadMethod:
     def code(self) -> str:
         """Published code without the quantity, e.g. `C2`."""
         return self.id.partition(".")[0]
-
-    def passes(self, n: int, n_heads: int) -> dict[str, int]:
-        """Passes over `n` prompts and `n_heads` heads in all, by kind, when none is shared."""
-        used = n if self.most_prompts is None else min(n, self.most_prompts)
-        return {kind: used * (each + by_head * n_heads) for kind, (each, by_head) in self.counts.items()}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -169,7 +159,6 @@ head_method(
     requires=frozenset({"forward", "pairs"}),
     unit="fraction",
     cost="2 P passes, and P per head from its block upwards",
-    counts={"whole": (2, 0), "single_head": (0, 1)},
     reference="Heimersheim and Nanda 2024, arXiv:2404.15255",
     version=2,
 )(activation_patching)
@@ -183,7 +172,6 @@ head_method(
     requires=frozenset({"forward", "pairs"}),
     unit="logits",
     cost="2 P passes, and P tokens per head; with positions='all' P per head from its block upwards",
-    counts={"whole": (2, 0), "last_token": (0, 1)},
     reference="Pearl 2001, arXiv:1301.2300",
 )(mediation)
 
@@ -196,7 +184,6 @@ head_method(
     requires=frozenset({"forward"}),
     unit="logits",
     cost="2 P passes, and P per head from its block upwards; more per draw of donors or noise",
-    counts={"whole": (2, 0), "single_head": (0, 1)},
     reference="mechanistic-validity framework",
 )(drop_effect)
 
@@ -213,7 +200,6 @@ head_method(
     requires=frozenset({"forward", "wrong"}),
     unit="logits",
     cost="P passes",
-    counts={"whole": (1, 0)},
     reference="Elhage et al. 2021",
 )
 def _direct(
@@ -240,7 +226,6 @@ def _direct(
     requires=frozenset({"forward", "backward", "pairs"}),
     unit="logits",
     cost="2 P passes and P backward",
-    counts={"whole": (2, 0), "backward": (1, 0)},
     reference="Nanda 2023; Syed et al. 2023, arXiv:2310.10348",
     version=2,
 )
@@ -262,7 +247,6 @@ def _attribution(
     unit="nats",
     signed=False,
     cost="P passes",
-    counts={"whole": (1, 0)},
     reference="Sun et al. 2015, doi:10.1137/140956166",
 )
 def _causation(
@@ -308,7 +292,6 @@ def _margins(
     requires=frozenset({"forward"}),
     signed=False,
     cost="P passes",
-    counts={"whole": (1, 0)},
     reference="mechanistic-validity framework, C36",
 )
 def _magnitude(model: Model, task: Task, *, batch_size: int | None = None) -> HeadScores:
@@ -327,8 +310,6 @@ def _magnitude(model: Model, task: Task, *, batch_size: int | None = None) -> He
     requires=frozenset({"forward", "backward"}),
     signed=False,
     cost="20 passes and 20 backward; with estimator='sgld' 1,600 n backward per head",
-    counts={"whole": (1, 0), "backward": (1, 0)},
-    most_prompts=20,
     reference="Lau et al. 2023, arXiv:2308.12108; Wang et al. 2024, arXiv:2410.02984",
 )
 def _learning_coefficient(
@@ -361,7 +342,6 @@ def _learning_coefficient(
     requires=frozenset({"weights", "wrong"}),
     signed=False,
     cost="none",
-    counts={},
     reference="mechanistic-validity framework, F59",
 )
 def _ov_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> HeadScores:
@@ -392,6 +372,5 @@ for _quantity, _summary, _unit, _reference in (
         unit=_unit,
         signed=False,
         cost="none",
-        counts={},
         reference=_reference,
     )(_spectrum(_quantity))

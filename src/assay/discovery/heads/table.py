@@ -16,9 +16,8 @@ from jaxtyping import Bool, Float64, Int64
 from assay.circuits import Circuit, HeadCircuit
 from assay.circuits.given import named_circuit
 from assay.core.errors import InputError, unknown_name
-from assay.core.random import stream
 from assay.core.record import library_version, record_id
-from assay.discovery.heads.columns import QUANTITIES, WHOLE, Columns, count_draws
+from assay.discovery.heads.columns import QUANTITIES, WHOLE, Columns
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.replacing import outside
 from assay.discovery.heads.scores import member_flags
@@ -30,7 +29,6 @@ from assay.tasks import PairTask, check_equal_lengths, check_read_once
 
 
 ROWS_AT_ONCE = 64  # prompts of one block of a table over all heads: what an interruption can cost
-RANDOM_HEADS = 20  # measured beside the circuit's where passes are too scarce for all heads
 POOL = "pool/"
 
 AnyCircuit = Circuit | HeadCircuit | Sequence[Sequence[int]] | str | Path
@@ -76,15 +74,13 @@ class MeasurementTable:
         folder: Where columns are kept and found again.
         batch_size: Prompts per pass; default: by free memory. Never changes a number.
         seed: Root of donors and noise.
-        max_passes: Whole-pass equivalents that tables over all heads may cost together. Where they would
-            cost more, only the circuit's heads and 20 random others are measured; the rest are NaN.
         donors: Row of the prompt that gives each prompt its activations under `resample-donor`, instead of
             five random draws.
         measured: Columns that were measured elsewhere, by name.
 
     Raises:
         InputError: For a folder that holds another table, a folder under an objective that is not
-            registered, a budget that is not above 0.
+            registered.
         GraphMismatchError: For a circuit of another model.
     """
 
@@ -101,7 +97,6 @@ class MeasurementTable:
         folder: str | Path | None = None,
         batch_size: int | None = None,
         seed: int = 42,
-        max_passes: float | int | None = None,
         donors: Int64[np.ndarray, " P"] | None = None,
         measured: Mapping[str, np.ndarray] | None = None,
     ) -> None:
@@ -117,15 +112,12 @@ class MeasurementTable:
                 f"a folder identifies objectives by name, but {self.objective.key!r} is not registered; "
                 "register it under its own name, or keep the table in memory (folder=None)"
             )
-        if max_passes is not None and not max_passes > 0:
-            raise InputError(f"max_passes is {max_passes}; give a number above 0, or None for no limit")
         for prompts in (task, *([] if more is None else [more])):
             prompts.validate(model.n_vocab, model.n_positions)
             check_read_once(prompts.positions, "a table of measurements")
             check_equal_lengths(prompts, "a table of measurements")
         self.donors = donors
         self.heads = self.circuit.kept_heads()
-        self.measured_heads = self._measured(max_passes)
         self._columns: dict[str, np.ndarray] = dict(measured or {})
         self._make = Columns(
             model=model,
@@ -169,17 +161,12 @@ class MeasurementTable:
     @property
     def members(self) -> Bool[np.ndarray, " H"]:
         """True at the circuit's heads."""
-        return self._flags(self.heads)
+        return member_flags(self.heads, self.model.n_layers, self.model.n_heads)
 
     @property
     def places(self) -> list[int]:
         """Index of each of the circuit's heads in a table over heads, in the order of `heads`."""
         return [layer * self.model.n_heads + head for layer, head in self.heads]
-
-    @property
-    def partial(self) -> bool:
-        """Whether the budget left some heads out of the tables over all heads."""
-        return len(self.measured_heads) < self.H
 
     @property
     def folder(self) -> Path | None:
@@ -205,7 +192,6 @@ class MeasurementTable:
             "ablation": self.ablation,
             "seed": self.seed,
             "donors": None if self.donors is None else self.donors.tolist(),
-            "measured_heads": [list(head) for head in self.measured_heads] if self.partial else "all",
         }
 
     @cached_property
@@ -225,35 +211,6 @@ class MeasurementTable:
         A run that begins at some block counts as the share of the model's MLPs that it goes through.
         """
         return {"forward": self._make.n_forward, "backward": self._make.n_backward}
-
-    def _flags(self, heads: Collection[tuple[int, int]]) -> Bool[np.ndarray, " H"]:
-        return member_flags(tuple(heads), self.model.n_layers, self.model.n_heads)
-
-    def _measured(self, max_passes: float | int | None) -> tuple[tuple[int, int], ...]:
-        every = outside((), self.model)
-        if max_passes is None or self.cost(every)["over_heads"] <= max_passes:
-            return tuple(every)
-        others = outside(self.heads, self.model)
-        drawn = stream(self.seed, "table/random-heads").permutation(len(others))[:RANDOM_HEADS]
-        return tuple(sorted({*self.heads, *(others[place] for place in drawn)}))
-
-    def cost(self, heads: Collection[tuple[int, int]] | None = None) -> dict[str, float]:
-        """Whole-pass equivalents of the tables over heads: `y_drop1`, `y_patch`, `y_cross` and their sum.
-
-        Args:
-            heads: Heads to measure; default: those that the budget allows.
-        """
-        layers = self.model.n_layers
-        shares = [(layers - layer) / layers for layer, _ in (self.measured_heads if heads is None else heads)]
-        whole = self.P * (1 + sum(shares))
-        dropped = self.P * (1 + count_draws(self.ablation, self.donors) * sum(shares))
-        last = self.P * (2 + sum(shares) / max(1, self.task.length))
-        return {
-            "y_drop1": dropped,
-            "y_patch": whole + self.P,
-            "y_cross": last,
-            "over_heads": dropped + whole + self.P + last,
-        }
 
     # ---- columns --------------------------------------------------------------------------------
 
@@ -304,7 +261,7 @@ class MeasurementTable:
 
     def _filled(self, name: str) -> dict[str, np.ndarray]:
         if name in _OVER_HEADS:
-            return self._in_blocks(name, self.measured_heads)
+            return self._in_blocks(name, tuple(outside((), self.model)))
         if name == _OF_CIRCUIT:
             # What the table over all heads holds already is not measured again.
             if "y_drop1" in self._columns or (self._shelf is not None and self._shelf.has("y_drop1")):
@@ -365,11 +322,7 @@ class MeasurementTable:
                 continue
             with self._make.counting():
                 some = self.task.subset(range(rows.start, rows.stop))
-                found = self._make.over_heads(name.partition("/")[0], some, rows, heads)
-            table = found
-            if name != _OF_CIRCUIT:
-                table = np.full((some.n, self.H), np.nan)
-                table[:, self._flags(heads)] = found
+                table = self._make.over_heads(name.partition("/")[0], some, rows, heads)
             if self._shelf is not None:
                 self._shelf.write(name, start, table)
             blocks.append(table)
