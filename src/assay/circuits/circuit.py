@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
 
-    from assay.core.measurement import Measurement
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Circuit(display.Shown):
@@ -417,29 +415,6 @@ class Circuit(display.Shown):
             provenance=dict(self.provenance),
             **({} if self.spans is None else {"spans": self.spans.describe()}),
         )
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        token: str | None = None,
-        private: bool | None = None,
-        revision: str | None = None,
-        path: str = "circuit.safetensors",
-        measurements: Sequence["Measurement | Mapping[str, Any]"] = (),
-    ) -> str:
-        """Upload the circuit to a repository of the Hugging Face Hub, with a card; see `upload_circuit`."""
-        upload = display.named("assay.circuits.hub:upload_circuit")  # by name: that module imports this one
-        address: str = upload(
-            self,
-            repo_id,
-            token=token,
-            private=private,
-            revision=revision,
-            path=path,
-            measurements=measurements,
-        )
-        return address
 
 
 def _minus(first: Any, second: Any) -> Any:

@@ -19,7 +19,6 @@ import assay.app.cli.export
 import assay.app.cli.finetune
 import assay.app.cli.measure
 import assay.app.cli.monitor
-import assay.app.cli.push
 import assay.app.cli.rank
 import assay.app.cli.repair
 import assay.app.cli.report
