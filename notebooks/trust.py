@@ -171,5 +171,5 @@ print("About the exceptions:", "bound a percentile, not the maximum")
 
 # %% [markdown]
 # `assay calibrate` runs all sixteen gates and writes a page. [Which gate?](../docs/choose/gate.md) says which
-# one guards which sentence; [claims](../docs/howto/claims.md) registers a prediction before it is measured;
+# one guards which sentence;
 # [limits](../docs/limits.md) lists what cannot be said at all.

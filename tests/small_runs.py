@@ -31,39 +31,7 @@ warmup = 1
 batch_size = 12
 validate_every = 2
 """
-CLAIM = """
-schema = "assay-claim/1"
-[claim]
-name = "movers"
-statement = "They move the name."
-model = "mini"
-task = "ioi"
-n = 24
-seed = 3
-ablation = "mean"
-[heads]
-movers = ["a3.h4", "a3.h6"]
-[[predicts]]
-what = "dropping"
-of = "movers"
-lowers_by_at_least = 0.3
-[[predicts]]
-what = "dropping"
-of = "movers"
-on = "gendered-pronoun"
-changes_at_most = 0.3
-[[predicts]]
-what = "keeping"
-retains_at_least = 0.8
-[[controls]]
-of = "movers"
-heads = "layer-matched"
-draws = 2
-[[rivals]]
-heads = "magnitude"
-"""
 ZOO_OPTIONS = ("grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo")
-CLAIM_OPTIONS = ("claim.toml", "--batch-size", "24", "--budget", "400", "--out", "claim")
 
 
 @dataclass(frozen=True)
@@ -102,9 +70,3 @@ def _ran(n_layers: int, *arguments: str, backward: int = 1, **texts: str) -> Sma
 def trained_zoo() -> SmallRun:
     """Two models of two blocks, trained for four steps."""
     return _ran(2, "zoo", "train", *ZOO_OPTIONS, backward=2, grid=GRID)
-
-
-@cache
-def measured_claim() -> SmallRun:
-    """A claim about two heads of the embedded model, with a control, a rival and a second task."""
-    return _ran(4, "claim", *CLAIM_OPTIONS, claim=CLAIM)

@@ -255,14 +255,6 @@ def test_measure_takes_the_lines_of_a_file_that_are_for_it(run: Run, tmp_path: P
     assert record["n"] == 4
 
 
-def test_repair_halves_a_file_before_it_takes_as_many_as_asked_for(run: Run, tmp_path: Path) -> None:
-    own_lines(tmp_path / "own.jsonl", 200)
-    asked = ("--task", "own.jsonl", "--n", "30", "--steps", "1", "--top", "40", "--by", "swap", "--json")
-    result = run("repair", *asked, "--n-train", "20", "--n-pairs", "60", "--seed", "3")
-    assert result.exit_code == 0
-    assert "note" not in result.stderr
-
-
 def test_measure_takes_a_circuit_file(run: Run) -> None:
     run("discover", *SMALL, "--top", "60", "--save", "c.safetensors")
     result = run("measure", *SMALL, "--circuit", "c.safetensors", "--metric", "kl")
@@ -423,7 +415,6 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
             "app.cli.select:SelectSettings",
             "at_least device folder planned progress",
         ),
-        ("analyses.claims:run_claim", "app.cli.claim:ClaimSettings", "folder device max_passes progress"),
     ],
 )
 def test_every_keyword_of_a_function_is_an_option_or_named_by_the_command(

@@ -12,7 +12,7 @@ import pytest
 from command_line import invoke
 from counted_passes import counted
 from cyclopts import App
-from small_runs import CLAIM, CLAIM_OPTIONS, GRID, ZOO_OPTIONS, SmallRun, measured_claim, trained_zoo
+from small_runs import GRID, ZOO_OPTIONS, SmallRun, trained_zoo
 from type_checks import no_type_checks
 
 from assay.app.cli.parsing import app
@@ -27,7 +27,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "howto" / "json.md"
 PLANTED = ("--models", "induction/gpt2/bare", "--methods", "eap,eap-ig-inputs,random", "--n", "6")
 SHAPES = ("--shapes", "flat", "--n", "36")
 HEADS = ("--circuit", "a3.h4,a3.h6")
-PAIRS = ("--n-train", "20", "--n-pairs", "60", "--train-steps", "3", "--n", "8")
 PLAN = """
 name = "small"
 n = 6
@@ -44,9 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "measure": ("--n", "4", *HEADS, "--metric", "kl"),
     "audit": ("--n", "6", "--skip", "attack,random,curve,calibrate"),
     "attack": (*HEADS, "--n-clean", "6", "--n-corrupted", "6"),
-    "repair": (*HEADS, *PAIRS),
     "calibrate": ("C11", *HEADS, "--prompts", "10"),
-    "claim": CLAIM_OPTIONS,
     "truth": PLANTED,
     "benchmark discovery": PLANTED[2:],
     "zoo train": ZOO_OPTIONS,
@@ -99,8 +96,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 KEPT = {
     "truth": "truth",
     "benchmark discovery": "benchmark",
-    "claim": "claim",
-    "repair": "repair",
     "zoo train": "zoo",
     "zoo index": "correctness",
     "finetune": "finetune",
@@ -112,14 +107,13 @@ BLOCKS = dict.fromkeys(COMMANDS, 4) | {"truth": 2, "zoo index": 2}  # of the mod
 UNTYPED = ("finetune", "zoo train", "select")  # trained in float32; runs no model
 
 
-TEXTS = {"grid.toml": GRID, "plan.toml": PLAN, "claim.toml": CLAIM}
+TEXTS = {"grid.toml": GRID, "plan.toml": PLAN}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The working directory of all commands; a zoo is trained and a claim is measured."""
+    """The working directory of all commands; a zoo is trained."""
     path = tmp_path_factory.mktemp("json")
-    shutil.copytree(measured_claim().folder, path, dirs_exist_ok=True)
     shutil.copytree(trained_zoo().folder / "zoo", path / "zoo")
     for name, text in TEXTS.items():
         (path / name).write_text(text)
@@ -193,7 +187,7 @@ def test_every_result_is_kept_and_shown(documents: dict[str, Any], folder: Path)
         assert found[kind] in invoke("show", found[kind], "--store", folder / "store").stdout
 
 
-@pytest.mark.parametrize("kind", ["benchmark", "correctness", "finetune", "repair", "truth", "zoo"])
+@pytest.mark.parametrize("kind", ["benchmark", "correctness", "finetune", "truth", "zoo"])
 def test_a_result_is_shown_by_the_page_of_its_kind(
     kind: str, documents: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,8 +220,6 @@ def test_every_command_that_computes_takes_the_same_options(name: str) -> None:
 # Those of an audit are in tests/runner/test_audit_plan.py.
 PLANNED = (
     "attack",
-    "repair",
-    "claim",
     "truth",
     "benchmark discovery",
     "zoo train",
@@ -263,23 +255,13 @@ def test_a_dry_run_tells_passes_seconds_and_bytes(
 def test_a_plan_is_an_upper_bound_and_not_a_loose_one(
     name: str, runs: dict[str, SmallRun], folder: Path
 ) -> None:
-    ran = {"zoo train": trained_zoo(), "claim": measured_claim()}
+    ran = {"zoo train": trained_zoo()}
     passes = ran.get(name, runs[name]).passes
     with no_type_checks():
         plan = json.loads(invoke(*name.split(), *COMMANDS[name], "--dry-run", "--json", "--quiet").stdout)
     # How often a method is timed goes by the clock: the plan counts the most, a loaded machine makes fewer.
     timed = sum(stage["passes"] for stage in plan["stages"] if stage["stage"] == "timed passes")
     assert passes <= plan["passes"] <= 2 * passes + timed
-
-
-@pytest.mark.slow
-def test_a_plan_of_swaps_holds(folder: Path) -> None:
-    swaps = ("repair", "--by", "swap", *HEADS, *PAIRS[:4], "--n", "8", "--json", "--quiet")
-    with no_type_checks(), counted(4) as passes:
-        invoke(*swaps)
-    plan = json.loads(invoke(*swaps, "--dry-run").stdout)
-    # Swaps end early where the smallest one does not help.
-    assert 0 < sum(passes) <= plan["passes"] <= 3 * sum(passes)
 
 
 def test_dry_runs_of_a_zoo_count_its_models(documents: dict[str, Any], folder: Path) -> None:
@@ -301,12 +283,9 @@ def test_dry_runs_of_a_zoo_count_its_models(documents: dict[str, Any], folder: P
 
 def test_a_number_type_reaches_the_model(folder: Path) -> None:
     asked = ("--dtype", "float64", "--json", "--quiet", "--store", folder / "other")
-    (folder / "few.toml").write_text(CLAIM.replace("n = 24", "n = 10"))
     with no_type_checks():
-        claimed = json.loads(invoke("claim", "few.toml", "--budget", "100", *asked).stdout)
         judged = json.loads(invoke("truth", *PLANTED, *asked).stdout)
         planned = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked).stdout)
         usual = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked[2:]).stdout)
-    assert claimed["facts"]["model"]["dtype"] == "float64"
     assert judged["settings"]["dtype"] == "float64"
     assert {job["id"] for job in planned["listed"]}.isdisjoint(job["id"] for job in usual["listed"])

@@ -15,7 +15,6 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
-from claims.claim_text import CONTENT
 from generalization.small_vits import untrained_vit
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,8 +32,6 @@ from assay.analyses.benchmark import (
     TruthCell,
     TruthTable,
 )
-from assay.analyses.claims import ClaimResult, parse_claim
-from assay.analyses.claims.outcomes import Outcome
 from assay.analyses.generalization.comparison import compare_rankings
 from assay.analyses.generalization.dynamics import DepthReading, Dynamics
 from assay.analyses.generalization.inspection import InspectionSettings
@@ -45,7 +42,7 @@ from assay.analyses.generalization.stable_pick import StablePick, pick_until_sta
 from assay.core.display import Shown
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
-from assay.core.verdict import Interval, Verdict
+from assay.core.verdict import Interval
 from assay.pipeline import Audit
 from assay.tasks import draw_shapes
 
@@ -88,30 +85,6 @@ def monitor() -> Monitor:
             Reading(index=index, time="2026-01-01", n=9, shift=shift, interval=interval, alarm=shift > 0.3)
         )
     return watched
-
-
-def outcome(name: str, value: float, state: str) -> Outcome:
-    interval = Interval(low=value - 0.1, high=value + 0.1, level=0.9, method="t")
-    facts: dict[str, Any] = {"kind": "prediction", "of": 0, "task": "ioi", "n": 24, "n_dropped": 0}
-    return Outcome(name=name, value=value, size=0.3, interval=interval, p=0.01, state=state, **facts)
-
-
-def claim() -> ClaimResult:
-    return ClaimResult(
-        claim=parse_claim(CONTENT),
-        registration=None,
-        registered_before=False,
-        outcomes=(outcome("dropping movers", 0.7, "held"), outcome("dropping brakes", -0.2, "contradicted")),
-        multiplicity=Verdict(status="none", published="none"),
-        gates={},
-        replication=(),
-        evidence=(),
-        tier="proposed",
-        lacking=(),
-        tables={},
-        passes={},
-        seconds=1.0,
-    )
 
 
 def benchmark() -> DiscoveryBenchmark:
@@ -184,7 +157,6 @@ MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
         lambda each: each.n_included + each.n_abstained,
     ),
     "Circuit": (lambda: mini().circuit, lambda each: each.n_edges),
-    "ClaimResult": (claim, lambda each: len(each.outcomes)),
     "DiscoveryBenchmark": (benchmark, lambda each: len(each.rows)),
     "Dynamics": (dynamics, lambda each: len(each.readings)),
     "EdgeScores": (lambda: mini().scores, lambda each: each.graph.n_edges),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import synthetic_subset
-import test_claim_page
 import test_evaluation_page
 import test_monitor_page
 import test_rank_page
@@ -51,7 +50,6 @@ def documents(names: str | None = None) -> dict[str, Callable[[], Any]]:
         "subset": lambda: put(synthetic_subset.document()),
         "monitor": lambda: put(test_monitor_page.monitor_document()),
         "evaluation": lambda: put(test_evaluation_page.document()),
-        "claim": lambda: put(test_claim_page.document()),
         "measurements": lambda: [measurement(model=name, task=task)],
         "model": lambda: overview_document(store, model=name),
         "task": lambda: overview_document(store, task=task),
@@ -82,7 +80,7 @@ FREE = {
     "weakness",
     "source_text",
 }
-NAMED = {"model", "task", "dataset", "data", "claim"}
+NAMED = {"model", "task", "dataset", "data"}
 
 
 def renamed(value: Any, text: str, *, inside: str = "") -> Any:

@@ -22,7 +22,6 @@ KINDS = (
     "subset",
     "monitor",
     "evaluation",
-    "claim",
     "measurements",
     "model",
     "task",

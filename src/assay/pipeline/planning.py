@@ -1,6 +1,5 @@
 """What a command other than an audit would run, counted before it does."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,32 +10,18 @@ from assay.analyses.benchmark import Contender, planted_task
 from assay.analyses.benchmark.contenders import SHARED_OPTIONS
 from assay.analyses.benchmark.cost import TURNS, most_turns
 from assay.analyses.benchmark.discovery import WARM_UP
-from assay.analyses.claims.claim import Claim
-from assay.analyses.claims.sets import head_sets, shape_of
 from assay.analyses.generalization.batches import BatchTask, batch_task
 from assay.analyses.generalization.known_parts import learning_size
-from assay.analyses.worst_case.explain import STEPS as STEPS_OF_EXPLAIN
-from assay.analyses.worst_case.repair_search import (
-    ALPHA,
-    BATCH_SIZE,
-    EXPLAINED,
-    ROUNDS,
-    checked_steps,
-    n_worst,
-)
 from assay.core.errors import AssayError
-from assay.discovery.edges.masks import MaskSettings
 from assay.discovery.edges.method import EdgeMethod, get_method
 from assay.discovery.edges.outputs import output_passes
 from assay.execution.memory import weight_bytes
-from assay.execution.soft import mask_cost
 from assay.metrics.curve import FRACTIONS
 from assay.models import Model, load_model
 from assay.models.planted import planted_model
 from assay.pipeline.cost import Forecast, Workload, batch_memory, cost_of, cost_of_several
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.domain_evaluation import EvaluationPlan, check_domains
-from assay.pipeline.gates import plan_calibration
 from assay.pipeline.image_stream import known_images
 from assay.pipeline.inputs import FEW
 from assay.pipeline.monitor_plan import METHOD, STEPS, MonitorPlan
@@ -47,71 +32,6 @@ from assay.zoo import Grid, Recipe, Zoo, initial_module, split
 from assay.zoo.building import transform_for
 from assay.zoo.feeding import Images, size_of
 from assay.zoo.training import step_seconds
-
-
-PROBED = 3  # prompts that are run to learn what pairs of them take: their common start, one of each side
-
-
-def plan_repair(
-    model: Model, *, by: str, n_train: int, n_pairs: int, train_steps: int | None = None
-) -> list[Workload]:
-    """Passes of a repair over single prompts, at most; a run under a mask counts as `mask_cost` says.
-
-    Args:
-        model: The model.
-        by: `mask` or `swap`.
-        n_train: Pairs to train on, and as many to choose by.
-        n_pairs: Pairs that judge both circuits.
-        train_steps: Steps of `mask`.
-    """
-    masked = mask_cost(model)
-    validated, judged = (PROBED + 3 * n for n in (n_train, n_pairs))  # clean, corrupted and the circuit
-
-    def explained(pairs: int) -> int:
-        """Both sides; circuit, whole and empty; forward and backward on both paths."""
-        return math.ceil(pairs * (2 + (3 + 4 * STEPS_OF_EXPLAIN) * masked))
-
-    if by == "mask":
-        steps = MaskSettings.steps if train_steps is None else train_steps
-        trained = math.ceil(steps * BATCH_SIZE * (2 + 2 * masked))
-        tried, hard = len(checked_steps(steps)), len(checked_steps(steps)) - 1
-        search = [
-            Workload(stage="explain the start", runs=1, passes=explained(EXPLAINED)),
-            Workload(stage="train the mask", runs=steps, passes=trained),
-        ]
-    else:
-        tried = hard = ROUNDS
-        pairs = min(EXPLAINED, 2 * n_worst(n_train, ALPHA))
-        search = [Workload(stage="explain them", runs=ROUNDS, passes=ROUNDS * explained(pairs))]
-    return [
-        *search,
-        Workload(stage="worst pairs", runs=hard, passes=hard * validated),
-        Workload(stage="choose", runs=1 + tried, passes=(1 + tried) * validated),
-        Workload(stage="judge", runs=2, passes=2 * judged),
-    ]
-
-
-def plan_claim(claim: Claim, model: Model, *, max_passes: float | None = None) -> list[Workload]:
-    """Passes of a claim over single prompts, at most.
-
-    Args:
-        claim: The claim.
-        model: Its model.
-        max_passes: Budget of the tables over all heads.
-
-    Raises:
-        InputError: For heads that the model does not have.
-    """
-    k, n, others = len(claim.heads), claim.n, len(claim.tasks) - 1
-    sets = sum(map(len, head_sets(claim, shape_of(model)).values()))
-    tests = 3 + len(claim.predictions) + k  # the model, its means, a run per prediction and head
-    table = plan_calibration(model, n, n_heads=k, against=others, max_passes=max_passes)
-    return [
-        *table,
-        Workload(stage="controls and rivals", runs=2 * sets, passes=2 * sets * n),
-        Workload(stage="predictions on other tasks", runs=others * tests, passes=others * tests * n),
-        Workload(stage="replication", runs=(1 + others) * tests, passes=(1 + others) * tests * n),
-    ]
 
 
 def plan_entries(

@@ -42,7 +42,6 @@ Reportable = HasDocument | HasRecord | Document | Measurement | Sequence[Measure
 # A page registers itself when its module is imported.
 _MODULES = (
     "assay.analyses.calibration.page",
-    "assay.analyses.claims.page",
     "assay.analyses.generalization.evaluation_page",
     "assay.analyses.generalization.monitor_page",
     "assay.analyses.generalization.comparison_page",
@@ -69,7 +68,7 @@ def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `run_claim`, `assay.rank`,
+        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `assay.rank`,
             `assay.oodselect` or `assay.selection_path` returned, an `assay.Monitor` with readings, or the
             documents that they stored; a `Measurement` or a list of them make a table.
 
@@ -168,5 +167,5 @@ def is_reportable(document: Document) -> bool:
 def _refused(result: object) -> InputError:
     return InputError(
         f"cannot make a report from {type(result).__name__}. Pass audits, worst cases, calibrations, "
-        "claims, rankings, subsets, monitors, their documents, measurements or lists of measurements"
+        "rankings, subsets, monitors, their documents, measurements or lists of measurements"
     )

@@ -9,7 +9,6 @@ import assay.app.cli.attack
 import assay.app.cli.audit
 import assay.app.cli.benchmark
 import assay.app.cli.calibrate
-import assay.app.cli.claim
 import assay.app.cli.completion
 import assay.app.cli.discover
 import assay.app.cli.doctor
@@ -20,7 +19,6 @@ import assay.app.cli.finetune
 import assay.app.cli.measure
 import assay.app.cli.monitor
 import assay.app.cli.rank
-import assay.app.cli.repair
 import assay.app.cli.report
 import assay.app.cli.results
 import assay.app.cli.select

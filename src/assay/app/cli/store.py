@@ -37,9 +37,9 @@ class ListSettings(Storing, Talking):
         model: Only results of this model.
         task: Only results of this task or data set.
         method: Only results of this discovery method.
-        kind: Only results of this kind: audit, benchmark, calibration, circuit, claim, correctness,
+        kind: Only results of this kind: audit, benchmark, calibration, circuit, correctness,
             domain-evaluation, dynamics, finetune, job, measurement, monitor, pairs-part, ranking,
-            ranking-comparison, repair, scores, scores-part, stable-pick, subset-evaluation, subset-part,
+            ranking-comparison, scores, scores-part, stable-pick, subset-evaluation, subset-part,
             subset-path, sweep, truth, worst_case or zoo.
         where: Condition on results, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', 'payload.reason =
             null'; repeat for several.
