@@ -24,8 +24,7 @@ from assay.store import Store
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "json.md"
-PLANTED = ("--models", "induction/gpt2/bare", "--methods", "eap,eap-ig-inputs,random", "--n", "6")
-SHAPES = ("--shapes", "flat", "--n", "36")
+BENCHMARK = ("--methods", "eap,eap-ig-inputs,random", "--n", "6")
 HEADS = ("--circuit", "a3.h4,a3.h6")
 PLAN = """
 name = "small"
@@ -44,24 +43,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "audit": ("--n", "6", "--skip", "attack,random,curve,calibrate"),
     "attack": (*HEADS, "--n-clean", "6", "--n-corrupted", "6"),
     "calibrate": ("C11", *HEADS, "--prompts", "10"),
-    "truth": PLANTED,
-    "benchmark discovery": PLANTED[2:],
+    "benchmark discovery": BENCHMARK,
     "zoo train": ZOO_OPTIONS,
     "zoo list": ("zoo",),
     "zoo index": ("zoo", "--shapes", "sketch", "--n", "12"),
     "zoo select": ("zoo", "grid.toml", "--save", "second.json"),
     "rank": ("--zoo", "zoo", "--shapes", "sketch", "--n", "12", "--metrics", "rankme", "--draws", "20"),
-    "finetune": (
-        *SHAPES,
-        "--train-steps",
-        "1",
-        "--validate-every",
-        "1",
-        "--circuit-images",
-        "2",
-        "--out",
-        "t",
-    ),
     "monitor": (
         "--images",
         "shapes:flat",
@@ -94,17 +81,15 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sweep": ("plan.toml",),
 }
 KEPT = {
-    "truth": "truth",
     "benchmark discovery": "benchmark",
     "zoo train": "zoo",
     "zoo index": "correctness",
-    "finetune": "finetune",
     "monitor": "monitor",
     "monitor evaluate": "domain-evaluation",
 }
 COMPUTING = [name for name in COMMANDS if name not in ("zoo list", "zoo select")]
-BLOCKS = dict.fromkeys(COMMANDS, 4) | {"truth": 2, "zoo index": 2}  # of the model that a command runs
-UNTYPED = ("finetune", "zoo train", "select")  # trained in float32; runs no model
+BLOCKS = dict.fromkeys(COMMANDS, 4) | {"zoo index": 2}  # of the model that a command runs
+UNTYPED = ("zoo train", "select")  # trained in float32; runs no model
 
 
 TEXTS = {"grid.toml": GRID, "plan.toml": PLAN}
@@ -128,7 +113,7 @@ def runs(folder: Path) -> dict[str, SmallRun]:
     found = {}
     for name, arguments in COMMANDS.items():
         store = ("--store", folder / "store") if name in COMPUTING else ()
-        with no_type_checks(), counted(BLOCKS[name], backward=2 if name == "finetune" else 1) as passes:
+        with no_type_checks(), counted(BLOCKS[name]) as passes:
             outcome = invoke(*name.split(), *arguments, *store, "--json", "--quiet")
         assert outcome.exit_code in (0, 3), f"{name}: {outcome.output}"
         found[name] = SmallRun(folder, json.loads(outcome.stdout), sum(passes))
@@ -187,7 +172,7 @@ def test_every_result_is_kept_and_shown(documents: dict[str, Any], folder: Path)
         assert found[kind] in invoke("show", found[kind], "--store", folder / "store").stdout
 
 
-@pytest.mark.parametrize("kind", ["benchmark", "correctness", "finetune", "truth", "zoo"])
+@pytest.mark.parametrize("kind", ["benchmark", "correctness", "zoo"])
 def test_a_result_is_shown_by_the_page_of_its_kind(
     kind: str, documents: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,11 +205,9 @@ def test_every_command_that_computes_takes_the_same_options(name: str) -> None:
 # Those of an audit are in tests/runner/test_audit_plan.py.
 PLANNED = (
     "attack",
-    "truth",
     "benchmark discovery",
     "zoo train",
     "zoo index",
-    "finetune",
     "monitor",
     "monitor evaluate",
 )
@@ -284,7 +267,7 @@ def test_dry_runs_of_a_zoo_count_its_models(documents: dict[str, Any], folder: P
 def test_a_number_type_reaches_the_model(folder: Path) -> None:
     asked = ("--dtype", "float64", "--json", "--quiet", "--store", folder / "other")
     with no_type_checks():
-        judged = json.loads(invoke("truth", *PLANTED, *asked).stdout)
+        judged = json.loads(invoke("benchmark", "discovery", *BENCHMARK, *asked).stdout)
         planned = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked).stdout)
         usual = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked[2:]).stdout)
     assert judged["settings"]["dtype"] == "float64"

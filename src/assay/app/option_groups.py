@@ -116,8 +116,6 @@ KINDS = (
     "circuit",
     "correctness",
     "domain-evaluation",
-    "dynamics",
-    "finetune",
     "job",
     "measurement",
     "monitor",
@@ -131,7 +129,6 @@ KINDS = (
     "subset-part",
     "subset-path",
     "sweep",
-    "truth",
     "worst_case",
     "zoo",
 )

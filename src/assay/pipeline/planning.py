@@ -4,9 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from assay.analyses.benchmark import Contender, planted_task
+from assay.analyses.benchmark import Contender
 from assay.analyses.benchmark.contenders import SHARED_OPTIONS
 from assay.analyses.benchmark.cost import TURNS, most_turns
 from assay.analyses.benchmark.discovery import WARM_UP
@@ -14,11 +12,9 @@ from assay.analyses.generalization.batches import BatchTask, batch_task
 from assay.analyses.generalization.known_parts import learning_size
 from assay.core.errors import AssayError
 from assay.discovery.edges.method import EdgeMethod, get_method
-from assay.discovery.edges.outputs import output_passes
 from assay.execution.memory import weight_bytes
 from assay.metrics.curve import FRACTIONS
 from assay.models import Model, load_model
-from assay.models.planted import planted_model
 from assay.pipeline.cost import Forecast, Workload, batch_memory, cost_of, cost_of_several
 from assay.pipeline.discovery import plan_discovery
 from assay.pipeline.domain_evaluation import EvaluationPlan, check_domains
@@ -26,7 +22,7 @@ from assay.pipeline.image_stream import known_images
 from assay.pipeline.inputs import FEW
 from assay.pipeline.monitor_plan import METHOD, STEPS, MonitorPlan
 from assay.pipeline.monitor_reference import known_inputs
-from assay.pipeline.zoo_training import evaluations_of, step_passes, training_passes
+from assay.pipeline.zoo_training import step_passes, training_passes
 from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, Task
 from assay.zoo import Grid, Recipe, Zoo, initial_module, split
 from assay.zoo.building import transform_for
@@ -109,34 +105,6 @@ def benchmark_cost(
         Workload(stage="faithfulness of circuits", runs=runs, passes=runs * n),
     )
     return replace(cost, stages=stages)
-
-
-def truth_cost(
-    models: Sequence[str],
-    entries: Sequence[Contender],
-    *,
-    n: int,
-    objectives: Sequence[str],
-    dtype: torch.dtype | None = None,
-    batch_size: int | None = None,
-) -> Forecast:
-    """What it costs to judge methods on planted models, a pass of each timed here.
-
-    Args:
-        models: Names of planted models.
-        entries: The methods.
-        n: Examples of each model.
-        objectives: What each attributes in turn.
-        dtype: Number type of the weights; None: float32.
-        batch_size: Examples of a pass.
-    """
-    parts = []
-    for name in models:
-        planted = planted_model(name, dtype=dtype or torch.float32)
-        task = planted_task(planted, n=min(n, FEW))
-        stages = plan_entries(entries, planted.model, task, n=n, objectives=objectives)
-        parts.append(cost_of(planted.model, n, stages, task, batch_size=batch_size))
-    return cost_of_several(f"{len(models)} planted models", n, parts)
 
 
 def index_cost(
@@ -292,27 +260,3 @@ def training_cost(grid: Grid, recipe: Recipe, images: Images, *, device: str | N
         pass_seconds=seconds / (batch * step_passes(recipe)),
         bytes=weight_bytes(model) + peak,
     )
-
-
-def finetune_cost(
-    model: Model, recipe: Recipe, per_image: int, *, n_images: int, images: ImageSet | None, validated: int
-) -> Forecast:
-    """What a fine-tuning costs; time is known where there are images.
-
-    Args:
-        model: What it starts from.
-        recipe: Steps, batch and evaluations.
-        per_image: Passes of a step over one image, a backward pass counted as two.
-        n_images: Images that circuits are measured on.
-        images: The domain; None: not given yet.
-        validated: Images that are scored at every evaluation.
-    """
-    evaluations = evaluations_of(recipe)
-    circuits = n_images * output_passes(STEPS)
-    stages = [
-        Workload(stage="train", runs=recipe.steps, passes=recipe.steps * recipe.batch_size * per_image),
-        Workload(stage="validate", runs=evaluations, passes=evaluations * validated),
-        Workload(stage="circuits", runs=evaluations, passes=evaluations * circuits),
-    ]
-    task = None if images is None else few_images(model, images)
-    return cost_of(model, 0 if images is None else images.n, stages, task)

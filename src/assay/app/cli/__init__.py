@@ -12,10 +12,8 @@ import assay.app.cli.calibrate
 import assay.app.cli.completion
 import assay.app.cli.discover
 import assay.app.cli.doctor
-import assay.app.cli.dynamics
 import assay.app.cli.evaluate
 import assay.app.cli.export
-import assay.app.cli.finetune
 import assay.app.cli.measure
 import assay.app.cli.monitor
 import assay.app.cli.rank

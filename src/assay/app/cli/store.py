@@ -38,7 +38,7 @@ class ListSettings(Storing, Talking):
         task: Only results of this task or data set.
         method: Only results of this discovery method.
         kind: Only results of this kind: audit, benchmark, calibration, circuit, correctness,
-            domain-evaluation, dynamics, finetune, job, measurement, monitor, pairs-part, ranking,
+            domain-evaluation, job, measurement, monitor, pairs-part, ranking,
             ranking-comparison, scores, scores-part, stable-pick, subset-evaluation, subset-part,
             subset-path, sweep, truth, worst_case or zoo.
         where: Condition on results, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', 'payload.reason =

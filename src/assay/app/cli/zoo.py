@@ -61,29 +61,20 @@ class Domains(SkipBad):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validating:
-    """What training is judged on.
-
-    Attributes:
-        holdout: Share of each class used for validation.
-    """
-
-    holdout: Annotated[float, TRAINING] = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings(Computing, Seeded, Placed, Validating, Domains):
+class TrainSettings(Computing, Seeded, Placed, Domains):
     """What models are trained on.
 
     Attributes:
         out: Output directory of the zoo.
         size: Height and width of the images. Default: what the models state, else 32.
+        holdout: Share of each class used for validation.
         checkpoint: Step at which to save models too; repeat for several.
         precision: Number type of training passes; float16 needs a GPU.
     """
 
     out: Annotated[Path, OUTPUT]
     size: Annotated[int | None, INPUTS, at_least(16)] = None
+    holdout: Annotated[float, TRAINING] = 0.2
     checkpoint: Annotated[tuple[int, ...], TRAINING] = ()
     precision: Annotated[str, TRAINING, one_of("float32", "bfloat16", "float16")] = "float32"
 
