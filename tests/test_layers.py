@@ -58,8 +58,6 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "timm": (),
     "torchvision": (),
     "ray": (),
-    "mlflow": (),
-    "trackio": (),
     "huggingface_hub": (),
     "psycopg": (),
 }
