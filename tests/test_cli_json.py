@@ -270,5 +270,5 @@ def test_a_number_type_reaches_the_model(folder: Path) -> None:
         judged = json.loads(invoke("benchmark", "discovery", *BENCHMARK, *asked).stdout)
         planned = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked).stdout)
         usual = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked[2:]).stdout)
-    assert judged["settings"]["dtype"] == "float64"
+    assert judged["model"]["dtype"] == "float64"
     assert {job["id"] for job in planned["listed"]}.isdisjoint(job["id"] for job in usual["listed"])

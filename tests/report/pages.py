@@ -15,7 +15,7 @@ from synthetic import synthetic_document, synthetic_worst_case
 from synthetic_calibration import synthetic_calibration
 from synthetic_store import Filled, fill, measurement
 
-from assay.report import compare_document, overview_document
+from assay.report import compare_page, sweep_page
 from assay.store import Store
 
 
@@ -51,10 +51,8 @@ def documents(names: str | None = None) -> dict[str, Callable[[], Any]]:
         "monitor": lambda: put(test_monitor_page.monitor_document()),
         "evaluation": lambda: put(test_evaluation_page.document()),
         "measurements": lambda: [measurement(model=name, task=task)],
-        "model": lambda: overview_document(store, model=name),
-        "task": lambda: overview_document(store, task=task),
-        "sweep": lambda: overview_document(store, sweep="methods"),
-        "comparison": lambda: compare_document(store, *ids.audits),
+        "sweep": lambda: sweep_page(store, "methods"),
+        "comparison": lambda: compare_page(store, *ids.audits),
     }
 
 

@@ -33,6 +33,7 @@ from assay.store.reading import (
     read_rows,
     results_of,
     rows_beginning,
+    summaries_of,
 )
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
 from assay.store.where import Condition, parse_where, provenance_filter
@@ -198,6 +199,10 @@ class Store(Carded):
     def results(self, identities: Sequence[str]) -> list[StoredResult]:
         """The results of these full ids, in their order."""
         return self._database.read(lambda connection: results_of(connection, self.directory, identities))
+
+    def summaries(self, identities: Sequence[str]) -> dict[str, ResultSummary]:
+        """Results in brief by their full ids, those that are stored."""
+        return self._database.read(lambda connection: summaries_of(connection, identities))
 
     def query(
         self,

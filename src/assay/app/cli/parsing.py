@@ -65,7 +65,7 @@ EXIT_CODES = {
 }
 # There the same names say what a page shows, not what to run: a variable or a file must not set them.
 TYPED_ONLY = {
-    "report": ("--model", "--task", "--sweep", "--compare"),
+    "report": ("--sweep", "--compare"),
     "store ls": ("--model", "--task", "--method"),
 }
 
