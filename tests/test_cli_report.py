@@ -67,16 +67,6 @@ def test_without_an_id_the_newest_audit_is_shown(report: Any, filled: tuple[Path
     assert "circuit audit" in page
 
 
-def test_what_other_commands_run_does_not_choose_the_page(
-    report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASSAY_SWEEP", "methods")
-    (tmp_path / "options.toml").write_text('sweep = "methods"\n')
-    result, page = report("--config", str(tmp_path / "options.toml"))
-    assert result.exit_code == 0
-    assert "circuit audit" in page
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,7 +9,6 @@ import assay.app.cli.attack
 import assay.app.cli.audit
 import assay.app.cli.benchmark
 import assay.app.cli.calibrate
-import assay.app.cli.completion
 import assay.app.cli.discover
 import assay.app.cli.doctor
 import assay.app.cli.evaluate

@@ -17,7 +17,7 @@ from assay.app.console import (
     remark,
     show_cost,
 )
-from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
+from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count
 from assay.app.options import Ablating, Beginning, OnModel
 from assay.app.running import Batched, Computing, Seeded, call, make_room
 from assay.core.errors import InputError, OutputError
@@ -53,13 +53,13 @@ class BenchmarkSettings(Computing, Seeded, Batched, Ablating, Beginning, OnModel
         out: Directory for benchmark.json, .csv, .md and the figure.
     """
 
-    task: Annotated[str | None, INPUTS, completing("tasks")] = None
+    task: Annotated[str | None, INPUTS] = None
     images: Annotated[str | None, INPUTS] = None
-    methods: Annotated[tuple[str, ...], DISCOVERY, completing("methods")] = ()
+    methods: Annotated[tuple[str, ...], DISCOVERY] = ()
     options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
     quick: Annotated[bool, RUNNING] = False
     n: Annotated[Count | None, INPUTS] = None
-    evaluate: Annotated[str, DISCOVERY, one_of("held-out", "same")] = "held-out"
+    evaluate: Annotated[str, DISCOVERY] = "held-out"
     imports: Annotated[tuple[Path, ...], DISCOVERY, Parameter(name="--import")] = ()
     export: Annotated[Path | None, OUTPUT] = None
     scores_dir: Annotated[Path | None, OUTPUT] = None

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_json
-from assay.app.option_groups import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, Count, completing
+from assay.app.option_groups import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, Count
 from assay.app.options import Beginning
 from assay.app.running import Storing, Talking, make_room
 from assay.core.errors import InputError
@@ -37,9 +37,9 @@ class CircuitExportSettings(Talking, Storing, Beginning):
     scores: Annotated[Path | None, CIRCUIT, Parameter(metavar="FILE")] = None
     roles: Annotated[Path | None, CIRCUIT, Parameter(metavar="FILE")] = None
     model: Annotated[str | None, INPUTS] = None
-    task: Annotated[str | None, INPUTS, completing("tasks")] = None
+    task: Annotated[str | None, INPUTS] = None
     prompts: Annotated[Count, INPUTS] = 3
-    method: Annotated[str, DISCOVERY, completing("methods")] = "eap-ig-inputs"
+    method: Annotated[str, DISCOVERY] = "eap-ig-inputs"
     save: Annotated[Path, OUTPUT] = Path("circuit.html")
 
 

@@ -18,7 +18,7 @@ from assay.app.console import (
     remark,
     show_cost,
 )
-from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, own_group
 from assay.app.options import Ablating, Discovering, SkipBad, Typed
 from assay.app.running import (
     Batched,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from assay.zoo import Correctness, Grid, Zoo
     from assay.zoo.feeding import Images
 
-STYLES = ("flat", "sketch", "neon", "stripes", "relief")
 TRAINING, CONFIGURATIONS = own_group("Training"), own_group("Configurations")
 
 zoo_app = family(IMAGES, "zoo", "Train, record and list zoos of image classifiers.")
@@ -56,7 +55,7 @@ class Domains(SkipBad):
     """
 
     images: Annotated[tuple[Path, ...], INPUTS] = ()
-    shapes: Annotated[tuple[str, ...], INPUTS, one_of(*STYLES)] = ()
+    shapes: Annotated[tuple[str, ...], INPUTS] = ()
     n: Annotated[Count | None, INPUTS] = None
 
 
@@ -76,7 +75,7 @@ class TrainSettings(Computing, Seeded, Placed, Domains):
     size: Annotated[int | None, INPUTS, at_least(16)] = None
     holdout: Annotated[float, TRAINING] = 0.2
     checkpoint: Annotated[tuple[int, ...], TRAINING] = ()
-    precision: Annotated[str, TRAINING, one_of("float32", "bfloat16", "float16")] = "float32"
+    precision: Annotated[str, TRAINING] = "float32"
 
 
 @command(parent=zoo_app, name="train", example="assay zoo train tiny --shapes flat --out zoo --dry-run")
