@@ -1,12 +1,9 @@
-"""Every result can be drawn, tabulated and shown in a notebook."""
+"""Every result can be drawn, tabulated and named in a line."""
 
-import base64
 import functools
 import importlib
 import math
 import pkgutil
-import re
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -39,9 +36,9 @@ from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.stable_pick import StablePick, pick_until_stable
-from assay.core.display import Shown
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
+from assay.core.plotted import Plotted
 from assay.core.verdict import Interval
 from assay.pipeline import Audit
 from assay.tasks import draw_shapes
@@ -189,7 +186,7 @@ def test_every_result_with_a_picture_is_tried_here() -> None:
     for module in pkgutil.walk_packages(assay.__path__, "assay."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    assert {each.__name__ for each in subclasses(Shown)} == MADE.keys()
+    assert {each.__name__ for each in subclasses(Plotted)} == MADE.keys()
 
 
 def label_of(ax: Axes) -> None:
@@ -198,18 +195,9 @@ def label_of(ax: Axes) -> None:
     assert any(each.get_ylabel() or any(_.get_text() for _ in each.get_yticklabels()) for each in shared)
 
 
-def parts(shown: str) -> tuple[str, str]:
-    """The summary and the SVG of what a notebook shows."""
-    found = re.fullmatch(
-        r'(.*)<img alt="[^"]*" style="[^"]*" src="data:image/svg\+xml;base64,([\w+/=]+)">', shown
-    )
-    assert found
-    return found[1], base64.b64decode(found[2]).decode()
-
-
 @pytest.mark.filterwarnings("ignore::assay.core.errors.AssayWarning")
 @pytest.mark.parametrize("name", sorted(MADE))
-def test_a_result_is_drawn_tabulated_and_shown(name: str) -> None:
+def test_a_result_is_drawn_tabulated_and_named(name: str) -> None:
     make, n_rows = MADE[name]
     result, settings = make(), dict(mpl.rcParams)
     drawn = result.plot()
@@ -222,17 +210,9 @@ def test_a_result_is_drawn_tabulated_and_shown(name: str) -> None:
     assert given.get_xlabel()
     assert given.lines or given.patches or given.collections or given.images
 
-    shown = result._repr_html_()
-    summary, picture = parts(shown)
-    assert "<table" in summary
-    assert "<img" not in summary
-    assert re.match(
-        r'<svg xmlns="http://www.w3.org/2000/svg" viewBox="[\d. ]+" width="\d+" height="\d+">', picture
-    )
-    ET.fromstring(picture)  # images are read as XML
-    for text in (summary, picture):
-        assert not re.search(r"<script|<link|@import|url\((?!#)|(?:src|href)=\"(?!#|data:)|\son\w+=", text)
-    assert len(shown) < 100_000
+    named = repr(result)
+    assert named.startswith(name)
+    assert len(named.splitlines()[0]) < 200
 
     table = result.to_frame()
     assert len(table) == n_rows(result)
@@ -240,20 +220,10 @@ def test_a_result_is_drawn_tabulated_and_shown(name: str) -> None:
     assert dict(mpl.rcParams) == settings
 
 
-def test_without_anything_to_draw_the_summary_is_shown() -> None:
+def test_without_anything_to_draw_plot_says_so() -> None:
     undefined = Measurement(id="a", name="a", value=math.nan, n=0, reason="zero_denominator")
     with pytest.raises(InputError, match="cannot plot"):
         undefined.plot()
-    assert "zero_denominator" in undefined._repr_html_()
-    assert "<img" not in undefined._repr_html_()
-
-
-def test_a_large_circuit_is_drawn_as_pixels() -> None:
-    large = assay.Circuit.full(assay.build_graph(12, 12))
-    assert large.n_edges > 30_000
-    shown = large._repr_html_()
-    assert "data:image/png;base64" in parts(shown)[1]
-    assert len(shown) < 600_000
 
 
 def test_the_layers_of_scores_hold_all_of_them() -> None:

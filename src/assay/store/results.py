@@ -12,7 +12,6 @@ import numpy as np
 import sqlalchemy as sa
 from torch import Tensor
 
-from assay.core.display import Carded
 from assay.core.errors import InputError, UnknownNameError
 from assay.core.record import plain, record_id
 from assay.store.about import COLUMNS, About, ResultSummary
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Store(Carded):
+class Store:
     """Results under the hash of how they came to be. Opening is cheap; several processes may write at once.
 
     Args:
@@ -76,8 +75,6 @@ class Store(Carded):
         >>> [found.value for found in store.query("measurement", where=["metric = kl", "value < 0.5"])]
         [0.25]
     """
-
-    carded_by = "assay.report.cards:store_card"
 
     def __init__(self, location: str | os.PathLike[str], *, create: bool = True) -> None:
         place = locate(location)
