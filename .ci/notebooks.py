@@ -7,7 +7,6 @@ with its outputs as `FOLDER/NAME.ipynb`. An error in a cell stops the run, and s
 import argparse
 import base64
 import os
-import re
 import sys
 import tempfile
 import time
@@ -26,7 +25,6 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-PICTURE = re.compile(r'src="data:image/svg\+xml;base64,([\w+/=]+)"')
 
 
 def read(source: Path) -> nbformat.NotebookNode:
@@ -66,15 +64,14 @@ def execute(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def pictures(notebook: nbformat.NotebookNode) -> list[str]:
-    """The pictures of its results, as SVG."""
-    shown = [
-        output.data.get("text/html", "")
+def pictures(notebook: nbformat.NotebookNode) -> list[bytes]:
+    """The pictures of its results, as PNG."""
+    return [
+        base64.b64decode(output.data["image/png"])
         for cell in notebook.cells
         for output in cell.get("outputs", ())
-        if "data" in output
+        if "image/png" in output.get("data", ())
     ]
-    return [base64.b64decode(each).decode() for html in shown for each in PICTURE.findall(html)]
 
 
 def run(name: str, folder: Path, gallery: Path | None) -> None:
@@ -84,7 +81,7 @@ def run(name: str, folder: Path, gallery: Path | None) -> None:
     path = folder / f"{name}.ipynb"
     nbformat.write(notebook, path)
     if gallery is not None:
-        (gallery / f"notebook-{name}.svg").write_text(pictures(notebook)[-1], encoding="utf-8")
+        (gallery / f"notebook-{name}.png").write_bytes(pictures(notebook)[-1])
     print(f"{path}: {time.monotonic() - start:.0f} s, {path.stat().st_size / 1000:.0f} kB", flush=True)
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_report.py [--results 100000] [--repeats 3]
 
-`document` reads the store, `page` draws, both in a process that has its libraries loaded; `served` is the
+`page` reads the store, `drawing` draws, both in a process that has its libraries loaded; `served` is the
 answer of `assay serve` to the same question. Seconds are the median of the repeats.
 """
 
@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from assay.app.site.web import create_app
 from assay.page.html import PAGE_LIMIT
-from assay.report import compare_document, overview_document
+from assay.report import compare_page
 from assay.report.save import render
 from assay.store import Store
 
@@ -44,12 +44,12 @@ def median_seconds(work: Callable[[], Any], repeats: int) -> tuple[float, Any]:
 
 
 def opened(make: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """A page from the store: time of its document and of its drawing, and its size."""
-    reading, document = median_seconds(make, repeats)
-    drawing, text = median_seconds(lambda: render(document), repeats)
+    """A page from the store: time to make it and to draw it, and its size."""
+    reading, page = median_seconds(make, repeats)
+    drawing, text = median_seconds(lambda: render(page), repeats)
     return {
-        "document_seconds": round(reading, 3),
-        "page_seconds": round(drawing, 3),
+        "page_seconds": round(reading, 3),
+        "drawing_seconds": round(drawing, 3),
         "seconds": round(reading + drawing, 3),
         "share_of_limit": round((reading + drawing) / LIMIT_SECONDS, 3),
         "bytes": len(text.encode()),
@@ -85,9 +85,7 @@ def main() -> None:
             "fill_seconds": round(filling, 1),
             "limit_seconds": LIMIT_SECONDS,
             "pages": {
-                "model": opened(lambda: overview_document(store, model="mini"), options.repeats),
-                "task": opened(lambda: overview_document(store, task="ioi"), options.repeats),
-                "comparison": opened(lambda: compare_document(store, *pair), options.repeats),
+                "comparison": opened(lambda: compare_page(store, *pair), options.repeats),
             },
             "served": {
                 path: served(client, path, options.repeats)
@@ -95,8 +93,6 @@ def main() -> None:
                     "/",
                     "/?metric=kl&order=value",
                     "/?where=payload.n = 200",
-                    "/overviews",
-                    "/model?name=mini",
                     f"/result/{pair[0]}",
                 )
             },

@@ -14,7 +14,7 @@ from cyclopts.argument import Argument
 from sphinx.application import Sphinx
 
 from assay.app.cli import app as application
-from assay.app.cli.parsing import EXIT_CODES, PREFIX, TYPED_ONLY, every_command
+from assay.app.cli.parsing import EXIT_CODES, PREFIX, every_command
 
 
 NUMBERS = {int: "whole number", float: "number"}
@@ -59,14 +59,12 @@ def kinds(hint: object) -> list[str]:
 
 
 def type_of(argument: Argument) -> str:
-    """Type, range and the values that the tab key completes."""
+    """Type and range."""
     hint, parameter = argument.hint, argument.parameter
     text = f"`{parameter.metavar}`" if parameter.metavar else " or ".join(kinds(hint))
     for limit in parameter.validator:
         text += f", at least {limit.gte}" if limit.gte is not None else ""
         text += f", at most {limit.lte}" if limit.lte is not None else ""
-    if parameter.completer is not None and not parameter.metavar:
-        text += " such as " + ", ".join(f"`{name}`" for name in parameter.completer(None))
     return text
 
 
@@ -99,9 +97,9 @@ def key_of(argument: Argument) -> str:
     return argument.name.lstrip("-")
 
 
-def can_be_set(name: str, argument: Argument) -> bool:
+def can_be_set(argument: Argument) -> bool:
     """Whether a variable or a file may give an option of a command its value."""
-    return not positional(argument) and argument.name not in (*TYPED_ONLY.get(name, ()), "--config")
+    return not positional(argument) and argument.name != "--config"
 
 
 def variable_of(argument: Argument) -> str:
@@ -113,7 +111,7 @@ def toml_of(name: str, options: list[Argument]) -> list[str]:
     lines = ["```toml", f"[{name.replace(' ', '.')}]"]
     for each in options:
         value = each.field_info.default
-        if not can_be_set(name, each):
+        if not can_be_set(each):
             continue
         if value is None:
             lines.append(f"# {key_of(each)} =")
@@ -176,7 +174,7 @@ def overview() -> dict[str, str]:
     for name, command in commands():
         listed.append((f"[`assay {name}`](generated/{name.replace(' ', '-')}.md)", first_line(command)))
         for each in arguments(command):
-            if can_be_set(name, each):
+            if can_be_set(each):
                 used.setdefault(each.name, (each, []))[1].append(name)
     rows = [
         (

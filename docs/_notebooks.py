@@ -27,8 +27,6 @@ def output(shown: nbformat.NotebookNode, picture: Path) -> list[str]:
     """One output of a cell; a PNG is written as `picture`."""
     if shown.output_type == "stream":
         return fenced(PRINTED, shown.text)
-    if "text/html" in shown.data:
-        return fenced("{raw} html", f'<div class="shown">{shown.data["text/html"]}</div>')
     if "image/png" in shown.data:
         picture.write_bytes(base64.b64decode(shown.data["image/png"]))
         return [f"![output of the cell above]({picture.name})", ""]

@@ -31,7 +31,6 @@ PAGES = {
     "worst-case": ("Worst case", ["assay.analyses.worst_case"]),
     "calibration": ("Calibrations", ["assay.analyses.calibration"]),
     "benchmark": ("Benchmark of methods", ["assay.analyses.benchmark"]),
-    "claims": ("Claims", ["assay.analyses.claims"]),
     "zoo": ("Zoos", ["assay.zoo"]),
     "generalization": ("Generalization", ["assay.analyses.generalization"]),
     "subsets": ("Subsets", ["assay.analyses.subsets"]),

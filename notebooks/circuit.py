@@ -9,6 +9,7 @@
 # package.
 
 # %%
+# %matplotlib inline
 import assay
 
 model = assay.load_model("mini")
@@ -47,11 +48,11 @@ print(f"right on {(margins > 0).mean():.0%} of {task.n} prompts; mean margin {ma
 
 # %%
 scores = assay.discover(model, task, "eap-ig-inputs")
-scores
+scores.plot().figure
 
 # %% [markdown]
-# The table has the strongest edges. A positive score means that the margin needs the edge, a negative one
-# that the edge works against it. The picture sums the scores between layers. Scores are estimates, edge by
+# The picture sums the scores between layers; `scores.to_frame()` has every edge. A positive score means that
+# the margin needs the edge, a negative one that the edge works against it. Scores are estimates, edge by
 # edge: two edges that back each other up can both score low. The next cell tells how well the integral behind
 # the estimate was resolved. A few per cent is no concern.
 
@@ -68,7 +69,7 @@ print(f"completeness gap {scores.details['completeness_gap']:.2%}")
 
 # %%
 curve = assay.faithfulness_curve(scores, model, assay.load_task("ioi", model, n=40, seed=1))
-curve
+curve.plot().figure
 
 # %% [markdown]
 # Take the smallest circuit on the curve whose interval lies above 0.8, the published threshold. The limit is
@@ -78,7 +79,7 @@ curve
 sizes = curve.to_frame()
 enough = sizes[sizes["low"] > 0.8].iloc[0]
 circuit = scores.top(int(enough["n_edges"])).connected()
-circuit
+circuit.plot().figure
 
 # %% [markdown]
 # `connected` drops edges that are on no path from the input to the logits. The picture shows which layers and
@@ -91,7 +92,7 @@ circuit
 # %%
 fresh = assay.load_task("ioi", model, n=100, seed=2)
 faithfulness = assay.measure(circuit, model, fresh, "faithfulness-norm", random_circuits=10)
-faithfulness
+faithfulness.plot().figure
 
 # %%
 interval = faithfulness.interval()
@@ -122,7 +123,7 @@ print(f"plain faithfulness {assay.measure(circuit, model, fresh, 'faithfulness')
 # %%
 print(len(circuit.kept_heads()), "of", model.n_layers * model.n_heads, "heads have an edge in the circuit")
 effects = assay.discover_heads(model, fresh, "drop-effect")
-effects
+effects.plot().figure
 
 # %% [markdown]
 # A head with an effect near 0 is not proven useless: another head may take over when it is gone.

@@ -10,6 +10,7 @@
 # small vision transformers that come with the package. They were trained on flat drawings of six shapes.
 
 # %%
+# %matplotlib inline
 import numpy as np
 
 import assay
@@ -48,7 +49,7 @@ ranking = assay.rank(
     metrics=["ddb-output", "id-accuracy", "average-confidence", "atc"],
     settings=InspectionSettings(draws=200),
 )
-ranking
+ranking.plot()[0].figure
 
 # %% [markdown]
 # The *regret* of a metric is the accuracy of the best model minus that of the model it picks. Compare it with
@@ -106,7 +107,7 @@ for domain in ("flat", "flat", "flat", "sketch", "sketch", "neon", "neon"):
     )
 
 # %%
-monitor
+monitor.plot().figure
 
 # %% [markdown]
 # - **It says** which batches are unlike the known ones. On batches that do not differ from the known ones, an

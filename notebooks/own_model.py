@@ -12,6 +12,7 @@
 # own model](../docs/howto/own-model.md) lists the families that are supported.
 
 # %%
+# %matplotlib inline
 import json
 from pathlib import Path
 
@@ -124,12 +125,12 @@ print(f"right on {(margins > 0).mean():.0%} of {task.n} prompts; mean margin {ma
 discovery, held_out = task.split(0.5, seed=0)
 scores = assay.discover(model, discovery, "eap-ig-inputs")
 curve = assay.faithfulness_curve(scores, model, held_out)
-curve
+curve.plot().figure
 
 # %%
 sizes = curve.to_frame()
 circuit = scores.top(int(sizes[sizes["low"] > 0.8].iloc[0]["n_edges"])).connected()
-circuit
+circuit.plot().figure
 
 # %%
 found = assay.measure(circuit, model, held_out, "faithfulness-norm", random_circuits=10)

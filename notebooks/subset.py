@@ -44,7 +44,7 @@ print(f"R on all pictures: {everything.r:+.2f} [{everything.low:+.2f}, {everythi
 # is asked once.
 
 # %%
-subset
+subset.plot().figure
 
 # %%
 chosen = subset.correlation["test"]
@@ -127,7 +127,7 @@ print(f"\nas many of each digit as in all pictures: R {within.correlation['test'
 
 # %%
 path = assay.selection_path(answers, sizes=[30, 60, 120, 240], progress=assay.ProgressDisplay())
-path
+path.plot().figure
 
 # %% [markdown]
 # Where R rises towards zero, there are fewer such pictures than the size asks for. That is information, not a

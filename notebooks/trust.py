@@ -11,6 +11,7 @@
 # Some answers are bad. They stay as they come out.
 
 # %%
+# %matplotlib inline
 import assay
 
 model = assay.load_model("mini")
@@ -42,7 +43,7 @@ gates = ["C11", "C12", "C13", "C36", "M98", "M3b"]
 report = assay.calibrate_all(
     circuit, model, judged_on, gates=gates, groups="object", progress=assay.ProgressDisplay()
 )
-report
+report.plot().figure
 
 # %% [markdown]
 # How to read it:
@@ -87,7 +88,7 @@ print(f"other prompts   {report['M98'].values['resample-donor']:6.2f}")
 
 # %%
 worst = assay.worst_case(circuit, model, "ioi", n_clean=60, n_corrupted=60, progress=assay.ProgressDisplay())
-worst
+worst.plot()[0].figure
 
 # %%
 for quantile in (0.95, 0.99):
@@ -171,5 +172,5 @@ print("About the exceptions:", "bound a percentile, not the maximum")
 
 # %% [markdown]
 # `assay calibrate` runs all sixteen gates and writes a page. [Which gate?](../docs/choose/gate.md) says which
-# one guards which sentence; [claims](../docs/howto/claims.md) registers a prediction before it is measured;
+# one guards which sentence;
 # [limits](../docs/limits.md) lists what cannot be said at all.

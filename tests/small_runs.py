@@ -30,39 +30,7 @@ warmup = 1
 batch_size = 12
 validate_every = 2
 """
-CLAIM = """
-schema = "assay-claim/1"
-[claim]
-name = "movers"
-statement = "They move the name."
-model = "mini"
-task = "ioi"
-n = 24
-seed = 3
-ablation = "mean"
-[heads]
-movers = ["a3.h4", "a3.h6"]
-[[predicts]]
-what = "dropping"
-of = "movers"
-lowers_by_at_least = 0.3
-[[predicts]]
-what = "dropping"
-of = "movers"
-on = "gendered-pronoun"
-changes_at_most = 0.3
-[[predicts]]
-what = "keeping"
-retains_at_least = 0.8
-[[controls]]
-of = "movers"
-heads = "layer-matched"
-draws = 2
-[[rivals]]
-heads = "magnitude"
-"""
 ZOO_OPTIONS = ("grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo")
-CLAIM_OPTIONS = ("claim.toml", "--batch-size", "24", "--out", "claim")
 
 
 @dataclass(frozen=True)
@@ -99,9 +67,3 @@ def _ran(*arguments: str, **texts: str) -> SmallRun:
 def trained_zoo() -> SmallRun:
     """Two models of two blocks, trained for four steps."""
     return _ran("zoo", "train", *ZOO_OPTIONS, grid=GRID)
-
-
-@cache
-def measured_claim() -> SmallRun:
-    """A claim about two heads of the embedded model, with a control, a rival and a second task."""
-    return _ran("claim", *CLAIM_OPTIONS, claim=CLAIM)

@@ -9,7 +9,7 @@ import pytest
 from command_line import invoke
 
 from assay.analyses.worst_case import WorstCase
-from assay.circuits import Circuit, load_circuit
+from assay.circuits import Circuit
 from assay.models import load_model
 
 
@@ -139,19 +139,6 @@ def test_findings_stand_beside_the_statistics(run: Run, circuit_file: str, tmp_p
     for text in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
         assert text in shown
     assert "Inputs from outside the grammar" in (tmp_path / "page.html").read_text()
-
-
-def test_a_circuit_is_repaired(circuit_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ("--circuit", circuit_file, "--by", "swap", "--n", "4", "--n-pairs", "60", "--quiet")
-    smaller = ("--n-train", "20", "--percentile", "0.9")
-    result = invoke("repair", *arguments, *smaller, "--save", "new.safetensors", "--json")
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
-    start = load_circuit(circuit_file)
-    assert document["before"]["circuit"]["hash"] == start.hash
-    assert document["after"]["circuit"]["hash"] == load_circuit(tmp_path / "new.safetensors").hash
-    assert document["after"]["circuit"]["n_edges"] <= start.n_edges
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`assay truth` and `assay benchmark discovery`: tables, files, what a quick run says, what is refused."""
+"""`assay benchmark discovery`: tables, files, what a quick run says, what is refused."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from command_line import Outcome, invoke
 from type_checks import no_type_checks
 
 import assay
-from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
+from assay.analyses.benchmark import DiscoveryBenchmark
 from assay.discovery.edges import get_method
 from assay.pipeline.benchmark import quick_settings
 
@@ -117,75 +117,41 @@ def test_a_quick_run_shortens_what_learns() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("truth", "--models", PLANTED, "--methods", "eap", "--objectives", "kl", "--n", "4"),
-            "every method was rejected",
-        ),
-        (("truth", "--models", "", "--methods", "eap"), "takes names is empty"),
-        (
-            ("truth", "--models", PLANTED, "--methods", "eap", "--device", "foo"),
-            "device 'foo' does not exist",
-        ),
+        (("--methods", "eap", "--objective", "kl", "--n", "4"), "every method was rejected"),
+        (("--methods", ""), "takes names is empty"),
+        (("--methods", "eap", "--device", "foo"), "device 'foo' does not exist"),
     ],
 )
 def test_what_leaves_nothing_to_judge_is_refused(arguments: tuple[str, ...], message: str) -> None:
-    result = run(*arguments, code=2)
+    result = run("benchmark", "discovery", "--model", f"planted:{PLANTED}", *arguments, code=2)
     assert message in result.stderr
 
 
 def test_a_quick_run_says_what_it_shrinks() -> None:
-    result = run("truth", "--models", PLANTED, "--methods", "random", "--objectives", "logit_diff", "--quick")
+    result = run("benchmark", "discovery", "--model", f"planted:{PLANTED}", "--methods", "random", "--quick")
     assert "quick: 40 examples instead of the usual number" in result.stderr
-    assert "40 examples each" in result.stdout
-
-
-def test_truth_prints_and_writes_its_table(tmp_path: Path) -> None:
-    result = run("truth", "--models", PLANTED, *SMALL, "--out", tmp_path / "truth")
-    assert "1 planted models" not in result.stdout
-    assert "1 planted model, 2 methods, 6 examples each" in result.stdout
-    assert "not served: eap, kl (1 model): eap takes the gradient at the clean run only" in result.stdout
-    table = TruthTable.load(tmp_path / "truth" / "truth.json")
-    assert table.models == (PLANTED,)
-    assert table.objectives == ("logit_diff", "kl")
-    names = {path.name for path in (tmp_path / "truth").iterdir()}
-    assert names == {"truth.json", "truth.csv", "truth.md", "truth.png", "truth.svg"}
-
-
-def test_the_beginning_of_a_name_stands_for_all_models_that_begin_so() -> None:
-    found = document(
-        "truth", "--models", "patch-marker", "--methods", "random", "--objectives", "kl", "--n", "2"
-    )
-    assert [row["model"] for row in found["summary"]["models"]] == [
-        name for name in assay.models.planted.planted_names() if name.startswith("patch-marker/")
-    ]
+    assert "scores from 40 examples" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["truth", "--models", "inducton"], "planted model 'inducton'"),
-        (["truth", "--methods", "eapp"], "unknown method 'eapp'"),
-        (["truth", "--option", "eap"], "not of the form METHOD.NAME=VALUE"),
-        (
-            ["truth", "--models", PLANTED, "--methods", "ugs", "--option", "ugs.x=1"],
-            "unknown ugs option 'x'",
-        ),
-        (
-            ["truth", "--models", PLANTED, "--methods", "eap", "--objectives", "klm"],
-            "unknown objective 'klm'",
-        ),
-        (["benchmark", "discovery", "--methods", "eap", "--task", "ioj"], "unknown task 'ioj'"),
-        (["benchmark", "discovery", "--methods", "eap", "--evaluate", "elsewhere"], "evaluate"),
-        (["benchmark", "discovery", "--methods", "eap", "--model", "planted:x"], "planted model 'x'"),
+        (["--methods", "eapp"], "unknown method 'eapp'"),
+        (["--option", "eap"], "not of the form METHOD.NAME=VALUE"),
+        (["--methods", "ugs", "--option", "ugs.x=1"], "unknown ugs option 'x'"),
+        (["--methods", "eap", "--objective", "klm"], "unknown objective 'klm'"),
+        (["--methods", "eap", "--task", "ioj"], "unknown task 'ioj'"),
+        (["--methods", "eap", "--evaluate", "elsewhere"], "evaluate"),
+        (["--methods", "eap", "--model", "planted:x"], "planted model 'x'"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_says_what_is_there(arguments: list[str], message: str) -> None:
-    assert message in run(*arguments, "--quiet", code=2).stderr
+    assert message in run("benchmark", "discovery", *arguments, "--quiet", code=2).stderr
 
 
 def test_places_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = run("benchmark", "discovery", *SMALL, "--out", tmp_path / "file", code=2)
+    result = run("benchmark", "discovery", *SMALL, "--out", tmp_path / "file", code=1)
     assert "a file; give a directory" in result.stderr
 
 

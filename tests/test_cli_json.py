@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import invoke
 from cyclopts import App
-from small_runs import CLAIM, CLAIM_OPTIONS, GRID, ZOO_OPTIONS, SmallRun, measured_claim, trained_zoo
+from small_runs import GRID, ZOO_OPTIONS, SmallRun, trained_zoo
 from type_checks import no_type_checks
 
 from assay.app.cli.parsing import app
@@ -23,10 +23,8 @@ from assay.store import Store
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "json.md"
-PLANTED = ("--models", "induction/gpt2/bare", "--methods", "eap,eap-ig-inputs,random", "--n", "6")
-SHAPES = ("--shapes", "flat", "--n", "36")
+BENCHMARK = ("--methods", "eap,eap-ig-inputs,random", "--n", "6")
 HEADS = ("--circuit", "a3.h4,a3.h6")
-PAIRS = ("--n-train", "20", "--n-pairs", "60", "--train-steps", "3", "--n", "8")
 PLAN = """
 name = "small"
 n = 6
@@ -43,27 +41,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "measure": ("--n", "4", *HEADS, "--metric", "kl"),
     "audit": ("--n", "6", "--skip", "attack,random,curve,calibrate"),
     "attack": (*HEADS, "--n-clean", "6", "--n-corrupted", "6"),
-    "repair": (*HEADS, *PAIRS),
     "calibrate": ("C11", *HEADS, "--prompts", "10"),
-    "claim": CLAIM_OPTIONS,
-    "truth": PLANTED,
-    "benchmark discovery": PLANTED[2:],
+    "benchmark discovery": BENCHMARK,
     "zoo train": ZOO_OPTIONS,
     "zoo list": ("zoo",),
     "zoo index": ("zoo", "--shapes", "sketch", "--n", "12"),
     "zoo select": ("zoo", "grid.toml", "--save", "second.json"),
     "rank": ("--zoo", "zoo", "--shapes", "sketch", "--n", "12", "--metrics", "rankme", "--draws", "20"),
-    "finetune": (
-        *SHAPES,
-        "--train-steps",
-        "1",
-        "--validate-every",
-        "1",
-        "--circuit-images",
-        "2",
-        "--out",
-        "t",
-    ),
     "monitor": (
         "--images",
         "shapes:flat",
@@ -96,28 +80,24 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sweep": ("plan.toml",),
 }
 KEPT = {
-    "truth": "truth",
     "benchmark discovery": "benchmark",
-    "claim": "claim",
-    "repair": "repair",
     "zoo train": "zoo",
     "zoo index": "correctness",
-    "finetune": "finetune",
     "monitor": "monitor",
     "monitor evaluate": "domain-evaluation",
 }
 COMPUTING = [name for name in COMMANDS if name not in ("zoo list", "zoo select")]
-UNTYPED = ("finetune", "zoo train", "select")  # trained in float32; runs no model
+BLOCKS = dict.fromkeys(COMMANDS, 4) | {"zoo index": 2}  # of the model that a command runs
+UNTYPED = ("zoo train", "select")  # trained in float32; runs no model
 
 
-TEXTS = {"grid.toml": GRID, "plan.toml": PLAN, "claim.toml": CLAIM}
+TEXTS = {"grid.toml": GRID, "plan.toml": PLAN}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The working directory of all commands; a zoo is trained and a claim is measured."""
+    """The working directory of all commands; a zoo is trained."""
     path = tmp_path_factory.mktemp("json")
-    shutil.copytree(measured_claim().folder, path, dirs_exist_ok=True)
     shutil.copytree(trained_zoo().folder / "zoo", path / "zoo")
     for name, text in TEXTS.items():
         (path / name).write_text(text)
@@ -191,7 +171,7 @@ def test_every_result_is_kept_and_shown(documents: dict[str, Any], folder: Path)
         assert found[kind] in invoke("show", found[kind], "--store", folder / "store").stdout
 
 
-@pytest.mark.parametrize("kind", ["benchmark", "correctness", "finetune", "repair", "truth", "zoo"])
+@pytest.mark.parametrize("kind", ["benchmark", "correctness", "zoo"])
 def test_a_result_is_shown_by_the_page_of_its_kind(
     kind: str, documents: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,12 +203,6 @@ def test_every_command_that_computes_takes_the_same_options(name: str) -> None:
 
 def test_a_number_type_reaches_the_model(folder: Path) -> None:
     asked = ("--dtype", "float64", "--json", "--quiet", "--store", folder / "other")
-    (folder / "few.toml").write_text(CLAIM.replace("n = 24", "n = 10"))
     with no_type_checks():
-        claimed = json.loads(invoke("claim", "few.toml", *asked).stdout)
-        judged = json.loads(invoke("truth", *PLANTED, *asked).stdout)
-        planned = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked).stdout)
-        usual = json.loads(invoke("sweep", "plan.toml", "--dry-run", *asked[2:]).stdout)
-    assert claimed["facts"]["model"]["dtype"] == "float64"
-    assert judged["settings"]["dtype"] == "float64"
-    assert {job["id"] for job in planned["jobs"]}.isdisjoint(job["id"] for job in usual["jobs"])
+        judged = json.loads(invoke("benchmark", "discovery", *BENCHMARK, *asked).stdout)
+    assert judged["model"]["dtype"] == "float64"

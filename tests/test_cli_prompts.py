@@ -83,7 +83,7 @@ def test_an_audit_runs_prompts_as_transformers_does(flag: str | None, llama: Pat
 
 
 def test_every_command_that_reads_prompts_takes_the_choice(llama: Path, tmp_path: Path) -> None:
-    commands = ("discover", "measure", "attack", "calibrate", "repair", "benchmark discovery", "export")
+    commands = ("discover", "measure", "attack", "calibrate", "benchmark discovery", "export")
     for command in commands:
         assert "--bos, --no-bos" in invoke(*command.split(), "--help").stdout
     common = ["--model", str(llama), "--task", "ioi", "--json"]
@@ -212,7 +212,7 @@ def test_commands_align_prompts_of_other_lengths(tmp_path: Path) -> None:
     left_out = json.loads((tmp_path / "audit" / "audit.json").read_text())["left_out"]
     whys = {each["stage"]: each["reason"] for each in left_out}
     assert whys["attack"] == whys["calibrate"] == "serves pairs whose prompts are of one length"
-    kinds = {"attack": "a worst case", "calibrate": "a table of measurements", "repair": "a repair"}
+    kinds = {"attack": "a worst case", "calibrate": "a table of measurements"}
     for command, what in kinds.items():
         for flags in (circuit, []):  # before a circuit is discovered, too
             done = invoke(command, *common, *flags)

@@ -1,4 +1,4 @@
-"""`assay report`: a page of a result, a model, a task, a sweep, or of two that are compared."""
+"""`assay report`: a page of a result or a sweep, and two results in one table."""
 
 import json
 import sys
@@ -37,20 +37,28 @@ def report(filled: tuple[Path, Filled], tmp_path: Path) -> Any:
     return call
 
 
-def test_overviews_and_comparisons_are_written(report: Any, filled: tuple[Path, Filled]) -> None:
+def test_sweeps_results_and_comparisons_are_written(report: Any, filled: tuple[Path, Filled]) -> None:
     ids = filled[1]
     for arguments, title in (
-        (("--model", "mini"), "<h1>Model mini</h1>"),
-        (("--task", "ioi"), "<h1>Task ioi</h1>"),
         (("--sweep", "methods"), "<h1>Sweep methods</h1>"),
         (("--sweep", ids.sweep[:10]), "<h1>Sweep methods</h1>"),
         ((ids.sweep,), "<h1>Sweep methods</h1>"),
         ((ids.measurement,), "<h1>Measurement: faithfulness on ioi in mini</h1>"),
-        (("--compare", *ids.audits), "The circuits share"),
+        (("--compare", *ids.audits), "What both measured"),
     ):
         result, page = report(*arguments)
         assert result.exit_code == 0, result.stderr
         assert title in page
+
+
+def test_a_comparison_is_printed_as_a_table_or_as_json(filled: tuple[Path, Filled]) -> None:
+    asked = ("report", "--compare", *filled[1].audits, "--store", str(filled[0]))
+    result = invoke(*asked)
+    assert "What both measured" in result.stdout
+    assert "faithfulness" in result.stdout
+    rows = json.loads(invoke(*asked, "--json").stdout)
+    assert {"measure", "a", "a_low", "a_high", "b", "b_low", "b_high", "difference"} == set(rows[0])
+    assert not (filled[0] / "report.html").exists()
 
 
 def test_without_an_id_the_newest_audit_is_shown(report: Any, filled: tuple[Path, Filled]) -> None:
@@ -59,29 +67,13 @@ def test_without_an_id_the_newest_audit_is_shown(report: Any, filled: tuple[Path
     assert "circuit audit" in page
 
 
-def test_the_model_of_other_commands_does_not_turn_the_page_into_an_overview(
-    report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASSAY_MODEL", "mini")
-    monkeypatch.setenv("ASSAY_TASK", "ioi")
-    (tmp_path / "options.toml").write_text('model = "mini"\ntask = "ioi"\n')
-    result, page = report("--config", str(tmp_path / "options.toml"))
-    assert result.exit_code == 0
-    assert "circuit audit" in page
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "mini", "--task", "ioi"), "--model and --task select different pages"),
-        (("--model", "minnie"), "did you mean 'mini'"),
+        (("--sweep", "a", "--compare", "b", "c"), "--sweep and --compare select different pages"),
+        (("--compare", "a", "b", "--roles", "file"), "--roles belongs to a drawn circuit"),
         (("--sweep", "none"), "no sweep 'none'"),
         (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),
-        (
-            ("--compare", "nope.safetensors", "x"),
-            "nope.safetensors does not exist; give a circuit file, the id",
-        ),
-        (("--compare", "folder/nope", "x"), "folder/nope does not exist"),
         (("--compare", "nope", "x"), "a result id is up to 16 hex digits, got 'nope'"),
     ],
 )
@@ -98,13 +90,12 @@ def test_roles_of_a_file_are_shown_in_the_circuit_or_refused(
     stored = Store(filled[0]).get(filled[1].audits[0])
     roles = NodeRoles(graph=graph_of(stored.payload["graph"]), roles={"name movers": ("a3.h0",)})
     fitting = roles.save(tmp_path / "roles.json")
-    for arguments in ((stored.id,), ("--compare", *filled[1].audits)):
-        result, page = report(*arguments, "--roles", str(fitting))
-        assert result.exit_code == 0, result.stderr
-        assert '"name movers": ["a3.h0"]' in page
+    result, page = report(stored.id, "--roles", str(fitting))
+    assert result.exit_code == 0, result.stderr
+    assert '"name movers": ["a3.h0"]' in page
     other = NodeRoles(graph=build_graph(9, 2)).save(tmp_path / "other.json")
     result, _ = report(stored.id, "--roles", str(other))
     assert result.exit_code == 2
     assert "belongs to another graph (9 layers of 2 heads" in result.stderr
-    result, _ = report("--model", "mini", "--roles", str(fitting))
+    result, _ = report(filled[1].measurement, "--roles", str(fitting))
     assert "this page has none" in result.stderr

@@ -124,18 +124,6 @@ def test_too_few_models_are_refused(tmp_path: Path, loaded: list[str], n_models:
     assert loaded == [] or n_models >= 4
 
 
-@pytest.mark.parametrize("command", [("select",), ("select", "data"), ("select", "evaluate", "subset.json")])
-@pytest.mark.parametrize("given", [("--zoo", "my-zoo"), ("--zoo=my-zoo",)])
-def test_a_zoo_given_as_an_option_is_told_where_it_goes(
-    command: tuple[str, ...], given: tuple[str, ...]
-) -> None:
-    found = invoke(*command, *given, "--images", "shapes:sketch")
-    assert found.exit_code == 2
-    assert found.stderr == (
-        "error: this command takes the zoo as an argument: my-zoo --images DIR, not --zoo my-zoo\n"
-    )
-
-
 @pytest.mark.slow
 def test_a_run_without_a_page_ends_with_how_to_get_it_and_its_notes_appear_once(tmp_path: Path) -> None:
     data = planted().take_models(np.arange(19))

@@ -107,7 +107,6 @@ def test_experts_are_nodes_where_asked(model_type: str, tmp_path: Path) -> None:
     ("command", "what"),
     [
         (("attack",), "assay attack"),
-        (("repair",), "assay repair"),
         (("calibrate",), "assay calibrate"),
         (("audit", "--full"), "a full audit"),
         (("discover", "--method", "acdc"), "acdc"),

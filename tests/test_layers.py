@@ -30,7 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "zoo",
         "analyses/benchmark analyses/calibration analyses/generalization "
         "analyses/subsets analyses/worst_case",
-        "store catalogue analyses/claims",
+        "store catalogue",
         "report",
         "pipeline",
         "app",
@@ -57,8 +57,6 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "timm": (),
     "torchvision": (),
     "ray": (),
-    "mlflow": (),
-    "trackio": (),
     "huggingface_hub": (),
     "psycopg": (),
 }

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from assay.core.display import Carded
 from assay.core.errors import AssayWarning, InputError, UnknownNameError, near_matches
 
 
@@ -27,7 +26,7 @@ CHANNELS = ("q", "k", "v")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graph(Carded):
+class Graph:
     """Topology of one transformer, without weights. Build it with `build_graph`.
 
     Attributes:
@@ -38,8 +37,6 @@ class Graph(Carded):
         mlps: False for attention-only models.
         experts: Experts per block where each is a node; 0: the MLP of a block is one node.
     """
-
-    carded_by = "assay.report.cards:graph_card"
 
     n_layers: int
     n_heads: int

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from assay.analyses.worst_case import (
     WorstCase,
     explain,
-    repair,
     run_sample,
     sample_pairs,
     search_worst,
@@ -29,8 +28,6 @@ from assay.analyses.worst_case.reads import likeliest_differs, pair_divergences,
 from assay.analyses.worst_case.search import reads_several
 from assay.circuits import Circuit
 from assay.core.errors import InputError, TokenizationError
-from assay.core.random import stream
-from assay.discovery.edges.masks import MaskSettings
 from assay.execution import get_ablation, run_circuit, run_model
 from assay.execution.ablation import MeasuredOn
 from assay.models import Model, load_model
@@ -343,18 +340,3 @@ def test_whether_a_grammar_draws_answers_of_several_tokens_is_seen_beforehand(
 def test_a_search_of_single_prompts_is_refused(tiny: Model, task: PairTask, circuit: Circuit) -> None:
     with pytest.raises(InputError, match="are given, or read at several positions, and cannot be varied"):
         search_worst(circuit, tiny, task, ablation="zero", budget=40, restarts=1)
-
-
-@pytest.mark.parametrize("method", ["mask", "swap"])
-def test_a_repair_judges_by_the_mean_over_reads(tiny: Model, method: str) -> None:
-    rows = several_reads(tiny, n=18, ragged=True)
-    start = Circuit.random(tiny.graph, 20, seed=1).connected(warn=False)
-    found = repair(
-        start, tiny, rows, method=method, settings=MaskSettings(steps=6), batch_size=4, rounds=1, seed=0
-    )
-    assert found.circuit.n_edges <= start.n_edges
-    assert len(found.before.divergence) == 6
-    parts = np.array_split(stream(0, "repair-parts").permutation(18), 3)
-    expected = literal(tiny, rows, start, [(i, i) for i in sorted(parts[2].tolist())])
-    np.testing.assert_allclose(found.before.divergence, expected[0], atol=1e-9)
-    np.testing.assert_allclose(found.empty, expected[1], atol=1e-9)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import assay
-from assay.analyses.worst_case import outside_grammar, repair, search_worst
+from assay.analyses.worst_case import outside_grammar, search_worst
 from assay.circuits import Circuit, published_circuit
 from assay.circuits.given import named_circuit
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
@@ -55,8 +55,6 @@ def test_text_means_what_the_objects_do(model: Model, tmp_path: Path) -> None:
     assert search_worst("a2.h3", "mini", path, budget=20, restarts=2).n_evaluations > 0
     options: dict[str, Any] = {"n_clean": 4, "n_corrupted": 2, "objects": ["book", "letter"]}
     assert outside_grammar("a2.h3", "mini", "ioi", **options).result.divergence.shape == (4, 2)
-    counts: dict[str, int] = {"n_discovery": 20, "n_validation": 60, "n_certificate": 60, "rounds": 1}
-    assert repair("a2.h3,a3.h0", "mini", "ioi", method="swap", **counts).before.circuit == circuit
     assert set(assay.calibrate_all("a2.h3,a3.h0", "mini", path, gates=["C11"]).verdicts) == {
         "bootstrap-stability"
     }
@@ -82,7 +80,6 @@ def test_text_means_what_the_objects_do(model: Model, tmp_path: Path) -> None:
         (lambda m, t, c: assay.worst_case(m, c, t), "model is a Circuit"),
         (lambda m, t, c: search_worst(m, c, t), "model is a Circuit"),
         (lambda m, t, c: outside_grammar(m, c, t), "model is a Circuit"),
-        (lambda m, t, c: repair(m, c, t), "model is a Circuit"),
         (lambda m, t, c: assay.calibrate_all(m, c, t), "model is a Circuit"),
         (lambda m, t, c: assay.audit(t), "model is a PairTask"),
         (lambda m, t, c: assay.audit(m, 3), "task is a int"),

@@ -108,28 +108,6 @@ def test_it_starts_from_the_ranking_it_is_given(gpt2_tiny: nn.Module) -> None:
     assert learned.scores.top(15) == start.top(15)
 
 
-def test_the_loss_sees_the_divergences_and_the_progress(gpt2_tiny: nn.Module) -> None:
-    model = load_model(gpt2_tiny)
-    pairs = pairs_of(model, 4)
-    seen = []
-
-    def loss(divergences: Tensor, progress: float) -> Tensor:
-        seen.append((len(divergences), progress))
-        return divergences.max()
-
-    learned = learn_mask(
-        SoftRunner(model),
-        lambda step: pairs,
-        15,
-        divergence=divergence,
-        loss=loss,
-        settings=MaskSettings(steps=4),
-        watch=lambda step, ranking: seen.append((ranking().top(3).n_edges, step)),
-    )
-    assert seen == [(4, 0), (3, 0), (4, 0.25), (3, 1), (4, 0.5), (3, 2), (4, 0.75), (3, 3)]
-    assert [step.loss for step in learned.history] == [step.largest for step in learned.history]
-
-
 def test_the_same_seed_gives_the_same_mask(gpt2_tiny: nn.Module) -> None:
     model = load_model(gpt2_tiny)
     pairs = pairs_of(model, 4)

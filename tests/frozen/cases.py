@@ -261,14 +261,6 @@ def _without_identity(value: Any) -> Any:
 
 
 @case(single=True)
-def claim() -> Any:
-    """A claim file from text to checklist."""
-    from small_runs import measured_claim
-
-    return measured_claim().document
-
-
-@case(single=True)
 def benchmark() -> Any:
     """Discovery methods against each other."""
     return command(

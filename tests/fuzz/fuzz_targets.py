@@ -689,9 +689,6 @@ def _(folder: Path) -> Path:
     return folder / "words.txt"
 
 
-# -------------------------------------------------------------------------------------- claims
-
-
 def _toml(content: Mapping[str, Any]) -> str:
     """One line per key, so that a line can be damaged; lists of tables with their headers."""
     lines = []
@@ -714,64 +711,6 @@ def _toml(content: Mapping[str, Any]) -> str:
                     *(f"{json.dumps(name)} = {value(held)}" for name, held in table.items()),
                 ]
     return "\n".join(lines) + "\n"
-
-
-CLAIM: Mapping[str, Any] = {
-    "schema": "assay-claim/1",
-    "claim": {
-        "name": "movers",
-        "statement": "They move the name.",
-        "model": "mini",
-        "task": "ioi",
-        "n": 24,
-        "seed": 3,
-    },
-    "heads": {"movers": ["a3.h4", [3, 6]], "brakes": {"heads": ["a1.h4"], "sign": -1}},
-    "predicts": [
-        {"what": "dropping", "of": "movers", "lowers_by_at_least": 0.3},
-        {"what": "dropping", "of": "circuit", "lowers_by_at_least": 0.2},
-        {"what": "dropping", "of": "movers", "on": "gendered_pronoun", "changes_at_most": 0.3},
-    ],
-    "controls": [
-        {"of": "movers", "heads": "layer-matched", "draws": 2},
-        {"of": "movers", "heads": ["a2.h0", "a2.h1"]},
-    ],
-    "rivals": [{"heads": "magnitude"}, {"name": "others", "heads": ["a2.h0", "a2.h1", "a2.h2"]}],
-}
-
-
-def _read_claim(path: Path) -> object:
-    from assay.analyses.claims import load_claim
-
-    return load_claim(path).to_dict()
-
-
-@target("claim", read=_read_claim)
-def _(folder: Path) -> Path:
-    (folder / "claim.toml").write_text(_toml(CLAIM))
-    return folder / "claim.toml"
-
-
-def _read_registration(path: Path) -> object:
-    from assay.analyses.claims.registration import read_registration
-
-    return read_registration(path).to_dict()
-
-
-def _reseal_registration(path: Path) -> None:
-    from assay.analyses.claims.registration import content_hash
-
-    record = json.loads(path.read_text())
-    record["hash"] = content_hash(record["content"])
-    path.write_text(json.dumps(record))
-
-
-@target("registration", read=_read_registration, reseal=_reseal_registration, only=(".json",))
-def _(folder: Path) -> Path:
-    from assay.analyses.claims.registration import register_claim
-
-    (folder / "claim.toml").write_text(_toml(CLAIM))
-    return register_claim(folder / "claim.toml").path
 
 
 # -------------------------------------------------------------------------------------- sweep plans

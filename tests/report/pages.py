@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import synthetic_subset
-import test_claim_page
 import test_evaluation_page
 import test_monitor_page
 import test_rank_page
@@ -16,7 +15,7 @@ from synthetic import synthetic_document, synthetic_worst_case
 from synthetic_calibration import synthetic_calibration
 from synthetic_store import Filled, fill, measurement
 
-from assay.report import compare_document, overview_document
+from assay.report import compare_page, sweep_page
 from assay.store import Store
 
 
@@ -51,12 +50,9 @@ def documents(names: str | None = None) -> dict[str, Callable[[], Any]]:
         "subset": lambda: put(synthetic_subset.document()),
         "monitor": lambda: put(test_monitor_page.monitor_document()),
         "evaluation": lambda: put(test_evaluation_page.document()),
-        "claim": lambda: put(test_claim_page.document()),
         "measurements": lambda: [measurement(model=name, task=task)],
-        "model": lambda: overview_document(store, model=name),
-        "task": lambda: overview_document(store, task=task),
-        "sweep": lambda: overview_document(store, sweep="methods"),
-        "comparison": lambda: compare_document(store, *ids.audits),
+        "sweep": lambda: sweep_page(store, "methods"),
+        "comparison": lambda: compare_page(store, *ids.audits),
     }
 
 
@@ -82,7 +78,7 @@ FREE = {
     "weakness",
     "source_text",
 }
-NAMED = {"model", "task", "dataset", "data", "claim"}
+NAMED = {"model", "task", "dataset", "data"}
 
 
 def renamed(value: Any, text: str, *, inside: str = "") -> Any:

@@ -125,14 +125,12 @@ def test_what_does_not_fit_is_refused(model: Model, task: PairTask, scores: Edge
         circuit_document(circuit, examples=EdgeScores(circuit.graph, scores.values))
 
 
-def test_roles_of_a_file_are_put_into_the_page_of_an_audit_or_a_comparison(tmp_path: Path) -> None:
+def test_roles_of_a_file_are_put_into_the_page_of_an_audit(tmp_path: Path) -> None:
     audit = synthetic_document()
     graph = circuit_page.graph_of(audit["graph"])
     path = NodeRoles(graph=graph, roles={"movers": ("a3.h0",)}).save(tmp_path / "roles.json")
     assert with_roles(audit, path)["roles"]["roles"] == {"movers": ["a3.h0"]}
     assert "roles" not in audit
-    compared = {"circuits": {"graph": audit["graph"], "edges": []}}
-    assert with_roles(compared, path)["circuits"]["roles"]["roles"] == {"movers": ["a3.h0"]}
     with pytest.raises(InputError, match="this page has none"):
         with_roles({"kind": "monitor"}, path)
     wrong = NodeRoles(graph=build_graph(2, 2)).save(tmp_path / "wrong.json")

@@ -243,7 +243,7 @@ def test_other_documents_are_refused(result: Document, message: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("result", [3, [3], [[]], None], ids=repr)
 def test_other_objects_are_refused(result: Any) -> None:
-    accepted = "Pass audits, worst cases, calibrations, claims, rankings, subsets, monitors, their "
+    accepted = "Pass audits, worst cases, calibrations, rankings, subsets, monitors, their "
     accepted += "documents, measurements or lists of measurements"
     with pytest.raises(InputError, match=f"cannot make a report from (int|list|NoneType). {accepted}"):
         render(result)

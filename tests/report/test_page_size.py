@@ -26,9 +26,7 @@ LONG = "a long prompt, word by word " * 4_000  # more than 100,000 characters
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["audit", "worst case", "calibration", "ranking", "subset", "monitor", "claim"]
-)
+@pytest.mark.parametrize("kind", ["audit", "worst case", "calibration", "ranking", "subset", "monitor"])
 def test_names_and_prompts_of_100_000_characters(kind: str) -> None:
     document = renamed(documents()[kind](), LONG)
     text = render(document)

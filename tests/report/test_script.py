@@ -97,11 +97,11 @@ def test_scores_are_written_with_their_sign() -> None:
 
 
 EDGES = [
-    {"i": 0, "source": 0, "feeds": [1], "target": "a0.h0.q", "from": 0, "to": 1, "set": ""},
-    {"i": 1, "source": 1, "feeds": [2], "target": "m0", "from": 1, "to": 1, "set": ""},
-    {"i": 2, "source": 2, "feeds": [3], "target": "logits", "from": 1, "to": 2, "set": ""},
-    {"i": 3, "source": 0, "feeds": [3], "target": "logits", "from": 0, "to": 2, "set": ""},
-    {"i": 4, "source": 1, "feeds": [3], "target": "logits", "from": 1, "to": 2, "set": ""},
+    {"i": 0, "source": 0, "feeds": [1], "target": "a0.h0.q", "from": 0, "to": 1},
+    {"i": 1, "source": 1, "feeds": [2], "target": "m0", "from": 1, "to": 1},
+    {"i": 2, "source": 2, "feeds": [3], "target": "logits", "from": 1, "to": 2},
+    {"i": 3, "source": 0, "feeds": [3], "target": "logits", "from": 0, "to": 2},
+    {"i": 4, "source": 1, "feeds": [3], "target": "logits", "from": 1, "to": 2},
 ]
 NODES = ["input", "a0.h0", "m0", "logits"]
 WEIGHTS = [0.5, -0.4, 0.1, -0.3, 0.05]
@@ -139,8 +139,8 @@ def test_the_strongest_edges_are_drawn_one_by_one_and_the_rest_in_bundles_of_lay
     plan = shown(f"page.drawingPlan(data.edges, data.weights, {order}, 2)", data)
     assert plan["single"] == [0, 1]
     assert plan["bundles"] == [
-        {"from": 0, "to": 2, "set": "", "edges": [3], "sum": pytest.approx(0.3)},
-        {"from": 1, "to": 2, "set": "", "edges": [2, 4], "sum": pytest.approx(0.15)},
+        {"from": 0, "to": 2, "edges": [3], "sum": pytest.approx(0.3)},
+        {"from": 1, "to": 2, "edges": [2, 4], "sum": pytest.approx(0.15)},
     ]
 
 

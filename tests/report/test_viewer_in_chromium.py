@@ -10,7 +10,6 @@ import pytest
 from chromium import Visit
 from pages import documents
 from synthetic import _connected, large_document, synthetic_document
-from thorough import one_of
 
 from assay.page.circuit import graph_of
 from assay.page.html import PAGE_LIMIT, source
@@ -49,9 +48,8 @@ def place_of_an_edge(page: Any) -> tuple[float, float]:
     raise AssertionError("no edge answers to the pointer")
 
 
-@pytest.mark.parametrize("kind", one_of(["audit", "comparison"]))
-def test_a_drawing_answers_to_pointer_and_keyboard(kind: str, visit: Visit) -> None:
-    page = visit.open(page_of(kind))
+def test_a_drawing_answers_to_pointer_and_keyboard(visit: Visit) -> None:
+    page = visit.open(page_of("audit"))
     tip = page.locator(".tip").first
     assert not tip.is_visible()
     page.locator(".stage").first.evaluate("stage => stage.scrollIntoView({block: 'center'})")
@@ -233,24 +231,8 @@ def test_a_roles_file_that_does_not_fit_is_refused_in_a_sentence(
     visit.check()
 
 
-def test_sets_of_a_comparison_can_be_left_out_and_differ_without_colour(visit: Visit) -> None:
-    page = visit.open(page_of("comparison"))
-    drawn = figures(page)["drawn"]
-    counts = [int(each) for each in page.locator(".sets .quiet").all_text_contents()]
-    assert drawn == sum(counts)
-    page.get_by_role("checkbox", name="only in A").uncheck()
-    assert figures(page)["drawn"] == drawn - counts[1]
-    dashes = page.evaluate(
-        """['both', 'a', 'b'].map(
-          (name) => getComputedStyle(document.querySelector('.legend .in-' + name)).strokeDasharray)"""
-    )
-    assert len(set(dashes)) == 3
-    visit.check()
-
-
-@pytest.mark.parametrize("kind", ["audit", "comparison"])
-def test_every_control_has_an_accessible_name(kind: str, visit: Visit) -> None:
-    page = visit.open(page_of(kind))
+def test_every_control_has_an_accessible_name(visit: Visit) -> None:
+    page = visit.open(page_of("audit"))
     page.get_by_text("Roles and labels", exact=True).click()
     page.get_by_label("Search").fill("a1")
     session = page.context.new_cdp_session(page)

@@ -13,8 +13,6 @@ import pytest
 from PIL import Image
 
 import assay
-from assay.analyses.claims import load_claim
-from assay.analyses.claims.registration import register, register_claim
 from assay.pipeline.image_stream import Watch, batches
 from assay.store import Store
 from assay.tasks import EvalTransform
@@ -42,11 +40,10 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     monkeypatch.setattr(time, "time", jumped)
     monkeypatch.setattr(time, "time_ns", lambda: int(jumped() * 1e9))
-    import assay.analyses.claims.registration
     import assay.pipeline.audit_run
     import assay.store.results
 
-    for module in (assay.analyses.claims.registration, assay.pipeline.audit_run, assay.store.results):
+    for module in (assay.pipeline.audit_run, assay.store.results):
         if hasattr(module, "datetime"):
             monkeypatch.setattr(module, "datetime", Jumping)
     return lambda: count
@@ -96,37 +93,6 @@ def test_results_do_not_depend_on_the_clock(tmp_path: Path, jumping: Callable[[]
             store.put("measurement", {"number": number}, {"value": number, "seconds": time.time()})
     assert Store(tmp_path / "one").digest() == Store(tmp_path / "two").digest()
     assert jumping() > 0
-
-
-def test_claims_are_registered_in_any_order_of_times(tmp_path: Path, jumping: Callable[[], int]) -> None:
-    text = """
-schema = "assay-claim/1"
-[claim]
-name = "c"
-statement = "s"
-model = "mini"
-task = "ioi"
-seed = {seed}
-[heads]
-movers = ["a3.h4"]
-[[predicts]]
-what = "dropping"
-of = "movers"
-lowers_by_at_least = 0.3
-"""
-    path = tmp_path / "claim.toml"
-    path.write_text(text.format(seed=0))
-    register_claim(path)
-    for seed in range(1, 5):
-        path.write_text(text.format(seed=seed))
-        found = register(load_claim(path), path, anew=True)
-    assert [each["content"]["claim"]["seed"] for each in found.earlier] == [
-        0,
-        1,
-        2,
-        3,
-    ]  # as they came
-    assert jumping() >= 5
 
 
 def test_a_watched_folder(tmp_path: Path, jumping: Callable[[], int]) -> None:

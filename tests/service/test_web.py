@@ -44,12 +44,6 @@ def paths(ids: Filled) -> list[str]:
     """Every page of the site."""
     return [
         "/",
-        "/overviews",
-        "/compare",
-        f"/compare?a={ids.audits[0]}&b={ids.audits[1]}",
-        "/model?name=mini",
-        "/task?name=ioi",
-        "/sweep?name=methods",
         *(
             f"/result/{key}"
             for key in (ids.audits[0], ids.scores, ids.measurement, ids.calibration, ids.sweep)
@@ -120,9 +114,6 @@ def test_the_list_is_filtered_sorted_and_paged(tmp_path: Path) -> None:
         ("/?start=99999999999999999999", 400, "expected a whole number"),
         ("/?where=nonsense", 400, "cannot read the condition"),
         ("/?where=" + "x" * 3_000, 400, "more than 2,000 characters"),
-        ("/model", 400, "add ?name="),
-        ("/model?name=other", 404, "holds no results about"),
-        ("/compare?a=/etc/passwd&b=/etc/passwd", 404, "hex digits"),
     ],
 )
 def test_errors_are_plain_pages(client: TestClient, path: str, status: int, text: str) -> None:
@@ -131,18 +122,6 @@ def test_errors_are_plain_pages(client: TestClient, path: str, status: int, text
     assert text in answer.text
     assert "Traceback" not in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-
-
-def test_a_file_named_like_an_id_is_not_opened(
-    client: TestClient, filled: tuple[Store, Filled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from assay.circuits import Circuit
-    from assay.graph import build_graph
-
-    monkeypatch.chdir(tmp_path)
-    Circuit.full(build_graph(2, 3)).save(tmp_path / "abcdabcdabcdabcd")
-    answer = client.get(f"/compare?a=abcdabcdabcdabcd&b={filled[1].circuit}")
-    assert answer.status_code == 404
 
 
 def test_an_unforeseen_failure_tells_the_visitor_nothing(
@@ -281,16 +260,13 @@ def test_hostile_names_stay_text_on_the_site(tmp_path: Path, visit: Visit) -> No
     store = Store(tmp_path / "store")
     ids = fill(store, model=f"m{HOSTILE}", task=f"t{HOSTILE}", metric=f"k{HOSTILE}")
     with serving(create_app(store)) as address:
-        for path in ("/", "/overviews", "/compare", f"/result/{ids.scores}"):
+        for path in ("/", f"/result/{ids.scores}"):
             page = visit.page
             page.goto(address + path)
             assert HOSTILE in page.locator("body").evaluate("body => body.textContent"), path
             links = page.evaluate("[...document.querySelectorAll('a')].map(a => a.protocol + a.host)")
             assert set(links) == {address.replace("//", "")}
             assert page.evaluate("document.querySelectorAll('img').length") == 0
-        page.goto(f"{address}/overviews")
-        page.locator("main a").first.click()
-        assert HOSTILE in page.locator("h1").text_content()
         visit.check(own=address)
 
 

@@ -12,12 +12,11 @@ from scipy import stats
 
 import assay
 from assay.analyses.subsets import CorrectnessData
-from assay.analyses.subsets.card import card_text
+from assay.analyses.subsets.card import card_text, one_line
 from assay.analyses.subsets.evaluation import evaluation_document
 from assay.analyses.subsets.evaluation_page import evaluation_page
 from assay.analyses.subsets.export import croissant, export_subset
 from assay.analyses.subsets.line import EPS, fitted_line, probit
-from assay.circuits.card import one_line
 from assay.core.errors import InputError
 from assay.pipeline.subset_evaluation import evaluate_models, read_gates
 from assay.report.save import render

@@ -1,1 +1,1 @@
-"""The results people ask for: worst cases, calibrations, generalization, subsets, claims, benchmarks."""
+"""The results people ask for: worst cases, calibrations, generalization, subsets, benchmarks."""

@@ -1,7 +1,5 @@
 """The terminal: errors and warnings as messages, results on stdout, notes and progress on stderr."""
 
-import codecs
-import io
 import json
 import re
 import sys
@@ -22,25 +20,6 @@ if TYPE_CHECKING:
     from assay.pipeline import Progress
 
 Document = Mapping[str, Any]
-SIGNS = "\N{BLACK CIRCLE}\N{MINUS SIGN}\N{NARROW NO-BREAK SPACE}\N{HORIZONTAL ELLIPSIS}"  # of our own output
-# What stands for them, and for signs of names and prompts, where a terminal has only letters.
-PLAIN = {
-    "\N{BLACK CIRCLE}": "*",
-    "\N{WHITE CIRCLE}": "o",
-    "\N{DOTTED CIRCLE}": "~",
-    "\N{MINUS SIGN}": "-",
-    "\N{EN DASH}": "-",
-    "\N{NO-BREAK SPACE}": " ",
-    "\N{NARROW NO-BREAK SPACE}": " ",
-    "\N{HORIZONTAL ELLIPSIS}": "...",
-    "\N{LEFT DOUBLE QUOTATION MARK}": '"',
-    "\N{RIGHT DOUBLE QUOTATION MARK}": '"',
-    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
-    "\N{MULTIPLICATION SIGN}": "x",
-    "\N{LESS-THAN OR EQUAL TO}": "<=",
-    "\N{GREATER-THAN OR EQUAL TO}": ">=",
-    "\N{RIGHTWARDS ARROW}": "->",
-}
 _quiet = False
 
 
@@ -58,38 +37,6 @@ def quiet(*, silent: bool = True) -> Iterator[None]:
 def is_quiet() -> bool:
     """Whether progress is off."""
     return _quiet
-
-
-def fit_terminal() -> str:
-    """Let streams that cannot write every sign write what they can.
-
-    Returns:
-        The encoding that lacks some; empty where none does.
-    """
-    lacking = ""
-    for stream in (sys.stderr, sys.stdout):
-        if not isinstance(stream, io.TextIOWrapper) or _writes(stream.encoding, SIGNS):
-            continue
-        codecs.register_error("assay-plain", _plain)
-        stream.reconfigure(errors="assay-plain")
-        lacking = stream.encoding
-    return lacking
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Letters for the signs that an encoding lacks."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    lacking = error.object[error.start : error.end]
-    return "".join(PLAIN.get(sign, "?") for sign in lacking), error.end
-
-
-def _writes(encoding: str, text: str) -> bool:
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
@@ -123,7 +70,7 @@ def print_json(document: object) -> None:
     """The one JSON document of a `--json` call; undefined numbers are null."""
     from assay.core.record import plain
 
-    ascii_only = not _writes(sys.stdout.encoding or "utf-8", SIGNS)
+    ascii_only = (sys.stdout.encoding or "utf-8").lower() not in ("utf-8", "utf8")
     text = json.dumps(plain(document), indent=1, allow_nan=False, ensure_ascii=ascii_only)
     # The controls that JSON itself allows raw; some terminals obey them.
     sys.stdout.write(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")

@@ -1,11 +1,6 @@
-"""What an option is made of: the group it is listed in, its range, and the names that the tab key completes.
-
-The names are known without loading what they name; a test compares them with the registries. Names of other
-packages are read from their entry points.
-"""
+"""What an option is made of: the group it is listed in, and its range."""
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,7 +43,7 @@ def count_or(word: str) -> Parameter:
             raise ValueError(f"{value!r} is not valid; give a count of at least 1, or {word}")
         return value if value == word else int(value)
 
-    return Parameter(converter=convert, completer=lambda context: [word], metavar=f"COUNT|{word}")
+    return Parameter(converter=convert, metavar=f"COUNT|{word}")
 
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
@@ -56,97 +51,25 @@ Count = Annotated[int, at_least(1)]
 STEPS = count_or("auto")
 Steps = int | Literal["auto"]
 
-NAMES: dict[str, tuple[str, ...]] = {
-    "ablations": ("resample", "zero", "mean", "mean-positional", "noise", "noise-additive"),
-    "distances": ("spearman", "cosine", "l2", "laplacian", "netlsd", "jaccard"),
-    "divergences": ("kl", "reverse-kl", "js", "tv", "logit-diff-gap"),
-    "methods": (
-        "acdc",
-        "eap-ig-inputs",
-        "eap",
-        "eap-ig-activations",
-        "clean-corrupted",
-        "ifr",
-        "exact",
-        "random",
-        "edge-pruning",
-        "relp",
-        "ugs",
-    ),
-    "metrics": (
-        "sigma-ablation",
-        "output-divergence",
-        "kl",
-        "kl-faithfulness",
-        "output-variants",
-        "dprime",
-        "ce-delta",
-        "ce-ratio",
-        "faithfulness",
-        "faithfulness-norm",
-        "completeness",
-        "minimality",
-        "corrupt-restore",
-        "scrub-recovery",
-        "scrub-kl",
-        "topk",
-        "topk-tau",
-        "cpr",
-        "cmd",
-    ),
-    "objectives": ("logit_diff", "logit_diff_max", "prob_diff", "ce", "kl", "js", "pseudo_margin"),
-    "tasks": (
-        "arithmetic",
-        "capital-country",
-        "docstring",
-        "induction",
-        "ioi",
-        "greater-than",
-        "mcqa",
-        "sva",
-        "gendered-pronoun",
-    ),
-}
-EMBEDDED = ("mini", "colour-digits")
 # Of stored results.
 KINDS = (
     "audit",
     "benchmark",
     "calibration",
     "circuit",
-    "claim",
     "correctness",
     "domain-evaluation",
-    "dynamics",
-    "finetune",
     "job",
     "measurement",
     "monitor",
     "ranking",
     "ranking-comparison",
-    "repair",
     "scores",
     "stable-pick",
     "subset-evaluation",
     "subset-part",
     "subset-path",
     "sweep",
-    "truth",
     "worst_case",
     "zoo",
 )
-
-
-def completing(kind: str) -> Parameter:
-    """An option whose values are registered names of a kind; others are refused where they are looked up."""
-
-    def names(context: object) -> Sequence[str]:
-        del context
-        return (*NAMES[kind], *(point.name for point in entry_points(group=f"assay.{kind}")))
-
-    return Parameter(completer=names)
-
-
-def one_of(*names: str) -> Parameter:
-    """An option that takes one of a few words; others are refused where they are looked up."""
-    return Parameter(completer=lambda context: names)

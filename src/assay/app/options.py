@@ -11,15 +11,12 @@ from assay.app.option_groups import (
     CIRCUIT,
     DEFAULT_STORE,
     DISCOVERY,
-    EMBEDDED,
     INPUTS,
     RUNNING,
     STEPS,
     Count,
     DType,
     Steps,
-    completing,
-    one_of,
     own_group,
 )
 from assay.app.running import Batched, ImageWorkers, Placed, Seeded, Storing, call
@@ -82,7 +79,7 @@ class Mapped(Placed):
         device_map: Spread the model over devices (auto, balanced, sequential), or stream its weights.
     """
 
-    device_map: Annotated[str | None, RUNNING, one_of("auto", "balanced", "sequential", "stream")] = None
+    device_map: Annotated[str | None, RUNNING] = None
 
     @property
     def spreads(self) -> bool:
@@ -104,9 +101,9 @@ class OnModel(Typed, Revised, Mapped):
         experts: A mixture of experts as one MLP node per block (together), or a node per expert (nodes).
     """
 
-    model: Annotated[str, INPUTS, one_of(*EMBEDDED)] = "mini"
-    post_norm: Annotated[str | None, CIRCUIT, one_of("exact", "frozen", "per-target", "eap-ig")] = None
-    experts: Annotated[str, CIRCUIT, one_of("together", "nodes")] = "together"
+    model: Annotated[str, INPUTS] = "mini"
+    post_norm: Annotated[str | None, CIRCUIT] = None
+    experts: Annotated[str, CIRCUIT] = "together"
 
     def load_model(self) -> "Model":
         """The model on its device, with numbers of the type and norms of the treatment asked for."""
@@ -184,8 +181,8 @@ class Prompted(Beginning, OnModel):
     """
 
     chat: Annotated[bool, INPUTS] = False
-    answer_tokens: Annotated[str, INPUTS, one_of("one", "first", "each")] = "one"
-    lengths: Annotated[str, INPUTS, one_of("equal", "aligned")] = "equal"
+    answer_tokens: Annotated[str, INPUTS] = "one"
+    lengths: Annotated[str, INPUTS] = "equal"
 
     @property
     def prompt_rules(self) -> dict[str, Any]:
@@ -211,7 +208,7 @@ class OnTask(Prompted):
         task: Registered task, JSONL or parquet file of prompts, or colour-digits.
     """
 
-    task: Annotated[str, INPUTS, completing("tasks")] = "ioi"
+    task: Annotated[str, INPUTS] = "ioi"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +269,7 @@ class Behaviour:
         objective: Loss that defines the behaviour. Default: the task's own.
     """
 
-    objective: Annotated[str | None, DISCOVERY, completing("objectives")] = None
+    objective: Annotated[str | None, DISCOVERY] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,10 +280,7 @@ class Ablating(Behaviour):
         ablation: Value that replaces a removed edge. Default: the task's own.
     """
 
-    ablation: Annotated[str | None, DISCOVERY, completing("ablations")] = None
-
-
-QUADRATURES = ("midpoint", "left", "right", "gauss-legendre")
+    ablation: Annotated[str | None, DISCOVERY] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +291,7 @@ class Quadrature:
         quadrature: Quadrature rule: midpoint, left (as published), right or gauss-legendre.
     """
 
-    quadrature: Annotated[str, DISCOVERY, one_of(*QUADRATURES)] = "midpoint"
+    quadrature: Annotated[str, DISCOVERY] = "midpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +303,7 @@ class Discovering(Behaviour):
         steps: Number of quadrature nodes of the method, or auto.
     """
 
-    method: Annotated[str, DISCOVERY, completing("methods")] = "eap-ig-inputs"
+    method: Annotated[str, DISCOVERY] = "eap-ig-inputs"
     steps: Annotated[Steps, DISCOVERY, STEPS] = 5
 
 
@@ -397,10 +391,10 @@ class ComparingCircuits:
         normalized: Scale Laplacians by the degrees.
     """
 
-    distance: Annotated[str, COMPARING, completing("distances")] = "spearman"
-    weights: Annotated[str, COMPARING, one_of("abs", "signed")] = "abs"
+    distance: Annotated[str, COMPARING] = "spearman"
+    weights: Annotated[str, COMPARING] = "abs"
     top_k: Annotated[Count | None, COMPARING] = None
-    compat: Annotated[str | None, COMPARING, one_of("reference")] = None
+    compat: Annotated[str | None, COMPARING] = None
     normalized: Annotated[bool, COMPARING, Parameter(negative="--no-normalized")] = True
 
 
@@ -415,7 +409,7 @@ class LayerOptions:
         include_input: Count the input as a shallow layer.
     """
 
-    granularity: Annotated[str, COMPARING, one_of("block", "sublayer")] = "block"
+    granularity: Annotated[str, COMPARING] = "block"
     ratio: Annotated[float, COMPARING] = 0.3
-    sets: Annotated[str, COMPARING, one_of("symmetric", "reference")] = "symmetric"
+    sets: Annotated[str, COMPARING] = "symmetric"
     include_input: Annotated[bool, COMPARING] = False

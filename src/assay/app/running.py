@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 from cyclopts import Parameter
 
 from assay.app.console import echo_files, echo_result, note, print_json, print_result
-from assay.app.option_groups import DEFAULT_STORE, OUTPUT, RUNNING, STORED, Count, at_least, one_of
+from assay.app.option_groups import DEFAULT_STORE, OUTPUT, RUNNING, STORED, Count, at_least
 from assay.core.errors import InputError, OutputError
 
 
@@ -160,7 +160,7 @@ class Placed:
         device: cpu, cuda, cuda:1, ... auto picks the first accelerator, else cpu.
     """
 
-    device: Annotated[str, RUNNING, one_of("auto", "cpu", "cuda")] = "auto"
+    device: Annotated[str, RUNNING] = "auto"
 
     def place(self, tell: Callable[[str], None] = note) -> str | None:
         """The device to use, which must exist; None leaves a model on the CPU.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import read_edges, write_edges
-from assay.core import display
 from assay.core.errors import InputError
+from assay.core.plotted import Plotted
 from assay.core.record import Record, laid_out, same
 from assay.core.untrusted import malformed
 from assay.graph import Graph
@@ -27,7 +27,7 @@ _SETTINGS = same("how", "deletion", "n_examples", "resamples", "level", "correct
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CertifiedCircuit(display.Shown, Record):
+class CertifiedCircuit(Plotted, Record):
     """Edges of a graph included, excluded or left open by the vote of many random parts of the examples.
 
     Matrices are `[n_sources, n_targets]`; where the graph has no edge, `frequency` is 0, the limits NaN.
@@ -129,19 +129,6 @@ class CertifiedCircuit(display.Shown, Record):
             f"CertifiedCircuit({self.how}, {self.n_included} included, {self.n_excluded} excluded, "
             f"{self.n_abstained} abstained of {self.graph.n_edges} edges, {self.resamples} resamples of "
             f"{self.n_examples} examples, level {self.level:g} {self.correction})"
-        )
-
-    def _summary(self) -> str:
-        return display.card(
-            f"certified circuit of {self.n_included:,} edges",
-            (
-                ("excluded", self.n_excluded),
-                ("abstained", self.n_abstained),
-                ("resamples", f"{self.resamples:,} of {self.n_examples} examples ({self.how})"),
-                ("confidence", f"{self.level:g} ({self.correction})"),
-                ("required radius", self.required_radius),
-            ),
-            id=self.circuit.hash,
         )
 
     def to_frame(self) -> "pd.DataFrame":

@@ -18,8 +18,8 @@ from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_c
 from assay.circuits.paths import prune
 from assay.circuits.slots import check_n_edges, edge_frame, edge_slots, mask_of, slot_names
 from assay.circuits.spans import Spans
-from assay.core import display
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, ShapeError
+from assay.core.plotted import Plotted
 from assay.core.random import torch_stream
 from assay.graph import Graph
 
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
 
-    from assay.core.measurement import Measurement
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Circuit(display.Shown):
+class Circuit(Plotted):
     """Edges kept out of a graph; all others are ablated when the circuit runs.
 
     Attributes:
@@ -278,21 +276,6 @@ class Circuit(display.Shown):
         where = "" if self.spans is None else f" at {len(self.spans)} spans"
         return f"Circuit({self.n_edges} of {n} edges{where}, {self.n_edges / n:.1%}, hash {self.hash})"
 
-    def _summary(self) -> str:
-        names, n = self.nodes(), int(edge_slots(self.graph, self.spans).sum())
-        return display.card(
-            "circuit",
-            (
-                ("edges", f"{self.n_edges} of {n} ({self.n_edges / n:.1%})"),
-                ("nodes", len(names)),
-                ("heads", len(self.heads) if self.heads is not None else None),
-                ("method", self.provenance.get("method")),
-                ("selection", self.provenance.get("selection")),
-                ("graph", self.graph.fingerprint),
-            ),
-            id=self.hash,
-        )
-
     # ---- set operations -------------------------------------------------------------------------
 
     def _combine(self, other: "Circuit", operation: Callable[[Any, Any], Any]) -> "Circuit":
@@ -417,29 +400,6 @@ class Circuit(display.Shown):
             provenance=dict(self.provenance),
             **({} if self.spans is None else {"spans": self.spans.describe()}),
         )
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        token: str | None = None,
-        private: bool | None = None,
-        revision: str | None = None,
-        path: str = "circuit.safetensors",
-        measurements: Sequence["Measurement | Mapping[str, Any]"] = (),
-    ) -> str:
-        """Upload the circuit to a repository of the Hugging Face Hub, with a card; see `upload_circuit`."""
-        upload = display.named("assay.circuits.hub:upload_circuit")  # by name: that module imports this one
-        address: str = upload(
-            self,
-            repo_id,
-            token=token,
-            private=private,
-            revision=revision,
-            path=path,
-            measurements=measurements,
-        )
-        return address
 
 
 def _minus(first: Any, second: Any) -> Any:

@@ -117,7 +117,9 @@ class HubFile:
                 raise FileFormatError(
                     f"{self} has {size} bytes, and a circuit has at most {MOST_BYTES:,}; nothing was fetched"
                 )
-            return Path(hf_hub_download(**where, revision=found.commit_hash)), str(found.commit_hash)
+            # By the name asked for, so that the cache knows it without a network; its folder is the commit's.
+            file = Path(hf_hub_download(**where, revision=self.revision))
+            return file, file.parents[self.path.count("/")].name
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

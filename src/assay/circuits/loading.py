@@ -13,7 +13,7 @@ from assay.graph import Graph
 
 
 def load_circuit(path: str | Path, graph: Graph | None = None, *, token: str | None = None) -> Circuit:
-    """Read a circuit written by `Circuit.save` or `Circuit.push_to_hub`.
+    """Read a circuit written by `Circuit.save`.
 
     Args:
         path: The file, or an address of the Hugging Face Hub: `hf://OWNER/NAME`, where needed with

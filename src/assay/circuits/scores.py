@@ -17,9 +17,8 @@ from assay.circuits.files import read_edges, real_numbers, write_edges
 from assay.circuits.resampling import consistent_edges, edge_table
 from assay.circuits.slots import check_n_edges, edge_frame, edge_slots, slot_names
 from assay.circuits.spans import Spans
-from assay.core import display
 from assay.core.errors import InputError, NonFiniteError, ShapeError
-from assay.core.record import record_id
+from assay.core.plotted import Plotted
 from assay.core.untrusted import malformed
 from assay.graph import Graph
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class EdgeScores(display.Shown):
+class EdgeScores(Plotted):
     """One signed number per edge: the estimated damage of ablating it (positive: ablation hurts).
 
     Attributes:
@@ -217,18 +216,6 @@ class EdgeScores(display.Shown):
     def _circuit(self, mask: Bool[Tensor, "... n_sources n_targets"], selection: dict[str, Any]) -> Circuit:
         provenance = {**self.provenance, **selection}
         return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
-
-    def _summary(self) -> str:
-        mask = self.top(min(8, self.n_slots)).mask
-        names = slot_names(self.graph, self.spans, mask.nonzero())
-        rows = sorted(zip(names, self.values[mask].tolist(), strict=True), key=lambda each: -abs(each[1]))
-        provenance = self.provenance
-        return display.table(
-            f"edge scores: {self.graph.n_edges} edges, strongest first",
-            ("edge", "score"),
-            rows,
-            id=record_id("scores", provenance) if provenance else None,
-        )
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per edge: source, target, score; strongest first. With spans the span first."""

@@ -15,12 +15,10 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "postgres": ("psycopg",),
     "ray": ("ray",),
-    "mlflow": ("mlflow-skinny", "alembic"),
     "adapters": ("peft",),
     "placement": ("accelerate",),
     "gguf": ("gguf", "accelerate"),
     "hub": ("datasets", "huggingface-hub"),
-    "trackio": ("trackio",),
 }
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Float64, Int
 
-from assay.core import display
 from assay.core.errors import InputError, check_fraction
+from assay.core.plotted import Plotted
 from assay.core.record import plain, record_id
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 
@@ -50,7 +50,7 @@ class Statistic(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measurement(display.Shown):
+class Measurement(Plotted):
     """One number about one circuit, with everything needed to doubt it.
 
     Attributes:
@@ -111,23 +111,6 @@ class Measurement(display.Shown):
 
     def __repr__(self) -> str:
         return f"Measurement({self.name!r}, {self.value:.4g} {self.unit}, n={self.n}, {self.status})"
-
-    def _summary(self) -> str:
-        interval = self.interval()
-        return display.card(
-            f"{self.name} ({self.id})",
-            (
-                ("value", f"{display.number(self.value)} {self.unit}"),
-                ("interval", display.ends(interval.low, interval.high, interval.level)),
-                ("n", self.n),
-                ("excluded", self.n_excluded or None),
-                ("reason", self.verdict.reason),
-                ("warnings", ", ".join(self.warnings) or None),
-                *(("note", note) for note in self.notes),
-            ),
-            status=self.status,
-            id=self.id_hash,
-        )
 
     @cached_property
     def _intervals(self) -> dict[tuple[float, str | None], Interval]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from assay.core import display
 from assay.core.record import BRIEF, Record
 
 
@@ -47,10 +46,6 @@ class Interval(Record):
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
-
-    def _repr_html_(self) -> str:
-        ends = display.ends(self.low, self.high, self.level)
-        return display.card("interval", (("ends", ends), ("method", self.method), ("reason", self.reason)))
 
 
 def undefined_interval(level: float, method: str, reason: str) -> Interval:
@@ -263,23 +258,6 @@ class Verdict(Record):
     details: Mapping[str, Any] = field(default_factory=dict, metadata=BRIEF)
     table_hash: str | None = field(default=None, metadata=BRIEF)
     judged: Judged | None = field(default=None, metadata=BRIEF)
-
-    def _repr_html_(self) -> str:
-        interval = self.interval
-        return display.card(
-            "verdict",
-            (
-                *((name, display.number(value)) for name, value in self.values.items()),
-                ("interval", interval and display.ends(interval.low, interval.high, interval.level)),
-                *((f"threshold {name}", value) for name, value in self.thresholds.items()),
-                ("published rule", self.published),
-                ("examples needed", self.n_needed),
-                ("reason", self.reason),
-                ("warnings", ", ".join(self.warnings) or None),
-            ),
-            status=self.status,
-            id=self.table_hash,
-        )
 
     def without_confidence(self, why: str) -> "Verdict":
         """The judgement where nothing is known with confidence.

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.core.display import Carded
 from assay.core.errors import InputError
 from assay.core.record import library_version
 from assay.execution.ablation import Ablation, get_ablation
@@ -31,7 +30,7 @@ LOGIT_BYTES = 2**30
 WIDE_LOGITS = 2**22  # converted to float64 at a time
 
 
-class CircuitRuns(Carded):
+class CircuitRuns:
     """Logits of one circuit on one task under one ablation, computed lazily and kept.
 
     Examples with NaN or infinite logits are kept as they are; measurements leave them out and count them.
@@ -46,8 +45,6 @@ class CircuitRuns(Carded):
         seed: Root seed (noise ablation, random circuits).
         labels: Span of every position, for a circuit whose spans were given as labels; see `run_circuit`.
     """
-
-    carded_by = "assay.report.cards:runs_card"
 
     def __init__(
         self,
@@ -74,6 +71,9 @@ class CircuitRuns(Carded):
         self._shelf = BaselineShelf()
         self._logits: OrderedDict[str, Tensor] = OrderedDict()
         self._kept_margins: dict[str, np.ndarray] = {}
+
+    def __repr__(self) -> str:
+        return f"CircuitRuns({self.model.id!r}, {self.task.name!r}, n={self.task.n}, {self.circuit!r})"
 
     def of(self, circuit: Circuit) -> "CircuitRuns":
         """The runs of another circuit on the same task; what is run for either serves both."""

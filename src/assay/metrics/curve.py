@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float64, Int
 
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.given import takes_text
-from assay.core import display
 from assay.core.errors import GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
+from assay.core.plotted import Plotted
 from assay.core.random import stream
 from assay.core.record import plain, record_id
 from assay.core.verdict import SAME_PROMPTS
@@ -68,7 +68,7 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FaithfulnessCurve(display.Shown):
+class FaithfulnessCurve(Plotted):
     """Faithfulness of the best n edges for growing n.
 
     One curve, and so one ranking, gives both integrals. The published ones take a curve each: CPR ranks by
@@ -104,26 +104,6 @@ class FaithfulnessCurve(display.Shown):
 
     def __repr__(self) -> str:
         return f"FaithfulnessCurve({len(self.fractions)} sizes, CPR {self.cpr:.4g}, CMD {self.cmd:.4g})"
-
-    def _summary(self) -> str:
-        rows = [
-            (
-                f"{share:.3%}",
-                int(kept),
-                display.number(point.value),
-                display.ends(point.interval().low, point.interval().high),
-                point.n,
-                point.status,
-            )
-            for share, kept, point in zip(self.fractions, self.kept_edges, self.points, strict=True)
-        ]
-        title = f"faithfulness by size: CPR {display.number(self.cpr)}, CMD {display.number(self.cmd)}"
-        return display.table(
-            title,
-            ("share", "edges", "faithfulness", "interval", "n", "verdict"),
-            rows,
-            id=record_id("curve", self.provenance) if self.provenance else None,
-        )
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per size: fraction, n_edges, kept_edges, faithfulness, low, high (95 %), random_mean."""

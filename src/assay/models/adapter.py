@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.core.display import Carded
 from assay.core.errors import InputError, UnsupportedModelError, unknown_name
 from assay.core.record import MACHINE
 from assay.core.registry import Registry
@@ -38,7 +37,7 @@ T = TypeVar("T")  # a task, whose types live beside this package
 FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)
 
 
-class Model(ModuleFacts, Carded):
+class Model(ModuleFacts):
     """A supported transformer with its graph. Make one with `load_model`.
 
     Attributes:
@@ -52,8 +51,6 @@ class Model(ModuleFacts, Carded):
         origin: Where the weights come from, beyond their hash: commit of a hub repository, adapters and their
             base.
     """
-
-    carded_by = "assay.report.cards:model_card"
 
     def __init__(
         self,

@@ -77,7 +77,6 @@ class Column:
         sort: Whether a reader can sort by it.
         arrow: Mark beside the heading, e.g. of which way is better.
         sorted: `ascending` or `descending` where the rows come in the order of this column.
-        style: Class of the style sheet for the heading.
         title: What a pointer over it shows.
     """
 
@@ -86,7 +85,6 @@ class Column:
     sort: bool = False
     sorted: str = ""
     arrow: str = ""
-    style: str = ""
     title: str = ""
 
 
@@ -111,10 +109,8 @@ class Table:
         columns: The headings.
         rows: A cell per column, or fewer where cells span.
         caption: What it shows.
-        kind: Word before the number of the caption; nothing for a caption without one.
         left: Rows that were left out.
         note: What stands below, outside the caption.
-        groups: Headings above the headings, each with the number of columns it covers.
         style: Class of the style sheet.
         tall: May be scrolled inside the page.
         named: The first cell is the heading of its row.
@@ -123,10 +119,8 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row | Sequence[Cell | Text]]
     caption: Text = ""
-    kind: str = "Table"
     left: int = 0
     note: Text = ""
-    groups: Sequence[tuple[str, int]] = ()
     style: str = ""
     tall: bool = False
     named: bool = True
@@ -204,7 +198,6 @@ class CircuitView:
         drawing: Places of nodes and edges.
         on: Nodes that are lit before the script runs.
         unscripted: Edges that are drawn where no script runs, weakest first, each with its style.
-        sets: Sets of edges that can be shown and hidden: key, name, edges; empty for a single circuit.
         size: Strongest edges that are the circuit, where a slider over the size is offered; else 0.
         scored: Whether the edges have scores, so that signs and widths mean something.
         caption: What it shows.
@@ -216,7 +209,6 @@ class CircuitView:
     drawing: "CircuitDrawing"
     on: frozenset[int]
     unscripted: Sequence[tuple["DrawnEdge", str]]
-    sets: Sequence[tuple[str, str, int]] = ()
     size: int = 0
     scored: bool = True
     caption: Text = ""
@@ -247,7 +239,6 @@ class Facts:
     """Names with what they are."""
 
     facts: Sequence[tuple[str, Text]]
-    style: str = "facts"
 
 
 @dataclass(frozen=True, kw_only=True)

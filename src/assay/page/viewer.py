@@ -1,4 +1,4 @@
-"""What the circuit viewer of a page holds: one builder for audits, comparisons and circuits."""
+"""What the circuit viewer of a page holds: one builder for audits and circuits."""
 
 import base64
 import re
@@ -23,7 +23,6 @@ def circuit_view(
     *,
     caption: Text,
     size: int = 0,
-    sets: Sequence[tuple[str, str, int]] = (),
     curve: Mapping[str, Any] | None = None,
     scored: bool = True,
     extras: Mapping[str, Any] | None = None,
@@ -34,11 +33,9 @@ def circuit_view(
 
     Args:
         described: What a document holds of the graph.
-        edges: Strongest first, each with `rank`, `source`, `target`, `score`; of a comparison `in` (`both`,
-            `a` or `b`), `score_a` and `score_b`, too.
+        edges: Strongest first, each with `rank`, `source`, `target`, `score`.
         caption: What it shows.
         size: Strongest edges that are the circuit; the reader can change it.
-        sets: Of a comparison: key, name and number of edges of each set.
         curve: Faithfulness by size, `n_edges` and `values`, shown beside the size.
         scored: Whether the scores are real.
         extras: `roles`, `attention` and `examples` of a document, where it has them.
@@ -51,32 +48,28 @@ def circuit_view(
     for edge, keep in zip(drawing.edges, kept, strict=True):
         if keep:
             on |= {edge.source, *edge.feeds}
-    styles = [f"in-{edge['in']}" if sets else ("minus" if edge["score"] < 0 else "") for edge in edges]
+    styles = ["minus" if edge["score"] < 0 else "" for edge in edges]
     drawn = [(edge, style) for edge, style, keep in zip(drawing.edges, styles, kept, strict=True) if keep]
     return CircuitView(
         drawing=drawing,
         on=frozenset(on),
         unscripted=drawn[:UNSCRIPTED][::-1],
-        sets=sets,
         size=size,
         scored=scored,
         caption=caption,
         blocks=blocks,
         more=more,
         data={
-            **_graph_data(described, drawing, edges, compared=bool(sets)),
+            **_graph_data(described, drawing),
             "largest": widest(edges, scored=scored),
             "size": min(size, len(edges)),
-            "sets": bool(sets),
             "curve": curve and {key: curve[key] for key in ("n_edges", "values")},
             **{key: (extras or {}).get(key) for key in ("roles", "attention", "examples")},
         },
     )
 
 
-def _graph_data(
-    described: Mapping[str, Any], drawing: CircuitDrawing, edges: Edges, *, compared: bool
-) -> dict[str, Any]:
+def _graph_data(described: Mapping[str, Any], drawing: CircuitDrawing) -> dict[str, Any]:
     """Nodes and edges by column, so that thousands of edges stay small."""
     graph = graph_of(described)
     targets = {name: column for column, name in enumerate(graph.targets)}
@@ -89,11 +82,8 @@ def _graph_data(
         "score": [_short(edge.score) for edge in drawing.edges],
         "path": [edge.path for edge in drawing.edges],
     }
-    if len(edges) > WRITTEN_ROWS:  # a curve by its end alone: the script knows its shape
+    if len(drawing.edges) > WRITTEN_ROWS:  # a curve by its end alone: the script knows its shape
         columns["path"] = [re.sub(r"C\S+ \S+ \S+ \S+ (\S+ [\d.]+)", r"S\1", each) for each in columns["path"]]
-    if compared:
-        columns["set"] = [edge["in"] for edge in edges]
-        columns["a"], columns["b"] = ([_short(edge[f"score_{side}"]) for edge in edges] for side in "ab")
     return {
         "graph": {**graph.describe(), "fingerprint": graph.fingerprint},
         "total": graph.n_edges,
@@ -150,9 +140,9 @@ def shared_kv(described: Mapping[str, Any]) -> int:
     return graph.n_heads // graph.n_kv_heads
 
 
-def _short(score: float | None) -> float | None:
+def _short(score: float) -> float:
     """A score with the digits that a page can show."""
-    return None if score is None else float(f"{score:.5g}")
+    return float(f"{score:.5g}")
 
 
 def packed_weights(weights: Sequence[float]) -> dict[str, Any]:

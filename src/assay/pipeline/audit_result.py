@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.circuits import Circuit, EdgeScores, write_atomically
-from assay.core import display
 from assay.core.errors import InputError
+from assay.core.plotted import Plotted
 from assay.graph import Graph
 from assay.models import Model
 from assay.page.circuit import graph_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Audit(display.Shown):
+class Audit(Plotted):
     """What an audit found.
 
     Attributes:
@@ -44,24 +44,6 @@ class Audit(display.Shown):
 
     def __repr__(self) -> str:
         return f"Audit({self.id}, {self.circuit!r})"
-
-    def _summary(self) -> str:
-        rows = [
-            (
-                each["name"],
-                display.number(each["value"]),
-                display.ends(each["low"], each["high"]),
-                each["n"],
-                each["status"],
-            )
-            for each in self._rows()
-        ]
-        return display.table(
-            f"audit: {self.circuit.n_edges} of {self.circuit.graph.n_edges} edges",
-            ("metric", "value", "interval", "n", "verdict"),
-            rows,
-            id=self.id,
-        )
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per measurement, under other ablations last: name, value, low, high, unit, n, status."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, plots, tables
+from assay.analyses.benchmark import DiscoveryBenchmark, plots, tables
 from assay.circuits import (
     EdgeScores,
     load_scores,
@@ -177,43 +177,7 @@ def benchmark_markdown(benchmark: DiscoveryBenchmark) -> str:
     return f"{tables.heading(benchmark)}.\n\n" + "\n".join(parts)
 
 
-def write_truth(folder: Path, table: TruthTable, *, name: str = "truth") -> dict[str, Path]:
-    """Write a truth table as JSON, CSV, Markdown and as a picture (PNG and SVG).
-
-    Args:
-        folder: Made if it does not exist.
-        table: What to write.
-        name: Stem of the files.
-
-    Returns:
-        The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
-    """
-    written = _write(folder, name, table, truth_markdown(table))
-    if not plots.served_objectives(table):  # nothing was served, so there is nothing to draw
-        return written
-    label = plots.truth_label(table)
-    return written | plots.write_picture(folder, name, plots.plot_truth(table), label=label)
-
-
-def truth_markdown(table: TruthTable) -> str:
-    """Tables of a truth table in Markdown: methods, models, and why cells are empty."""
-    parts = [
-        markdown_table(tables.truth_methods_table(table)),
-        f"{tables.TRUTH_LEGEND}\n",
-        markdown_table(tables.truth_models_table(table)),
-    ]
-    partial = tables.partly_measured(table)
-    if partial:
-        parts.insert(2, "".join(f"- {each}\n" for each in partial))
-    refused = tables.refusals(table)
-    if refused:
-        parts.append("Not served:\n\n" + "".join(f"- {each}\n" for each in refused))
-    return "\n".join(parts)
-
-
-def _write(
-    folder: Path, name: str, result: DiscoveryBenchmark | TruthTable, markdown: str
-) -> dict[str, Path]:
+def _write(folder: Path, name: str, result: DiscoveryBenchmark, markdown: str) -> dict[str, Path]:
     """A result as JSON, CSV (undefined numbers are empty cells) and Markdown."""
     check_writable(folder, make=True)
     table = result.to_frame().to_csv(index=False, lineterminator="\n")

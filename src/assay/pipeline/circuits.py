@@ -2,16 +2,19 @@
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from assay.circuits import Circuit, HeadCircuit
+from assay.circuits import Circuit, EdgeScores, ExportedCircuit, HeadCircuit, load_circuit
 from assay.circuits.given import named_circuit
+from assay.circuits.hub_file import is_address
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import Graph
 from assay.page.circuit import graph_of
 from assay.store import About, Store, StoredResult
 
 
+USUAL_EDGES = 200  # circuit of scores alone: what `assay discover` keeps
 _ID = re.compile(r"[0-9a-fA-F]{4,64}")
 
 
@@ -66,6 +69,35 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
         roles={role: tuple((layer, head) for layer, head in pairs) for role, pairs in of["roles"].items()},
         provenance=of["provenance"],
     )
+
+
+def circuit_with_scores(text: str, store: Callable[[], Store]) -> ExportedCircuit:
+    """A circuit with the scores of its edges, where there are some, and the name of its model.
+
+    Args:
+        text: A circuit file, or the id of a stored audit, circuit or scores. Of scores it is the strongest
+            edges that lie on a path.
+        store: Opens the store in which ids are looked up.
+
+    Raises:
+        InputError: For a file that does not exist, or a result without a circuit.
+    """
+    if is_address(text) or Path(text).is_file():
+        return ExportedCircuit(circuit=load_circuit(text))
+    if Path(text).suffix or Path(text).name != text:
+        raise InputError(
+            f"{text} does not exist; give a circuit file or the id of a stored result (see `assay store ls`)"
+        )
+    found = store().get(text)
+    scores = None
+    if name := {"audit": "scores", "scores": "values"}.get(found.kind):
+        scores = EdgeScores(graph_of(found.payload["graph"]), found.arrays[name])
+    if found.kind == "scores":
+        assert scores is not None
+        circuit = scores.top(min(USUAL_EDGES, scores.graph.n_edges)).connected(warn=False)
+    else:
+        circuit = stored_circuit(found)
+    return ExportedCircuit(circuit=circuit, scores=scores, model=found.summary.model or "")
 
 
 def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, facts: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from assay.core.record import BRIEF, Record
 from assay.pipeline.jobs import Job
 from assay.pipeline.plan import Plan
 from assay.pipeline.schedule import SweepOutcome
-from assay.store import About, ResultSummary, Store
+from assay.store import About, Store
 
 
 KIND = "sweep"
@@ -72,15 +72,3 @@ def job_rows(store: Store, jobs: Sequence[Job], outcome: SweepOutcome) -> list[J
         else:
             rows.append(JobRow(**facts, status="blocked"))
     return rows
-
-
-def summaries(store: Store, rows: Sequence[JobRow]) -> list[tuple[str, ResultSummary]]:
-    """The numbers that jobs left, in brief: name of the job, and the result."""
-    told = ("measure", "attack", "calibrate", "rank")  # scores, circuits and parts are steps on the way
-    return [
-        (row.name, summary)
-        for row in rows
-        if row.kind in told
-        for identity in row.results
-        for summary in store.query(where=[f'id = "{identity}"'], limit=1)
-    ]

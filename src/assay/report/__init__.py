@@ -1,4 +1,4 @@
-"""Reports: one self-contained page about any result, and pages about what a store holds."""
+"""Reports: one self-contained page about any result, a sweep, or two results."""
 
 import importlib
 from typing import Any
@@ -9,12 +9,12 @@ _HOMES = {
     "calibration_figure": "assay.analyses.calibration.page",
     "calibration_overview": "assay.analyses.calibration.page_summary:overview",
     "circuit_document": "circuit_page",
-    "compare_document": "comparison",
-    "log_results": "tracking",
-    "overview_document": "overview",
+    "compare_frame": "compare",
+    "compare_page": "compare",
     "save_histogram": "assay.analyses.worst_case.plots",
     "save_report": "save",
-    "sweep_document": "overview",
+    "sweep_frame": "sweep",
+    "sweep_page": "sweep",
     "tail_verdict": "assay.analyses.worst_case.page_words",
     "verdict": "audit_words",
     "with_roles": "roles",
@@ -24,12 +24,12 @@ __all__ = [
     "calibration_figure",
     "calibration_overview",
     "circuit_document",
-    "compare_document",
-    "log_results",
-    "overview_document",
+    "compare_frame",
+    "compare_page",
     "save_histogram",
     "save_report",
-    "sweep_document",
+    "sweep_frame",
+    "sweep_page",
     "tail_verdict",
     "verdict",
     "with_roles",

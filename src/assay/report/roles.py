@@ -10,7 +10,7 @@ from assay.page.circuit import graph_of
 
 
 def with_roles(document: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    """The document of an audit, a comparison or a circuit, with the roles and labels of a file.
+    """The document of an audit or a circuit, with the roles and labels of a file.
 
     Args:
         document: What the page is made from; it is not changed.
@@ -21,11 +21,8 @@ def with_roles(document: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         GraphMismatchError: If the file belongs to another graph.
         FileFormatError: If it is not a roles file.
     """
-    of = document.get("circuits") if "circuits" in document else document
-    if not isinstance(of, Mapping) or not isinstance(of.get("graph"), Mapping) or "edges" not in of:
+    if not isinstance(document.get("graph"), Mapping) or "edges" not in document:
         raise InputError(
-            "roles belong to a drawn circuit, and this page has none; give an audit, a circuit or a "
-            "comparison of two circuits"
+            "roles belong to a drawn circuit, and this page has none; give an audit or a circuit"
         )
-    named = {**of, "roles": load_roles(path, graph_of(of["graph"])).to_dict()}
-    return {**document, "circuits": named} if of is not document else named
+    return {**document, "roles": load_roles(path, graph_of(document["graph"])).to_dict()}

@@ -36,13 +36,14 @@ class HasRecord(Protocol):
         """Its document, plain JSON."""
 
 
-Reportable = HasDocument | HasRecord | Document | Measurement | Sequence[Measurement]
+# What one page, or several, are about.
+Subject = HasDocument | HasRecord | Document | Page | list[Measurement]
+Reportable = HasDocument | HasRecord | Document | Page | Measurement | Sequence[Measurement]
 
 
 # A page registers itself when its module is imported.
 _MODULES = (
     "assay.analyses.calibration.page",
-    "assay.analyses.claims.page",
     "assay.analyses.generalization.evaluation_page",
     "assay.analyses.generalization.monitor_page",
     "assay.analyses.generalization.comparison_page",
@@ -53,8 +54,6 @@ _MODULES = (
     "assay.analyses.worst_case.page",
     "assay.report.audit",
     "assay.report.circuit_page",
-    "assay.report.comparison_page",
-    "assay.report.overview_page",
 )
 
 
@@ -69,9 +68,10 @@ def save_report(path: str | os.PathLike[str], *results: Reportable) -> Path:
 
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
-        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `run_claim`, `assay.rank`,
+        results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `assay.rank`,
             `assay.oodselect` or `assay.selection_path` returned, an `assay.Monitor` with readings, or the
-            documents that they stored; a `Measurement` or a list of them make a table.
+            documents that they stored; a `Measurement` or a list of them make a table; a
+            `Page` is taken as it is.
 
     Returns:
         The path written.
@@ -102,8 +102,10 @@ def render(*results: Reportable, served: bool = False) -> str:
     return render_pages([page for group in _grouped(results) for page in pages_of(group)], served=served)
 
 
-def pages_of(result: HasDocument | HasRecord | Document | list[Measurement]) -> list[Page]:
+def pages_of(result: Subject) -> list[Page]:
     """What is shown of a result: one page, or several where it has parts with pages of their own."""
+    if isinstance(result, Page):
+        return [result]
     if isinstance(result, list):
         return [measurements_page([bounded(each.to_dict()) for each in result])]
     document = bounded(_document(result))
@@ -114,9 +116,11 @@ def pages_of(result: HasDocument | HasRecord | Document | list[Measurement]) -> 
     return [own, *(page for part in _parts(document) for page in pages_of(part))]
 
 
-def _grouped(results: Sequence[Reportable]) -> list[HasDocument | HasRecord | Document | list[Measurement]]:
+def _grouped(
+    results: Sequence[Reportable],
+) -> list[Subject]:
     """Measurements given one after another share a table."""
-    groups: list[HasDocument | HasRecord | Document | list[Measurement]] = []
+    groups: list[Subject] = []
     for result in results:
         if not isinstance(result, Measurement | Sequence):
             groups.append(result)
@@ -168,5 +172,5 @@ def is_reportable(document: Document) -> bool:
 def _refused(result: object) -> InputError:
     return InputError(
         f"cannot make a report from {type(result).__name__}. Pass audits, worst cases, calibrations, "
-        "claims, rankings, subsets, monitors, their documents, measurements or lists of measurements"
+        "rankings, subsets, monitors, their documents, measurements or lists of measurements"
     )

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64, Real
 from scipy import special
 
-from assay.core import display
 from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.random import stream
 from assay.core.record import Record
@@ -72,19 +71,6 @@ class Certificate(Record):
     rigorous: bool
     reason: str | None = None
     n_needed: int | None = None
-
-    def _repr_html_(self) -> str:
-        return display.card(
-            "certificate",
-            (
-                ("statement", self.statement),
-                ("n", self.n),
-                ("method", self.method),
-                ("rigorous", "yes" if self.rigorous else "no, an approximation"),
-                ("reason", self.reason),
-                ("values needed", self.n_needed),
-            ),
-        )
 
     @property
     def confidence(self) -> float:

@@ -12,7 +12,6 @@ import numpy as np
 import sqlalchemy as sa
 from torch import Tensor
 
-from assay.core.display import Carded
 from assay.core.errors import InputError, UnknownNameError
 from assay.core.record import plain, record_id
 from assay.store.about import COLUMNS, About, ResultSummary
@@ -32,6 +31,7 @@ from assay.store.reading import (
     read_rows,
     results_of,
     rows_beginning,
+    summaries_of,
 )
 from assay.store.tables import ARRAYS, ID_LENGTH, KIND_LENGTH, NAME_LENGTH, RESULTS, SUMMARIES
 from assay.store.where import Condition, parse_where, provenance_filter
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Store(Carded):
+class Store:
     """Results under the hash of how they came to be. Opening is cheap; several processes may write at once.
 
     Args:
@@ -73,8 +73,6 @@ class Store(Carded):
         >>> [found.value for found in store.query("measurement", where=["metric = kl", "value < 0.5"])]
         [0.25]
     """
-
-    carded_by = "assay.report.cards:store_card"
 
     def __init__(self, location: str | os.PathLike[str], *, create: bool = True) -> None:
         place = locate(location)
@@ -195,6 +193,10 @@ class Store(Carded):
     def results(self, identities: Sequence[str]) -> list[StoredResult]:
         """The results of these full ids, in their order."""
         return self._database.read(lambda connection: results_of(connection, self.directory, identities))
+
+    def summaries(self, identities: Sequence[str]) -> dict[str, ResultSummary]:
+        """Results in brief by their full ids, those that are stored."""
+        return self._database.read(lambda connection: summaries_of(connection, identities))
 
     def query(
         self,

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.random import stream
 from assay.tasks.image_batch import ImageBatch, OfClasses
@@ -64,7 +63,7 @@ class DrawnRows(abc.ABC):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageRows(DrawnRows, OfClasses, Carded, abc.ABC):
+class ImageRows(DrawnRows, OfClasses, abc.ABC):
     """Abstract: images of one domain as a model reads them; `ImageTask` holds them, `ImageStream` reads them.
 
     Args:

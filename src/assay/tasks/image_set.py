@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 
-from assay.core.display import Carded
 from assay.core.errors import InputError, ShapeError, check_name
 from assay.tasks.image_decoding import Arrays
 from assay.tasks.image_rows import DrawnRows, check_per_image, checked_rows, fill
@@ -18,7 +17,7 @@ from assay.tasks.images import ImageTask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageSet(DrawnRows, Carded):
+class ImageSet(DrawnRows):
     """Images of one domain in 8 bits, before normalisation: what is corrupted, sampled and split.
 
     Args:
@@ -36,8 +35,6 @@ class ImageSet(DrawnRows, Carded):
         InputError: If there is no image, a label has no class, an id is negative.
         ShapeError: If shapes or number types do not fit together.
     """
-
-    carded_by = "assay.report.cards:image_set_card"
 
     pixels: UInt8[np.ndarray, "n h w 3"]
     labels: Int64[np.ndarray, " n"] | None = None

@@ -70,7 +70,6 @@ class ImageStream(ImageRows):
         (5, (4, 4), [2, 2, 1])
     """
 
-    carded_by = "assay.report.cards:image_stream_card"
     per_row: ClassVar[tuple[str, ...]] = (*ImageRows.per_row, "rows")
     corrupted: ClassVar[None] = None  # no counterparts
 

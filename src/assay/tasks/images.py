@@ -36,7 +36,6 @@ class ImageTask(ImageRows):
         (4, (32, 32), [0, 1, 2, 3])
     """
 
-    carded_by = "assay.report.cards:image_task_card"
     per_row = (*ImageRows.per_row, "images", "corrupted")
 
     images: Float[Tensor, "n 3 h w"]

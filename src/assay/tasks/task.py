@@ -14,7 +14,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional
 
-from assay.core.display import Carded
 from assay.core.errors import InputError, TokenizationError, check_least
 from assay.core.random import stream
 from assay.tasks.alignment import one_by_one
@@ -132,7 +131,7 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PairTask(Carded):
+class PairTask:
     """Pairs of a clean and a corrupted prompt, with answers.
 
     Args:
@@ -177,8 +176,6 @@ class PairTask(Carded):
         >>> task.n, task.length, task.positions.tolist()
         (2, 3, [2, 2])
     """
-
-    carded_by = "assay.report.cards:pairs_card"
 
     clean: Int[Tensor, "n pos"]
     corrupted: Int[Tensor, "n corrupted_pos"]

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from assay.circuits import write_atomically
-from assay.core.display import Carded
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
 from assay.core.record import BRIEF, Record, named
 from assay.core.untrusted import MALFORMED, parse_json
@@ -85,7 +84,7 @@ class ZooEntry(Record):
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Zoo(Carded):
+class Zoo:
     """Models that are compared with each other.
 
     Attributes:
@@ -102,8 +101,6 @@ class Zoo(Carded):
         >>> zoo.id_domain, zoo.load(zoo.keys[0]).n_classes
         ('flat', 6)
     """
-
-    carded_by = "assay.report.cards:zoo_card"
 
     path: Path
     name: str

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from assay.analyses.benchmark.detection import Detected
 from assay.analyses.benchmark.files import read_record, write_record
 from assay.circuits import EdgeScores
-from assay.core import display
 from assay.core.errors import InputError
+from assay.core.plotted import Plotted
 from assay.core.record import HIDDEN, Record
 
 
@@ -122,7 +122,7 @@ class Difference(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscoveryBenchmark(display.Shown, Record):
+class DiscoveryBenchmark(Plotted, Record):
     """Discovery methods judged on one model and task.
 
     Attributes:
@@ -187,14 +187,6 @@ class DiscoveryBenchmark(display.Shown, Record):
     def ranking(self) -> list[BenchmarkRow]:
         """Rows by CPR, best first; those without one come last."""
         return sorted(self.rows, key=lambda row: math.inf if row.cpr is None else -_low_if_nan(row.cpr.value))
-
-    def _summary(self) -> str:
-        rows = [
-            (each.name, each.reason or "" if each.cpr is None else f"{each.cpr}", each.forward_equivalents)
-            for each in self.ranking()
-        ]
-        columns = ("method", "CPR with its interval", "cost in forward passes")
-        return display.table(f"discovery methods on {self.task} in {self.model.get('id')}", columns, rows)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per competitor: the four integrals, cost, truth."""

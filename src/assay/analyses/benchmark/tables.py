@@ -23,10 +23,6 @@ LEGEND = (
     "CPR(|s|) and CMD(s) are the opposite. Passes: time of the discovery in plain forward passes over the "
     "same examples. MiB: additional memory."
 )
-TRUTH_LEGEND = (
-    "AUROC of |score| for the true edges: share of the measured models with at least .95 and .99, median, "
-    "lowest. Precision: mean average precision; recall: mean share of true edges among as many best ones."
-)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str]) -> Table:

@@ -13,8 +13,8 @@ from assay.analyses.benchmark.contenders import Contender, choose_entries, take_
 from assay.analyses.benchmark.detection import Detected, detect
 from assay.analyses.benchmark.files import read_record, write_record
 from assay.analyses.benchmark.targets import ABLATION, planted_task
-from assay.core import display
 from assay.core.errors import InputError, check_least
+from assay.core.plotted import Plotted
 from assay.core.record import Record, library_version, plain
 from assay.discovery.edges.method import METHODS
 from assay.models.planted import Planted, planted_model, planted_names
@@ -126,7 +126,7 @@ class TruthSummary(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruthTable(display.Shown, Record):
+class TruthTable(Plotted, Record):
     """Methods judged on planted models.
 
     Attributes:
@@ -206,16 +206,6 @@ class TruthTable(display.Shown, Record):
         names = tuple(f"{cell.method} ({cell.objective})" for cell in cells if cell.auroc == best)
         return ModelTruth(
             model=model, n_edges=cells[0].n_edges, n_true=cells[0].n_true, auroc=best, best=names
-        )
-
-    def _summary(self) -> str:
-        rows = [
-            (each.method, each.objective, f"{each.served} of {each.of}", each.median, each.lowest)
-            for each in self.summary().methods
-        ]
-        columns = ("method", "objective", "models served", "median AUROC", "lowest AUROC")
-        return display.table(
-            f"{len(self.methods)} methods on {len(self.models)} planted models", columns, rows
         )
 
     def to_frame(self) -> "pd.DataFrame":

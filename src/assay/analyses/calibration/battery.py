@@ -15,8 +15,8 @@ from assay.analyses.calibration.judges import JUDGES, judge, usable_fields
 from assay.analyses.calibration.readings import Battery
 from assay.circuits import Circuit
 from assay.circuits.given import takes_text
-from assay.core import display
 from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
+from assay.core.plotted import Plotted
 from assay.core.record import Record, record_id, same
 from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.discovery.heads import MeasurementTable
@@ -59,7 +59,7 @@ Against = Sequence[tuple[PairTask, AnyCircuit]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CalibrationReport(display.Shown, Record, Mapping[str, Verdict]):
+class CalibrationReport(Plotted, Record, Mapping[str, Verdict]):
     """Verdicts of the gates on one circuit, and the table they were read off.
 
     A mapping from gate keys to verdicts in the framework's order; published codes are understood too.
@@ -108,13 +108,6 @@ class CalibrationReport(display.Shown, Record, Mapping[str, Verdict]):
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
         return f"CalibrationReport({counts}; table {self.table.hash})"
-
-    def _summary(self) -> str:
-        rows = [(GATES[key].code, key, each.status, each.reason or "") for key, each in self.verdicts.items()]
-        counts = ", ".join(f"{n} {word}" for word, n in self.counts().items())
-        return display.table(
-            f"calibration: {counts}", ("code", "gate", "verdict", "reason"), rows, id=self.table.hash
-        )
 
     def counts(self, which: str = "status") -> dict[str, int]:
         """How many gates have each word, of the `status` or of the `published` verdict."""

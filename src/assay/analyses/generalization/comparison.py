@@ -22,8 +22,8 @@ from assay.analyses.generalization.picking import METRIC_FACTS
 from assay.analyses.generalization.predictor import PREDICTORS, Predictor
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking_table import Ranking, layer_names
-from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError
+from assay.core.plotted import Plotted
 from assay.core.record import Record, library_version, record_id, same
 
 
@@ -80,7 +80,7 @@ class MetricSummary(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RankingComparison(display.Shown, Record):
+class RankingComparison(Plotted, Record):
     """Rankings of several targets side by side.
 
     Attributes:
@@ -136,11 +136,6 @@ class RankingComparison(display.Shown, Record):
 
         rows = [(key, each.average, each.sem, each.regret) for key, each in self.metrics.items()]
         return pd.DataFrame(rows, columns=["metric", "average", "sem", "regret"])
-
-    def _summary(self) -> str:
-        frame = self.to_frame()
-        title = f"{len(self.metrics)} metrics over {sum(map(len, self.rankings.values()))} targets"
-        return display.table(title, [*frame], frame.to_numpy().tolist())
 
     def motifs(self) -> dict[str, Motif]:
         """Motif of each labelled target, named `dataset: domain`.

@@ -10,8 +10,8 @@ import torch
 
 from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_loss
 from assay.analyses.generalization.resampled import RESAMPLES, resampled_depth_bias
-from assay.core import display
 from assay.core.errors import InputError
+from assay.core.plotted import Plotted
 from assay.core.record import Record, same
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageSet
@@ -52,7 +52,7 @@ class DepthReading(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dynamics(display.Shown, Record):
+class Dynamics(Plotted, Record):
     """Readings along a training run.
 
     Attributes:
@@ -68,6 +68,9 @@ class Dynamics(display.Shown, Record):
     readings: tuple[DepthReading, ...]
     facts: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return f"Dynamics({len(self.readings)} checkpoints)"
+
     def at(self, step: int) -> DepthReading:
         """The reading of a step.
 
@@ -79,10 +82,6 @@ class Dynamics(display.Shown, Record):
                 return reading
         steps = ", ".join(str(reading.step) for reading in self.readings)
         raise InputError(f"step {step} has no checkpoint; available steps: {steps}")
-
-    def _summary(self) -> str:
-        rows = [(each.step, each.depth_bias, display.ends(each.low, each.high)) for each in self.readings]
-        return display.table("depth bias along a training run", ("step", "depth bias", "interval"), rows)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per checkpoint: step, deep, shallow, depth_bias, low, high, and each score by its name."""

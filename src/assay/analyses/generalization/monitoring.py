@@ -28,8 +28,8 @@ from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView
 from assay.analyses.generalization.shift_probe import ShiftProbe
 from assay.analyses.generalization.thresholds import Threshold, threshold_of
 from assay.circuits import EdgeScores
-from assay.core import display
 from assay.core.errors import InputError
+from assay.core.plotted import Plotted
 from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
 from assay.models import Model
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 
 Known = ImageTask | ImageStream | ImageSet
 SCHEMA = "assay-monitor/1"
-LATEST = 8  # readings in the summary of a notebook
 
 
-class Monitor(display.Shown, Record):
+class Monitor(Plotted, Record):
     """Watches a deployed model: how far its circuit on new images is from its circuit on known ones.
 
     Every batch costs one discovery with the settings of the reference, and one forward pass more for the
@@ -360,17 +359,6 @@ class Monitor(display.Shown, Record):
             for each in self.readings
         ]
         return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=columns)
-
-    def _summary(self) -> str:
-        rows = [
-            (each.index + 1, each.shift, display.ends(each.interval.low, each.interval.high, self.level),
-             {None: "no rule", True: "alarm", False: "quiet"}[each.alarm])
-            for each in self.readings[-LATEST:]
-        ]  # fmt: skip
-        title = f"monitor of {self.model.id}: {len(self.readings)} batches, the latest"
-        return display.table(
-            title, ("batch", f"shift ({self.distance})", "interval", "alarm"), rows, id=self.id
-        )
 
     # ------------------------------------------------------------------------------------------- resume
 

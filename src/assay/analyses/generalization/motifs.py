@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
-from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, unknown_name
+from assay.core.plotted import Plotted
 
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CONSTANT = 1e-12  # spread below which an entry does not vary, relative to the l
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Motif(display.Shown):
+class Motif(Plotted):
     """How each entry of the dependency matrix goes with performance on one task.
 
     Attributes:
@@ -52,11 +52,8 @@ class Motif(display.Shown):
         """The loadings or the weights, as `kind` says."""
         return self.loadings if self.kind == "loadings" else self.weights
 
-    def _summary(self) -> str:
-        return display.card(
-            f"motif of {self.n} models ({self.kind})",
-            (("canonical correlation", self.correlation), ("cells that vary", int(self.used.sum()))),
-        )
+    def __repr__(self) -> str:
+        return f"Motif({self.n} models, canonical correlation {self.correlation:.3g})"
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per pair of layers: source, target (places), loading, weight, used."""

@@ -23,8 +23,8 @@ from assay.analyses.generalization.inspection import Inspection, InspectionSetti
 from assay.analyses.generalization.motifs import Motif, motif
 from assay.analyses.generalization.picking import RankedMetric
 from assay.analyses.generalization.predictor import PREDICTORS
-from assay.core import display
 from assay.core.errors import InputError, unknown_name
+from assay.core.plotted import Plotted
 from assay.core.record import Record, library_version, record_id, same
 
 
@@ -40,7 +40,7 @@ _NO_EDGES = "scores of all edges are missing; request metrics=[..., 'ddb-deep'] 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Ranking(display.Shown, Record):
+class Ranking(Plotted, Record):
     """Models by metrics on one target domain.
 
     Attributes:
@@ -135,14 +135,6 @@ class Ranking(display.Shown, Record):
     def best(self, metric: str = "ddb-output") -> str:
         """The model that a metric predicts best; the first of equals."""
         return self.order(metric)[0]
-
-    def _summary(self) -> str:
-        names = [*self._shown()]
-        rows = [
-            (name, *(column.values[place].item() for column in self._shown().values()))
-            for place, name in enumerate(self.names)
-        ]
-        return display.table(f"{len(self.names)} models on {self.target['domain']}", ("model", *names), rows)
 
     def _shown(self) -> dict[str, RankedMetric]:
         """The metrics by key, true performance first where it is known."""

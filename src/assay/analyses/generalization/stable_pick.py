@@ -25,8 +25,8 @@ from assay.analyses.generalization.ranking_inputs import (
     task_for,
 )
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.core import display
 from assay.core.errors import InputError
+from assay.core.plotted import Plotted
 from assay.core.random import stream
 from assay.core.record import Record, library_version, record_id, same
 from assay.models import Model
@@ -61,7 +61,7 @@ class PickLook(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StablePick(display.Shown, Record):
+class StablePick(Plotted, Record):
     """Which model a metric picks, and how many images that took.
 
     Attributes:
@@ -141,11 +141,6 @@ class StablePick(display.Shown, Record):
             for name, row in look.models.items()
         ]
         return pd.DataFrame(rows)
-
-    def _summary(self) -> str:
-        state = "decided" if self.decided else f"undecided between {len(self.remaining)}"
-        facts = (("pick", self.pick), ("images", self.n), ("of", self.images), ("passes", self.passes))
-        return display.card(f"pick by {self.metric.name}: {state}", facts)
 
     def _metric_entry(self) -> dict[str, Any]:
         return {name: getattr(self.metric, name) for name in METRIC_FACTS}

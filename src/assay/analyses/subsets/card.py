@@ -1,15 +1,16 @@
 """The card of a chosen subset: what it is, from which models, whether it is real, licence of the data."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.analyses.subsets import page_words as words
 from assay.analyses.subsets.data import ORIGIN
 from assay.analyses.subsets.page_tables import prevalence_table
-from assay.circuits.card import fact_table, one_line, provenance_section
 from assay.core.record import library_version
+from assay.page.blocks import Table, columns
 from assay.page.markdown import markdown_table
-from assay.page.text import TEXT_LIMIT, number, out_of
+from assay.page.text import TEXT_LIMIT, cut_text, number, out_of, record_text
 
 
 Document = Mapping[str, Any]
@@ -46,7 +47,7 @@ def subset_card(document: Document, licence: str | None = None) -> dict[str, Any
 
 def card_text(card: Document) -> str:
     """A card as Markdown."""
-    parts = [f"# {card['title']}", card["finding"], fact_table(_facts(card).items())]
+    parts = [f"# {card['title']}", card["finding"], _fact_table(_facts(card).items())]
     listed = {
         "Why it is inconclusive": card["reasons"],
         "Read before use": [*card["caveats"], *card["notes"]],
@@ -60,9 +61,20 @@ def card_text(card: Document) -> str:
     parts += [
         "## Evaluate a model on it",
         f"```console\n$ {use}\n```",
-        provenance_section(card["provenance"]),
+        f"## Provenance\n\n```json\n{record_text(card['provenance']).replace('```', '')}\n```",
     ]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _fact_table(rows: Iterable[tuple[str, object]]) -> str:
+    """Facts with their names as a table."""
+    lines = [[name, one_line(value)] for name, value in rows]
+    return markdown_table(Table(columns=columns("fact", "value"), rows=lines))
+
+
+def one_line(value: object, limit: int = 200) -> str:
+    """Text on one line that is not read as markup."""
+    return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(cut_text(str(value), limit).split()))
 
 
 def _facts(card: Document) -> dict[str, object]:

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets._arrays import Places
-from assay.core import display
 from assay.core.errors import InputError, ShapeError
+from assay.core.plotted import Plotted
 from assay.core.random import stream
 from assay.core.record import Record
 
@@ -24,7 +24,7 @@ _REACH = 6.0  # roots of the smaller size around the mean overlap; the mass beyo
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SelectionConsistency(display.Shown, Record):
+class SelectionConsistency(Plotted, Record):
     """Pairwise overlap of selections from one pool; rows and columns in the order the selections were given.
 
     Attributes:
@@ -57,15 +57,9 @@ class SelectionConsistency(display.Shown, Record):
     lowest_pair: tuple[int, int] | None
     n_random: int | None = None
 
-    def _summary(self) -> str:
-        return display.card(
-            f"overlap of {len(self.sizes)} selections (0 as random, 1 nested)",
-            (
-                ("mean", self.mean),
-                ("mean of neighbours in size", self.mean_adjacent),
-                ("lowest", self.lowest),
-            ),
-        )
+    def __repr__(self) -> str:
+        overlap = f"mean {self.mean:.3g}, lowest {self.lowest:.3g}"
+        return f"SelectionConsistency({len(self.sizes)} selections, {overlap})"
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per pair of selections: first, second (places), sizes, jaccard, expected, normalised."""

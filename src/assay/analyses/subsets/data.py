@@ -28,7 +28,6 @@ from assay.analyses.subsets.line import MIN_MODELS
 from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of
 from assay.analyses.subsets.quality import Quality, Understood, reliability
 from assay.analyses.subsets.splits import copies_note, joined, unit_codes
-from assay.core.display import Carded
 from assay.core.errors import InputError
 from assay.core.random import stream
 
@@ -44,7 +43,7 @@ _BLOCK = 1 << 26  # bytes hashed at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CorrectnessData(Carded):
+class CorrectnessData:
     """A correctness matrix over out-of-distribution examples, and in-distribution accuracies; see `of`.
 
     Attributes:
@@ -63,8 +62,6 @@ class CorrectnessData(Carded):
         images: `[N, H, W]` or `[N, H, W, 3]`, uint8: for galleries.
         source: Where it came from.
     """
-
-    carded_by = "assay.report.cards:answers_card"
 
     correct: UInt8[np.ndarray, "m n"] | Float32[np.ndarray, "m n"] | PackedMatrix
     id_accuracy: Float64[np.ndarray, " m"]

@@ -21,8 +21,8 @@ from assay.analyses.subsets.selection import Subset, make_selection, swept
 from assay.analyses.subsets.settings import SelectionOptions
 from assay.analyses.subsets.splits import ModelSplit
 from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict
-from assay.core import display
 from assay.core.errors import InputError, check_least, check_name
+from assay.core.plotted import Plotted
 from assay.core.record import HIDDEN, Record, record_id, same
 
 
@@ -61,7 +61,7 @@ class LargestSubset(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SelectionPath(display.Shown, Record):
+class SelectionPath(Plotted, Record):
     """Subsets of several sizes of the same data, with the same split.
 
     Attributes:
@@ -114,14 +114,6 @@ class SelectionPath(display.Shown, Record):
     def __repr__(self) -> str:
         correlations = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.selections)
         return f"SelectionPath(R over test models by size {correlations})"
-
-    def _summary(self) -> str:
-        rows = [
-            (each.size, display.number(test.r), display.ends(test.low, test.high, test.level))
-            for each in self.selections
-            for test in (each.correlation["test"],)
-        ]
-        return display.table("subsets by size", ("size", "R over test models", "interval"), rows, id=self.id)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per size and set of examples: size, examples (`selection` or a baseline), r, low, high.

@@ -26,8 +26,8 @@ from assay.analyses.subsets.settings import SelectionOptions, Settings
 from assay.analyses.subsets.splits import PARTS
 from assay.analyses.subsets.verdict import WEAKEST, JudgeOptions, SubsetVerdict, judge_sizes, untested
 from assay.circuits import write_atomically
-from assay.core import display
 from assay.core.errors import FileFormatError, InputError, writing
+from assay.core.plotted import Plotted
 from assay.core.record import BRIEF, Record, library_version, same
 from assay.core.untrusted import MALFORMED, parse_json
 
@@ -96,7 +96,7 @@ def _are_cells(kind: object = None, ends: object = (), **_: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subset(display.Shown, SelectedExamples, Record):
+class Subset(Plotted, SelectedExamples, Record):
     """A subset of the examples, its verdict, its composition, and other models on it.
 
     `indices`, `scores`, `correlation` and `full` are those of `SelectedExamples`.
@@ -118,21 +118,6 @@ class Subset(display.Shown, SelectedExamples, Record):
     def __repr__(self) -> str:
         test = self.correlation["test"]
         return f"Subset({self.size} examples, R {test.r:.2f} over {test.n} test models)"
-
-    def _summary(self) -> str:
-        rows = [
-            (
-                f"r over {on.n} {part} models",
-                f"{display.number(on.r)} {display.ends(on.low, on.high, on.level)}; on all examples "
-                f"{display.number(self.full[part].r)}",
-            )
-            for part, on in self.correlation.items()
-        ]
-        return display.card(
-            "subset of the examples",
-            (("examples", self.size), *rows, ("solver", self.settings.solver)),
-            id=self.id,
-        )
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per selected example, most harmful first: example, index, score."""

@@ -7,7 +7,6 @@ from assay.analyses.worst_case.inputs import DistinctInputs, PairSample, PromptS
 from assay.analyses.worst_case.matrix import FoundPair, MatrixSearch, matrix_search
 from assay.analyses.worst_case.outside import FillerRow, Outside, outside_grammar, read_words, unused_words
 from assay.analyses.worst_case.pair_divergence import DIVERGENCES
-from assay.analyses.worst_case.repair import Repair, repair
 from assay.analyses.worst_case.result import WorstCase
 from assay.analyses.worst_case.sampling import PROTOCOLS, sample_pairs
 from assay.analyses.worst_case.search import SearchResult, search_worst
@@ -27,7 +26,6 @@ __all__ = [
     "Outside",
     "PairSample",
     "PromptSet",
-    "Repair",
     "SearchResult",
     "WorstCase",
     "explain",
@@ -35,7 +33,6 @@ __all__ = [
     "matrix_search",
     "outside_grammar",
     "read_words",
-    "repair",
     "run_sample",
     "sample_pairs",
     "search_worst",

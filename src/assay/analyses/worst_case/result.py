@@ -17,8 +17,8 @@ from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.rows import WorstPair, describe_pairs, rank_pairs
 from assay.analyses.worst_case.statistics import PairStatistics
 from assay.circuits import Circuit
-from assay.core import display
 from assay.core.errors import InputError, check_name
+from assay.core.plotted import Plotted
 from assay.core.record import Record, laid_out, plain, record_id, same
 from assay.core.untrusted import malformed
 from assay.models import Model
@@ -52,7 +52,7 @@ _DISTRIBUTION = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class WorstCase(display.Shown, PairStatistics, Record):
+class WorstCase(Plotted, PairStatistics, Record):
     """Divergence of a circuit from its model on many pairs of a clean and a corrupted input.
 
     Attributes:
@@ -136,29 +136,6 @@ class WorstCase(display.Shown, PairStatistics, Record):
                 "argmax_differs": self.argmax_differs.ravel(),
             }
             | ({} if weights is None else {"weight": weights.ravel()})
-        )
-
-    def _summary(self) -> str:
-        numbers = self.summary()["absolute"]
-        what = "inputs" if self.protocol == "inputs" else "pairs"
-        return display.card(
-            f"divergence of a circuit on {self.n_distinct_pairs:,} "
-            + ("inputs" if what == "inputs" else "pairs of inputs"),
-            (
-                ("protocol", self.protocol),
-                *(
-                    (name, f"{display.number(numbers[name])} {self.unit}")
-                    for name in ("mean", "p95", "p99", "max")
-                    if numbers[name] is not None
-                ),
-                ("standard error of the mean", self.mean_standard_error),
-                (
-                    "another likeliest token",
-                    f"{self.share_argmax_differs:.2%} of the {what}",
-                ),
-                ("notes", ", ".join(self.notes) or None),
-            ),
-            id=self.id,
         )
 
     def worst(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.option_groups import INPUTS, STORED, Count, at_least, completing, one_of, own_group
+from assay.app.option_groups import INPUTS, STORED, Count, at_least, own_group
 from assay.app.options import Independent, OfCircuit, OnImages, OnTask
 from assay.app.running import Computing, File, Reporting, call, check_outputs
 from assay.core.errors import InputError, OutputError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from assay.pipeline.prompts import Division
     from assay.tasks import Task
 
-ABLATIONS = ("resample", "resample-donor", "zero", "mean", "mean-positional")
 EXPLAINABLE = ("kl", "js")
 PAIRS, BOUNDS, SEARCH = own_group("Pairs"), own_group("Certificates", 41), own_group("Search", 42)
 
@@ -60,14 +59,14 @@ class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnImages, OnT
     """
 
     n: Annotated[Count | None, INPUTS] = None
-    protocol: Annotated[str | None, PAIRS, one_of("all", "matched", "iid", "file", "inputs")] = None
-    ablation: Annotated[str, PAIRS, one_of(*ABLATIONS)] = "resample"
+    protocol: Annotated[str | None, PAIRS] = None
+    ablation: Annotated[str, PAIRS] = "resample"
     n_clean: Annotated[Count | None, PAIRS] = None
     n_corrupted: Annotated[Count | None, PAIRS] = None
     n_pairs: Annotated[Count | None, PAIRS] = None
     enumerate: Annotated[bool, PAIRS] = False
     reuse_clean: Annotated[bool, PAIRS] = False
-    divergence: Annotated[str, PAIRS, completing("divergences")] = "kl"
+    divergence: Annotated[str, PAIRS] = "kl"
     threshold: Annotated[tuple[float, ...], PAIRS] = ()
     percentile: Annotated[tuple[float, ...], BOUNDS] = ()
     delta: Annotated[float, BOUNDS] = 0.95

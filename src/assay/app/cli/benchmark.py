@@ -1,4 +1,4 @@
-"""`assay truth` and `assay benchmark`: discovery methods judged by planted truth, quality and cost."""
+"""`assay benchmark`: discovery methods judged by quality and cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
 from assay.app.console import echo, echo_result, print_block, print_json, progress_on_stderr, remark
-from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, completing, one_of
-from assay.app.options import Ablating, Beginning, OnModel, Typed
+from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count
+from assay.app.options import Ablating, Beginning, OnModel
 from assay.app.running import Batched, Computing, Seeded, call, make_room
 from assay.core.errors import InputError, OutputError
 
 
 if TYPE_CHECKING:
-    from assay.analyses.benchmark import Contender, DiscoveryBenchmark, TruthTable
+    from assay.analyses.benchmark import Contender, DiscoveryBenchmark
     from assay.analyses.benchmark.targets import Target
     from assay.circuits import EdgeScores
     from assay.models import Model
@@ -25,82 +25,17 @@ benchmark_app = family(CIRCUITS, "benchmark", "Judge methods against each other.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Competing:
-    """Which methods compete.
-
-    Attributes:
-        methods: Methods, separated by commas or repeated; METHOD@WORD adds a second variant. Default: all
-            registered.
-        options: Option of a method, METHOD.NAME=VALUE, e.g. ugs.updates=300; repeat for several.
-        quick: Take about a minute: fewer examples and updates, no method by single edges; prints what.
-    """
-
-    methods: Annotated[tuple[str, ...], DISCOVERY, completing("methods")] = ()
-    options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
-    quick: Annotated[bool, RUNNING] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class TruthSettings(Computing, Seeded, Batched, Typed, Competing):
-    """Which methods are judged on which planted models.
-
-    Attributes:
-        models: Planted models, or prefixes of their names, separated by commas. Default: all.
-        objectives: Objectives, separated by commas. Default: logit_diff,kl.
-        n: Examples of each model, in total. Default: 64.
-        out: Directory for truth.json, .csv, .md and the figure.
-    """
-
-    models: Annotated[tuple[str, ...], INPUTS] = ()
-    objectives: Annotated[tuple[str, ...], DISCOVERY, completing("objectives")] = ()
-    n: Annotated[Count | None, INPUTS] = None
-    out: Annotated[Path | None, OUTPUT] = None
-
-
-@command(CIRCUITS, example="assay truth --models induction --methods eap,eap-ig-inputs --quick")
-def truth(settings: TruthSettings) -> None:
-    """Judge methods on models whose circuit is known.
-
-    By AUROC, average precision and recall at the true size.
-    """
-    from assay.analyses.benchmark import measure_truth
-    from assay.analyses.benchmark.truth import OBJECTIVES, TRUTH_N
-    from assay.pipeline.benchmark import write_truth
-
-    entered = _competitors(settings, settings.n, usual=TRUTH_N)
-    models, objectives = _planted(_split(settings.models)), _split(settings.objectives) or OBJECTIVES
-    _check_folder(settings.out)
-    with progress_on_stderr() as progress:
-        table = call(
-            settings,
-            measure_truth,
-            models=models,
-            methods=entered.methods,
-            objectives=objectives,
-            n=entered.n,
-            options=entered.options,
-            device=settings.place(),
-            dtype=settings.torch_dtype,
-            progress=progress,
-        )
-    _check_served([cell.reason for cell in table.cells])
-    written = {} if settings.out is None else write_truth(settings.out, table)
-    identity = _keep_truth(settings, table)
-    if settings.json:
-        print_json(table.to_dict())
-        return
-    _print_truth(table)
-    _print_files(written, identity)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkSettings(Computing, Seeded, Batched, Competing, Ablating, Beginning, OnModel):
+class BenchmarkSettings(Computing, Seeded, Batched, Ablating, Beginning, OnModel):
     """Which methods are judged on which model and task, and what is kept.
 
     Attributes:
         task: Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]]. Default: a task that suits the
             model.
         images: Images for an image classifier: shapes:DOMAIN, an .npz file, or a folder.
+        methods: Methods, separated by commas or repeated; METHOD@WORD adds a second variant. Default: all
+            registered.
+        options: Option of a method, METHOD.NAME=VALUE, e.g. ugs.updates=300; repeat for several.
+        quick: Take about a minute: fewer examples and updates, no method by single edges; prints what.
         n: Examples of each sample, to discover on and to judge on. Default: 200.
         evaluate: Examples that judge the circuits: held-out, or same as for discovery.
         imports: Scores from other tools: .safetensors, JSON of EAP-IG, a folder of a MIB submission; repeat
@@ -110,10 +45,13 @@ class BenchmarkSettings(Computing, Seeded, Batched, Competing, Ablating, Beginni
         out: Directory for benchmark.json, .csv, .md and the figure.
     """
 
-    task: Annotated[str | None, INPUTS, completing("tasks")] = None
+    task: Annotated[str | None, INPUTS] = None
     images: Annotated[str | None, INPUTS] = None
+    methods: Annotated[tuple[str, ...], DISCOVERY] = ()
+    options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
+    quick: Annotated[bool, RUNNING] = False
     n: Annotated[Count | None, INPUTS] = None
-    evaluate: Annotated[str, DISCOVERY, one_of("held-out", "same")] = "held-out"
+    evaluate: Annotated[str, DISCOVERY] = "held-out"
     imports: Annotated[tuple[Path, ...], DISCOVERY, Parameter(name="--import")] = ()
     export: Annotated[Path | None, OUTPUT] = None
     scores_dir: Annotated[Path | None, OUTPUT] = None
@@ -128,10 +66,9 @@ def discovery(settings: BenchmarkSettings) -> None:
 
     By CPR, CMD, seconds, memory and plain forward passes.
     """
-    from assay.analyses.benchmark.targets import DEFAULT_N
     from assay.pipeline.benchmark import write_benchmark
 
-    entered = _competitors(settings, settings.n, usual=DEFAULT_N)
+    entered = _competitors(settings)
     for folder in (settings.out, settings.export, settings.scores_dir):
         _check_folder(folder)
     result, model = _run(settings, entered)
@@ -172,19 +109,20 @@ class _Entered(NamedTuple):
     entries: "Sequence[Contender]"
 
 
-def _competitors(settings: Competing, n: int | None, *, usual: int) -> _Entered:
+def _competitors(settings: BenchmarkSettings) -> _Entered:
     """Methods, their options and the number of examples; what a quick run shrinks is said on stderr."""
     from assay.analyses.benchmark import choose_entries
+    from assay.analyses.benchmark.targets import DEFAULT_N
     from assay.pipeline.benchmark import parse_options, quick_settings
 
-    methods, options = _split(settings.methods), parse_options(list(settings.options))
+    methods, options, n = _split(settings.methods), parse_options(list(settings.options)), settings.n
     if settings.quick:
         shrunk = quick_settings(methods, options, n)
         methods, n = list(shrunk.methods), shrunk.n
         options = {name: dict(own) for name, own in shrunk.options.items()}
         for text in shrunk.said:
             remark(f"quick: {text}")
-    return _Entered(methods, options, usual if n is None else n, choose_entries(methods, options))
+    return _Entered(methods, options, DEFAULT_N if n is None else n, choose_entries(methods, options))
 
 
 def _target(settings: BenchmarkSettings, entered: _Entered) -> "Target":
@@ -222,25 +160,6 @@ def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenc
     return result, target.model
 
 
-def _planted(names: list[str] | None) -> list[str] | None:
-    """Planted models by name or by the beginning of it: `induction`, `induction/gpt2`."""
-    from assay.analyses.benchmark.targets import PLANTED
-    from assay.core.errors import unknown_name
-    from assay.models.planted import planted_names
-
-    if names is None:
-        return None
-    known = planted_names()
-    found: list[str] = []
-    for name in names:
-        plain = name.removeprefix(PLANTED)
-        matching = [each for each in known if each == plain or each.startswith(f"{plain.rstrip('/')}/")]
-        if not matching:
-            raise unknown_name("planted model", plain, known)
-        found += [each for each in matching if each not in found]
-    return found
-
-
 def _imported(paths: Sequence[Path], model: "Model", task: str) -> "dict[str, EdgeScores]":
     from assay.pipeline.benchmark import read_scores
 
@@ -264,21 +183,6 @@ def _check_folder(folder: Path | None) -> None:
     if folder.is_file():
         raise OutputError(f"{folder} is a file; give a directory")
     check_writable(folder)
-
-
-def _keep_truth(settings: TruthSettings, table: "TruthTable") -> str:
-    from assay.store import About
-
-    judged = {name: list(getattr(table, name)) for name in ("models", "methods", "objectives")}
-    about = About(
-        name=f"{len(table.methods)} methods on {len(table.models)} planted models",
-        metric="auroc",
-        n=table.settings["n"],
-        seed=settings.seed,
-        value=table.summary().lowest_best,
-        ablation=table.settings["ablation"],
-    )
-    return settings.keep("truth", {**judged, "settings": dict(table.settings)}, table.to_dict(), about)
 
 
 def _keep_benchmark(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -> str:
@@ -320,29 +224,6 @@ def _keep_scores(
 
 
 # ---------------------------------------------------------------------------------------------- for reading
-
-
-def _print_truth(table: "TruthTable") -> None:
-    from assay.analyses.benchmark import tables
-
-    summary = table.summary()
-    echo(
-        f"{len(table.models)} planted model{'' if len(table.models) == 1 else 's'}, "
-        f"{len(table.methods)} methods, "
-        f"{table.settings['n']} examples each, {table.settings['ablation']} ablation"
-    )
-    echo()
-    print_block(tables.truth_methods_table(table))
-    echo()
-    print_block(tables.truth_models_table(table))
-    echo()
-    echo(tables.TRUTH_LEGEND)
-    lowest = tables.share(summary.lowest_best)
-    echo(f"lowest AUROC of the best method, over models: {lowest}")
-    for text in tables.partly_measured(table):
-        echo(f"note: {text}")
-    for text in tables.refusals(table):
-        echo(f"not served: {text}")
 
 
 def _print_benchmark(found: "DiscoveryBenchmark") -> None:

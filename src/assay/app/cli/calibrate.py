@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, say
-from assay.app.option_groups import INPUTS, RUNNING, Count, at_least, completing, own_group
+from assay.app.option_groups import INPUTS, RUNNING, Count, at_least, own_group
 from assay.app.options import Ablating, HeldOut, OfCircuit, OnTask
 from assay.app.running import Computing, Reporting, call, check_outputs
 from assay.core.errors import InputError
@@ -39,7 +39,7 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTa
         prompts: Prompts of the measurement table; the rest of a file forms the pool.
     """
 
-    against: Annotated[tuple[str, ...], GATES, completing("tasks")] = ()
+    against: Annotated[tuple[str, ...], GATES] = ()
     published: Annotated[str | None, GATES] = None
     groups: Annotated[str | None, GATES] = None
     random_sets: Annotated[int, GATES, at_least(0)] = 0

@@ -18,11 +18,8 @@ from assay.app.option_groups import (
     Count,
     Steps,
     at_least,
-    completing,
-    one_of,
 )
 from assay.app.options import (
-    QUADRATURES,
     Ablating,
     ComparingCircuits,
     LayerOptions,
@@ -75,14 +72,14 @@ class EvaluateSettings(
     n: Annotated[int | None, INPUTS, at_least(2)] = None
     rated: Annotated[Count, INPUTS] = 1000
     least: Annotated[Count, INPUTS] = 50
-    corruptions: Annotated[str, ALARM, one_of("all", "none")] = "all"
-    measure: Annotated[str, ALARM, one_of("accuracy", "macro-f1")] = "accuracy"
+    corruptions: Annotated[str, ALARM] = "all"
+    measure: Annotated[str, ALARM] = "accuracy"
     deltas: Annotated[str, ALARM] = "0.5,0.95"
     subsets: Annotated[Count, ALARM] = 100
     subset_size: Annotated[Count, ALARM] = 20
-    method: Annotated[str | None, DISCOVERY, completing("methods")] = None
+    method: Annotated[str | None, DISCOVERY] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
-    quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None
+    quadrature: Annotated[str | None, DISCOVERY] = None
     table: Annotated[Path | None, OUTPUT] = None
     figures: Annotated[Path | None, OUTPUT] = None
 

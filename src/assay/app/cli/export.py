@@ -1,6 +1,6 @@
 """`assay export`: a circuit for other programs, or as a page of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_json
-from assay.app.option_groups import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, Count, completing
+from assay.app.option_groups import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, Count
 from assay.app.options import Beginning
 from assay.app.running import Storing, Talking, make_room
 from assay.core.errors import InputError
@@ -37,9 +37,9 @@ class CircuitExportSettings(Talking, Storing, Beginning):
     scores: Annotated[Path | None, CIRCUIT, Parameter(metavar="FILE")] = None
     roles: Annotated[Path | None, CIRCUIT, Parameter(metavar="FILE")] = None
     model: Annotated[str | None, INPUTS] = None
-    task: Annotated[str | None, INPUTS, completing("tasks")] = None
+    task: Annotated[str | None, INPUTS] = None
     prompts: Annotated[Count, INPUTS] = 3
-    method: Annotated[str, DISCOVERY, completing("methods")] = "eap-ig-inputs"
+    method: Annotated[str, DISCOVERY] = "eap-ig-inputs"
     save: Annotated[Path, OUTPUT] = Path("circuit.html")
 
 
@@ -88,19 +88,15 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
 
 def _exported(named: str, settings: CircuitExportSettings) -> "ExportedCircuit":
     """The circuit, with scores and roles of files where they are given."""
-    from assay.circuits import EdgeScores, ExportedCircuit, NodeRoles, load_roles, load_scores
-    from assay.report.comparison_sides import circuit_side
+    from assay.circuits import NodeRoles, load_roles, load_scores
+    from assay.pipeline.circuits import circuit_with_scores
 
-    side = circuit_side(named, settings.existing_store)
-    circuit = side.circuit
-    assert circuit is not None
-    scores = None if side.scores is None else EdgeScores(circuit.graph, side.scores)
+    found = circuit_with_scores(named, settings.existing_store)
+    circuit, scores = found.circuit, found.scores
     if settings.scores is not None:
         scores = load_scores(settings.scores, circuit.graph)
     roles = NodeRoles.of(circuit) if settings.roles is None else load_roles(settings.roles, circuit.graph)
-    return ExportedCircuit(
-        circuit=circuit, scores=scores, roles=roles, model=settings.model or side.model or ""
-    )
+    return replace(found, scores=scores, roles=roles, model=settings.model or found.model)
 
 
 def _inputs(settings: CircuitExportSettings) -> "tuple[Model | None, PairTask | None]":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo_result, print_pages, progress_on_stderr
-from assay.app.option_groups import INPUTS, at_least, completing, own_group
+from assay.app.option_groups import INPUTS, at_least, own_group
 from assay.app.options import Ablating, OfCircuit, OnImages, Prompted
 from assay.app.running import Computing, Saving, call, check_outputs, json_file
 
@@ -30,8 +30,8 @@ class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages, Prompted
         n_random: Random circuits of equal size to compare with.
     """
 
-    task: Annotated[tuple[str, ...], INPUTS, completing("tasks")] = ("ioi",)
-    metric: Annotated[tuple[str, ...], METRICS, completing("metrics")] = ("faithfulness-norm",)
+    task: Annotated[tuple[str, ...], INPUTS] = ("ioi",)
+    metric: Annotated[tuple[str, ...], METRICS] = ("faithfulness-norm",)
     n_random: Annotated[int, METRICS, at_least(0)] = 0
 
 

@@ -7,12 +7,12 @@ its docstring their help. Values come from the command line, else `ASSAY_NAME` v
 
 import errno
 import inspect
+import io
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast, get_args
 
 from cyclopts import (
@@ -24,16 +24,13 @@ from cyclopts import (
     MissingArgumentError,
     Parameter,
     RepeatArgumentError,
-    UnknownCommandError,
-    UnknownOptionError,
     UnusedCliTokensError,
 )
-from cyclopts.config import Dict, Env
+from cyclopts.config import Env, Toml
 
-from assay.app.cli.pages import Pages
-from assay.app.console import fit_terminal, note, quiet, say, show_warning
+from assay.app.console import quiet, say, show_warning
 from assay.app.running import ImageWorkers, Quiet
-from assay.core.errors import AssayError, AssayWarning, InputError, by_option, near_matches
+from assay.core.errors import AssayError, AssayWarning, InputError, by_option, unknown_name
 from assay.core.machine import decoding_with
 
 
@@ -44,17 +41,6 @@ CIRCUITS, TRUST, IMAGES, SUBSETS, STORE = (
     for place, name in enumerate(("Circuits", "Trust", "Image classifiers", "Subsets", "Store"))
 )
 PREFIX = "ASSAY_"
-# Endings that no output directory has: before 0.2 some commands took a file there.
-FILES = frozenset((".csv", ".html", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".toml", ".txt"))
-# Options that went or that other commands have: what takes their place where a command has it; what to type.
-MOVED = {
-    "--out": ("--save", "this command writes one file; name it with --save FILE, not --out"),
-    "--zoo": (
-        "PREDICTIONS",
-        "this command takes the zoo as an argument: my-zoo --images DIR, not --zoo my-zoo",
-    ),
-    "--edges": ("--top", "the size of a discovered circuit is --top K, not --edges"),
-}
 INTERRUPTED = 130
 EXIT_CODES = {
     0: "done",
@@ -62,11 +48,6 @@ EXIT_CODES = {
     2: "wrong usage, an unknown name or a value out of range",
     3: "a gate or alarm fired",
     INTERRUPTED: "interrupted",
-}
-# There the same names say what a page shows, not what to run: a variable or a file must not set them.
-TYPED_ONLY = {
-    "report": ("--model", "--task", "--sweep", "--compare"),
-    "store ls": ("--model", "--task", "--method"),
 }
 
 
@@ -86,8 +67,6 @@ def make_app(name: str, text: str, **facts: Any) -> App:
         name=name,
         help=text,
         help_flags=("--help", "-h"),
-        help_format="plaintext",
-        help_formatter=Pages(),
         default_parameter=Parameter(
             negative=(),
             json_list=False,  # [a].npz is a file
@@ -141,89 +120,34 @@ def _with_default(parameter: inspect.Parameter) -> inspect.Parameter:
 # ---- where values come from ---------------------------------------------------------------------
 
 
-def _open(commands: Sequence[str], arguments: ArgumentCollection) -> ArgumentCollection:
-    """Arguments that a variable or a file may set."""
-    typed, rest = TYPED_ONLY.get(" ".join(commands), ()), arguments.copy()
-    rest[:] = [each for each in arguments if each.name not in typed]
-    return rest
-
-
-def read_variables(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Values of `ASSAY_NAME` variables that are not empty."""
-    wanted = _open(commands, arguments)
-    wanted[:] = [
-        each for each in wanted if os.environ.get(PREFIX + each.name.lstrip("-").upper().replace("-", "_"))
-    ]
-    Env(PREFIX, source="an ASSAY_ variable", command=False)(application, commands, wanted)
-
-
 def read_config(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Values of the TOML file of `--config`.
-
-    Keys are option names; a table named like a command holds for that command alone. A file may hold
-    settings of several commands, but none that no command has.
-    """
-    tokens = [token.value for each in arguments if each.name == "--config" for token in each.tokens]
-    if not tokens:
+    """Values of the TOML file of `--config`, which has a table for each command: `[audit]`, `[store.ls]`."""
+    paths = [token.value for each in arguments if each.name == "--config" for token in each.tokens]
+    if not paths:
         return
-    values = _values(Path(tokens[-1]), commands)
-    own = _names(_open(commands, arguments))
-    unknown = sorted(values.keys() - own)
-    if unknown:
-        everything = set[str]().union(
-            *(_names(each.assemble_argument_collection()) for _, each in every_command(app))
-        )
-        for name in unknown:
-            if name not in everything:
-                near = near_matches(name, sorted(everything))
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                hint = f"; {MOVED[f'--{name}'][1]}" if f"--{name}" in MOVED else hint
-                raise InputError(f"{tokens[-1]} sets {name!r}, which is not an option of any command{hint}")
-    known = {name: value for name, value in values.items() if name in own}
-    Dict(known, source=tokens[-1])(application, (), arguments)
+    file = Toml(paths[-1], source=paths[-1], must_exist=True)
+    try:
+        content = file.config
+    except (CycloptsError, OSError) as error:
+        raise InputError(f"cannot read {paths[-1]}: {error}") from error
+    for name, table in content.items():
+        if not isinstance(table, dict):
+            raise InputError(
+                f"{paths[-1]} sets {name!r} outside a table; put [{'.'.join(commands)}] above it"
+            )
+        if name not in app:
+            raise unknown_name(f"command in {paths[-1]}", name, [*app])
+    file(application, commands, arguments)
 
 
 def check_values(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Refuse a file for the output directory, and a fraction for a count, which would be rounded silently."""
-    names = {argument.name for argument in arguments}
+    """Refuse a fraction for a count, which would be rounded silently."""
     for argument in arguments:
-        for token in argument.tokens if argument.name == "--out" else ():
-            if Path(token.value).is_file() or Path(token.value).suffix in FILES:
-                instead = "; --save names the file of the result" if "--save" in names else ""
-                raise InputError(f"--out is {token.value}, a file; give a directory{instead}")
         kinds = {argument.hint, *get_args(argument.hint)}
         if int in kinds and float not in kinds and argument.parameter.converter is None:
             for token in argument.tokens:
                 if "." in token.value:
                     raise CoercionError(token=token, argument=argument, target_type=int)
-
-
-def _values(path: Path, commands: Sequence[str]) -> dict[str, Any]:
-    """What the file sets for a command, by names with hyphens."""
-    import tomllib
-
-    try:
-        content: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    values: dict[str, Any] = {}
-    table: object = content
-    family: Any = app
-    for name in (*commands, None):
-        if not isinstance(table, Mapping):
-            break
-        # `store` is an option and a command: what is not a table is the option.
-        values |= {
-            key.replace("_", "-"): value
-            for key, value in table.items()
-            if not (isinstance(value, Mapping) and key in family)
-        }
-        table, family = (table.get(name), family[name]) if name is not None else (None, None)
-    return values
-
-
-def _names(arguments: ArgumentCollection) -> set[str]:
-    return {name.lstrip("-") for each in arguments for name in each.names}
 
 
 def every_command(family: App, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
@@ -249,8 +173,10 @@ app = make_app(
     + ".",
     version=_version,
     group_commands=Group("Options", sort_key=-1),
-    config=(read_variables, read_config, check_values),
+    config=(Env(PREFIX, source="an ASSAY_ variable", command=False, show=False), read_config, check_values),
 )
+
+app.register_install_completion_command(help="Install completion with the tab key for the current shell.")
 
 
 # ---- running ------------------------------------------------------------------------------------
@@ -273,11 +199,6 @@ def run(arguments: Sequence[str]) -> int:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", AssayWarning)
             warnings.showwarning = show_warning
-            if lacking := fit_terminal():
-                note(
-                    f"note: the encoding of this terminal ({lacking}) lacks some signs and shows letters "
-                    "or '?' instead. Set PYTHONIOENCODING=utf-8, or a UTF-8 locale such as LC_ALL=C.UTF-8"
-                )
             code = function(*bound.args, **bound.kwargs)
         helped = function.__name__ == "help_print" and not {"--help", "-h"} & set(arguments)
         return 2 if helped else code or 0
@@ -320,12 +241,6 @@ def _parse(arguments: list[str]) -> tuple[Callable[..., Any], inspect.BoundArgum
 def _sentence(error: CycloptsError) -> str:
     """What is wrong with the arguments, and the file or variable it is in."""
     text, argument = str(error), error.argument
-    if isinstance(error, UnknownCommandError):
-        return _unknown_command(error)
-    if isinstance(error, UnknownOptionError):
-        instead, moved = MOVED.get((error.token.keyword or error.token.value).partition("=")[0], ("", ""))
-        if any(instead in each.names for each in error.argument_collection):
-            return moved
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {(error.unused_tokens or [''])[0]!r}"
     if isinstance(error, MissingArgumentError) and argument is not None:
@@ -340,23 +255,13 @@ def _sentence(error: CycloptsError) -> str:
     return text if token.source in text else f"{text} (from {token.source})"
 
 
-def _unknown_command(error: UnknownCommandError) -> str:
-    """A mistyped command beside those there are, in alphabetical order."""
-    assert error.unused_tokens
-    name, known = error.unused_tokens[0], sorted(error.app or app)
-    names = [each for each in known if not each.startswith("-")]
-    near = near_matches(name, names)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    if name == "compare" and "report" in names:
-        hint = "; `assay report --compare A B` compares two results."
-    return f"unknown command {name!r}{hint} Commands: {', '.join(names)}."
-
-
 def main() -> None:
     """Entry point of the command."""
     # One kind of progress at a time: transformers draws a bar even for weights on disk.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    fit_terminal()  # also for errors before a command runs
+    for stream in (sys.stdout, sys.stderr):  # signs that a terminal lacks are shown as ?
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command
-from assay.app.cli.zoo import STYLES
 from assay.app.console import progress_on_stderr, remark
-from assay.app.option_groups import INPUTS, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, Count, at_least, own_group
 from assay.app.options import Ablating, Quadrature, SkipBad, Typed
 from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
 from assay.core.errors import InputError
@@ -56,20 +55,20 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadr
 
     zoo: Annotated[tuple[Path, ...], INPUTS] = ()
     images: Annotated[tuple[Path, ...], INPUTS] = ()
-    shapes: Annotated[tuple[str, ...], INPUTS, one_of(*STYLES)] = ()
+    shapes: Annotated[tuple[str, ...], INPUTS] = ()
     id_images: Annotated[tuple[Path, ...], INPUTS] = ()
     labels: Annotated[bool | None, INPUTS, Parameter(negative="--no-labels")] = None
     n: Annotated[int | None, INPUTS, at_least(2)] = None
     metrics: Annotated[str | None, RANKING] = None
     fast: Annotated[bool, RANKING] = False
-    measure: Annotated[str, RANKING, one_of("accuracy", "macro-f1")] = "accuracy"
+    measure: Annotated[str, RANKING] = "accuracy"
     ratio: Annotated[float, RANKING] = 0.3
     include_input: Annotated[bool, RANKING] = False
-    sets: Annotated[str, RANKING, one_of("symmetric", "reference")] = "symmetric"
+    sets: Annotated[str, RANKING] = "symmetric"
     steps: Annotated[Count, RANKING] = 5
     draws: Annotated[int, RANKING, at_least(20)] = 200
     sharpness_batch: Annotated[Count, RANKING] = 256
-    until: Annotated[str | None, STOPPING, one_of("stable")] = None
+    until: Annotated[str | None, STOPPING] = None
     error: Annotated[float, STOPPING] = 0.05
 
 

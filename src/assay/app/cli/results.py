@@ -7,7 +7,6 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, print_json, print_pages, print_table
-from assay.app.option_groups import one_of
 from assay.app.running import Storing, Talking
 from assay.core.errors import InputError, check_name
 from assay.core.untrusted import printable
@@ -33,7 +32,7 @@ MORE_COLUMNS = {"models": {"reads": "reads", "--post-norm": "post_norm", "--expe
 
 
 @command(STORE, name="list", example="assay list metrics --json")
-def list_(kind: Annotated[str, one_of(*LISTED)], /, *, settings: Talking) -> None:
+def list_(kind: str, /, *, settings: Talking) -> None:
     """List what is registered.
 
     Args:

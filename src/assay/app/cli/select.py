@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assay.app.cli.parsing import SUBSETS, app, command
 from assay.app.console import note, print_json, print_table, progress_on_stderr, say
-from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, count_or, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, count_or, own_group
 from assay.app.running import (
     Computing,
     File,
@@ -70,8 +70,8 @@ class AnswerSettings(Placed):
     families: Annotated[str | None, INPUTS] = None
     columns: Annotated[str | None, INPUTS] = None
     id_accuracy: Annotated[str | None, INPUTS] = None
-    orientation: Annotated[str | None, INPUTS, one_of("long", "wide", "transposed")] = None
-    cells: Annotated[str | None, INPUTS, one_of("correct", "prediction", "score")] = None
+    orientation: Annotated[str | None, INPUTS] = None
+    cells: Annotated[str | None, INPUTS] = None
     scores: Annotated[str | None, INPUTS] = None
     missing: Annotated[str | None, INPUTS] = None
     id_envs: Annotated[str | None, INPUTS] = None
@@ -156,18 +156,18 @@ class SelectSettings(PoolSettings, Computing, Reporting):
     sizes: Annotated[str | None, SELECTION] = None
     size: Annotated[Count | None, SELECTION] = None
     refine: Annotated[int | Literal["bisection"] | None, SELECTION, count_or("bisection")] = None
-    solver: Annotated[str, SELECTION, one_of("swap", "adam")] = "swap"
+    solver: Annotated[str, SELECTION] = "swap"
     trials: Annotated[Count | None, SELECTION] = None
     epochs: Annotated[Count | None, SELECTION] = None
     patience: Annotated[Count | None, SELECTION] = None
-    penalty: Annotated[str | None, SELECTION, one_of("softplus", "squared")] = None
-    objective: Annotated[str, SELECTION, one_of("pearson", "r2")] = "pearson"
-    clip: Annotated[str, SELECTION, one_of("eps", "half")] = "eps"
+    penalty: Annotated[str | None, SELECTION] = None
+    objective: Annotated[str, SELECTION] = "pearson"
+    clip: Annotated[str, SELECTION] = "eps"
     allowed: Annotated[Path | None, SELECTION] = None
     must_include: Annotated[Path | None, SELECTION] = None
-    split: Annotated[str | None, SELECTION, one_of("group", "family", "random")] = None
+    split: Annotated[str | None, SELECTION] = None
     compat: Annotated[bool, SELECTION] = False
-    path: Annotated[str, SELECTION, one_of("independent", "warm", "nested")] = "independent"
+    path: Annotated[str, SELECTION] = "independent"
     strata: Annotated[str | None, SELECTION] = None
     permutations: Annotated[int, VERDICT, at_least(0)] = 99
     folds: Annotated[int, VERDICT, at_least(3)] = 5
@@ -179,7 +179,7 @@ class SelectSettings(PoolSettings, Computing, Reporting):
     endpoint_key: Annotated[str | None, DESCRIPTION] = None
     endpoint_parameters: Annotated[str | None, DESCRIPTION] = None
     workers: Annotated[Count | None, RUNNING] = None
-    layout: Annotated[str, RUNNING, one_of("auto", "dense", "packed", "accelerator")] = "auto"
+    layout: Annotated[str, RUNNING] = "auto"
     gate: Annotated[bool, RUNNING] = False
     table: Annotated[Path | None, OUTPUT] = None
     ids: Annotated[Path | None, OUTPUT] = None

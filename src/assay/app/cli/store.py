@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import STORE, command, family
 from assay.app.cli.results import show
 from assay.app.console import echo, print_json, print_table, remark, say
-from assay.app.option_groups import KINDS, OUTPUT, RUNNING, STORED, at_least, one_of
+from assay.app.option_groups import OUTPUT, RUNNING, STORED, at_least
 from assay.app.running import Storing, Talking
 from assay.core.errors import InputError
 
@@ -37,7 +37,9 @@ class ListSettings(Storing, Talking):
         model: Only results of this model.
         task: Only results of this task or data set.
         method: Only results of this discovery method.
-        kind: Only results of this kind: audit, benchmark, calibration, circuit, claim, correctness,
+        kind: Only results of this kind: audit, benchmark, calibration, circuit, correctness,
+            domain-evaluation, job, measurement, monitor, pairs-part, ranking,
+            ranking-comparison, scores, scores-part, stable-pick, subset-evaluation, subset-part,
             domain-evaluation, dynamics, finetune, job, measurement, monitor, ranking, ranking-comparison,
             repair, scores, stable-pick, subset-evaluation, subset-part, subset-path, sweep, truth, worst_case
             or zoo.
@@ -52,7 +54,7 @@ class ListSettings(Storing, Talking):
     model: Annotated[str | None, STORED] = None
     task: Annotated[str | None, STORED] = None
     method: Annotated[str | None, STORED] = None
-    kind: Annotated[str | None, STORED, one_of(*KINDS)] = None
+    kind: Annotated[str | None, STORED] = None
     where: Annotated[tuple[str, ...], STORED] = ()
     order: Annotated[str, STORED, Parameter(allow_leading_hyphen=True)] = "created"
     limit: Annotated[int | None, STORED, at_least(0)] = None

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import app, command
 from assay.app.cli.select import GATE_FIRED, AnswerSettings
 from assay.app.console import echo, print_json, progress_on_stderr, say
-from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, one_of
+from assay.app.option_groups import INPUTS, OUTPUT, RUNNING
 from assay.app.running import Reporting, Storing, Talking, check_outputs, make_room
 
 
@@ -22,7 +22,7 @@ class EvaluateSubsetSettings(Talking, Storing, Reporting, AnswerSettings):
         gate: Limit, 'accuracy >= 0.6'; exit code 3 if no value in a 95 % interval is within.
     """
 
-    order: Annotated[str | None, INPUTS, one_of("data")] = None
+    order: Annotated[str | None, INPUTS] = None
     gate: Annotated[tuple[str, ...], RUNNING] = ()
 
 

@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from assay.pipeline.plan import Plan
     from assay.pipeline.progress import Report, SweepProgress
     from assay.pipeline.schedule import Executor, SweepOutcome
-    from assay.store import ResultSummary, Store
+    from assay.store import Store
 
+MEASURING = ("measure", "attack", "calibrate", "rank")  # kinds of jobs whose numbers are shown
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
@@ -271,18 +272,19 @@ def _show_outcome(
     as_json: bool,
 ) -> None:
     """What became of the jobs, and the numbers they left."""
-    from assay.pipeline.outcome import job_rows, summaries
+    from assay.pipeline.outcome import job_rows
     from assay.pipeline.progress import duration
+    from assay.report.sweep import sweep_rows
 
     rows = job_rows(store, jobs, outcome)
     if as_json:
         facts = {"seconds": outcome.seconds, "jobs_per_second": outcome.throughput}
         print_json({"plan": plan.name, "id": identity, "ok": outcome.ok, **facts, "jobs": rows})
     else:
-        found = summaries(store, rows)
-        if found:
+        measured = [each for each in sweep_rows(store, map(vars, rows)) if each["kind"] in MEASURING]
+        if measured:
             columns = ["job", "result", "value", "95 % interval", "n", "verdict", "id"]
-            print_table("", columns, [_row(name, each) for name, each in found], right="value n")
+            print_table("", columns, list(map(_row, measured)), right="value n")
             echo()
         counts = [f"{len(outcome.done):,} jobs done", f"{len(outcome.skipped):,} found in the store"]
         if outcome.failed or outcome.blocked:
@@ -301,16 +303,16 @@ def _show_outcome(
         say(f"see {log} for every failure; run the same command again to retry the failed jobs")
 
 
-def _row(name: str, result: "ResultSummary") -> list[str]:
+def _row(found: Mapping[str, Any]) -> list[str]:
     from assay.page import text as words
 
-    shown, between = words.estimate(result.value, result.low, result.high)
+    shown, between = words.estimate(found["value"], found["low"], found["high"])
     return [
-        name,
-        result.metric or result.name or result.kind,
-        "" if result.value is None else shown,
+        found["job"],
+        found["measure"] or "",
+        "" if found["value"] is None else shown,
         between,
-        "" if result.n is None else f"{result.n:,}",
-        result.status or "",
-        result.id,
+        "" if found["n"] is None else f"{found['n']:,}",
+        found["verdict"] or "",
+        found["result"] or "",
     ]

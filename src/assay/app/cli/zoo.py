@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command, family
 from assay.app.console import echo, echo_result, note, print_json, print_table, progress_on_stderr, remark
-from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, one_of, own_group
+from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, own_group
 from assay.app.options import Ablating, Discovering, SkipBad, Typed
 from assay.app.running import Batched, Computing, Placed, Seeded, Talking, call, make_room, write_json
 from assay.core.errors import InputError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from assay.zoo import Correctness, Zoo
     from assay.zoo.feeding import Images
 
-STYLES = ("flat", "sketch", "neon", "stripes", "relief")
 TRAINING, CONFIGURATIONS = own_group("Training"), own_group("Configurations")
 
 zoo_app = family(IMAGES, "zoo", "Train, record and list zoos of image classifiers.")
@@ -37,36 +36,27 @@ class Domains(SkipBad):
     """
 
     images: Annotated[tuple[Path, ...], INPUTS] = ()
-    shapes: Annotated[tuple[str, ...], INPUTS, one_of(*STYLES)] = ()
+    shapes: Annotated[tuple[str, ...], INPUTS] = ()
     n: Annotated[Count | None, INPUTS] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validating:
-    """What training is judged on.
-
-    Attributes:
-        holdout: Share of each class used for validation.
-    """
-
-    holdout: Annotated[float, TRAINING] = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings(Computing, Seeded, Placed, Validating, Domains):
+class TrainSettings(Computing, Seeded, Placed, Domains):
     """What models are trained on.
 
     Attributes:
         out: Output directory of the zoo.
         size: Height and width of the images. Default: what the models state, else 32.
+        holdout: Share of each class used for validation.
         checkpoint: Step at which to save models too; repeat for several.
         precision: Number type of training passes; float16 needs a GPU.
     """
 
     out: Annotated[Path, OUTPUT]
     size: Annotated[int | None, INPUTS, at_least(16)] = None
+    holdout: Annotated[float, TRAINING] = 0.2
     checkpoint: Annotated[tuple[int, ...], TRAINING] = ()
-    precision: Annotated[str, TRAINING, one_of("float32", "bfloat16", "float16")] = "float32"
+    precision: Annotated[str, TRAINING] = "float32"
 
 
 @command(parent=zoo_app, name="train", example="assay zoo train tiny --shapes flat --out zoo")

@@ -14,11 +14,9 @@ from assay.app.option_groups import (
     Count,
     Steps,
     at_least,
-    completing,
-    one_of,
     own_group,
 )
-from assay.app.options import QUADRATURES, Ablating, ComparingCircuits, OnClassifier
+from assay.app.options import Ablating, ComparingCircuits, OnClassifier
 from assay.app.running import Batched, ImageWorkers, Seeded
 
 
@@ -65,18 +63,19 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     window: Annotated[int, WATCHING, at_least(2)] = 64
     reference_n: Annotated[int | None, WATCHING, at_least(2)] = None
     known_batches: Annotated[int | None, WATCHING, at_least(0)] = None
-    order: Annotated[str, WATCHING, one_of("time", "name", "random")] = "time"
+    order: Annotated[str, WATCHING] = "time"
     follow: Annotated[bool, WATCHING] = False
     poll: Annotated[float, WATCHING] = 2.0
     idle_timeout: Annotated[float | None, WATCHING] = None
     max_batches: Annotated[Count | None, WATCHING] = None
     threshold: Annotated[float | None, ALARM] = None
     target: Annotated[float | None, ALARM] = None
-    rule: Annotated[str | None, ALARM, one_of("threshold", "conformal", "sequential")] = None
+    rule: Annotated[str | None, ALARM] = None
     alpha: Annotated[float, ALARM] = 0.05
     on_alarm: Annotated[str | None, ALARM, Parameter(metavar="COMMAND")] = None
     metrics_file: Annotated[Path | None, WATCHING] = None
-    method: Annotated[str | None, DISCOVERY, completing("methods")] = None
+    webhook_format: Annotated[str, ALARM] = "generic"
+    method: Annotated[str | None, DISCOVERY] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
-    quadrature: Annotated[str | None, DISCOVERY, one_of(*QUADRATURES)] = None
+    quadrature: Annotated[str | None, DISCOVERY] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")

@@ -1,18 +1,17 @@
-"""Pages that only `assay serve` has: the list of results, an index, messages."""
+"""Pages that only `assay serve` has: the list of results, messages."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlencode
 
 from assay.page import text as words
-from assay.page.blocks import Block, Cell, Column, Custom, Listing, Note, Page, Section, Table
+from assay.page.blocks import Block, Cell, Column, Custom, Note, Page, Table
 from assay.page.html import render_pages
 from assay.page.text import Span, Text, bounded, code, cut_text, number, quiet, result_link
-from assay.report.overview import row_of
 from assay.store import ResultSummary
 
 
-LINKED = 1_000  # characters of a name that has a page of its own
 COLUMNS = ["kind", "model", "task", "method", "ablation", "metric", "n", "seed", "value", "status", "created"]
 NUMERIC = ("n", "seed", "value")
 
@@ -87,7 +86,7 @@ def _ordered(name: str, order: str, address: Any) -> Column:
 
 def _row(summary: ResultSummary) -> list[Cell | Text]:
     """A result as a line of a list."""
-    row = bounded(row_of(summary), limit=200)
+    row = bounded({**asdict(summary), "method": summary.made}, limit=200)
     shown, between = words.estimate(row["value"], row["low"], row["high"])
     status = row["status"] or ""
     value = "" if row["value"] is None else shown
@@ -100,59 +99,6 @@ def _row(summary: ResultSummary) -> list[Cell | Text]:
         Cell(status="" if status == "none" else status),
         Cell(text=row["created"][:16].replace("T", " "), style="quiet"),
     ]
-
-
-def index_page(groups: Sequence[tuple[str, str, Sequence[str]]], *, cut: int | None) -> str:
-    """Links to the pages of models, tasks and sweeps.
-
-    Args:
-        groups: Heading, path, names.
-        cut: How many of the newest results the names come from, where there are more.
-    """
-
-    def entry(path: str, name: str) -> Text:
-        # A name that makes no address stays without a link.
-        link = f"{path}?{urlencode({'name': name})}" if len(name) <= LINKED else ""
-        return Span(cut_text(name, 200), "", link=link)
-
-    page = Page(
-        kind="results store",
-        title="Models, tasks, sweeps",
-        lede=f"Names found in the newest {number(cut)} results." if cut else "",
-        sections=[
-            Section(
-                title=heading,
-                blocks=[
-                    Listing(items=[entry(path, name) for name in names])
-                    if names
-                    else Note(text="None.", style="quiet")
-                ],
-            )
-            for heading, path, names in groups
-        ],
-    )
-    return render_pages([page], served=True)
-
-
-def compare_form(choices: Sequence[ResultSummary], *, a: str = "", b: str = "") -> str:
-    """A form for two ids, with the newest results that can be compared."""
-    shown = ("kind", "model", "task", "method")
-    rows = []
-    for each in choices:
-        row = bounded(row_of(each), limit=200)
-        made = Cell(text=row["created"][:16].replace("T", " "), style="quiet")
-        rows.append([result_link(row["id"]), *(row[name] or "" for name in shown), made])
-    names = ("result", *shown, "made")
-    newest = Table(columns=[Column(name=name, sort=True) for name in names], rows=rows, style="results")
-    nothing = Note(text="The store does not hold anything to compare yet.", style="quiet")
-    page = Page(
-        kind="comparison",
-        title="Compare two results",
-        lede="Give the ids of two audits, circuits, scores, measurements or sweeps.",
-        head=[Custom(template="compare.html", values={"a": a, "b": b}), *([] if rows else [nothing])],
-        sections=[Section(title="Newest results to compare", blocks=[newest])] if rows else [],
-    )
-    return render_pages([page], served=True)
 
 
 def message_page(title: str, message: str, *, navigation: bool = True) -> str:

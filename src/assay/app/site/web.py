@@ -73,11 +73,6 @@ def create_app(
         routes=[
             Route("/", answers.results),
             Route("/result/{identity}", answers.result),
-            Route("/overviews", answers.index),
-            Route("/model", answers.overview("model")),
-            Route("/task", answers.overview("task")),
-            Route("/sweep", answers.overview("sweep")),
-            Route("/compare", answers.compare),
             Route("/healthz", _health),
         ],
         exception_handlers=HANDLERS,

@@ -7,7 +7,7 @@ Each gate is a hard-concrete variable (Louizos et al. 2018): with u uniform on (
 
 A step draws a gate for every edge and pair, runs the pairs under them, and descends on
 
-    loss(divergences) + price * (expected number of open gates - goal).
+    mean divergence + price * (expected number of open gates - goal).
 
 The price is the Lagrange multiplier: the one that leaves the expected number unchanged to first order,
 -sum_e g_e p_e / sum_e p_e^2 with g the gradient of the loss and p that of the expected number, averaged over
@@ -35,7 +35,6 @@ from assay.objectives import mean_over_reads
 
 
 PairLoss = Callable[[Tensor, Tensor], Tensor]
-BatchLoss = Callable[[Tensor, float], Tensor]
 
 BOUND = 8.0  # |a| beyond this is certain for all purposes; without a bound it drifts and cannot come back
 
@@ -147,7 +146,6 @@ def learn_mask(
     n_edges: int,
     *,
     divergence: PairLoss,
-    loss: BatchLoss = lambda divergences, progress: divergences.mean(),
     start: EdgeScores | None = None,
     settings: MaskSettings | None = None,
     watch: Callable[[int, Callable[[], EdgeScores]], None] | None = None,
@@ -161,8 +159,6 @@ def learn_mask(
         n_edges: Edges wanted, 1 to all.
         divergence: What a run gets wrong: the model's and the run's logits `[batch, d_vocab]` to `[batch]`,
             differentiable. Of pairs that are read at several positions the mean over these counts.
-        loss: Divergences of the batch `[batch]` and the share of steps done, 0 to 1, to a number; default:
-            the mean.
         start: Scores to start from: gates of strong edges begin open. Default: all alike.
         settings: Steps, rate, gates.
         watch: Called after every step with its number and a function that gives the ranking so far.
@@ -202,7 +198,7 @@ def learn_mask(
         uniform = torch.rand((len(pairs), *openness.shape), generator=generator).clamp(1e-6, 1 - 1e-6)
         mask = gates.sample(openness, uniform.to(device))
         found = loss_over_reads(divergence, pairs, runner.logits(pairs, mask))
-        value = loss(found, step / settings.steps)
+        value = found.mean()
         if not bool(torch.isfinite(value)):
             raise NonFiniteError(
                 f"the loss of step {step} is {value.item()}; check the divergence, the model's weights and "

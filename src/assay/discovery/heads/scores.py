@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from assay.circuits.files import read_arrays, write_arrays
-from assay.core import display
 from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
+from assay.core.plotted import Plotted
 from assay.core.record import HIDDEN, Record, library_version, plain
 from assay.models import Model
 from assay.tasks import Task
@@ -29,7 +29,7 @@ _FACTS = ("name", "sign", "unit", "reason", "warnings", "provenance")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeadScores(display.Shown, Record):
+class HeadScores(Plotted, Record):
     """A signed number for each head of a model.
 
     Attributes:
@@ -125,12 +125,6 @@ class HeadScores(display.Shown, Record):
                 f"{self.n_heads} heads, counted from 0"
             )
         return float(self.values[layer, index])
-
-    def _summary(self) -> str:
-        best = np.argsort(-self.flat, kind="stable")[:8].tolist()
-        rows = [(f"a{at // self.n_heads}.h{at % self.n_heads}", self.flat[at].item()) for at in best]
-        title = f"{self.name}: {self.n_layers} x {self.n_heads} heads, highest first"
-        return display.table(title, ("head", f"score, {self.unit}" if self.unit else "score"), rows)
 
     @property
     def n_layers(self) -> int:

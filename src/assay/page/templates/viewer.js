@@ -1,7 +1,6 @@
 /* A circuit viewer: one drawing with its search, filters, roles and panels, for pointer, keyboard and screen reader. */
 
 const ARROWS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
-const SETS = { both: "in both", a: "only in A", b: "only in B" };
 const FOUND = 10;  // nodes and edges that a search lists
 
 /* The data of a viewer, at once; of very many edges compressed, so after a moment. */
@@ -25,19 +24,15 @@ function circuitView(figure, data) {
     figure, data, edges, examples, state, sentence, rolesOf, around, pin, changed,
     roles: { roles: structuredClone(data.roles ? data.roles.roles : {}), labels: { ...(data.roles ? data.roles.labels : {}) } },
     weights: () => (state.example < 0 ? scores : examples[state.example].weights),
-    weightTag: (i) => (edges[i].set ? element("span", "quiet", SETS[edges[i].set]) : signedTag(view.weights()[i])),
+    weightTag: (i) => signedTag(view.weights()[i]),
     refresh: () => showPicked(state.pinned, true),
   };
   const roles = rolesPanel(view, find(".roles-panel"));
 
   function sentence(i) {
     const edge = edges[i], name = `${data.nodes[edge.source]} \u2192 ${edge.target}`;
-    const score = (value) => (value === null ? "no score" : signed(value));
-    if (!edge.set) {
-      const where = state.example < 0 ? "" : ` on prompt ${state.example + 1}`;
-      return `${name}, ${signed(view.weights()[i])}${where}, rank ${i + 1}`;
-    }
-    return `${name}, ${SETS[edge.set]}` + (edge.a === null && edge.b === null ? "" : `; A ${score(edge.a)}, B ${score(edge.b)}`);
+    const where = state.example < 0 ? "" : ` on prompt ${state.example + 1}`;
+    return `${name}, ${signed(view.weights()[i])}${where}, rank ${i + 1}`;
   }
 
   function rolesOf(n) {
@@ -211,8 +206,7 @@ function circuitView(figure, data) {
     if (chosen.example >= 0 && chosen.example !== state.example) attendTo(examples[chosen.example].text);
     const weights = ((state.example = chosen.example), view.weights());
     const role = chosen.role === null ? null : new Set((view.roles.roles[chosen.role] || []).map((name) => data.nodes.indexOf(name)));
-    if (data.sets) state.kept = edges.map((edge) => chosen.sets.has(edge.set));
-    else state.kept = chosen.size === null ? edges.map(() => true) : connected(edges, chosen.size, nodes.length);
+    state.kept = chosen.size === null ? edges.map(() => true) : connected(edges, chosen.size, nodes.length);
     const filter = { ...chosen, role, minimum: thresholdAt(chosen.share, data.largest) };
     state.shown = byWeight(edges.filter((edge) => state.kept[edge.i] && passes(edge, weights[edge.i], filter)).map((edge) => edge.i), weights);
     const into = new Array(nodes.length).fill(0), from = new Array(nodes.length).fill(0);

@@ -4,7 +4,7 @@ function viewerControls(figure, data) {
   const box = figure.querySelector(".controls"), field = (name) => box.querySelector(`[name="${name}"]`);
   const [query, size, share, from, to, sign, role, example] =
     ["search", "size", "minimum", "from", "to", "sign", "role", "example"].map(field);
-  const sets = [...box.querySelectorAll("[name=set]")], output = box.querySelector("output");
+  const output = box.querySelector("output");
   const found = figure.querySelector(".found"), status = figure.querySelector(".status");
   const graph = figure.querySelector(".graph"), stage = figure.querySelector(".stage"), least = parseFloat(graph.style.minWidth);
   const zooms = [1, 1.5, 2, 3, 4];
@@ -25,7 +25,6 @@ function viewerControls(figure, data) {
     const layer = (select) => (select.value === "" ? null : Number(select.value));
     return {
       size: size ? Number(size.value) : null,
-      sets: new Set(sets.filter((each) => each.checked).map((each) => each.value)),
       share: Number(share.value) / 1000,
       from: layer(from), to: layer(to), sign: sign ? sign.value : "", role: role.value || null,
       example: example && example.value !== "" ? Number(example.value) : -1,
@@ -81,13 +80,12 @@ function viewerControls(figure, data) {
   }
 
   function untouched() {
-    return (!size || Number(size.value) === data.size) && sets.every((each) => each.checked) && share.value === "0" &&
+    return (!size || Number(size.value) === data.size) && share.value === "0" &&
       [from, to, sign, role, example].every((each) => !each || each.value === "");
   }
 
   function reset() {
     if (size) size.value = data.size;
-    sets.forEach((each) => { each.checked = true; });
     share.value = 0;
     [from, to, sign, role, example].forEach((each) => { if (each) each.value = ""; });
   }

@@ -1,7 +1,7 @@
 /* The canvases of a circuit viewer: edges below the nodes of the SVG, and the picked edges above them. */
 
 const SINGLE_EDGES = 800;  // lines of one frame that are drawn one by one; the rest is drawn in bundles
-const DASHES = { minus: [5, 3], a: [9, 4], b: [1.5, 3] };
+const DASHES = [5, 3];  // of an edge with a negative weight
 
 function paletteOf(figure) {
   const style = getComputedStyle(figure), colour = (name) => style.getPropertyValue(name).trim();
@@ -85,11 +85,9 @@ function edgeCanvas(figure, edges) {
     return context;
   }
 
-  /* Colour and dashes of a line: by its set where two circuits are compared, else by its sign. */
+  /* Colour and dashes of a line, by its sign. */
   function look(i, palette) {
-    const set = edges[i].set;
-    if (set) return [{ both: palette.ink, a: palette.supports, b: palette.opposes }[set], DASHES[set] || []];
-    return weights[i] < 0 ? [palette.opposes, DASHES.minus] : [palette.supports, []];
+    return weights[i] < 0 ? [palette.opposes, DASHES] : [palette.supports, []];
   }
 
   function stroke(context, indices, palette, alpha) {

@@ -20,7 +20,6 @@ function readEdges(data) {
     const target = columns.target[i], feeds = data.feeds[target];
     return {
       i, source, feeds, target: data.targets[target], score: columns.score[i], path: wholePath(columns.path[i]),
-      set: columns.set ? columns.set[i] : "", a: columns.a ? columns.a[i] : null, b: columns.b ? columns.b[i] : null,
       from: data.layers[source], to: data.layers[feeds[0]],
     };
   });
@@ -99,12 +98,12 @@ function byWeight(shown, weights) {
   return [...shown].sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a]) || a - b);
 }
 
-/* What one frame draws: the first `limit` edges one by one, the rest as one bundle per pair of layers and set. */
+/* What one frame draws: the first `limit` edges one by one, the rest as one bundle per pair of layers. */
 function drawingPlan(edges, weights, order, limit) {
   const bundles = new Map();
   for (const i of order.slice(limit)) {
-    const key = `${edges[i].from}>${edges[i].to}>${edges[i].set}`;
-    const bundle = bundles.get(key) || { from: edges[i].from, to: edges[i].to, set: edges[i].set, edges: [], sum: 0 };
+    const key = `${edges[i].from}>${edges[i].to}`;
+    const bundle = bundles.get(key) || { from: edges[i].from, to: edges[i].to, edges: [], sum: 0 };
     bundle.edges.push(i);
     bundle.sum += Math.abs(weights[i]);
     bundles.set(key, bundle);

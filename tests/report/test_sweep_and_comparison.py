@@ -1,0 +1,129 @@
+"""The jobs of a sweep as a table and a page, and two results in one table."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_store import HOSTILE, Filled, fill, measurement, put_measurement
+
+from assay.core.errors import InputError, UnknownNameError
+from assay.page.text import plain_text
+from assay.report import compare_frame, compare_page, save_report, sweep_frame, sweep_page
+from assay.report.save import render
+from assay.report.sweep import ROWS, jobs_page, sweep_rows
+from assay.store import Store
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Filled]:
+    store = Store(tmp_path_factory.mktemp("store"))
+    return store, fill(store)
+
+
+def test_a_sweep_is_found_by_its_name_its_id_or_the_beginning_of_it(filled: tuple[Store, Filled]) -> None:
+    store, ids = filled
+    for given in ("methods", ids.sweep, ids.sweep[:8]):
+        frame = sweep_frame(store, given)
+        assert len(frame) == 5
+        assert list(frame["status"]) == ["done"] * 4 + ["failed"]
+    with pytest.raises(UnknownNameError, match="holds no sweep 'other'; it has 1"):
+        sweep_frame(store, "other")
+    with pytest.raises(InputError, match="is a scores, not a sweep"):
+        sweep_frame(store, ids.scores)
+
+
+def test_a_row_holds_what_the_store_has_of_a_result(filled: tuple[Store, Filled]) -> None:
+    store, ids = filled
+    first = sweep_frame(store, ids.sweep).iloc[0]
+    stored = store.get(first["result"])
+    assert first["job"] == "measure mini greater-than eap"
+    assert (first["measure"], first["model"], first["task"]) == ("faithfulness", "mini", "greater-than")
+    assert (first["value"], first["n"]) == (stored.payload["value"], stored.payload["n"])
+    interval = stored.payload["interval"]
+    assert (first["low"], first["high"]) == (interval["low"], interval["high"])
+
+
+def test_a_result_that_is_gone_leaves_the_row_of_its_job(filled: tuple[Store, Filled]) -> None:
+    (row,) = sweep_rows(filled[0], [{"name": "a job", "kind": "measure", "results": ["0" * 16]}])
+    assert (row["job"], row["status"], row["result"], row["value"]) == ("a job", "done", None, None)
+
+
+def test_the_page_of_a_sweep_begins_with_its_failures(filled: tuple[Store, Filled]) -> None:
+    store, ids = filled
+    page = sweep_page(store, ids.sweep)
+    assert page.verdict == "5 jobs: 4 done and 1 failed."
+    failed, jobs = page.sections
+    assert plain_text(failed.title) == "Jobs that failed"
+    text = render(page)
+    assert "OutOfMemory: mini needs more than 4 GiB" in text
+    assert text.count("measure mini ioi eap") == 1
+    assert ids.sweep in text
+    assert "The plan behind the sweep" in text
+    assert plain_text(jobs.title) == "Jobs and what they measured"
+
+
+def test_a_sweep_of_thousands_of_jobs_is_cut_and_says_so(filled: tuple[Store, Filled]) -> None:
+    jobs = [{"name": f"job {n}", "kind": "measure", "results": []} for n in range(2 * ROWS)]
+    text = render(jobs_page("large", sweep_rows(filled[0], jobs)))
+    assert "The first 1,000 of 2,000 rows." in text
+    assert len(text.encode()) < 3_000_000
+
+
+def test_two_results_meet_in_the_measures_that_both_have(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = [measurement(seed=seed, shift=0.03 * seed) for seed in (0, 1)]
+    (row,) = compare_frame(store, *(put_measurement(store, each) for each in made)).to_dict("records")
+    one, two = made
+    assert row["measure"] == "kl"
+    assert (row["a"], row["b"]) == (one.value, two.value)
+    assert row["difference"] == two.value - one.value > 0.02
+    ends: Any = [each.interval() for each in made]
+    assert (row["a_low"], row["a_high"], row["b_low"], row["b_high"]) == (
+        *(ends[0].low, ends[0].high),
+        *(ends[1].low, ends[1].high),
+    )
+
+
+def test_swapped_sides_change_the_sign(filled: tuple[Store, Filled]) -> None:
+    store, ids = filled
+    one, other = compare_frame(store, *ids.audits), compare_frame(store, *reversed(ids.audits))
+    assert len(one) > 5
+    assert one["difference"].dropna().ne(0).any()
+    assert (one["difference"].dropna() == -other["difference"].dropna()).all()
+
+
+def test_two_sweeps_meet_by_the_names_of_their_jobs(filled: tuple[Store, Filled]) -> None:
+    store, ids = filled
+    frame = compare_frame(store, "methods", ids.sweep)
+    assert list(frame["difference"]) == [0.0] * 4
+    assert frame["measure"][0] == "measure mini greater-than eap: faithfulness"
+
+
+def test_an_undefined_value_has_no_difference(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    ids = [
+        store.put("measurement", {"side": side}, {"name": "kl", "value": value, "interval": None})
+        for side, value in (("a", None), ("b", 0.5))
+    ]
+    (row,) = compare_frame(store, *ids).to_dict("records")
+    assert row["difference"] is None
+    assert "n/a" in render(compare_page(store, *ids))
+
+
+def test_results_with_nothing_in_common_are_refused_in_a_sentence(filled: tuple[Store, Filled]) -> None:
+    store, ids = filled
+    message = "have no measurement in common; compare two audits, measurements or sweeps"
+    for pair in ((ids.worst_case, ids.audits[0]), (ids.measurement, ids.scores)):
+        with pytest.raises(InputError, match=message):
+            compare_frame(store, *pair)
+    with pytest.raises(UnknownNameError, match="a result id is up to 16 hex digits, got 'nope'"):
+        compare_frame(store, "nope", ids.audits[0])
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    ids = fill(store, model=f"m{HOSTILE}", task=f"t{HOSTILE}", metric=f"k{HOSTILE}")
+    pages = [sweep_page(store, ids.sweep), compare_page(store, ids.sweep, ids.sweep)]
+    text = save_report(tmp_path / "page.html", *pages).read_text()
+    assert "<img src=x" not in text
+    assert "<script>alert" not in text
