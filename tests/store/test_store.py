@@ -1,33 +1,45 @@
-"""The contract on both backends, and what holds of identities whatever keeps them."""
+"""A store on both databases: what is put comes back, whatever happens meanwhile."""
 
-import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from store_contract import PROVENANCE, StoreContract
+import sqlalchemy as sa
+import torch
+from postgres_server import PASSWORD, PostgresServer
 
-from assay.core.errors import InputError
+from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError
 from assay.core.record import record_id
-from assay.store.where import parse_where
+from assay.store import DATABASE_NAME, SCHEMA_VERSION, About, Store
 
 
-class TestStore(StoreContract):
-    """On SQLite and on PostgreSQL."""
+PROVENANCE: dict[str, Any] = {"metric": "kl", "seed": 0, "machine": {"host": "a"}}
+HOSTILE = 'd\'où "x"; DROP TABLE results; -- %_\\ 日本 🤖 <script>'
 
 
-def test_machine_facts_are_no_part_of_the_identity() -> None:
-    elsewhere = {**PROVENANCE, "machine": {"host": "b", "seconds": 3.5}}
-    assert record_id("measurement", PROVENANCE) == record_id("measurement", elsewhere)
+@pytest.fixture
+def store(location: str) -> Store:
+    return Store(location)
 
 
-def test_kind_and_every_other_fact_are_part_of_the_identity() -> None:
-    variants = [
-        record_id("measurement", PROVENANCE),
-        record_id("scores", PROVENANCE),
-        record_id("measurement", {**PROVENANCE, "seed": 1}),
-        record_id("measurement", {**PROVENANCE, "task": {"name": "ioi", "n": 21}}),
-        record_id("measurement", {}),
-    ]
-    assert len(set(variants)) == len(variants)
+@pytest.fixture
+def directory(tmp_path: Path) -> Store:
+    """A store in a directory."""
+    return Store(tmp_path / "results")
+
+
+def put(store: Store, place: int, **about: Any) -> str:
+    return store.put("own", {"place": place}, {"value": place}, about=About(seed=place, **about))
+
+
+# ---- identity -----------------------------------------------------------------------------------
 
 
 def test_the_identity_worked_by_hand() -> None:
@@ -35,24 +47,320 @@ def test_the_identity_worked_by_hand() -> None:
     assert record_id("measurement", {"seed": 0, "machine": {}}) == "68a3417c3d9f6222"
 
 
-def test_a_long_condition_is_read_or_refused_at_once() -> None:
-    long = 100_000
-    for text in (
-        "value = " + "1" * long + "x",
-        "task = ioi" + " " * long + "x",
-        "task = " + "," * long,
-        "task = " + ",a" * long,
-        "task = " + ",a.b" * long,
-        "task = " + ';"a' * long,
-        "task = and " + "a." * long,
-        "a" * long,
-        "a." * long,
-        "payload." + '"a".' * long,
-        " " * long + "task" + " " * long,
+def test_kind_and_every_fact_but_the_machine_are_the_identity() -> None:
+    same = [PROVENANCE, {**PROVENANCE, "machine": {"host": "b"}}]
+    other = [{**PROVENANCE, "seed": 1}, {}, {**PROVENANCE, "task": {"n": 20}}]
+    assert len({record_id("measurement", each) for each in same}) == 1
+    ids = {record_id("measurement", each) for each in [PROVENANCE, *other]}
+    assert len(ids | {record_id("scores", PROVENANCE)}) == 5
+
+
+# ---- values -------------------------------------------------------------------------------------
+
+
+def test_a_result_comes_back_as_it_was_put(store: Store) -> None:
+    payload = {"value": 0.25, "tuple": (1, np.arange(2)), "undefined": float("nan"), HOSTILE: "a\0b"}
+    about = About(model="mini", task=HOSTILE, metric="kl", n=20, seed=0, value=0.25, name="a\0b")
+    arrays = {"scores": torch.arange(6.0).view(2, 3), "mask": np.array([True, False])}
+    key = store.put("measurement", PROVENANCE, payload, arrays, about=about)
+    found = Store(store.location, create=False).get(key)
+    assert found.payload == {"value": 0.25, "tuple": [1, [0, 1]], "undefined": None, HOSTILE: "a\0b"}
+    assert found.provenance == PROVENANCE
+    assert (found.task, found.n, found.value, found.name) == (HOSTILE, 20, 0.25, "a\ufffdb")
+    assert set(found.arrays) == {"scores", "mask"}
+    assert torch.equal(found.arrays["scores"], arrays["scores"])
+    assert found.arrays["mask"].tolist() == [True, False]
+    json.dumps(found.document())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.bool])
+def test_arrays_keep_their_type(directory: Store, dtype: torch.dtype) -> None:
+    array = torch.tensor([[1, 0], [1, 1]]).to(dtype).T
+    key = directory.put("scores", {}, {}, {"a": array, "empty": array[:0]})
+    found = directory.get(key).arrays
+    assert torch.equal(found["a"], array)
+    assert found["a"].dtype == dtype
+    assert found["empty"].shape == (0, 2)
+
+
+def test_what_cannot_be_kept_is_refused(directory: Store) -> None:
+    with pytest.raises(InputError, match="only JSON values and arrays can be kept"):
+        directory.put("measurement", {"x": object()}, {})
+    with pytest.raises(InputError, match="arrays must be dense ones"):
+        directory.put("measurement", {}, {}, {"a": torch.eye(2).to_sparse()})
+    assert directory.count() == 0
+
+
+def test_the_same_work_again_changes_nothing(store: Store) -> None:
+    key = store.put("measurement", PROVENANCE, {"value": 1}, {"a": torch.zeros(2)})
+    assert store.put("measurement", PROVENANCE, {"value": 2}, {"a": torch.ones(2)}) == key
+    assert store.get(key).payload == {"value": 1}
+    assert store.get(key).arrays["a"].tolist() == [0, 0]
+
+
+def test_memo_computes_once(store: Store) -> None:
+    calls = []
+
+    def value() -> float:
+        return store.memo(
+            "number",
+            {"of": "tests"},
+            lambda: calls.append(1) or 7.0,  # type: ignore[func-returns-value]
+            write=lambda found: {"payload": {"value": found}, "about": About(value=found)},
+            read=lambda result: result.payload["value"],
+        )
+
+    assert [value(), value()] == [7.0, 7.0]
+    assert len(calls) == 1
+    assert [each.value for each in store.query("number")] == [7.0]
+
+
+# ---- looking up ---------------------------------------------------------------------------------
+
+
+def test_a_beginning_is_enough_unless_several_begin_so(directory: Store) -> None:
+    keys = [put(directory, place) for place in range(40)]
+    assert directory.get(keys[0]).seed == 0
+    assert directory.get(keys[1][:10].upper()).seed == 1
+    letter = max("0123456789abcdef", key=lambda each: sum(key.startswith(each) for key in keys))
+    with pytest.raises(InputError, match="is ambiguous, give more digits: "):
+        directory.get(letter)
+    for wrong in ("", "xyz", "no-id"):
+        with pytest.raises(UnknownNameError, match="up to 16 hex digits"):
+            directory.get(wrong)
+    with pytest.raises(UnknownNameError, match="no result in .* begins with"):
+        directory.get("0" * 16)
+
+
+def test_a_circuit_s_hash_finds_the_circuit_then_the_audit_then_the_newest(store: Store) -> None:
+    first = put(store, 0, circuit="c0ffee")
+    put(store, 1, circuit="c0ffee")
+    assert store.get("c0ff").seed == 1
+    audit = store.put("audit", {}, {}, about=About(circuit="c0ffee"))
+    assert store.get("c0ffee").id == audit
+    circuit = store.put("circuit", {}, {}, about=About(circuit="c0ffee"))
+    assert store.get("c0ffee").id == circuit
+    assert store.get(first).seed == 0
+
+
+def test_results_are_found_by_their_columns(store: Store) -> None:
+    for place in range(5):
+        put(store, place, task="ioi" if place % 2 else None, value=-place / 10 if place else None)
+    store.put("circuit", {}, {})
+
+    def seeds(**asked: Any) -> list[int | None]:
+        return [each.seed for each in store.query(**asked)]
+
+    assert seeds(kind="own", order="seed") == [0, 1, 2, 3, 4]
+    assert seeds(kind="own", order="-value") == [1, 2, 3, 4, 0]
+    assert seeds(task="ioi") == [1, 3]
+    assert seeds(kind="own", task=None) == [0, 2, 4]
+    assert seeds(seed=[1, 2, 9]) == [1, 2]
+    assert seeds(kind="own", order="seed", limit=2, offset=1) == [1, 2]
+    assert seeds(kind="own", order="seed", offset=3) == [3, 4]
+    assert store.count() == 6
+    assert store.count("own", task="ioi") == 2
+    assert [each.payload["value"] for each in store.results("own", seed=[3, 1])] == [1, 3]
+    with pytest.raises(UnknownNameError, match="unknown column 'tsak'; did you mean 'task'"):
+        store.query(tsak="ioi")
+    with pytest.raises(UnknownNameError, match="unknown column 'payload'"):
+        store.query(order="payload")
+
+
+def test_the_frame_has_a_row_per_result_and_dotted_columns(directory: Store) -> None:
+    directory.put("m", {"task": {"name": "ioi"}}, {"value": 1, "deep": {"x": 2}}, about=About(metric="kl"))
+    frame = directory.to_frame("m")
+    assert frame[["kind", "metric", "payload.value", "payload.deep.x"]].to_numpy().tolist() == [
+        ["m", "kl", 1, 2]
+    ]
+    assert frame["provenance.task.name"].item() == "ioi"
+    assert frame.index.tolist() == [each.id for each in directory.query()]
+    assert directory.to_frame("none").empty
+
+
+# ---- the whole ----------------------------------------------------------------------------------
+
+
+def test_removal_is_whole_and_keeps_what_others_refer_to(store: Store) -> None:
+    circuit = store.put("circuit", {}, {}, {"mask": torch.ones(2)}, about=About(circuit="c0ffee"))
+    other = put(store, 0, circuit="c0ffee")
+    naming = store.put("sweep", {}, {"jobs": [other]})
+    for key, reason in ((circuit, other), (other, naming)):
+        with pytest.raises(InputError, match=f"{key} cannot be removed, because {reason} refer to it"):
+            store.remove([key])
+    with pytest.raises(UnknownNameError):
+        store.remove([naming, "f" * 16])
+    assert store.count() == 3
+    assert {each.id for each in store.remove([circuit, other, naming[:8]])} == {circuit, other, naming}
+    assert store.count() == 0
+    assert not any((store.directory / "arrays").iterdir())
+
+
+def test_a_merge_adds_what_is_missing(store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / "other")
+    known = put(store, 0)
+    put(other, 0)
+    new = other.put("scores", {}, {"x": 1}, {"a": torch.arange(3)}, about=About(task="ioi"))
+    assert store.merge(other) == [new]
+    assert store.merge(other) == []
+    assert store.get(new).arrays["a"].tolist() == [0, 1, 2]
+    assert store.query("scores") == other.query("scores")
+    assert store.get(known).seed == 0
+    assert store.verify() == []
+
+
+def test_damage_is_named_and_never_read(directory: Store, tmp_path: Path) -> None:
+    keys = [directory.put("scores", {"n": n}, {}, {"a": torch.arange(n)}) for n in range(1, 5)]
+    changed, missing, edited, torn = keys
+    file = directory.directory / "arrays"
+    with (file / f"{changed}.safetensors").open("ab") as out:
+        out.write(b"x")
+    (file / f"{missing}.safetensors").unlink()
+    with sqlite3.connect(directory.directory / DATABASE_NAME) as database:
+        database.execute("UPDATE results SET provenance = '{}' WHERE id = ?", [edited])
+        database.execute("UPDATE results SET payload = '{\"x\": ' WHERE id = ?", [torn])
+    for key, message in ((changed, "was changed after it was stored"), (missing, "No such file")):
+        with pytest.raises(FileFormatError, match=message):
+            assert directory.get(key).arrays
+    with pytest.raises(FileFormatError, match=f"payload of result {torn} was damaged"):
+        directory.get(torn)
+    problems = directory.verify()
+    assert {line[:16] for line in problems} == set(keys)
+    with pytest.raises(FileFormatError):
+        Store(tmp_path / "other").merge(directory)
+
+
+def test_what_killed_writers_leave_is_removed(store: Store) -> None:
+    key = store.put("scores", {}, {}, {"a": torch.arange(3)})
+    arrays = store.directory / "arrays"
+    left = [arrays / f"{'0' * 16}.safetensors", arrays / ".x.safetensors.12.0123abcd"]
+    for path in left:
+        path.write_bytes(b"half")
+    assert store.clean() == []  # they may be being written
+    os.utime(left[0], (0, time.time() - 7200))
+    assert store.clean() == left[:1]
+    assert store.clean(settled=0) == left[1:]
+    assert store.get(key).arrays["a"].tolist() == [0, 1, 2]
+
+
+# ---- several processes --------------------------------------------------------------------------
+
+
+def _writer(location: str, worker: int, count: int) -> None:
+    store = Store(location)
+    for index in range(count):
+        store.put("own", {"worker": worker, "index": index}, {}, {"a": torch.tensor([worker, index])})
+        store.put("common", {"index": index}, {"by": worker}, {"a": torch.tensor([worker, index])})
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing(location: str) -> None:
+    context = multiprocessing.get_context("fork")  # the store below was opened before
+    store = Store(location)
+    workers = [context.Process(target=_writer, args=(location, worker, 8)) for worker in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert (store.count("own"), store.count("common")) == (24, 8)
+    assert store.verify() == []  # of each common result, row and arrays are of one writer
+    assert all(each.arrays["a"][0] == each.payload["by"] for each in store.results("common"))
+
+
+def test_a_killed_writer_leaves_whole_results(tmp_path: Path) -> None:
+    Store(tmp_path)
+    worker = multiprocessing.get_context("fork").Process(target=_writer, args=(str(tmp_path), 0, 10_000))
+    worker.start()
+    while Store(tmp_path).count() < 5:
+        time.sleep(0.01)
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join()
+    store = Store(tmp_path)
+    assert store.verify() == []
+    store.clean(settled=0)
+    assert len(list((tmp_path / "arrays").iterdir())) == store.count()
+
+
+# ---- places -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a?b=c", "a#b", "a%20b", "日本", "a@b:c"])
+def test_a_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    key = put(Store(tmp_path / name), 0)
+    assert Store(Store(tmp_path / name).location, create=False).has(key)
+
+
+def test_a_reader_does_not_make_a_store(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no results store at .*: nothing was stored there yet"):
+        Store(tmp_path / "none", create=False)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_place_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="cannot make a results store at .*file"):
+        Store(tmp_path / "file" / "results")
+
+
+@pytest.mark.parametrize(
+    "location", ["mysql://user:secret@host/db", "postgresql://user:secret@host", "postgres//:secret://x"]
+)
+def test_another_database_is_refused_without_its_password(location: str) -> None:
+    with pytest.raises(InputError, match="a results store is a directory or postgresql") as caught:
+        Store(location)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_earlier_store_another_database_and_no_database_are_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    put(store, 0)
+    file = tmp_path / DATABASE_NAME
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE schema SET version = 3")
+    with pytest.raises(
+        FileFormatError, match=f"has version 3, and .* reads {SCHEMA_VERSION}"
     ):
-        with contextlib.suppress(InputError):
-            parse_where(text)
-    assert parse_where("payload.x = " + "0" * long + "7")[0].value == 7
-    assert parse_where("payload.x = -0012")[0].value == -12
-    with pytest.raises(InputError, match="looks like several"):
-        parse_where("task = ioi" + "," * 1000 + "metric = kl")
+        Store(tmp_path)
+    with sqlite3.connect(file) as database:
+        database.execute("DROP TABLE schema")
+    with pytest.raises(FileFormatError, match="is a database, but not a results store"):
+        Store(tmp_path)
+    file.write_bytes(b"no database at all" * 100)
+    with pytest.raises(FileFormatError, match="is damaged, or no results store"):
+        Store(tmp_path)
+    (tmp_path / "arrays").mkdir(exist_ok=True)
+    file.write_bytes(b"")
+    with pytest.raises(FileFormatError, match="empty, but arrays of results lie beside it"):
+        Store(tmp_path)
+
+
+def test_a_truncated_database_is_an_error(directory: Store) -> None:
+    for place in range(50):
+        put(directory, place, name="x" * 500)
+    file = directory.directory / DATABASE_NAME
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises((FileFormatError, OutputError), match="results"):
+        list(directory.results())
+
+
+# ---- PostgreSQL ---------------------------------------------------------------------------------
+
+
+def test_the_password_is_shown_nowhere(postgres: PostgresServer, tmp_path: Path) -> None:
+    url = postgres.database(arrays=str(tmp_path))
+    store = Store(url)
+    assert PASSWORD in store.location
+    assert PASSWORD not in repr(store) + store.shown
+    wrong = sa.make_url(url).set(password="not-it").render_as_string(hide_password=False)
+    with pytest.raises(OutputError, match="cannot use the results store at") as caught:
+        Store(wrong)
+    assert "not-it" not in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+
+
+def test_arrays_out_of_reach_say_what_to_give(postgres: PostgresServer, tmp_path: Path) -> None:
+    url = postgres.database(arrays=str(tmp_path / "arrays of it"))
+    key = Store(url).put("scores", {}, {}, {"a": torch.arange(3)})
+    there = sa.make_url(url).update_query_dict({"arrays": str(tmp_path / "elsewhere")})
+    with pytest.raises(FileFormatError, match="copy it back, or give the place of `arrays`"):
+        assert Store(there.render_as_string(hide_password=False)).get(key).arrays

@@ -1,0 +1,519 @@
+"""The store: put, look up, search."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import safetensors.torch
+import sqlalchemy as sa
+import torch
+from torch import Tensor
+
+from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError, check_name, writing
+from assay.core.extras import needs_extra
+from assay.core.record import plain, record_id
+from assay.store.result import COLUMNS, About, ResultSummary, StoredResult
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+
+DATABASE_NAME = "assay.db"
+DEFAULT_DIRECTORY = "assay-out"
+SCHEMA_VERSION = 4
+BUSY_SECONDS = 120.0  # how long a writer of SQLite waits for the others
+SETTLED = 3600.0  # seconds: a file unchanged for so long is not being written any more
+CHUNK = 500  # below every database's limit of bound parameters
+NAMED = 10  # ids in a message
+
+
+def _text() -> sa.types.TypeEngine[str]:
+    """Text that sorts by code point on every database, as it does in Python."""
+    return sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
+
+def _type(column: str) -> sa.types.TypeEngine[Any]:
+    if column in ("n", "seed", "size"):
+        return sa.BigInteger()
+    return sa.Double() if column in ("value", "low", "high") else _text()
+
+
+METADATA = sa.MetaData()
+SCHEMA = sa.Table("schema", METADATA, sa.Column("version", sa.Integer, primary_key=True))
+RESULTS = sa.Table(
+    "results",
+    METADATA,
+    *(sa.Column(name, _type(name), primary_key=name == "id") for name in COLUMNS),
+    sa.Column("digest", sa.Text),
+    # Last: a question about the other columns does not read on to them.
+    sa.Column("provenance", sa.Text, nullable=False),
+    sa.Column("payload", sa.Text, nullable=False),
+    sa.Index("by_kind", "kind", "created"),
+    sa.Index("by_circuit", "circuit"),
+)
+
+
+class Store:
+    """Results under the hash of how they came to be. Opening is cheap; several processes may write at once.
+
+    Args:
+        location: A directory, whose database is `assay.db`; or `postgresql+psycopg://USER@HOST/DATABASE`,
+            whose arrays lie in the directory that `?arrays=DIR` names (default: `assay-out`).
+        create: Make the directory and an empty store if there is none; False for readers, to whom a missing
+            store is an error.
+
+    Attributes:
+        location: What opens the store again; of a URL with its password.
+        shown: The same for people, without a password.
+        directory: Where the arrays and other files of the store lie.
+
+    Raises:
+        OutputError: The store cannot be made there, or its server cannot be reached.
+        InputError: There is no store and `create` is false, or the location cannot be read.
+        FileFormatError: A file that is not a store, or a store of another version.
+        MissingExtraError: PostgreSQL needs the extra `postgres`.
+
+    Example:
+        >>> store = Store(tmp_path)
+        >>> about = About(metric="kl", value=0.25)
+        >>> key = store.put("measurement", {"metric": "kl", "seed": 0}, {"value": 0.25}, about=about)
+        >>> store.get(key[:6]).payload
+        {'value': 0.25}
+        >>> [found.value for found in store.query("measurement", metric="kl")]
+        [0.25]
+    """
+
+    def __init__(self, location: str | os.PathLike[str] = DEFAULT_DIRECTORY, *, create: bool = True) -> None:
+        url, self.directory = _located(os.fspath(location))
+        self._sqlite = url.get_backend_name() == "sqlite"
+        self.location = str(self.directory) if self._sqlite else os.fspath(location)
+        self.shown = str(self.directory) if self._sqlite else url.set(query={}).render_as_string()
+        if self._sqlite and not (self.directory / DATABASE_NAME).exists():
+            if not create:
+                raise InputError(f"there is no results store at {self.shown}: nothing was stored there yet")
+            with writing(f"make a results store at {self.directory}"):
+                self.directory.mkdir(parents=True, exist_ok=True)
+        self._engine = _engine(url)
+        self._open(create=create)
+
+    def __repr__(self) -> str:
+        return f"Store({self.shown!r})"
+
+    def _open(self, *, create: bool) -> None:
+        """Check the version of the schema, and make the tables where there are none."""
+        with self._transaction() as connection:
+            version = _version(connection, self.shown)
+        if version is None:
+            if not create:
+                raise InputError(f"there is no results store at {self.shown}: nothing was stored there yet")
+            if self._sqlite and (self.directory / "arrays").is_dir():
+                raise FileFormatError(
+                    f"the database in {self.shown} is empty, but arrays of results lie beside it: restore "
+                    f"{DATABASE_NAME} from a copy, or move the directory away to start again"
+                )
+            with self._transaction(write=True) as connection:
+                if not self._sqlite:
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_VERSION)))
+                version = _version(connection, self.shown)
+                if version is None:  # no other process was first
+                    METADATA.create_all(connection, checkfirst=False)
+                    connection.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION))
+                    version = SCHEMA_VERSION
+        if version != SCHEMA_VERSION:
+            raise FileFormatError(
+                f"the results store at {self.shown} has version {version}, and this version of assay reads "
+                f"{SCHEMA_VERSION}; give another place"
+            )
+
+    @contextmanager
+    def _transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
+        """One transaction; of SQLite, a writing one holds the write lock from its start."""
+        try:
+            with self._engine.execution_options(assay_write=write).begin() as connection:
+                yield connection
+        except sa.exc.IntegrityError:
+            raise
+        except sa.exc.OperationalError as error:
+            cause = " ".join(str(error.orig).split())
+            raise OutputError(f"cannot use the results store at {self.shown}: {cause}") from error
+        except sa.exc.DatabaseError as error:
+            cause = " ".join(str(error.orig).split())
+            raise FileFormatError(
+                f"{self.shown} is damaged, or no results store: {cause}; restore it from a copy"
+            ) from error
+
+    # ---- one result ---------------------------------------------------------------------------------
+
+    def put(
+        self,
+        kind: str,
+        provenance: Mapping[str, Any],
+        payload: Mapping[str, Any],
+        arrays: Mapping[str, Tensor | np.ndarray] | None = None,
+        *,
+        about: About | None = None,
+    ) -> str:
+        """Store one result; the same kind and provenance again leave the first result as it is.
+
+        Args:
+            kind: What it is, e.g. `"measurement"`.
+            provenance: How it came to be, all that tells it from other results of its kind. Facts under
+                `"machine"` are kept but do not count.
+            payload: The result. Like the provenance it is kept as JSON: tuples and small arrays become
+                lists, non-finite numbers None.
+            arrays: Large parts by name, numeric or boolean; kept in their own dtype.
+            about: What the result is found, listed and compared by.
+
+        Returns:
+            The result's id, see `assay.core.record.record_id`.
+
+        Raises:
+            InputError: A value that JSON or safetensors cannot hold; nothing is stored.
+            OutputError: The store cannot be written; nothing of the result is then visible.
+        """
+        identity = record_id(kind, provenance)
+        if self.has(identity):
+            return identity
+        row = {name: _storable(value) for name, value in (about or About()).to_dict().items()}
+        row |= {"id": identity, "kind": kind, "created": _now()}
+        documents = {"provenance": provenance, "payload": payload}
+        row |= {name: json.dumps(plain(document)) for name, document in documents.items()}
+        self._keep(row, _packed(arrays) if arrays else None)
+        return identity
+
+    def _keep(self, row: Mapping[str, Any], data: bytes | None) -> None:
+        """Add a row with its file of arrays, both or none, unless another process was first."""
+        digest = None if data is None else hashlib.sha256(data).hexdigest()
+        try:
+            with self._transaction(write=True) as connection:
+                connection.execute(sa.insert(RESULTS).values(**row, digest=digest))
+                if data is not None:
+                    from assay.circuits import write_atomically
+
+                    path = self._file(row["id"])
+                    with writing(f"write {path}", "nothing was stored"):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(path, data)
+        except sa.exc.IntegrityError:
+            return  # the same result
+
+    def _file(self, identity: str) -> Path:
+        return self.directory / "arrays" / f"{identity}.safetensors"
+
+    def has(self, identity: str) -> bool:
+        """Whether a result of this full id is stored."""
+        return bool(self._rows([RESULTS.c.id], RESULTS.c.id == identity))
+
+    def get(self, identity: str) -> StoredResult:
+        """The result of an id or of an id's beginning.
+
+        Args:
+            identity: The id or its beginning; or those of a circuit's hash: then the circuit, the audit that
+                found it, or else the newest result about it.
+
+        Raises:
+            UnknownNameError: No stored id begins so.
+            InputError: Several do; the message lists them.
+            FileFormatError: If its row was damaged.
+        """
+        start = identity.strip().lower()
+        if not start or set(start) - set("0123456789abcdef"):
+            raise UnknownNameError(
+                f"a result id is up to 16 hex digits, got {identity!r}; see `assay store ls`"
+            )
+        rank = sa.case((RESULTS.c.kind == "circuit", 0), (RESULTS.c.kind == "audit", 1), else_=2)
+        rows = self._rows([RESULTS], _begins(RESULTS.c.id, start), limit=NAMED + 1)
+        if not rows:
+            order = (rank, RESULTS.c.created.desc())
+            found = self._rows([RESULTS], _begins(RESULTS.c.circuit, start), order=order, limit=CHUNK)
+            rows = list({row.circuit: row for row in reversed(found)}.values())
+        if not rows:
+            raise UnknownNameError(f"no result in {self.shown} begins with {start!r}; see `assay store ls`")
+        if len(rows) > 1:
+            shown = ", ".join(f"{row.id} ({row.kind}, {row.created})" for row in rows[:NAMED])
+            raise InputError(f"{start!r} is ambiguous, give more digits: {shown}")
+        return self._result(rows[0])
+
+    def _result(self, row: "sa.Row[Any]") -> StoredResult:
+        held = dict(row._mapping)
+        for name in ("provenance", "payload"):
+            try:
+                held[name] = json.loads(held[name])
+            except (TypeError, ValueError) as error:
+                raise FileFormatError(
+                    f"the {name} of result {row.id} was damaged ({error}); restore the database from a copy"
+                ) from error
+        return StoredResult(**held, file=None if row.digest is None else self._file(row.id))
+
+    def memo(
+        self,
+        kind: str,
+        record: Mapping[str, Any],
+        compute: Callable[[], T],
+        *,
+        write: Callable[[T], Mapping[str, Any]],
+        read: Callable[[StoredResult], T],
+    ) -> T:
+        """The value of a record: as it was stored, else computed and stored.
+
+        Args:
+            kind: What it is.
+            record: All that the value is a function of.
+            compute: Makes the value.
+            write: What of it is stored: `payload`, `arrays` and `about` of `put`.
+            read: The value of a stored result.
+        """
+        identity = record_id(kind, record)
+        if self.has(identity):
+            return read(self.get(identity))
+        value = compute()
+        self.put(kind, record, **write(value))
+        return value
+
+    # ---- many results -------------------------------------------------------------------------------
+
+    def query(
+        self,
+        kind: str | None = None,
+        *,
+        order: str = "created",
+        limit: int | None = None,
+        offset: int = 0,
+        **columns: Any,
+    ) -> list[ResultSummary]:
+        """Results in brief, found by their columns; no payload is read.
+
+        Args:
+            kind: Only results of this kind.
+            order: Column to order by, `-created` for the newest first; results that lack it come last.
+            limit: At most so many.
+            offset: So many of the first are left out.
+            columns: Column of `ResultSummary` and the value it has, None, or a list of values.
+
+        Raises:
+            UnknownNameError: For an unknown column; near matches are named.
+        """
+        names = [RESULTS.c[name] for name in COLUMNS]
+        rows = self._rows(names, *_equal(kind, columns), order=_ordered(order), limit=limit, offset=offset)
+        return [ResultSummary(**row._mapping) for row in rows]
+
+    def count(self, kind: str | None = None, **columns: Any) -> int:
+        """How many results `query` would find."""
+        return int(self._rows([sa.func.count()], *_equal(kind, columns))[0][0])
+
+    def results(self, kind: str | None = None, **columns: Any) -> Iterator[StoredResult]:
+        """Whole results, the oldest first; the columns are those of `query`."""
+        identities = [each.id for each in self.query(kind, **columns)]
+        for start in range(0, len(identities), CHUNK):
+            chunk = identities[start : start + CHUNK]
+            for row in self._rows([RESULTS], RESULTS.c.id.in_(chunk), order=_ordered("created")):
+                yield self._result(row)
+
+    def to_frame(self, kind: str | None = None, **columns: Any) -> "pd.DataFrame":
+        """Results as a pandas frame, one row each, indexed by id.
+
+        The columns of `ResultSummary` come first. Nested dicts become columns with dotted names:
+        `payload.value`, `provenance.task.name`.
+        """
+        import pandas as pd
+
+        found = list(self.results(kind, **columns))
+        rows = [{name: getattr(each, name) for name in (*COLUMNS, "payload", "provenance")} for each in found]
+        return pd.json_normalize(rows).set_index("id") if rows else pd.DataFrame(columns=COLUMNS[1:])
+
+    def _rows(
+        self,
+        columns: Sequence[Any],
+        *conditions: sa.ColumnElement[bool],
+        order: Iterable[Any] = (),
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> "list[sa.Row[Any]]":
+        if limit is None and offset and self._sqlite:
+            limit = -1  # SQLite has no offset without a limit
+        query = sa.select(*columns).select_from(RESULTS).where(*conditions)
+        with self._transaction() as connection:
+            return list(connection.execute(query.order_by(*order).limit(limit).offset(offset or None)))
+
+    # ---- the whole ----------------------------------------------------------------------------------
+
+    def remove(self, identities: Iterable[str], *, force: bool = False) -> list[ResultSummary]:
+        """Remove results, all or none of them.
+
+        Args:
+            identities: Ids, or their beginnings.
+            force: Also remove what other results refer to.
+
+        Returns:
+            What was removed.
+
+        Raises:
+            UnknownNameError: No stored id begins so.
+            InputError: Several ids begin so, or another result refers to one of them.
+        """
+        found = {each.id: each for each in map(self.get, identities)}
+        for each in () if force else found.values():
+            texts = [column.contains(each.id) for column in (RESULTS.c.provenance, RESULTS.c.payload)]
+            about = [RESULTS.c.circuit == each.circuit] if each.kind == "circuit" and each.circuit else []
+            others = self._rows([RESULTS.c.id], sa.or_(*texts, *about), RESULTS.c.id.not_in([*found]))
+            if others:
+                named = ", ".join(row.id for row in others[:NAMED])
+                raise InputError(
+                    f"{each.id} cannot be removed, because {named} refer to it. Remove these too, or pass "
+                    "--force"
+                )
+        with self._transaction(write=True) as connection:
+            connection.execute(sa.delete(RESULTS).where(RESULTS.c.id.in_([*found])))
+        self.clean(settled=0, only={self._file(each) for each in found})
+        return [each.summary for each in found.values()]
+
+    def merge(self, other: "Store") -> list[str]:
+        """Take over the results of another store that are not here; returns their ids.
+
+        Raises:
+            FileFormatError: A result of the other store was changed, or its arrays are damaged; those before
+                it are taken over.
+        """
+        added = []
+        for each in other.results():
+            if self.has(each.id):
+                continue
+            if record_id(each.kind, each.provenance) != each.id:
+                raise FileFormatError(f"the provenance of {each.id} in {other.shown} was changed")
+            row = {name: getattr(each, name) for name in COLUMNS}
+            row |= {name: json.dumps(getattr(each, name)) for name in ("provenance", "payload")}
+            self._keep(row, None if each.file is None else each.read_file())
+            added.append(each.id)
+        return added
+
+    def verify(self) -> list[str]:
+        """What is wrong with the store, one line each; empty where every result is whole."""
+        problems = []
+        for each in self.query():
+            try:
+                result = self.get(each.id)
+                if record_id(result.kind, result.provenance) != result.id:
+                    raise FileFormatError("its provenance was changed and does not give this id")
+                if result.file is not None:
+                    result.read_file()
+            except FileFormatError as error:
+                problems.append(f"{each.id} ({each.kind}): {error}")
+        return problems
+
+    def clean(self, *, settled: float | int = SETTLED, only: Iterable[Path] | None = None) -> list[Path]:
+        """Remove files of arrays that no result names, and return them: what killed writers left.
+
+        Args:
+            settled: Seconds since the last change of a file, at least; what is younger may be being written.
+            only: Files that may be removed; default: all of `arrays`.
+        """
+        with self._transaction(write=True) as connection:
+            if not self._sqlite:  # no result is stored meanwhile; writers of SQLite exclude each other anyway
+                connection.execute(sa.text("LOCK TABLE results IN SHARE ROW EXCLUSIVE MODE"))
+            held = set(connection.scalars(sa.select(RESULTS.c.id).where(RESULTS.c.digest.is_not(None))))
+            named = {self._file(identity) for identity in held}
+            here = (self.directory / "arrays").glob("*")
+            left = [path for path in (here if only is None else only) if path not in named and path.exists()]
+            left = [path for path in left if path.stat().st_mtime <= time.time() - settled]
+            for path in left:
+                with writing(f"remove {path}"):
+                    path.unlink(missing_ok=True)
+        return sorted(left)
+
+
+def _located(text: str) -> tuple[sa.URL, Path]:
+    """The database and the directory of the arrays that a text names."""
+    if "://" not in text:
+        directory = Path(text).expanduser().absolute()
+        return sa.URL.create("sqlite", database=str(directory / DATABASE_NAME)), directory
+    wanted = "a results store is a directory or postgresql+psycopg://USER@HOST/DATABASE"
+    try:
+        url = sa.make_url(text)
+    except (sa.exc.ArgumentError, ValueError):
+        raise InputError(f"{wanted}; the URL given cannot be read") from None  # it may hold a password
+    if url.get_backend_name() != "postgresql" or not url.database:
+        raise InputError(f"{wanted}, got {url.render_as_string()!r}")
+    directory = Path(str(url.query.get("arrays", DEFAULT_DIRECTORY))).expanduser().absolute()
+    return url.set(drivername="postgresql+psycopg").difference_update_query(["arrays"]), directory
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    """No connection is kept open, and none is shared after a fork."""
+    if url.get_backend_name() == "postgresql":
+        with needs_extra("postgres", "a PostgreSQL store needs psycopg"):
+            return sa.create_engine(url, poolclass=sa.pool.NullPool)
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"timeout": BUSY_SECONDS})
+
+    # The driver's own habit delays BEGIN past the first read; see SQLAlchemy's notes on SQLite, "Serializable
+    # isolation / Savepoints / Transactional DDL".
+    @sa.event.listens_for(engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        del record
+        connection.isolation_level = None
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        write = connection.get_execution_options().get("assay_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _version(connection: sa.Connection, shown: str) -> int | None:
+    """Version of the schema; None where there are no tables."""
+    tables = sa.inspect(connection).get_table_names()
+    if tables and SCHEMA.name not in tables:
+        raise FileFormatError(f"{shown} is a database, but not a results store; give another place")
+    return connection.scalar(sa.select(sa.func.max(SCHEMA.c.version))) if tables else None
+
+
+def _begins(column: sa.ColumnElement[Any], start: str) -> sa.ColumnElement[bool]:
+    return sa.and_(column >= start, column < start + "g")  # a range that an index knows
+
+
+def _equal(kind: str | None, columns: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
+    """Conditions on columns, by keyword."""
+    conditions = [] if kind is None else [RESULTS.c.kind == kind]
+    for name, value in columns.items():
+        check_name("column", name, COLUMNS)
+        several = isinstance(value, list | tuple | set)
+        conditions.append(RESULTS.c[name].in_(value) if several else RESULTS.c[name] == value)
+    return conditions
+
+
+def _ordered(order: str) -> list[sa.ColumnElement[Any]]:
+    name = order.removeprefix("-")
+    check_name("column", name, COLUMNS)
+    column = RESULTS.c[name]
+    return [column.is_(None), column.desc() if order.startswith("-") else column.asc(), RESULTS.c.id]
+
+
+def _packed(arrays: Mapping[str, Tensor | np.ndarray]) -> bytes:
+    """The bytes of a file of arrays."""
+    try:
+        tensors = {
+            name: torch.as_tensor(value).detach().cpu().contiguous().clone() for name, value in arrays.items()
+        }
+        return safetensors.torch.save(tensors)
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(f"arrays must be dense ones of real numbers: {error}") from error
+
+
+def _storable(value: Any) -> Any:
+    """A value as columns hold it: text without NUL and halves of surrogate pairs."""
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return value
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
