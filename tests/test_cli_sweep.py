@@ -12,6 +12,7 @@ import pytest
 import torch
 from command_line import Outcome, invoke
 from processes import CommandProcess
+from store_content import content
 
 from assay.core.errors import InputError
 from assay.store import Store
@@ -90,14 +91,14 @@ def test_a_sweep_prints_its_results_and_leaves_a_row_of_itself(calm: tuple[Path,
 
 def test_the_same_command_again_finds_everything(calm: tuple[Path, Outcome], plan: Path) -> None:
     store, _ = calm
-    before = Store(store).digest()
+    before = content(Store(store))
     result = run(plan, "--store", store, "--json", "--quiet")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
     assert document["ok"]
     assert {job["status"] for job in document["jobs"]} == {"skipped"}
     assert len(document["jobs"]) == JOBS
-    assert Store(store).digest() == before
+    assert content(Store(store)) == before
 
 
 def test_dry_run_lists_the_jobs_and_runs_nothing(
@@ -226,6 +227,6 @@ def test_kills_interrupts_and_two_sweeps_at_once_leave_what_a_calm_one_leaves(
         outcomes = [sweep.end() for sweep in (first, second)]
     assert [each.exit_code for each in outcomes] == [0, 0]
     documents = [json.loads(each.stdout) for each in outcomes]
-    assert Store(store).digest() == Store(calm[0]).digest()
+    assert content(Store(store)) == content(Store(calm[0]))
     assert Store(store).verify() == []
     assert documents[0]["id"] == documents[1]["id"]

@@ -612,9 +612,9 @@ def test_results_under_unregistered_objectives_and_ablations_stay_out_of_the_sto
     silenced = discover_stored(tiny, task, "eap", ablation=silent_ablation, store=store)
     assert torch.equal(resampled.values, plain.values)
     assert not torch.allclose(silenced.values, resampled.values)
-    assert [result.kind for result in store.find()] == ["scores", "measurement"]
+    assert [result.kind for result in store.results()] == ["scores", "measurement"]
     audit(tiny, task, n_random=1, metrics=[], objective=double, store=store)
-    assert len(store.find()) == 2
+    assert store.count() == 2
 
 
 def test_what_is_registered_is_known_by_its_key() -> None:
@@ -669,7 +669,7 @@ def test_devices_are_named_when_there_is_no_such_one(monkeypatch: pytest.MonkeyP
 def test_another_kind_of_result_is_no_audit(tiny: Model, task: PairTask, tmp_path: Path) -> None:
     store = Store(tmp_path)
     discover_stored(tiny, task, "eap", store=store)
-    (stored,) = store.find()
+    (stored,) = store.results()
     with pytest.raises(InputError, match="is a scores, not an audit"):
         load_audit(store, stored.id)
 

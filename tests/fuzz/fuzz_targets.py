@@ -17,6 +17,7 @@ from typing import Any
 import mutations
 import numpy as np
 import safetensors.torch
+import store_content
 import torch
 from PIL import Image
 from reader_guard import watched
@@ -911,16 +912,16 @@ def _read_store(path: Path) -> object:
     seen: list[object] = []
     for ask in (
         lambda: [store.get(each.id).payload for each in store.query(order="-value")],
-        lambda: store.query(where=["payload.details.n >= 1", "task ~ io"]),
+        lambda: store.query(task="ioi", metric=["kl", "js"]),
         lambda: len(store.to_frame()),
         store.verify,
-        store.digest,
-        store.leftovers,
+        lambda: store_content.content(store),
+        store.clean,
         lambda: store.put("measurement", {"seed": 9}, {"value": 1.0}),
     ):
         with contextlib.suppress(AssayError):  # each of them, not only the first that fails
             seen.append(ask())
-    return store.digest(), seen
+    return store_content.content(store), seen
 
 
 @target("store", read=_read_store, only=(".db",), writes=True)

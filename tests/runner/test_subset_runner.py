@@ -490,22 +490,20 @@ def test_parts_that_nothing_waits_for_are_cleared(data: CorrectnessData, tmp_pat
         for job in (done, "killed")
     }
 
-    def gc(*given: str) -> Any:
-        outcome = invoke("store", "gc", "--store", str(tmp_path), "--json", *given)
+    def clean(*given: str) -> Any:
+        outcome = invoke("store", "clean", "--store", str(tmp_path), "--json", *given)
         assert outcome.exit_code == 0, outcome.stderr
         return json.loads(outcome.stdout)
 
-    assert gc("--dry-run") == {"removed": False, "leftovers": [], "parts": [parts[done]]}
-    assert store.count("subset-part") == 2
-    assert gc()["parts"] == [parts[done]]
-    assert gc("--older-than", "1h")["parts"] == []
+    assert clean() == {"files": [], "parts": [parts[done]]}
+    assert clean("--older-than", "1h")["parts"] == []
     time.sleep(0.01)
-    assert gc("--older-than", "0.01s")["parts"] == [parts["killed"]]
+    assert clean("--older-than", "0.01s")["parts"] == [parts["killed"]]
     assert store.count("subset-part") == 0
     assert store.has(done)
-    told = invoke("store", "gc", "--store", str(tmp_path))
-    assert "0 parts of selections that are done or older than 30d removed" in told.stdout
-    assert invoke("store", "gc", "--store", str(tmp_path), "--older-than", "soon").exit_code == 2
+    told = invoke("store", "clean", "--store", str(tmp_path))
+    assert told.stdout == "0 files and 0 parts of selections removed\n"
+    assert invoke("store", "clean", "--store", str(tmp_path), "--older-than", "soon").exit_code == 2
 
 
 def test_sizes_are_sorted_and_checked(data: CorrectnessData) -> None:

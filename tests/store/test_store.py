@@ -317,9 +317,7 @@ def test_an_earlier_store_another_database_and_no_database_are_refused(tmp_path:
     file = tmp_path / DATABASE_NAME
     with sqlite3.connect(file) as database:
         database.execute("UPDATE schema SET version = 3")
-    with pytest.raises(
-        FileFormatError, match=f"has version 3, and .* reads {SCHEMA_VERSION}"
-    ):
+    with pytest.raises(FileFormatError, match=f"has version 3, and .* reads {SCHEMA_VERSION}"):
         Store(tmp_path)
     with sqlite3.connect(file) as database:
         database.execute("DROP TABLE schema")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from store_content import content
 
 import assay
 from assay.core.errors import FileFormatError, InputError
@@ -65,10 +66,10 @@ def test_a_job_is_done_once_its_row_is_there(jobs: tuple[Job, ...], tmp_path: Pa
     assert not store.has(jobs[0].id)
     first = run_job(jobs[0], store)
     assert store.has(jobs[0].id)
-    before = store.digest()
+    before = content(store)
     assert run_job(jobs[0], store) == first
     assert work(jobs[0], str(tmp_path)) == first
-    assert store.digest() == before
+    assert content(store) == before
     row = store.get(jobs[0].id)
     assert (row.kind, row.payload) == ("job", {"results": list(first)})
 
@@ -176,7 +177,7 @@ def test_images_are_swept_too(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for job in jobs:
         run_job(job, store)
-    (measured,) = store.find("measurement")
+    (measured,) = store.results("measurement")
     assert measured.payload["n"] == 8
     with pytest.raises(InputError, match="gates are defined on prompts, but task 'colour-digits' has images"):
         expand(plan.model_copy(update={"gates": ("bootstrap-stability",)}))
@@ -191,7 +192,7 @@ def test_images_are_attacked_under_the_ablation_of_the_plan(
     store = Store(tmp_path)
     for job in expand(plan):
         run_job(job, store)
-    (worst,) = store.find("worst_case")
+    (worst,) = store.results("worst_case")
     assert (worst.payload["protocol"], worst.payload["ablation"]) == (protocol, ablation)
     assert worst.payload["n_pairs"] == 8
     with pytest.raises(InputError, match="use protocol 'inputs' instead of 'all'"):

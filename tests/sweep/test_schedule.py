@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from store_content import content
 from work_functions import begun, behave, journal
 
 from assay.core.errors import AssayError, InputError
@@ -210,7 +211,7 @@ def test_two_sweeps_on_a_store_at_once_end_as_one(tmp_path: Path) -> None:
     for outcome in outcomes:
         assert len(outcome.done) + len(outcome.skipped) == len(jobs)
     run_jobs(jobs, tmp_path / "alone", executor=InProcess(1), work=behave)
-    assert Store(tmp_path).digest() == Store(tmp_path / "alone").digest()
+    assert content(Store(tmp_path)) == content(Store(tmp_path / "alone"))
 
 
 def test_interrupted_workers_are_closed(tmp_path: Path) -> None:

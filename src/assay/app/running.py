@@ -241,10 +241,6 @@ class Storing:
         """The directory in which the files of a store lie; a database is asked for it, none is made."""
         if self.store and "://" in self.store:
             return self.open_store().directory
-        if self.store:
-            from assay.store.location import locate
-
-            locate(self.store)  # refuses a mistyped URL, before it is taken for a directory
         return Path(self.store or DEFAULT_STORE)
 
 

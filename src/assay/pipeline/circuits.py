@@ -97,7 +97,7 @@ def circuit_with_scores(text: str, store: Callable[[], Store]) -> ExportedCircui
         circuit = scores.top(min(USUAL_EDGES, scores.graph.n_edges)).connected(warn=False)
     else:
         circuit = stored_circuit(found)
-    return ExportedCircuit(circuit=circuit, scores=scores, model=found.summary.model or "")
+    return ExportedCircuit(circuit=circuit, scores=scores, model=found.model or "")
 
 
 def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, facts: Mapping[str, Any]) -> str:

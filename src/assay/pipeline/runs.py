@@ -71,6 +71,7 @@ def about_measurement(made: Measurement, runs: CircuitRuns) -> About:
     return About(
         model=runs.model.id,
         task=runs.task.name,
+        method=runs.circuit.provenance.get("method"),
         metric=made.name,
         n=made.n,
         seed=runs.seed,

@@ -106,6 +106,6 @@ def document_stage(
         record=record,
         compute=compute,
         write=lambda content: content,
-        read=lambda stored: Content(payload=stored.payload, about=stored.summary),
+        read=lambda stored: Content(payload=stored.payload, about=stored),
         identified=identified,
     )

@@ -15,11 +15,14 @@ from assay.core.record import library_version, record_id
 from assay.core.untrusted import parse_json
 from assay.core.verdict import Interval, Rule
 from assay.store import Store
-from assay.store.where import parse_where
 
 
 DOCUMENTS = ("assay-subset/1", "assay-subset-path/1")
 _ID = re.compile("[0-9a-f]{4,16}")
+_GATE = re.compile(
+    rf"(?P<name>{'|'.join(READINGS)})(?:\.(?P<part>{'|'.join(ENDS)}))?\s*(?P<sign>[<>]=?)\s*"
+    r"(?P<limit>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+)
 
 
 class SubsetGate(NamedTuple):
@@ -31,7 +34,7 @@ class SubsetGate(NamedTuple):
 
 
 def read_gates(texts: Sequence[str]) -> dict[str, SubsetGate]:
-    """Gates by their text, e.g. `accuracy >= 0.6`, in the grammar of the conditions on results.
+    """Gates by their text, e.g. `accuracy >= 0.6` or `residual.low > 0`.
 
     A limit for a reading is judged by its interval, as other gates are: `pass` where all of it meets the
     limit, `fail` where none of it does, else `inconclusive`. A limit for `accuracy.value` is judged by the
@@ -42,21 +45,18 @@ def read_gates(texts: Sequence[str]) -> dict[str, SubsetGate]:
     """
     gates = {}
     for text in texts:
-        try:
-            ((_, name, *part), sign, limit) = vars(parse_where(f"payload.{text.strip()}")[0]).values()
-            share = not name.startswith("residual")
-            if name not in READINGS or part not in ([], *([end] for end in ENDS)) or sign[0] not in "<>":
-                raise InputError(f"{name} {sign}")
-            if isinstance(limit, str | bool) or limit is None or (share and not 0 <= limit <= 1):
-                raise InputError(f"{limit}")
-        except InputError:
+        found = _GATE.fullmatch(text.strip())
+        limit = float(found["limit"]) if found else math.nan
+        share = found is not None and not found["name"].startswith("residual")
+        if found is None or (share and not 0 <= limit <= 1):
             raise InputError(
                 f"cannot read the gate {text!r}; write NAME OP NUMBER, e.g. 'accuracy >= 0.6': NAME is one "
                 f"of {', '.join(READINGS)}, or its .value, .low or .high; OP one of < <= > >=; accuracies "
                 "are shares between 0 and 1"
-            ) from None
-        rule = Rule(pass_at=float(limit), higher=sign[0] == ">", strict="=" not in sign)
-        gates[text] = SubsetGate(name, part[0] if part else "", rule)
+            )
+        sign = found["sign"]
+        rule = Rule(pass_at=limit, higher=sign[0] == ">", strict="=" not in sign)
+        gates[text] = SubsetGate(found["name"], found["part"] or "", rule)
     return gates
 
 

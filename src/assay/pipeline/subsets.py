@@ -167,7 +167,7 @@ class _Parts:
     def remove(self) -> None:
         """Forget them, once the document is there."""
         if self.store is not None:
-            remove_parts(self.store, self.store.query(PART, f'name = "{self.job}"'))
+            remove_parts(self.store, self.store.query(PART, name=self.job))
 
 
 def abandoned_parts(store: Store, *, older_than: float) -> list[ResultSummary]:

@@ -1,6 +1,5 @@
 """A sweep: a table of its jobs and of what they measured, and the page of it."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,8 +41,7 @@ def find_sweep(store: Store, name: str) -> StoredResult:
 
 def named_sweep(store: Store, name: str) -> StoredResult | None:
     """The newest sweep of a name, if there is one."""
-    wanted = f"name = {json.dumps(name, ensure_ascii=False)}"
-    named = store.query("sweep", where=[wanted], order="-created", limit=1)
+    named = store.query("sweep", name=name, order="-created", limit=1)
     return store.get(named[0].id) if named else None
 
 
@@ -66,7 +64,7 @@ def sweep_frame(store: Store, sweep: str) -> "pd.DataFrame":
 def sweep_rows(store: Store, jobs: Iterable[Row]) -> list[dict[str, Any]]:
     """The rows of `sweep_frame` for jobs: `name`, `kind`, `results`, and `status` and `error` if known."""
     jobs = list(jobs)
-    summaries = store.summaries([key for job in jobs for key in job["results"]])
+    summaries = {each.id: each for each in store.query(id=[key for job in jobs for key in job["results"]])}
     rows = []
     for job in jobs:
         facts = {

@@ -122,11 +122,6 @@ class StoredResult(ResultSummary):
             raise FileFormatError(f"{self.file} was changed after it was stored; copy it back")
         return data
 
-    @property
-    def summary(self) -> ResultSummary:
-        """The same in brief."""
-        return ResultSummary(**{name: getattr(self, name) for name in COLUMNS})
-
     def document(self) -> dict[str, Any]:
         """The result as one JSON document: what `assay show --json` prints."""
         names = ("id", "kind", "created", "provenance", "payload")

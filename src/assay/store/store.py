@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -183,7 +184,8 @@ class Store:
         identity = record_id(kind, provenance)
         if self.has(identity):
             return identity
-        row = {name: _storable(value) for name, value in (about or About()).to_dict().items()}
+        facts = about or About()
+        row = {each.name: _storable(getattr(facts, each.name)) for each in fields(About)}
         row |= {"id": identity, "kind": kind, "created": _now()}
         documents = {"provenance": provenance, "payload": payload}
         row |= {name: json.dumps(plain(document)) for name, document in documents.items()}
@@ -374,7 +376,7 @@ class Store:
         with self._transaction(write=True) as connection:
             connection.execute(sa.delete(RESULTS).where(RESULTS.c.id.in_([*found])))
         self.clean(settled=0, only={self._file(each) for each in found})
-        return [each.summary for each in found.values()]
+        return [*found.values()]
 
     def merge(self, other: "Store") -> list[str]:
         """Take over the results of another store that are not here; returns their ids.

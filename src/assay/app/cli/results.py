@@ -81,7 +81,7 @@ def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: ShowSet
         print_json(found.document())
         return
     echo(printable(f"{found.kind} {found.id}, {found.created[:19]}", lines=False))
-    echo(printable(found.summary.about, lines=False))
+    echo(printable(found.about, lines=False))
     echo()
     from assay.report.record import pages_of_result
 

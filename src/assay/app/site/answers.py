@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse, Response
 
 from assay.app.option_groups import KINDS
 from assay.app.site import pages
-from assay.app.site.query import conditions, identity_of, whole
+from assay.app.site.query import identity_of, whole
 from assay.core.errors import InputError
 from assay.report import sweep_page
 from assay.report.record import result_page
@@ -33,14 +33,13 @@ class Answers:
         """The list of results."""
         asked = request.query_params
         filters = {name: asked.get(name, "").strip() for name in FILTERS}
-        typed = asked.get("where", "").strip()
         order = asked.get("order") or "-created"
         if order.removeprefix("-") not in ORDERS:
             raise InputError(f"cannot order by {order!r}; columns are {', '.join(ORDERS)}")
-        where = conditions(filters, typed)
+        wanted = {name: value for name, value in filters.items() if value}
         start = whole(asked.get("start"), "start")
-        n = self._store.count(where=where)
-        found = self._store.query(where=where, order=order, limit=PAGE_SIZE, offset=start)
+        n = self._store.count(**wanted)
+        found = self._store.query(**wanted, order=order, limit=PAGE_SIZE, offset=start)
         kinds = sorted({*KINDS, filters["kind"]} - {""})
         return HTMLResponse(
             pages.results_page(
@@ -48,7 +47,6 @@ class Answers:
                 n=n,
                 start=start,
                 filters=filters,
-                where=typed,
                 order=order,
                 kinds=kinds,
                 size=PAGE_SIZE,

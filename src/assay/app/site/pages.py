@@ -22,7 +22,6 @@ def results_page(
     n: int,
     start: int,
     filters: Mapping[str, str],
-    where: str,
     order: str,
     kinds: Sequence[str],
     size: int,
@@ -34,12 +33,11 @@ def results_page(
         n: How many match.
         start: How many stand before this page.
         filters: Chosen values by column.
-        where: Further conditions as they were typed.
         order: Column, or `-column`.
         kinds: Kinds to choose from.
         size: Results per page.
     """
-    asked = {key: value for key, value in (*filters.items(), ("where", where)) if value}
+    asked = {key: value for key, value in filters.items() if value}
 
     def address(**changes: Any) -> str:
         return "/?" + urlencode({**asked, "order": order, **changes})
@@ -49,7 +47,6 @@ def results_page(
         nothing = "Nothing matches these filters."
     form = {
         "filters": filters,
-        "where": where,
         "order": order,
         "kinds": kinds,
         "narrowed": bool(asked),
@@ -86,7 +83,7 @@ def _ordered(name: str, order: str, address: Any) -> Column:
 
 def _row(summary: ResultSummary) -> list[Cell | Text]:
     """A result as a line of a list."""
-    row = bounded({**asdict(summary), "method": summary.made}, limit=200)
+    row = bounded(asdict(summary), limit=200)
     shown, between = words.estimate(row["value"], row["low"], row["high"])
     status = row["status"] or ""
     value = "" if row["value"] is None else shown

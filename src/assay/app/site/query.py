@@ -1,21 +1,8 @@
 """What a visitor asks of the store, read from the values of an address."""
 
-import json
 import re
-from collections.abc import Mapping
 
 from assay.core.errors import InputError, UnknownNameError
-
-
-def conditions(filters: Mapping[str, str], typed: str = "") -> list[str]:
-    """Conditions as `Store.query` takes them.
-
-    Args:
-        filters: Column -> the value it must have; empty ones are left out.
-        typed: Further conditions, separated by semicolons.
-    """
-    where = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in filters.items() if value]
-    return where + [part.strip() for part in typed.split(";") if part.strip()]
 
 
 def identity_of(text: str) -> str:
