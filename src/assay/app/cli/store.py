@@ -38,11 +38,8 @@ class ListSettings(Storing, Talking):
         task: Only results of this task or data set.
         method: Only results of this discovery method.
         kind: Only results of this kind: audit, benchmark, calibration, circuit, correctness,
-            domain-evaluation, job, measurement, monitor, pairs-part, ranking,
-            ranking-comparison, scores, scores-part, stable-pick, subset-evaluation, subset-part,
-            domain-evaluation, dynamics, finetune, job, measurement, monitor, ranking, ranking-comparison,
-            repair, scores, stable-pick, subset-evaluation, subset-part, subset-path, sweep, truth, worst_case
-            or zoo.
+            domain-evaluation, job, measurement, monitor, ranking, ranking-comparison, scores, stable-pick,
+            subset-evaluation, subset-part, subset-path, sweep, worst_case or zoo.
         where: Condition on results, e.g. 'metric = kl', 'value >= 0.9', 'task ~ ioi', 'payload.reason =
             null'; repeat for several.
         order: Column to order results by; -created: the newest first.
