@@ -297,7 +297,7 @@ def test_other_documents_are_refused(mixed: Document, changes: Document, message
 
 
 def test_a_document_may_hold_the_required_parts_only(mixed: Document) -> None:
-    for name in ("against", "seed", "summary", "warnings", "seconds", "provenance"):
+    for name in ("against", "seed", "summary", "seconds", "provenance"):
         del mixed[name]
     mixed |= {"model": {}, "task": {}, "circuit": {}, "table": {}}
     assert 'id="r1-C11"' in render(mixed)

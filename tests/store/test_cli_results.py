@@ -59,15 +59,12 @@ def test_ids_stay_in_one_piece_on_a_narrow_terminal(
         assert [line.split()[0] for line in lines if line.split()[0] in ids] == ids
 
 
-def test_store_ls_narrows_by_model_task_and_method(
-    filled: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_ls_narrows_by_model_task_and_method(filled: list[str]) -> None:
     listed = run("store", "ls", *filled, "--model", "mini", "--task", "ioi", "--offset", "1", "--json")
     assert [each["seed"] for each in json.loads(listed.stdout)] == [1, 2]
     assert [
         each["kind"] for each in json.loads(run("store", "ls", *filled, "--method", "eap", "--json").stdout)
     ] == ["scores"]
-    monkeypatch.setenv("ASSAY_MODEL", "another")  # of commands that run one
     header, *rows = run("store", "ls", *filled).stdout.splitlines()
     assert header.split() == ["id", "kind", "created", "model", "task", "name", "value", "status"]
     assert len(rows) == 4

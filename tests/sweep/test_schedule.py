@@ -18,7 +18,7 @@ from assay.pipeline import schedule
 from assay.pipeline.failures import FailureLog
 from assay.pipeline.jobs import Job
 from assay.pipeline.limits import Limits
-from assay.pipeline.progress import SweepProgress, duration
+from assay.pipeline.progress import SweepProgress, duration, seconds_of
 from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
 from assay.pipeline.worker import Ended, Work, attempt
 from assay.store import Store

@@ -254,8 +254,8 @@ class _Walk:
         )
         # Differences of the sources so far, [sources, batch, pos, d_model], and room for all of them.
         self.stack = pairs.embedded.new_empty(self.graph.n_sources, *pairs.embedded.shape)
-        self.stack[0] = pairs.embedded
-        self.differences = self.stack.data[:1]
+        self.differences = self.stack[:0]
+        self.differences = self._stacked(pairs.embedded[None])
 
     def finish(self) -> Tensor:
         graph, read = self.graph, self.pairs.read
@@ -285,8 +285,12 @@ class _Walk:
         if last:
             self.at_read = torch.cat([self.at_read, difference])
         else:
-            grown = _Stacked.apply(self.differences, self.stack, difference)  # type: ignore[no-untyped-call]  # of PyTorch
-            self.differences = grown
+            self.differences = self._stacked(difference)
+
+    def _stacked(self, difference: Tensor) -> Tensor:
+        """The differences with more on top."""
+        grown: Tensor = _Stacked.apply(self.differences, self.stack, difference)  # type: ignore[no-untyped-call]
+        return grown
 
     def _read(self, value: Tensor) -> Tensor:
         """The read position of `[rows, batch or 1, pos, width]`, kept as an axis of one."""

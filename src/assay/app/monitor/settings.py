@@ -74,7 +74,6 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     alpha: Annotated[float, ALARM] = 0.05
     on_alarm: Annotated[str | None, ALARM, Parameter(metavar="COMMAND")] = None
     metrics_file: Annotated[Path | None, WATCHING] = None
-    webhook_format: Annotated[str, ALARM] = "generic"
     method: Annotated[str | None, DISCOVERY] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
     quadrature: Annotated[str | None, DISCOVERY] = None
