@@ -528,7 +528,7 @@ def test_completion_knows_commands_and_options() -> None:
         (
             ("store", "compare"),
             2,
-            'Unknown command "compare". Available commands: show, ls, rm, export',
+            'Unknown command "compare". Available commands: show, ls, rm, merge',
         ),
         (("audit", "--modle", "mini"), 2, "error: Unknown option: --modle. Did you mean --model?"),
         (("audit", "--model"), 2, "error: --model needs a value"),

@@ -79,7 +79,7 @@ def test_a_sweep_prints_its_results_and_leaves_a_row_of_itself(calm: tuple[Path,
     assert "faithfulness-norm" in result.stdout
     assert f"{JOBS} jobs done, 0 found in the store" in result.stdout
     assert f"{JOBS}/{JOBS} done, 0 running" in result.stderr
-    kept = Store(store).find("sweep")
+    kept = list(Store(store).results("sweep"))
     assert len(kept) == 1
     assert kept[0].id in result.stdout
     assert kept[0].provenance["plan"]["methods"][0]["method"] == "eap"
@@ -126,7 +126,7 @@ def test_a_failed_job_ends_with_1_and_is_in_the_log(plan: Path, tmp_path: Path) 
     assert "failed: discover mini ioi eap, 1 attempt: it took longer than 0.001 s" in result.stderr
     lines = [json.loads(line) for line in (store / "sweeps" / "short.jsonl").read_text().splitlines()]
     assert [line["fault"] for line in lines] == ["timeout"]
-    assert Store(store).find("sweep") == []
+    assert Store(store).count("sweep") == 0
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(
         patch.setattr("assay.pipeline.audit_run.faithfulness_curve", interrupt)
         with pytest.raises(KeyboardInterrupt):
             audit(tiny, task, n_random=1, store=tmp_path)
-    assert [result.kind for result in Store(tmp_path).find()] == ["scores"]
+    assert [result.kind for result in Store(tmp_path).results()] == ["scores"]
     monkeypatch.setattr("assay.pipeline.discovery.discover", _forbidden)
     assert not audit(tiny, task, n_random=1, store=tmp_path).cached
 

@@ -246,7 +246,9 @@ def sweep() -> Any:
     )
     command("sweep", "plan.toml", "--workers", "1", "--store", "store")
     kinds = ("scores", "circuit", "measurement", "worst_case", "calibration")
-    found = [{"kind": kind, "payload": each.payload} for kind in kinds for each in Store("store").find(kind)]
+    found = [
+        {"kind": kind, "payload": each.payload} for kind in kinds for each in Store("store").results(kind)
+    ]
     return sorted(found, key=lambda each: json.dumps(_without_identity(each), sort_keys=True))
 
 

@@ -389,7 +389,7 @@ def test_parts_that_another_process_removes_are_computed(
 
     monkeypatch.setattr(Store, "has", lambda self, identity: removed(has(self, identity)))
     assert again.value("one", lambda: [3]) == [3]
-    monkeypatch.setattr(Store, "query", lambda self, *given: removed(query(self, *given)))
+    monkeypatch.setattr(Store, "query", lambda self, *given, **asked: removed(query(self, *given, **asked)))
     again.remove()
     assert store.count("subset-part") == 0
 

@@ -139,7 +139,7 @@ def test_no_worker_outlives_its_sweep_and_the_next_goes_on(tmp_path: Path) -> No
     assert outcome.ok
     assert {each.name for each in outcome.skipped} == set(before)
     assert begun(str(tmp_path), "last") == 2
-    assert len(Store(tmp_path).find("job")) == 7
+    assert Store(tmp_path).count("job") == 7
 
 
 def test_a_worker_warms_up_before_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_failures_are_logged_and_are_no_results(tmp_path: Path) -> None:
         ("bad", 2, "error"),
     ]
     assert "ZeroDivisionError: by zero" in lines[0]["trace"]
-    assert Store(tmp_path).find() == []
+    assert Store(tmp_path).count() == 0
 
 
 def test_a_log_that_a_kill_cut_off_is_read_and_written_on(tmp_path: Path) -> None:
