@@ -77,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store")
         filling = fill(store, options.results)
-        pair = [each.id for each in store.query("measurement", where="metric = kl", limit=2)]
+        pair = [each.id for each in store.query("measurement", metric="kl", limit=2)]
         client = TestClient(create_app(store), base_url="http://127.0.0.1")
         document = {
             "benchmark": "report",
@@ -92,7 +92,7 @@ def main() -> None:
                 for path in (
                     "/",
                     "/?metric=kl&order=value",
-                    "/?where=payload.n = 200",
+                    "/?metric=kl&order=-value",
                     f"/result/{pair[0]}",
                 )
             },

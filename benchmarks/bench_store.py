@@ -5,13 +5,13 @@
 Measurements with the payload that `assay measure` stores, a circuit for every six of them, one audit of a
 fifth of a megabyte in a thousand.
 PostgreSQL is started from the system's own binaries in a temporary directory; without them SQLite is timed
-alone. `puts` compares the journal that the store uses with a write-ahead log, by one writer and by two.
+alone.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
-import sqlite3
 import statistics
 import sys
 import tempfile
@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from postgres_server import PostgresServer, binaries
 
-from assay.core.record import plain, record_id
+from assay.core.record import record_id
 from assay.store import DATABASE_NAME, About, Store
-from assay.store.tables import RESULTS, SUMMARIES
+from assay.store.store import RESULTS
 
 
 LIMIT_MS = 100.0
@@ -98,8 +98,8 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
             "id": record_id(kind, provenance),
             "kind": kind,
             "created": f"2026-01-{1 + number % 28:02d}T00:00:{number % 60:02d}.{number:06d}+00:00",
-            "provenance": plain(provenance),
-            "payload": plain(payload),
+            "provenance": provenance,
+            "payload": payload,
         }
 
 
@@ -128,25 +128,13 @@ def about(row: dict[str, Any]) -> About:
 def fill(store: Store, count: int) -> float:
     """Write many results at once; `put` would wait for the disk after each. Returns seconds."""
     started = time.perf_counter()
-    chunk: list[dict[str, Any]] = []
-
-    def work(connection: sa.Connection) -> None:
-        connection.execute(sa.insert(RESULTS), chunk)
-        facts = ("id", "kind", "created")
-        connection.execute(
-            sa.insert(SUMMARIES), [about(row).row() | {name: row[name] for name in facts} for row in chunk]
-        )
-        chunk.clear()
-
-    def whole(connection: sa.Connection) -> None:
-        for row in rows(count):
-            chunk.append(row)
-            if len(chunk) == 1000:
-                work(connection)
-        if chunk:
-            work(connection)
-
-    store._database.write(whole)
+    written = (
+        row | about(row).to_dict() | {name: json.dumps(row[name]) for name in ("provenance", "payload")}
+        for row in rows(count)
+    )
+    with store._transaction(write=True) as connection:
+        while chunk := list(itertools.islice(written, 1000)):
+            connection.execute(sa.insert(RESULTS), chunk)
     return time.perf_counter() - started
 
 
@@ -157,18 +145,15 @@ def questions(store: Store) -> dict[str, Callable[[], Any]]:
         "by kind: all audits": lambda: store.query("audit"),
         "by kind: first 100 measurements": lambda: store.query("measurement", limit=100),
         "model and task, newest 100": lambda: store.query(
-            where=["model = mini", "task = ioi"], order="-created", limit=100
+            model="mini", task="ioi", order="-created", limit=100
         ),
-        "model, task and metric": lambda: store.query(where=["model = gpt2", "task = sva", "metric = kl"]),
-        "metric and value > 0.95": lambda: store.query(where=["metric = kl", "value > 0.95"]),
-        "model, method and metric": lambda: store.query(
-            where=["model = gpt2", "method = acdc", "metric = kl"]
-        ),
+        "model, task and metric": lambda: store.query(model="gpt2", task="sva", metric="kl"),
+        "metric, by value": lambda: store.query(metric="kl", order="-value", limit=100),
         "newest 100": lambda: store.query(order="-created", limit=100),
         "one by the beginning of its id": lambda: store.get(known[:10]),
         "count of all": lambda: store.count(),
-        "count by status": lambda: store.count("measurement", where="status = fail"),
-        "frame of 1,000 rows": lambda: store.to_frame("measurement", where="metric = kl", limit=1000),
+        "count by status": lambda: store.count("measurement", status="fail"),
+        "frame of one seed": lambda: store.to_frame("measurement", metric="kl", seed=1),
     }
 
 
@@ -227,15 +212,6 @@ def puts(location: Callable[[str], str], count: int) -> dict[str, float]:
     return found | {"two over one": round(found["two writers"] / found["one writer"], 2)}
 
 
-def wal(location: str) -> str:
-    """The store with a write-ahead log, which SQLite remembers in the file."""
-    Store(location)
-    database = sqlite3.connect(Path(location) / DATABASE_NAME)
-    assert database.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
-    database.close()
-    return location
-
-
 def bench(store: Store, count: int) -> dict[str, Any]:
     filled = fill(store, count)
     asked = {name: timed(question) for name, question in questions(store).items()}
@@ -261,9 +237,6 @@ def main() -> None:
         document["sqlite"] = bench(store, options.results)
         document["sqlite"]["bytes"] = (store.directory / DATABASE_NAME).stat().st_size
         document["sqlite"]["puts_per_second"] = puts(lambda name: str(folder / name), options.puts)
-        document["sqlite"]["puts_per_second_wal"] = puts(
-            lambda name: wal(str(folder / f"wal-{name}")), options.puts
-        )
         found = None if options.no_postgres else binaries()
         if found is not None:
             server = PostgresServer(found)

@@ -29,6 +29,11 @@ from assay.pipeline.progress import SweepProgress
 from assay.store import Store
 
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from store_content import content
+
+
 GOAL_WORKERS = 1.7  # throughput of two workers in that of one, at least
 GOAL_RAY = 1.2  # seconds on Ray in seconds on local processes, at most
 
@@ -75,7 +80,7 @@ def run(make: Callable[[], Executor], jobs: tuple[Job, ...], folder: Path) -> di
     return {
         "seconds": clock.seconds,
         "start": outcome.seconds - clock.seconds,
-        "digest": Store(folder).digest(),
+        "content": content(Store(folder)),
     }
 
 
@@ -95,7 +100,8 @@ def measure(count: int, prompts: int, method: str, rounds: int, ray: bool) -> di
             print(f"{name}: {found['seconds']:.1f} s", file=sys.stderr)
             if name not in best or found["seconds"] < best[name]["seconds"]:
                 best[name] = found
-    assert len({found["digest"] for found in best.values()}) == 1, "the ways disagree"
+    first, *others = (found.pop("content") for found in best.values())
+    assert all(other == first for other in others), "the ways disagree"
     one, two = best["one worker"]["seconds"], best["two workers"]["seconds"]
     result: dict[str, Any] = {
         "jobs": count,

@@ -13,6 +13,7 @@ way and as if it had crashed.
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -245,10 +246,9 @@ def _look(found: Round, location: str) -> None:
     """Everything about the store that must not depend on the kills, nor on clearing what they left."""
     store = Store(location, create=False)
     # Nobody writes any more, so a file that was touched just now counts too.
-    found.leftovers = [
-        each.path.relative_to(store.directory).as_posix() for each in store.remove_leftovers(settled=0.0)
-    ]
-    found.digest = store.digest()
+    found.leftovers = [path.relative_to(store.directory).as_posix() for path in store.clean(settled=0)]
+    held = sorted((each.id, each.kind, each.value, each.digest) for each in store.results())
+    found.digest = hashlib.sha256(json.dumps(held).encode()).hexdigest()
     found.problems = store.verify()
     found.kinds = dict(sorted(Counter(each.kind for each in store.query()).items()))
     found.problems += [
