@@ -42,10 +42,7 @@ PAGES = {
         [
             "assay.app.site.web",
             "assay.app.monitor.metrics",
-            "assay.app.monitor.alarms",
-            "assay.app.monitor.sinks",
             "assay.app.monitor.watch",
-            "assay.app.monitor.watched",
             "assay.app.monitor.settings",
         ],
     ),

@@ -41,20 +41,21 @@ Subject = HasDocument | HasRecord | Document | Page | list[Measurement]
 Reportable = HasDocument | HasRecord | Document | Page | Measurement | Sequence[Measurement]
 
 
-# A page registers itself when its module is imported.
-_MODULES = (
-    "assay.analyses.calibration.page",
-    "assay.analyses.generalization.evaluation_page",
-    "assay.analyses.generalization.monitor_page",
-    "assay.analyses.generalization.comparison_page",
-    "assay.analyses.generalization.page",
-    "assay.analyses.generalization.pick_page",
-    "assay.analyses.subsets.evaluation_page",
-    "assay.analyses.subsets.page",
-    "assay.analyses.worst_case.page",
-    "assay.report.audit",
-    "assay.report.circuit_page",
-)
+# Where the page of each kind is made; it registers itself when its module is imported.
+_MODULES = {
+    "audit": "assay.report.audit",
+    "calibration": "assay.analyses.calibration.page",
+    "circuit-view": "assay.report.circuit_page",
+    "domain-evaluation": "assay.analyses.generalization.evaluation_page",
+    "monitor": "assay.analyses.generalization.monitor_page",
+    "ranking": "assay.analyses.generalization.page",
+    "ranking-comparison": "assay.analyses.generalization.comparison_page",
+    "stable-pick": "assay.analyses.generalization.pick_page",
+    "subset": "assay.analyses.subsets.page",
+    "subset-evaluation": "assay.analyses.subsets.evaluation_page",
+    "subset-path": "assay.analyses.subsets.page",
+    "worst_case": "assay.analyses.worst_case.page",
+}
 
 
 def _parts(document: Document) -> list[Document]:
@@ -158,10 +159,12 @@ def _document(result: HasDocument | HasRecord | Document) -> Document:
 
 def _form(document: Document) -> PageForm:
     """The form of a document by its kind; that of an audit names none."""
-    for module in _MODULES:
-        importlib.import_module(module)
     kind = document.get("kind")
-    return PAGES[kind if isinstance(kind, str) and kind in PAGES else "audit"]
+    if not isinstance(kind, str) or (kind not in _MODULES and kind not in PAGES):
+        kind = "audit"
+    if kind in _MODULES:
+        importlib.import_module(_MODULES[kind])
+    return PAGES[kind]
 
 
 def is_reportable(document: Document) -> bool:
