@@ -85,15 +85,6 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def is_json(text: str | bytes) -> bool:
-    """Whether a text is a JSON document."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
 def read_object(
     path: Path,
     what: str = "a JSON file",

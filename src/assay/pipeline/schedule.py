@@ -3,8 +3,7 @@
 The scheduler knows neither models nor metrics. A job is done when the store holds its row, whoever put it
 there and whatever became of the worker; so a sweep that was killed goes on where it was. Two sweeps on one
 store may do the same job twice, which changes nothing. Durations are measured on the monotonic clock alone:
-nothing depends on the time of day. A store that is away for a while, its server restarted, is waited for by
-the store itself.
+nothing depends on the time of day.
 """
 
 import abc

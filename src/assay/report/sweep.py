@@ -64,7 +64,8 @@ def sweep_frame(store: Store, sweep: str) -> "pd.DataFrame":
 def sweep_rows(store: Store, jobs: Iterable[Row]) -> list[dict[str, Any]]:
     """The rows of `sweep_frame` for jobs: `name`, `kind`, `results`, and `status` and `error` if known."""
     jobs = list(jobs)
-    summaries = {each.id: each for each in store.query(id=[key for job in jobs for key in job["results"]])}
+    wanted = {key for job in jobs for key in job["results"]}
+    summaries = {each.id: each for each in store.query() if each.id in wanted}
     rows = []
     for job in jobs:
         facts = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from assay.core.errors import FileFormatError
@@ -16,7 +17,7 @@ from assay.core.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class About(Record):
-    """What whoever stores a result says of it; whatever it does not have is None.
+    """Facts by which a result is found; missing ones are None.
 
     Attributes:
         model: Id of the model.
@@ -106,7 +107,12 @@ class StoredResult(ResultSummary):
         Raises:
             FileFormatError: If the file is missing or was changed.
         """
-        return {} if self.file is None else safetensors.torch.load(self.read_file())
+        if self.file is None:
+            return {}
+        try:
+            return safetensors.torch.load(self.read_file())
+        except SafetensorError as error:
+            raise FileFormatError(f"cannot read {self.file}: {error}; restore it") from error
 
     def read_file(self) -> bytes:
         """The file of the arrays, its bytes checked against their hash."""
@@ -115,11 +121,11 @@ class StoredResult(ResultSummary):
             data = self.file.read_bytes()
         except OSError as error:
             raise FileFormatError(
-                f"cannot read {self.file}, the arrays of {self.id}: {error.strerror}; copy it back, or give "
-                "the place of `arrays`"
+                f"cannot read {self.file}, the arrays of {self.id}: {error.strerror}; restore it, or pass "
+                "?arrays=DIR"
             ) from error
         if hashlib.sha256(data).hexdigest() != self.digest:
-            raise FileFormatError(f"{self.file} was changed after it was stored; copy it back")
+            raise FileFormatError(f"{self.file} was changed after it was stored; restore it")
         return data
 
     def document(self) -> dict[str, Any]:

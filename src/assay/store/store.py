@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 import torch
 from torch import Tensor
 
+from assay.circuits.files import TEMPORARY, write_atomically
 from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError, check_name, writing
 from assay.core.extras import needs_extra
 from assay.core.record import plain, record_id
@@ -29,12 +31,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DATABASE_NAME = "assay.db"
-DEFAULT_DIRECTORY = "assay-out"
 SCHEMA_VERSION = 4
 BUSY_SECONDS = 120.0  # how long a writer of SQLite waits for the others
 SETTLED = 3600.0  # seconds: a file unchanged for so long is not being written any more
 CHUNK = 500  # below every database's limit of bound parameters
 NAMED = 10  # ids in a message
+_OWN_FILE = re.compile(rf"[0-9a-f]{{16}}\.safetensors|{TEMPORARY.pattern}")  # in the folder of arrays
 
 
 def _text() -> sa.types.TypeEngine[str]:
@@ -68,7 +70,7 @@ class Store:
 
     Args:
         location: A directory, whose database is `assay.db`; or `postgresql+psycopg://USER@HOST/DATABASE`,
-            whose arrays lie in the directory that `?arrays=DIR` names (default: `assay-out`).
+            whose arrays lie in the directory that `?arrays=DIR` names, which belongs to that store alone.
         create: Make the directory and an empty store if there is none; False for readers, to whom a missing
             store is an error.
 
@@ -93,7 +95,7 @@ class Store:
         [0.25]
     """
 
-    def __init__(self, location: str | os.PathLike[str] = DEFAULT_DIRECTORY, *, create: bool = True) -> None:
+    def __init__(self, location: str | os.PathLike[str], *, create: bool = True) -> None:
         url, self.directory = _located(os.fspath(location))
         self._sqlite = url.get_backend_name() == "sqlite"
         self.location = str(self.directory) if self._sqlite else os.fspath(location)
@@ -114,13 +116,13 @@ class Store:
         with self._transaction() as connection:
             version = _version(connection, self.shown)
         if version is None:
-            if not create:
-                raise InputError(f"there is no results store at {self.shown}: nothing was stored there yet")
             if self._sqlite and (self.directory / "arrays").is_dir():
                 raise FileFormatError(
                     f"the database in {self.shown} is empty, but arrays of results lie beside it: restore "
                     f"{DATABASE_NAME} from a copy, or move the directory away to start again"
                 )
+            if not create:
+                raise InputError(f"there is no results store at {self.shown}: nothing was stored there yet")
             with self._transaction(write=True) as connection:
                 if not self._sqlite:
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_VERSION)))
@@ -132,7 +134,7 @@ class Store:
         if version != SCHEMA_VERSION:
             raise FileFormatError(
                 f"the results store at {self.shown} has version {version}, and this version of assay reads "
-                f"{SCHEMA_VERSION}; give another place"
+                f"{SCHEMA_VERSION}; use another directory or database"
             )
 
     @contextmanager
@@ -149,7 +151,7 @@ class Store:
         except sa.exc.DatabaseError as error:
             cause = " ".join(str(error.orig).split())
             raise FileFormatError(
-                f"{self.shown} is damaged, or no results store: {cause}; restore it from a copy"
+                f"{self.shown} is damaged, or is not a results store: {cause}; restore it from a copy"
             ) from error
 
     # ---- one result ---------------------------------------------------------------------------------
@@ -199,12 +201,11 @@ class Store:
             with self._transaction(write=True) as connection:
                 connection.execute(sa.insert(RESULTS).values(**row, digest=digest))
                 if data is not None:
-                    from assay.circuits import write_atomically
-
                     path = self._file(row["id"])
                     with writing(f"write {path}", "nothing was stored"):
                         path.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(path, data)
+                        write_atomically(path, data)
+                        _sync(path.parent)
         except sa.exc.IntegrityError:
             return  # the same result
 
@@ -227,34 +228,35 @@ class Store:
             InputError: Several do; the message lists them.
             FileFormatError: If its row was damaged.
         """
+        return self._whole(self._summary(identity).id)
+
+    def _whole(self, identity: str) -> StoredResult:
+        """The result of a full id."""
+        rows = self._rows([RESULTS], RESULTS.c.id == identity)
+        if not rows:
+            raise UnknownNameError(f"{identity} was removed from {self.shown} meanwhile")
+        return _result(rows[0], self._file(identity))
+
+    def _summary(self, identity: str) -> ResultSummary:
+        """The result that `get` finds, in brief."""
         start = identity.strip().lower()
         if not start or set(start) - set("0123456789abcdef"):
             raise UnknownNameError(
                 f"a result id is up to 16 hex digits, got {identity!r}; see `assay store ls`"
             )
-        rank = sa.case((RESULTS.c.kind == "circuit", 0), (RESULTS.c.kind == "audit", 1), else_=2)
-        rows = self._rows([RESULTS], _begins(RESULTS.c.id, start), limit=NAMED + 1)
+        names = [RESULTS.c[name] for name in COLUMNS]
+        rows = self._rows(names, _begins(RESULTS.c.id, start), limit=NAMED + 1)
         if not rows:
+            rank = sa.case((RESULTS.c.kind == "circuit", 0), (RESULTS.c.kind == "audit", 1), else_=2)
             order = (rank, RESULTS.c.created.desc())
-            found = self._rows([RESULTS], _begins(RESULTS.c.circuit, start), order=order, limit=CHUNK)
-            rows = list({row.circuit: row for row in reversed(found)}.values())
+            about = self._rows(names, _begins(RESULTS.c.circuit, start), order=order)
+            rows = list({row.circuit: row for row in reversed(about)}.values())
         if not rows:
             raise UnknownNameError(f"no result in {self.shown} begins with {start!r}; see `assay store ls`")
         if len(rows) > 1:
             shown = ", ".join(f"{row.id} ({row.kind}, {row.created})" for row in rows[:NAMED])
             raise InputError(f"{start!r} is ambiguous, give more digits: {shown}")
-        return self._result(rows[0])
-
-    def _result(self, row: "sa.Row[Any]") -> StoredResult:
-        held = dict(row._mapping)
-        for name in ("provenance", "payload"):
-            try:
-                held[name] = json.loads(held[name])
-            except (TypeError, ValueError) as error:
-                raise FileFormatError(
-                    f"the {name} of result {row.id} was damaged ({error}); restore the database from a copy"
-                ) from error
-        return StoredResult(**held, file=None if row.digest is None else self._file(row.id))
+        return ResultSummary(**rows[0]._mapping)
 
     def memo(
         self,
@@ -298,7 +300,7 @@ class Store:
             kind: Only results of this kind.
             order: Column to order by, `-created` for the newest first; results that lack it come last.
             limit: At most so many.
-            offset: So many of the first are left out.
+            offset: Number of results to skip.
             columns: Column of `ResultSummary` and the value it has, None, or a list of values.
 
         Raises:
@@ -318,7 +320,7 @@ class Store:
         for start in range(0, len(identities), CHUNK):
             chunk = identities[start : start + CHUNK]
             for row in self._rows([RESULTS], RESULTS.c.id.in_(chunk), order=_ordered("created")):
-                yield self._result(row)
+                yield _result(row, self._file(row.id))
 
     def to_frame(self, kind: str | None = None, **columns: Any) -> "pd.DataFrame":
         """Results as a pandas frame, one row each, indexed by id.
@@ -362,7 +364,7 @@ class Store:
             UnknownNameError: No stored id begins so.
             InputError: Several ids begin so, or another result refers to one of them.
         """
-        found = {each.id: each for each in map(self.get, identities)}
+        found = {each.id: each for each in map(self._summary, identities)}
         for each in () if force else found.values():
             texts = [column.contains(each.id) for column in (RESULTS.c.provenance, RESULTS.c.payload)]
             about = [RESULTS.c.circuit == each.circuit] if each.kind == "circuit" and each.circuit else []
@@ -375,7 +377,7 @@ class Store:
                 )
         with self._transaction(write=True) as connection:
             connection.execute(sa.delete(RESULTS).where(RESULTS.c.id.in_([*found])))
-        self.clean(settled=0, only={self._file(each) for each in found})
+        self.clean(settled=0, only=[*found])
         return [*found.values()]
 
     def merge(self, other: "Store") -> list[str]:
@@ -402,30 +404,37 @@ class Store:
         problems = []
         for each in self.query():
             try:
-                result = self.get(each.id)
+                result = self._whole(each.id)
                 if record_id(result.kind, result.provenance) != result.id:
                     raise FileFormatError("its provenance was changed and does not give this id")
                 if result.file is not None:
                     result.read_file()
+            except UnknownNameError:
+                continue  # removed meanwhile
             except FileFormatError as error:
                 problems.append(f"{each.id} ({each.kind}): {error}")
         return problems
 
-    def clean(self, *, settled: float | int = SETTLED, only: Iterable[Path] | None = None) -> list[Path]:
+    def clean(self, *, settled: float | int = SETTLED, only: Sequence[str] | None = None) -> list[Path]:
         """Remove files of arrays that no result names, and return them: what killed writers left.
 
         Args:
             settled: Seconds since the last change of a file, at least; what is younger may be being written.
-            only: Files that may be removed; default: all of `arrays`.
+            only: Ids whose files alone may be removed; default: all of this store's files.
         """
         with self._transaction(write=True) as connection:
             if not self._sqlite:  # no result is stored meanwhile; writers of SQLite exclude each other anyway
                 connection.execute(sa.text("LOCK TABLE results IN SHARE ROW EXCLUSIVE MODE"))
-            held = set(connection.scalars(sa.select(RESULTS.c.id).where(RESULTS.c.digest.is_not(None))))
-            named = {self._file(identity) for identity in held}
-            here = (self.directory / "arrays").glob("*")
-            left = [path for path in (here if only is None else only) if path not in named and path.exists()]
-            left = [path for path in left if path.stat().st_mtime <= time.time() - settled]
+            stored = sa.select(RESULTS.c.id).where(RESULTS.c.digest.is_not(None))
+            if only is None:
+                folder = (self.directory / "arrays").glob("*")
+                files = [path for path in folder if _OWN_FILE.fullmatch(path.name)]
+            else:
+                stored = stored.where(RESULTS.c.id.in_(only))
+                files = [path for path in map(self._file, only) if path.exists()]
+            named = {self._file(identity) for identity in connection.scalars(stored)}
+            oldest = time.time() - settled
+            left = [path for path in files if path not in named and path.stat().st_mtime <= oldest]
             for path in left:
                 with writing(f"remove {path}"):
                     path.unlink(missing_ok=True)
@@ -437,14 +446,14 @@ def _located(text: str) -> tuple[sa.URL, Path]:
     if "://" not in text:
         directory = Path(text).expanduser().absolute()
         return sa.URL.create("sqlite", database=str(directory / DATABASE_NAME)), directory
-    wanted = "a results store is a directory or postgresql+psycopg://USER@HOST/DATABASE"
+    wanted = "a results store is a directory or postgresql+psycopg://USER@HOST/DATABASE?arrays=DIR"
     try:
         url = sa.make_url(text)
     except (sa.exc.ArgumentError, ValueError):
         raise InputError(f"{wanted}; the URL given cannot be read") from None  # it may hold a password
-    if url.get_backend_name() != "postgresql" or not url.database:
-        raise InputError(f"{wanted}, got {url.render_as_string()!r}")
-    directory = Path(str(url.query.get("arrays", DEFAULT_DIRECTORY))).expanduser().absolute()
+    if url.get_backend_name() != "postgresql" or not url.database or "arrays" not in url.query:
+        raise InputError(f"{wanted}, got {url.set(query={}).render_as_string()!r}")
+    directory = Path(str(url.query["arrays"])).expanduser().absolute()
     return url.set(drivername="postgresql+psycopg").difference_update_query(["arrays"]), directory
 
 
@@ -503,18 +512,57 @@ def _packed(arrays: Mapping[str, Tensor | np.ndarray]) -> bytes:
     """The bytes of a file of arrays."""
     try:
         tensors = {
-            name: torch.as_tensor(value).detach().cpu().contiguous().clone() for name, value in arrays.items()
+            name: value.detach().cpu().contiguous()
+            if isinstance(value, Tensor)
+            else torch.from_numpy(np.array(value, order="C"))
+            for name, value in arrays.items()
         }
         return safetensors.torch.save(tensors)
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(f"arrays must be dense ones of real numbers: {error}") from error
+        raise InputError(f"arrays must be dense and of real numbers, each its own: {error}") from error
 
 
 def _storable(value: Any) -> Any:
-    """A value as columns hold it: text without NUL and halves of surrogate pairs."""
+    """A value as columns hold it: text without NUL and halves of surrogate pairs, undefined numbers None.
+
+    Raises:
+        InputError: A whole number that no column holds.
+    """
+    value = plain(value)
     if isinstance(value, str):
         return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise InputError(f"a result is described by whole numbers below 2^63, got {value}")
     return value
+
+
+def _result(row: "sa.Row[Any]", file: Path) -> StoredResult:
+    """A whole row as a result.
+
+    Raises:
+        FileFormatError: If one of its documents is not JSON of a table.
+    """
+    columns = dict(row._mapping)
+    for name in ("provenance", "payload"):
+        try:
+            columns[name] = json.loads(columns[name])
+            if not isinstance(columns[name], dict):
+                raise TypeError("not a table")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise FileFormatError(
+                f"the {name} of result {row.id} was damaged ({error}); restore the database from a copy"
+            ) from error
+    return StoredResult(**columns, file=None if row.digest is None else file)
+
+
+def _sync(folder: Path) -> None:
+    """A new name survives a power cut once its folder is on disk."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _now() -> str:

@@ -21,7 +21,6 @@ from assay.zoo.training import Progress
 
 
 SCHEMA = "assay-zoo/1"
-STATES = ("pending", "done", "failed")
 _KEY = re.compile(r"[A-Za-z0-9][\w.+=,@ -]{0,199}", re.ASCII)
 SHOWN = 5  # models that are named in a sentence
 EMBEDDED = Path(__file__).parent / "embedded"

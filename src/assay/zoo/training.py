@@ -36,7 +36,6 @@ from assay.zoo.scoring import check_training, head_names, images_hash, module_lo
 
 SCHEMA = "assay-training/1"
 
-TIMED_IMAGES, TIMED_STEPS, SHORT = 16, 3, 0.3  # images, steps, and seconds of a step that is timed in full
 
 Progress = Callable[[str, int, int], None]
 Validated = Callable[[Validation], None]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from assay.pipeline.schedule import Executor, SweepOutcome
     from assay.store import Store
 
-MEASURING = ("measure", "attack", "calibrate", "rank")  # kinds of jobs whose numbers are shown
+MEASURING = ("measure", "attack", "calibrate")  # kinds of jobs whose numbers are shown
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
