@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from assay.core.errors import InputError
 from assay.page import text as words
 from assay.page.blocks import Cell, Column, Page, Section, Table
-from assay.report.sweep import named_sweep, sweep_rows
+from assay.report.sweep import ROWS, named_sweep, sweep_rows
 from assay.store import Store
 
 
@@ -76,10 +76,12 @@ def compare_page(store: Store, a: str, b: str) -> Page:
         Column(name="measure", sort=True),
         *(Column(name=name, numeric=True, sort=True) for name in ("A", "B", f"B {words.MINUS} A")),
     ]
+    rows = _joined(store, a, b)
+    cut = "" if len(rows) <= ROWS else f"The first {ROWS:,} of {len(rows):,} rows. "
     table = Table(
         columns=columns,
-        rows=[[words.cut_text(row["measure"], 200), *_cells(row)] for row in _joined(store, a, b)],
-        caption="Brackets hold 95 % intervals over examples of each side; a difference has none here.",
+        rows=[[words.cut_text(row["measure"], 200), *_cells(row)] for row in rows[:ROWS]],
+        caption=f"{cut}Brackets: 95 % intervals over examples. The difference has no interval here.",
     )
     return Page(
         kind="comparison",

@@ -116,6 +116,8 @@ class MonitorRun:
         """
         out = self._options.out
         check_writable(out)
+        if (file := self._options.metrics_file) is not None:
+            check_writable(file.parent)
         self._held.enter_context(held(out))
         if torn_line(out / READINGS):
             self._tell(
