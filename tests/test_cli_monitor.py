@@ -194,13 +194,13 @@ def test_the_state_for_prometheus_is_written_after_each_batch(
     from assay.app.monitor import watch
 
     seen: list[tuple[Path, bytes]] = []
-    monkeypatch.setattr(watch, "write_atomically", lambda path, text: seen.append((path, text)))
-    found = run(*FEW, "--images", "shapes:flat", "--n", "16", "--metrics-file", "door.prom")
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "write_atomically", lambda path, text: seen.append((path, text)))
+        found = run(*FEW, "--images", "shapes:flat", "--n", "16", "--metrics-file", "door.prom")
     assert found.exit_code == 0
     assert [path for path, _ in seen] == [Path("door.prom")] * 3
     totals = [re.findall(rb"^assay_monitor_batches_total.* (\S+)$", text, re.MULTILINE) for _, text in seen]
     assert totals == [[b"0.0"], [b"1.0"], [b"2.0"]]
-    monkeypatch.undo()
     nowhere = run(*FEW, "--images", "shapes:flat", "--metrics-file", str(tmp_path))
     assert nowhere.exit_code == 1
     assert str(tmp_path) in nowhere.stderr
