@@ -212,7 +212,7 @@ class Storing:
     """Where results are kept.
 
     Attributes:
-        store: Store: a directory or postgresql+psycopg://USER@HOST/DB?arrays=DIR. Default: assay-out.
+        store: Store: DIR or postgresql+psycopg://USER@HOST/DB?arrays=DIR. Default: assay-out.
     """
 
     # Text, not Path: a path would take slashes from a URL.
