@@ -289,7 +289,8 @@ class _Walk:
 
     def _stacked(self, difference: Tensor) -> Tensor:
         """The differences with more on top."""
-        grown: Tensor = _Stacked.apply(self.differences, self.stack, difference)  # type: ignore[no-untyped-call]
+        stacked: Any = _Stacked.apply  # PyTorch does not annotate it
+        grown: Tensor = stacked(self.differences, self.stack, difference)
         return grown
 
     def _read(self, value: Tensor) -> Tensor:
