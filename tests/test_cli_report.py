@@ -57,7 +57,8 @@ def test_a_comparison_is_printed_as_a_table_or_as_json(filled: tuple[Path, Fille
     assert "What both measured" in result.stdout
     assert "faithfulness" in result.stdout
     rows = json.loads(invoke(*asked, "--json").stdout)
-    assert {"measure", "a", "a_low", "a_high", "b", "b_low", "b_high", "difference"} == set(rows[0])
+    numbers = {f"{side}{end}" for side in ("a", "b", "difference") for end in ("", "_low", "_high")}
+    assert {"measure"} | numbers == set(rows[0])
     assert not (filled[0] / "report.html").exists()
 
 

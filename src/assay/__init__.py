@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from assay.discovery.heads import HeadScores, discover_heads
     from assay.execution import CircuitRuns, run_circuit, run_model
     from assay.graph import Graph, build_graph
-    from assay.metrics import faithfulness_curve, measure
+    from assay.metrics import compare, faithfulness_curve, measure
     from assay.models import Model, load_model
     from assay.models.planted import planted_model
     from assay.page.notebook import ProgressDisplay
@@ -92,6 +92,7 @@ __all__ = [
     "calibrate_threshold",
     "certify",
     "circuit_shift",
+    "compare",
     "consensus",
     "dependency_depth_bias",
     "dependency_matrix",
@@ -145,7 +146,7 @@ _NAMES = {
     "assay.discovery.heads": "HeadScores discover_heads",
     "assay.execution": "CircuitRuns run_circuit run_model",
     "assay.graph": "Graph build_graph",
-    "assay.metrics": "faithfulness_curve measure",
+    "assay.metrics": "compare faithfulness_curve measure",
     "assay.models": "Model load_model",
     "assay.models.planted": "planted_model",
     "assay.page.notebook": "ProgressDisplay",

@@ -15,7 +15,8 @@ from synthetic import synthetic_document, synthetic_worst_case
 from synthetic_calibration import synthetic_calibration
 from synthetic_store import Filled, fill, measurement
 
-from assay.report import compare_page, sweep_page
+from assay.pipeline.compare import compare_page
+from assay.report import sweep_page
 from assay.store import Store
 
 

@@ -201,6 +201,7 @@ def _made(
             ),
             {
                 "id": "D05.tau_K",
+                "hash": "0" * 16,
                 "name": "tau",
                 "value": None,
                 "reason": "all_tied",
@@ -281,6 +282,7 @@ def _measurement(
     threshold: float | None,
 ) -> dict[str, Any]:
     return {
+        "hash": "0" * 16,
         "id": code,
         "name": name,
         "value": value,

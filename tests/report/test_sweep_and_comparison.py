@@ -7,8 +7,10 @@ import pytest
 from synthetic_store import HOSTILE, Filled, fill, measurement, put_measurement
 
 from assay.core.errors import InputError, UnknownNameError
+from assay.metrics import difference
 from assay.page.text import plain_text
-from assay.report import compare_frame, compare_page, save_report, sweep_frame, sweep_page
+from assay.pipeline.compare import compare_frame, compare_page
+from assay.report import save_report, sweep_frame, sweep_page
 from assay.report.save import render
 from assay.report.sweep import ROWS, jobs_page, sweep_rows
 from assay.store import Store
@@ -76,12 +78,26 @@ def test_two_results_meet_in_the_measures_that_both_have(tmp_path: Path) -> None
     one, two = made
     assert row["measure"] == "kl"
     assert (row["a"], row["b"]) == (one.value, two.value)
-    assert row["difference"] == two.value - one.value > 0.02
+    assert row["difference"] == pytest.approx(two.value - one.value, abs=1e-15)
     ends: Any = [each.interval() for each in made]
     assert (row["a_low"], row["a_high"], row["b_low"], row["b_high"]) == (
         *(ends[0].low, ends[0].high),
         *(ends[1].low, ends[1].high),
     )
+    paired = difference(one, two).interval()
+    assert (row["difference_low"], row["difference_high"]) == (paired.low, paired.high)
+    assert 0.02 < paired.low < two.value - one.value < paired.high
+    assert paired.high - paired.low < ends[0].high - ends[0].low
+
+
+def test_results_on_other_examples_have_no_paired_interval(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = [measurement(), measurement(task="greater-than"), measurement(n=39)]
+    first, *others = (put_measurement(store, each) for each in made)
+    for other, one in zip(others, made[1:], strict=True):
+        (row,) = compare_frame(store, first, other).to_dict("records")
+        assert row["difference"] == one.value - made[0].value
+        assert row["difference_low"] is None
 
 
 def test_swapped_sides_change_the_sign(filled: tuple[Store, Filled]) -> None:

@@ -41,9 +41,12 @@ _WANTED: Mapping[str, tuple[str, Any]] = {
         "a circuit, a circuit file, a published name, or heads, e.g. 'a2.h3,a3.h0'",
         Circuit,
     ),
+    "a": ("a circuit, a circuit file, a published name, or heads", Circuit),
+    "b": ("a circuit, a circuit file, a published name, or heads", Circuit),
     "start": ("a circuit, a circuit file, a published name, heads, or edge scores", (Circuit, EdgeScores)),
     "scores": ("edge scores, as `discover` gives them", EdgeScores),
 }
+_CIRCUITS = ("circuit", "a", "b", "start")  # parameters that take a circuit
 _ONE = ("method", "metric")  # parameters that take one name
 
 
@@ -85,7 +88,7 @@ def takes_text(
                     given[name] = [_resolved(name, each, given, about) for each in value]
                 elif not (name in untouched and isinstance(value, (*_TEXT, nn.Module, HeadCircuit))):
                     given[name] = _resolved(name, value, given, about)
-            for name in () if spans else {"circuit", "start", "scores"} & set(names):
+            for name in () if spans else {*_CIRCUITS, "scores"} & set(names):
                 _check_everywhere(name, given[name], function.__name__)
             if not reads and isinstance(task := given.get("task"), PairTask):
                 check_read_once(task.positions, function.__name__)
@@ -113,7 +116,7 @@ def _check(name: str, value: object, about: str) -> None:
         return
     what, classes = _WANTED[name]
     heads = (*_TEXT, HeadCircuit, list, tuple, set, frozenset)
-    accepted = {"model": (*_TEXT, nn.Module), "task": _TEXT, "circuit": heads, "start": heads}
+    accepted = {"model": (*_TEXT, nn.Module), "task": _TEXT, **dict.fromkeys(_CIRCUITS, heads)}
     if not isinstance(value, (classes, *accepted.get(name, ()))):
         raise InputError(f"{name} is a {kind}; expected {what}. {about}")
 
@@ -138,7 +141,7 @@ def _resolved(name: str, value: Any, given: Mapping[str, Any], about: str) -> An
         return load_model(value)
     if name == "task" and isinstance(value, _TEXT):
         return named_task(str(value), given["model"])
-    if name in ("circuit", "start") and not isinstance(value, _WANTED[name][1]):
+    if name in _CIRCUITS and not isinstance(value, _WANTED[name][1]):
         graph = given["model"].graph
         found = named_circuit(value, graph) if isinstance(value, _TEXT) else value
         return found if isinstance(found, Circuit) else Circuit.from_heads(graph, found)

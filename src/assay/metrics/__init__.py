@@ -11,6 +11,7 @@ from assay.metrics import (  # noqa: F401 - each registers its metrics
     scrubbing,
     topk,
 )
+from assay.metrics.comparing import compare, difference
 from assay.metrics.curve import FaithfulnessCurve, faithfulness_curve
 from assay.metrics.measuring import measure, measure_runs, measurement_provenance, random_like
 from assay.metrics.metric import METRICS, MetricSpec, find_metric, metric
@@ -20,6 +21,8 @@ __all__ = [
     "METRICS",
     "FaithfulnessCurve",
     "MetricSpec",
+    "compare",
+    "difference",
     "faithfulness_curve",
     "find_metric",
     "measure",

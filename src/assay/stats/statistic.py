@@ -6,7 +6,7 @@ them; `FunctionOfSums` whatever else is a function of sums. Both resample withou
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -273,6 +273,58 @@ def _distance_area(
     usable = np.broadcast_to(np.abs(bottom) >= max(smallest * n, np.finfo(np.float64).tiny), points.shape)
     recovered = np.divide(points - empty, bottom, out=np.full(points.shape, np.nan), where=usable)
     return np.asarray(np.abs(1 - recovered) @ np.array(weights))
+
+
+@SUM_FUNCTIONS.register("difference")
+def _difference(
+    sums: Float[np.ndarray, "*draws n_components"], n: int, *, a: Mapping[str, Any], b: Mapping[str, Any]
+) -> Float[np.ndarray, "*draws"]:
+    """Statistic b of the last components less statistic a of the first."""
+    first, second = statistic_from_dict(a), statistic_from_dict(b)
+    place = len(first.components)
+    return np.asarray(second.of_sums(sums[..., place:], n) - first.of_sums(sums[..., :place], n))
+
+
+Sample = tuple[RatioOfSums | FunctionOfSums, Mapping[str, Float64[np.ndarray, " n"]]]
+
+
+def paired_difference(a: Sample, b: Sample) -> Sample:
+    """Statistic b less statistic a of the same examples, as one statistic.
+
+    Args:
+        a: A statistic and its components, one value per example.
+        b: The same for the other side.
+
+    Returns:
+        The statistic and its components, named `a/NAME` and `b/NAME`. Two ratios of one scale over the same
+        sums are one ratio: (sum of b's numerator - sum of a's) / their denominator. Two means of values in
+        `bounds` differ by the mean of values in +- the width of `bounds`.
+    """
+    (first, values), (second, others) = a, b
+    components = {f"a/{name}": values[name] for name in first.components}
+    components |= {f"b/{name}": others[name] for name in second.components}
+    if isinstance(first, RatioOfSums) and isinstance(second, RatioOfSums):
+        same = replace(first, offset=0.0) == replace(second, offset=0.0) and all(
+            np.array_equal(values[name], others[name], equal_nan=True) for name in first.denominator
+        )
+        if same:
+            width = None if first.bounds is None else first.bounds[1] - first.bounds[0]
+            ratio = RatioOfSums(
+                numerator={f"b/{name}": each for name, each in second.numerator.items()}
+                | {f"a/{name}": -each for name, each in first.numerator.items()},
+                denominator={f"a/{name}": each for name, each in first.denominator.items()},
+                offset=second.offset - first.offset,
+                scale=first.scale,
+                smallest=first.smallest,
+                bounds=None if width is None else (-width, width),
+            )
+            return ratio, {name: components[name] for name in ratio.components}
+    function = FunctionOfSums(
+        function="difference",
+        components=tuple(components),
+        parameters={"a": first.to_dict(), "b": second.to_dict()},
+    )
+    return function, components
 
 
 def statistic_from_dict(record: Mapping[str, Any]) -> RatioOfSums | FunctionOfSums:

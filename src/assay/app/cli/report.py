@@ -75,7 +75,7 @@ def _write(out: Path, pages: "list[Page]") -> None:
 
 
 def _compare(store: "Store", a: str, b: str, settings: ReportSettings) -> None:
-    from assay.report import compare_frame, compare_page
+    from assay.pipeline.compare import compare_frame, compare_page
 
     if settings.roles is not None:
         raise InputError("--roles belongs to a drawn circuit, and a comparison has none; remove it")

@@ -1,0 +1,150 @@
+"""Two stored results beside each other: what both measured, in one table and its page."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from assay.core.errors import InputError
+from assay.core.measurement import Measurement
+from assay.metrics import difference
+from assay.page import text as words
+from assay.page.blocks import Cell, Column, Page, Section, Table
+from assay.report.sweep import ROWS, named_sweep, sweep_rows
+from assay.stats import statistic_from_dict
+from assay.store import Store
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ENDS = ("value", "low", "high")
+COMPONENTS = "components/"  # begins the names of a stored measurement's arrays
+Numbers = Mapping[str, Any]  # a number or None under each of ENDS, and the id of its `result`
+
+
+def compare_frame(store: Store, a: str, b: str) -> "pd.DataFrame":
+    """What two audits, measurements or sweeps both measured.
+
+    Args:
+        store: Where they are.
+        a: Id, or its beginning, or the name of a sweep.
+        b: The other.
+
+    Returns:
+        A row per measure, with the value and the ends of the 95 % interval of each side (`a`, `a_low`,
+        `a_high`, `b`, ...) and of `difference`, the value of B less that of A. The interval of the difference
+        is paired, as by `assay.compare`, and None where the two are not of the same examples. Jobs of two
+        sweeps meet by name.
+
+    Raises:
+        InputError: If the two have no measurement in common.
+        UnknownNameError: For an id or name that the store does not have.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(_rows(store, a, b))
+
+
+def _rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
+    sides = {"a": _measured(store, a), "b": _measured(store, b)}
+    shared = [name for name in sides["a"] if name in sides["b"]]
+    if not shared:
+        raise InputError(
+            f"{a} and {b} have no measurement in common; compare two audits, measurements or sweeps"
+        )
+    rows = []
+    for name in shared:
+        numbers = {side: measured[name] for side, measured in sides.items()}
+        gap = _difference(store, numbers["a"], numbers["b"])
+        row = {"measure": name}
+        for side, values in (*numbers.items(), ("difference", gap)):
+            row |= {side if end == "value" else f"{side}_{end}": values[end] for end in ENDS}
+        rows.append(row)
+    return rows
+
+
+def _measured(store: Store, name: str) -> dict[str, Numbers]:
+    """The numbers of a result by the name of what was measured."""
+    result = named_sweep(store, name) or store.get(name)
+    if result.kind == "sweep":
+        rows = sweep_rows(store, result.payload["jobs"])
+        return {f"{row['job']}: {row['measure']}": row for row in rows if row["value"] is not None}
+    if result.kind == "measurement":
+        return {result.payload["name"]: _numbers(result.payload, result.id)}
+    records = result.payload.get("measurements") or () if result.kind == "audit" else ()
+    return {each["name"]: _numbers(each, each["hash"]) for each in records}
+
+
+def _numbers(record: Mapping[str, Any], identity: str) -> Numbers:
+    interval = record.get("interval") or {}
+    ends = {"low": interval.get("low"), "high": interval.get("high")}
+    return {"value": record.get("value"), **ends, "result": identity}
+
+
+def _difference(store: Store, a: Numbers, b: Numbers) -> Numbers:
+    """The value of B less that of A, with the paired interval where both are of the same examples."""
+    if a["value"] is None or b["value"] is None:
+        return dict.fromkeys(ENDS)
+    gap = {"value": b["value"] - a["value"], "low": None, "high": None}
+    first, second = (_stored(store, each["result"]) for each in (a, b))
+    if first is None or second is None or _examples(first) != _examples(second):
+        return gap
+    paired = difference(first, second)
+    interval = paired.interval().to_dict()
+    return {"value": paired.to_dict()["value"], "low": interval["low"], "high": interval["high"]}
+
+
+def _stored(store: Store, identity: str) -> Measurement | None:
+    """A measurement with the components that the store holds; None where it holds none."""
+    if not store.has(identity):
+        return None
+    result = store.get(identity)
+    arrays = {
+        name.removeprefix(COMPONENTS): result.arrays[name].numpy()
+        for name in result.arrays
+        if name.startswith(COMPONENTS)
+    }
+    if result.kind != "measurement" or not arrays or not result.payload.get("statistic"):
+        return None
+    record = result.payload
+    return Measurement(
+        **{name: record[name] for name in ("id", "name", "value", "n", "n_excluded", "unit", "seed")},
+        components=arrays,
+        statistic=statistic_from_dict(record["statistic"]),
+        provenance=result.provenance,
+    )
+
+
+def _examples(measurement: Measurement) -> tuple[Any, ...]:
+    """What tells whether two measurements are of the same examples, row by row."""
+    task = measurement.provenance["task"]
+    return measurement.name, task["data_hash"], {len(each) for each in measurement.components.values()}
+
+
+def compare_page(store: Store, a: str, b: str) -> Page:
+    """The table of `compare_frame` as a page."""
+    columns = [
+        Column(name="measure", sort=True),
+        *(Column(name=name, numeric=True, sort=True) for name in ("A", "B", f"B {words.MINUS} A")),
+    ]
+    rows = _rows(store, a, b)
+    cut = "" if len(rows) <= ROWS else f"The first {ROWS:,} of {len(rows):,} rows. "
+    table = Table(
+        columns=columns,
+        rows=[
+            [words.cut_text(row["measure"], 200), *(_cell(row, side) for side in ("a", "b", "difference"))]
+            for row in rows[:ROWS]
+        ],
+        caption=f"{cut}Brackets: 95 % intervals over examples, of a difference paired by example; a "
+        "difference of results on different examples has none.",
+    )
+    return Page(
+        kind="comparison",
+        title=f"{words.cut_text(a, 80)} against {words.cut_text(b, 80)}",
+        sections=[Section(title="What both measured", blocks=[table])],
+    )
+
+
+def _cell(row: Mapping[str, Any], side: str) -> Cell:
+    value, low, high = row[side], row[f"{side}_low"], row[f"{side}_high"]
+    shown, between = words.estimate(value, low, high)
+    return Cell(text=shown, below=between, value="" if value is None else value)
