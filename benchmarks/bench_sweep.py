@@ -2,7 +2,7 @@
 
 The jobs are EAP-IG of the embedded model on independent draws of prompts, about a second each: none
 needs another, so two workers could at best be twice as fast as one. Time is counted from the first job that
-begins to the last that ends, by the monotonic clock; bringing workers up, which is done once however many
+ends to the last that ends, by the monotonic clock; bringing workers up, which is done once however many
 jobs there are, is reported apart. Each way runs in a store of its own, all stores must hold the same in the
 end, and the best of several rounds counts, the ways taking turns. Prints one JSON document; `--save` writes
 it to benchmarks/results.
@@ -23,9 +23,7 @@ from typing import Any
 
 import torch
 
-from assay.pipeline import Executor, Job, LocalWorkers, RayWorkers, parse_plan, run_jobs
-from assay.pipeline.expand import expand
-from assay.pipeline.progress import SweepProgress
+from assay.pipeline import Job, Limits, LocalWorkers, RayWorkers, Workers, expand, parse_plan, run_jobs
 from assay.store import Store
 
 
@@ -55,17 +53,16 @@ def jobs_of(count: int, prompts: int, method: str) -> tuple[Job, ...]:
 
 
 class Clock:
-    """When the first job began and the last one ended."""
+    """When the first job ended and the last one."""
 
     def __init__(self) -> None:
         self.first: float | None = None
         self.last = 0.0
 
-    def tell(self, state: SweepProgress) -> None:
-        now = time.monotonic()
-        if state.running and self.first is None:
-            self.first = now
-        self.last = now
+    def tell(self, stage: str, done: int, total: int) -> None:
+        self.last = time.monotonic()
+        if done and self.first is None:
+            self.first = self.last
 
     @property
     def seconds(self) -> float:
@@ -73,10 +70,11 @@ class Clock:
         return self.last - self.first
 
 
-def run(make: Callable[[], Executor], jobs: tuple[Job, ...], folder: Path) -> dict[str, Any]:
+def run(workers: Workers, count: int, jobs: tuple[Job, ...], folder: Path) -> dict[str, Any]:
     clock = Clock()
-    outcome = run_jobs(jobs, folder, executor=make(), progress=clock.tell)
-    assert len(outcome.done) == len(jobs), outcome
+    limits = Limits(workers=count)
+    outcome = run_jobs(jobs, folder, workers=workers, limits=limits, progress=clock.tell)
+    assert len(outcome.names("done")) == len(jobs), outcome
     return {
         "seconds": clock.seconds,
         "start": outcome.seconds - clock.seconds,
@@ -86,17 +84,17 @@ def run(make: Callable[[], Executor], jobs: tuple[Job, ...], folder: Path) -> di
 
 def measure(count: int, prompts: int, method: str, rounds: int, ray: bool) -> dict[str, Any]:
     jobs = jobs_of(count, prompts, method)
-    ways: dict[str, Callable[[], Executor]] = {
-        "one worker": lambda: LocalWorkers(1),
-        "two workers": lambda: LocalWorkers(2),
+    ways: dict[str, tuple[Callable[[], Workers], int]] = {
+        "one worker": (LocalWorkers, 1),
+        "two workers": (LocalWorkers, 2),
     }
     if ray:
-        ways["two workers on Ray"] = lambda: RayWorkers("local", 2)
+        ways["two workers on Ray"] = (lambda: RayWorkers("local"), 2)
     best: dict[str, dict[str, Any]] = {}
     for _ in range(rounds):
-        for name, make in ways.items():
+        for name, (make, n_workers) in ways.items():
             with tempfile.TemporaryDirectory() as folder:
-                found = run(make, jobs, Path(folder))
+                found = run(make(), n_workers, jobs, Path(folder))
             print(f"{name}: {found['seconds']:.1f} s", file=sys.stderr)
             if name not in best or found["seconds"] < best[name]["seconds"]:
                 best[name] = found

@@ -20,9 +20,9 @@ from transformers import (
 from assay import load_model, load_task
 from assay.core.errors import InputError
 from assay.models import prompted
-from assay.pipeline.expand import expand
 from assay.pipeline.jobs import model_of
-from assay.pipeline.plan_file import parse_plan
+from assay.pipeline.plan import parse_plan
+from assay.pipeline.sweep import expand
 from assay.report.save import save_report
 
 

@@ -50,7 +50,7 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "cyclopts": ("app/",),
     "starlette": ("app/",),
     "uvicorn": ("app/",),
-    "psutil": ("pipeline/",),
+    "psutil": (),
     "pandas": ("subsets/frames.py", "subsets/predictions.py"),  # imported where a frame or a file is read
     "sklearn": ("stats/",),
     "networkx": (),
@@ -173,7 +173,7 @@ def test_the_command_line_loads_only_what_help_needs() -> None:
         "assay.app.options",
         "assay.app.monitor.settings",
     )
-    slow = {"torch", "numpy", "scipy", "safetensors", "pydantic", "jaxtyping", "rich"}
+    slow = {"torch", "numpy", "scipy", "safetensors", "jaxtyping", "rich"}
     slow |= HEAVY_HOMES.keys() - {"cyclopts"}
     settings = [
         SOURCE / "app" / name

@@ -91,7 +91,7 @@ def test_every_room_asks_here(groups: Path) -> None:
     from assay.analyses.subsets.permutation import n_workers
     from assay.analyses.subsets.settings import Settings
     from assay.core import untrusted
-    from assay.pipeline.limits import Limits
+    from assay.pipeline.plan import Limits
 
     (groups / "cpu.max").write_text("300000 100000\n")
     (groups / "memory.max").write_text(f"{GIB}\n")

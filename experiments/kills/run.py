@@ -86,17 +86,8 @@ class Sweep:
     """One `assay sweep` in a process group of its own, started again when it is killed."""
 
     def __init__(self, plan: Path, store: str, log: Path) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "assay.app.cli",
-            "sweep",
-            str(plan),
-            "--store",
-            store,
-            "--json",
-            "--quiet",
-        ]
+        options = ["--store", store, "--json", "--quiet"]
+        self._command = [sys.executable, "-m", "assay.app.cli", "sweep", str(plan), *options]
         self._log = log
         self.starts = 0
         self.start()
@@ -176,11 +167,19 @@ def run_round(
     found = Round()
     began = time.monotonic()
     sweeps = [Sweep(plan, store, folder / f"round{number}-{each}.log") for each in range(SWEEPS)]
+
+    def all_over() -> bool:
+        """Whether all sweeps are; one that a restart of the server ended is run again, as users are told."""
+        for sweep in sweeps:
+            if found.restarts_of_the_server and sweep.process.poll():
+                sweep.start()
+        return all(sweep.over for sweep in sweeps)
+
     try:
         # Three of four kills wait until jobs are done again, or most would hit sweeps that only start up.
         anywhere, seen = bool(rng.random() < 0.25), 0
         next_kill = time.monotonic() + rng.uniform(0, longest)
-        while not all(sweep.over for sweep in sweeps):
+        while not all_over():
             if time.monotonic() - began > PATIENCE:
                 raise RuntimeError(f"round {number} did not end in {PATIENCE:.0f} s; logs in {folder}")
             time.sleep(0.02)

@@ -17,10 +17,8 @@ import assay
 from assay.circuits import Circuit
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.models import Model, load_model
-from assay.pipeline.expand import expand
-from assay.pipeline.jobs import model_of
-from assay.pipeline.models import models_run_on
-from assay.pipeline.plan_file import parse_plan
+from assay.pipeline.plan import parse_plan
+from assay.pipeline.sweep import expand
 from assay.tasks import PairTask
 
 
@@ -141,7 +139,5 @@ def test_two_devices_give_the_same(module: nn.Module) -> None:
 def test_the_process_that_deals_jobs_uses_the_device_it_was_given() -> None:
     plan = {"name": "small", "n": 6, "models": ["mini"], "tasks": ["ioi"], "methods": ["eap"], "sizes": [50]}
     before = torch.cuda.memory_allocated(0)
-    with models_run_on("cuda:1"):
-        jobs = expand(parse_plan(plan), device="cuda:0")
-        assert model_of(jobs[0]).device == torch.device("cuda:1")
+    expand(parse_plan(plan), device="cuda:0", here="cuda:1")
     assert torch.cuda.memory_allocated(0) == before

@@ -731,25 +731,20 @@ PLAN: Mapping[str, Any] = {
         "workers": 2,
         "retries": 2,
         "timeout": "10m",
-        "memory": "4 GiB",
         "threads": 1,
         "batch-size": 8,
     },
-    "job": [
-        {"name": "one", "model": "mini", "task": "ioi", "circuit": "circuit.safetensors", "metrics": ["kl"]}
-    ],
 }
 
 
 def _read_plan(path: Path) -> object:
-    from assay.pipeline.plan_file import read_plan
+    from assay.pipeline.plan import read_plan
 
     return repr(read_plan(path))
 
 
 @target("sweep plan", read=_read_plan, only=(".toml",))
 def _(folder: Path) -> Path:
-    _circuit().save(folder / "circuit.safetensors")
     (folder / "plan.toml").write_text(_toml(PLAN))
     return folder / "plan.toml"
 

@@ -11,7 +11,6 @@ from assay.analyses.worst_case.blocks import FolderShelf, PairValues
 from assay.core.errors import AssayError, FileFormatError, InputError
 from assay.discovery.heads.shelf import RECORD
 from assay.discovery.heads.shelf import Shelf as TableShelf
-from assay.pipeline.failures import FailureLog
 from assay.zoo import Zoo
 from assay.zoo.records import _read_record
 
@@ -54,19 +53,6 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         journal.path.write_bytes(b'{"kind": "monitor"}\n' + line + b"\n")
         with pytest.raises(FileFormatError, match="line 2"):
             journal.read()
-
-
-def test_failures_of_a_sweep(tmp_path: Path) -> None:
-    log = FailureLog(tmp_path, "plan")
-    for number in range(3):
-        log.add({"job": number})
-    whole = log.path.read_bytes()
-    for cut in cuts(whole):
-        log.path.write_bytes(cut)
-        ended = cut.count(b"\n")
-        assert [each["job"] for each in log.read()][:ended] == list(range(ended))
-        log.add({"job": 9})
-        assert log.read()[-1]["job"] == 9
 
 
 def test_blocks_of_pairs_are_run_again(tmp_path: Path) -> None:

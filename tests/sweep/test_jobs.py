@@ -1,6 +1,6 @@
 """Jobs: pure functions of their records, marked as done by their last row."""
 
-import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ import torch
 from store_content import content
 
 import assay
-from assay.core.errors import FileFormatError, InputError
+from assay.core.errors import InputError
 from assay.core.record import record_id
-from assay.pipeline.expand import expand
-from assay.pipeline.jobs import JOB_KINDS, Job, run_job, work
-from assay.pipeline.plan_file import parse_plan
+from assay.models.streaming import StreamedWeight
+from assay.pipeline.jobs import Job, model_of, run_job
+from assay.pipeline.plan import Limits, parse_plan
+from assay.pipeline.sweep import expand
 from assay.store import Store
 
 
@@ -27,6 +28,7 @@ BASE: dict[str, Any] = {
     "metrics": ["faithfulness", "kl"],
     "limits": {"batch-size": 8},
 }
+IMAGES = {"models": ["colour-digits"], "tasks": ["colour-digits"], "n": 8, "sizes": [40], "metrics": ["kl"]}
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +36,21 @@ def jobs() -> tuple[Job, ...]:
     return expand(parse_plan({**BASE, "gates": ["bootstrap-stability"]}))
 
 
+def run_all(jobs: tuple[Job, ...], folder: Path) -> Store:
+    store = Store(folder)
+    for job in jobs:
+        run_job(job, store)
+    return store
+
+
 def test_a_plan_becomes_jobs_after_what_they_need(jobs: tuple[Job, ...]) -> None:
     assert [job.kind for job in jobs] == ["discover", "select", "measure", "calibrate"]
     assert jobs[2].needs == (jobs[1].id,)
     assert jobs[2].name == "measure mini ioi eap 80 edges"
-
-
-def test_a_size_beyond_the_graph_is_refused() -> None:
-    with pytest.raises(InputError, match=r"1,520 edges was requested, .* model 'mini' has 1,519"):
+    several = expand(parse_plan({**BASE, "seeds": [0, 1], "metrics": ["kl"]}))
+    assert len({job.id for job in several}) == len(several) == 6
+    assert several[3].name == "discover mini ioi eap seed 1"
+    with pytest.raises(InputError, match=r"sizes has 1,520, but model 'mini' has 1,519 edges"):
         expand(parse_plan({**BASE, "sizes": [80, 1519, 1520]}))
 
 
@@ -51,8 +60,7 @@ def test_the_numbers_are_those_of_the_python_interface(jobs: tuple[Job, ...], tm
     model = assay.load_model("mini")
     draws = assay.pipeline.draw_prompts(model, "ioi", n=16, seed=0)  # type: ignore[attr-defined]
     scores = assay.discover(model, draws.discovery, "eap", batch_size=8)
-    stored = store.get(results["discover"][0])
-    assert torch.equal(stored.arrays["values"], scores.values)
+    assert torch.equal(store.get(results["discover"][0]).arrays["values"], scores.values)
     circuit = scores.top(80).connected()
     assert store.get(results["select"][0]).payload["hash"] == circuit.hash
     for identity, metric in zip(results["measure"], ("faithfulness", "kl"), strict=True):
@@ -62,148 +70,63 @@ def test_the_numbers_are_those_of_the_python_interface(jobs: tuple[Job, ...], tm
 
 
 def test_a_job_is_done_once_its_row_is_there(jobs: tuple[Job, ...], tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert not store.has(jobs[0].id)
-    first = run_job(jobs[0], store)
-    assert store.has(jobs[0].id)
+    store, job = Store(tmp_path), jobs[0]
+    results = run_job(job, store)
+    row = store.get(job.id)
+    assert (row.kind, row.payload) == ("job", {"results": list(results)})
     before = content(store)
-    assert run_job(jobs[0], store) == first
-    assert work(jobs[0], str(tmp_path)) == first
+    assert run_job(job, store) == results
     assert content(store) == before
-    row = store.get(jobs[0].id)
-    assert (row.kind, row.payload) == ("job", {"results": list(first)})
-
-
-def test_the_identity_is_the_record_and_not_the_place(jobs: tuple[Job, ...]) -> None:
-    job = jobs[0]
-    moved = Job(name="other", kind=job.kind, record=job.record, source={"model": "elsewhere"})
+    moved = replace(job, name="other", source={"model": "elsewhere"})
     assert moved.id == job.id == record_id("job", {"job": job.kind, **job.record})
-    changed = Job(name=job.name, kind=job.kind, record={**job.record, "seed": 1}, source=job.source)
-    assert changed.id != job.id
-
-
-def test_jobs_travel_to_other_processes(jobs: tuple[Job, ...]) -> None:
-    for job in jobs:
-        again = pickle.loads(pickle.dumps(job))  # noqa: S301 - what multiprocessing does
-        assert again == job
-        assert again.id == job.id
-
-
-def test_a_job_that_fails_leaves_no_mark(
-    jobs: tuple[Job, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path)
-
-    def fails(job: Job, store: Store) -> tuple[str, ...]:
-        raise FileFormatError("broken")
-
-    monkeypatch.setitem(JOB_KINDS._entries, "discover", fails)
-    with pytest.raises(FileFormatError, match="broken"):
-        run_job(jobs[0], store)
-    assert not store.has(jobs[0].id)
-
-
-def test_other_weights_than_planned_are_refused(jobs: tuple[Job, ...], tmp_path: Path) -> None:
-    job = jobs[0]
-    record = {**job.record, "model": {**job.record["model"], "weight_hash": "0" * 16}}
-    other = Job(name=job.name, kind=job.kind, record=record, source=job.source)
-    with pytest.raises(InputError, match="the model of job 'discover mini ioi eap' changed after"):
-        run_job(other, Store(tmp_path))
-
-
-def test_other_examples_than_planned_are_refused(jobs: tuple[Job, ...], tmp_path: Path) -> None:
-    job = jobs[0]
-    other = Job(name=job.name, kind=job.kind, record=job.record, source={**job.source, "n": 17})
-    with pytest.raises(InputError, match="the discovery of job 'discover mini ioi eap' changed after"):
-        run_job(other, Store(tmp_path))
-
-
-def test_a_circuit_whose_scores_are_gone_says_so(jobs: tuple[Job, ...], tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="does not hold them"):
-        run_job(jobs[1], Store(tmp_path))
+    assert replace(job, record={**job.record, "seed": 1}).id != job.id
 
 
 def test_a_target_finds_the_size(tmp_path: Path) -> None:
-    plan = parse_plan({key: value for key, value in BASE.items() if key != "sizes"} | {"target": 0.5})
-    store = Store(tmp_path)
-    found = [run_job(job, store) for job in expand(plan)]
-    circuit = store.get(found[1][0])
-    assert circuit.kind == "circuit"
+    plan = {key: value for key, value in BASE.items() if key != "sizes"}
+    (circuit,) = run_all(expand(parse_plan({**plan, "target": 0.5})), tmp_path).results("circuit")
     assert circuit.payload["faithfulness"] >= 0.5
     assert 0 < circuit.payload["n_edges"] <= circuit.payload["size"]
 
 
 def test_learned_objectives_do_not_leak_into_measurements(tmp_path: Path) -> None:
-    plan = parse_plan({**BASE, "methods": ["acdc"], "n": 8})
-    discover, select, measure = expand(plan)
-    assert discover.record["objective"] == "kl"  # the method's own
-    assert measure.record["objective"] == "logit_diff"  # the task's own
-    store = Store(tmp_path)
-    for job in (discover, select, measure):
-        run_job(job, store)
-    assert store.count("measurement") == 2
-
-
-def test_a_circuit_from_a_file_is_measured(tmp_path: Path) -> None:
-    model = assay.load_model("mini")
-    task = assay.load_task("ioi", model, n=8)
-    circuit = assay.discover(model, task, "eap").top(50).connected()
-    circuit.save(tmp_path / "ioi.safetensors")
-    single = {"name": "mine", "model": "mini", "task": "ioi", "circuit": "ioi.safetensors", "metrics": ["kl"]}
-    plan = parse_plan({"name": "files", "n": 8, "job": [single]}, folder=tmp_path)
-    read, measure = expand(plan)
-    store = Store(tmp_path / "store")
-    run_job(read, store)
-    (identity,) = run_job(measure, store)
-    assert store.get(identity).payload["name"] == "kl"
-    assert store.get(identity).provenance["circuit"] == circuit.hash
-    assay.discover(model, task, "eap").top(90).connected().save(tmp_path / "ioi.safetensors")
-    with pytest.raises(InputError, match="the circuit of job 'read mini ioi mine' changed after"):
-        run_job(read, Store(tmp_path / "other"))
-
-
-def test_images_are_swept_too(tmp_path: Path) -> None:
-    plan = parse_plan(
-        {
-            **BASE,
-            "models": ["colour-digits"],
-            "tasks": ["colour-digits"],
-            "n": 8,
-            "sizes": [40],
-            "metrics": ["faithfulness"],
-        }
-    )
-    jobs = expand(plan)
-    store = Store(tmp_path)
-    for job in jobs:
-        run_job(job, store)
-    (measured,) = store.results("measurement")
-    assert measured.payload["n"] == 8
-    with pytest.raises(InputError, match="gates are defined on prompts, but task 'colour-digits' has images"):
-        expand(plan.model_copy(update={"gates": ("bootstrap-stability",)}))
+    jobs = expand(parse_plan({**BASE, "methods": ["acdc"], "n": 8}))
+    assert jobs[0].record["objective"] == "kl"  # the method's own
+    assert jobs[2].record["objective"] == "logit_diff"  # the task's own
+    assert run_all(jobs, tmp_path).count("measurement") == 2
 
 
 @pytest.mark.parametrize(("ablation", "protocol"), [("resample", "file"), ("zero", "inputs")])
-def test_images_are_attacked_under_the_ablation_of_the_plan(
+def test_images_are_measured_and_attacked_under_the_ablation_of_the_plan(
     ablation: str, protocol: str, tmp_path: Path
 ) -> None:
-    options = {"models": ["colour-digits"], "tasks": ["colour-digits"], "n": 8, "sizes": [40]}
-    plan = parse_plan({**BASE, **options, "ablation": ablation, "attack": {}})
-    store = Store(tmp_path)
-    for job in expand(plan):
-        run_job(job, store)
-    (worst,) = store.results("worst_case")
+    plan = parse_plan({**BASE, **IMAGES, "ablation": ablation, "attack": {}})
+    store = run_all(expand(plan), tmp_path)
+    (measured,), (worst,) = store.results("measurement"), store.results("worst_case")
+    assert measured.payload["n"] == worst.payload["n_pairs"] == 8
     assert (worst.payload["protocol"], worst.payload["ablation"]) == (protocol, ablation)
-    assert worst.payload["n_pairs"] == 8
+    with pytest.raises(InputError, match="gates need prompts, but task 'colour-digits' has images"):
+        expand(replace(plan, gates=("bootstrap-stability",)))
+
+
+def test_an_attack_that_the_ablation_has_no_use_for_is_refused() -> None:
     with pytest.raises(InputError, match="use protocol 'inputs' instead of 'all'"):
         expand(parse_plan({**BASE, "ablation": "zero", "attack": {"protocol": "all"}}))
 
 
-def test_seeds_make_the_product_again_and_equal_jobs_once() -> None:
-    jobs = expand(parse_plan({**BASE, "seeds": [0, 1], "metrics": ["kl"]}))
-    assert len(jobs) == 6
-    assert len({job.id for job in jobs}) == 6
-    assert {job.name for job in jobs if job.kind == "discover"} == {
-        "discover mini ioi eap seed 0",
-        "discover mini ioi eap seed 1",
-    }
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
+def test_jobs_of_a_device_that_only_workers_have_are_expanded_here() -> None:
+    plan = parse_plan({**BASE, "n": 6})
+    with pytest.raises(InputError, match="device 'cuda:0' does not exist"):
+        expand(plan, device="cuda:0")
+    jobs = expand(plan, device="cuda:0", here="cpu")
+    assert {job.source["device"] for job in jobs} == {"cuda:0"}
+    assert [job.id for job in jobs] == [job.id for job in expand(plan, device="cpu")]
+
+
+def test_a_device_map_places_every_model_and_is_no_part_of_a_job() -> None:
+    plan = parse_plan({**BASE, "n": 6})
+    jobs = expand(replace(plan, limits=Limits(device_map="stream", batch_size=8)))
+    assert [job.id for job in jobs] == [job.id for job in expand(plan)]
+    assert isinstance(next(model_of(jobs[0]).module.parameters()), StreamedWeight)
+    assert Limits(device_map="auto").n_workers == 1

@@ -133,7 +133,7 @@ def _header(cls: type[Record]) -> dict[str, Any]:
     return {name: value for name, value in header.items() if value} | dict(cls.record_header)
 
 
-def _problem(error: BaseException, expected: type | None) -> str:
+def _problem(error: BaseException, expected: Any) -> str:
     """One line about a value that does not fit."""
     if isinstance(error, KeyError):
         return "required field missing"
@@ -143,7 +143,8 @@ def _problem(error: BaseException, expected: type | None) -> str:
     from cattrs.v import format_exception
 
     if isinstance(error, ForbiddenExtraKeysError):
-        names = [field.metadata.get("key", field.name) for field in dataclasses.fields(error.cl)]
+        shown = (field for field in dataclasses.fields(error.cl) if field.metadata.get("record") != "hidden")
+        names = [field.metadata.get("key", field.name) for field in shown]
         return "; ".join(str(unknown_name("field", name, names)) for name in sorted(error.extra_fields))
 
     return format_exception(error, expected)

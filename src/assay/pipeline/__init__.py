@@ -11,20 +11,16 @@ if TYPE_CHECKING:
     from assay.pipeline.audit_result import Audit, load_audit
     from assay.pipeline.auditing import AuditOptions, audit
     from assay.pipeline.checks import check_options, check_writable
-    from assay.pipeline.cluster import RayWorkers
     from assay.pipeline.discovery import discover_stored
     from assay.pipeline.gates import StoredCalibration, calibrate_stored, usual_prompts
     from assay.pipeline.jobs import Job
-    from assay.pipeline.limits import Limits
-    from assay.pipeline.local import LocalWorkers
-    from assay.pipeline.plan import Plan
-    from assay.pipeline.plan_file import parse_plan, read_plan
-    from assay.pipeline.progress import SweepProgress
+    from assay.pipeline.plan import Limits, Plan, parse_plan, read_plan
     from assay.pipeline.prompts import DrawnPrompts, draw_prompts, prompts_to_measure
     from assay.pipeline.runs import measure_stored
-    from assay.pipeline.schedule import Executor, SweepOutcome, run_jobs
     from assay.pipeline.sizing import find_circuit, runs_of
     from assay.pipeline.stage import Progress, Stage
+    from assay.pipeline.sweep import SweepOutcome, expand, run_jobs
+    from assay.pipeline.workers import LocalWorkers, RayWorkers, Workers
     from assay.pipeline.worst import (
         DEFAULT_PAIRS,
         DEFAULT_SIDE,
@@ -40,20 +36,16 @@ _HOMES = {
     "assay.pipeline.audit_result": "Audit load_audit",
     "assay.pipeline.auditing": "AuditOptions audit",
     "assay.pipeline.checks": "check_options check_writable",
-    "assay.pipeline.cluster": "RayWorkers",
     "assay.pipeline.discovery": "discover_stored",
     "assay.pipeline.gates": "StoredCalibration calibrate_stored usual_prompts",
     "assay.pipeline.jobs": "Job",
-    "assay.pipeline.limits": "Limits",
-    "assay.pipeline.local": "LocalWorkers",
-    "assay.pipeline.plan": "Plan",
-    "assay.pipeline.plan_file": "parse_plan read_plan",
-    "assay.pipeline.progress": "SweepProgress",
+    "assay.pipeline.plan": "Limits Plan parse_plan read_plan",
     "assay.pipeline.prompts": "DrawnPrompts draw_prompts prompts_to_measure",
     "assay.pipeline.runs": "measure_stored",
-    "assay.pipeline.schedule": "Executor SweepOutcome run_jobs",
     "assay.pipeline.sizing": "find_circuit runs_of",
     "assay.pipeline.stage": "Progress Stage",
+    "assay.pipeline.sweep": "SweepOutcome expand run_jobs",
+    "assay.pipeline.workers": "LocalWorkers RayWorkers Workers",
     "assay.pipeline.worst": "DEFAULT_PAIRS DEFAULT_SIDE PairCounts StoredWorstCase sizes "
     "with_findings worst_case_stored",
     "assay.tasks.load": "DEFAULT_N",
@@ -67,7 +59,6 @@ __all__ = [
     "Audit",
     "AuditOptions",
     "DrawnPrompts",
-    "Executor",
     "Job",
     "Limits",
     "LocalWorkers",
@@ -79,13 +70,14 @@ __all__ = [
     "StoredCalibration",
     "StoredWorstCase",
     "SweepOutcome",
-    "SweepProgress",
+    "Workers",
     "audit",
     "calibrate_stored",
     "check_options",
     "check_writable",
     "discover_stored",
     "draw_prompts",
+    "expand",
     "find_circuit",
     "load_audit",
     "measure_stored",

@@ -2,7 +2,7 @@
 
 A job's record holds all that its results are a function of: library version, weights, examples, settings
 and the identities of what it builds on. The hash of kind and record is the job's id. What it needs to find
-its inputs again (paths, names) is kept beside the record and does not count. The last thing a job writes is a
+its inputs again (paths, names) is kept beside the record and does not count. The last result of a job is a
 row of kind `job` under its id, so a job is done if and only if the store holds that row, and doing it twice
 changes nothing.
 """
@@ -12,23 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.circuits import Circuit, EdgeScores, load_circuit
-from assay.core.errors import FileFormatError, InputError
+from assay.circuits import Circuit, EdgeScores
 from assay.core.record import library_version, record_id
-from assay.core.registry import Registry
-from assay.discovery.edges import EdgeMethod, get_method
-from assay.discovery.edges.method import Choices
+from assay.discovery.edges import get_method
 from assay.execution.batches import assumed_memory
-from assay.models import Model, load_model
+from assay.models import Model, load_model, prompted
+from assay.models.placing import number_type
 from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.discovery import discovery_stage
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.inputs import draw_inputs
-from assay.pipeline.models import model_at
 from assay.pipeline.prompts import Division
 from assay.pipeline.runs import RunSettings, measurement_stage
 from assay.pipeline.sizing import size_circuit
-from assay.pipeline.stage import Content, Stage, document_stage
+from assay.pipeline.stage import Stage
 from assay.pipeline.worst import PairCounts, pairs_of, worst_case_stage
 from assay.store import About, Store
 from assay.tasks import PairTask, Task
@@ -36,9 +33,7 @@ from assay.tasks import PairTask, Task
 
 # Bytes that every job counts on, whatever is free: passes of another size round otherwise.
 JOB_MEMORY = 2**32
-
-JobKind = Callable[["Job", Store], tuple[str, ...]]
-JOB_KINDS: Registry[JobKind] = Registry("job kind")
+_PLACE = ("model", "device", "dtype", "device_map", "bos")  # of a job's source: what `model_at` reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +42,7 @@ class Job:
 
     Attributes:
         name: For people, unique within a plan: `"measure mini ioi eap 200"`.
-        kind: Key in `JOB_KINDS`.
+        kind: Key in `KINDS`.
         record: What its results are a function of, plain JSON.
         source: Where its inputs are found: model, task, files. Not part of its identity.
         needs: Ids of jobs that must be done before.
@@ -71,28 +66,18 @@ class Job:
 
 
 def run_job(job: Job, store: Store) -> tuple[str, ...]:
-    """Do a job, unless it is done; its results are in the store when this returns.
+    """Do a job: put its results into a store, unless they are there, and its own row last.
 
     Returns:
         Ids of its results.
 
     Raises:
-        InputError: If model or examples are not those of the record any more.
         AssayError: Whatever the work raises; nothing of the job is then marked as done.
     """
-
-    def compute() -> Content:
-        with assumed_memory(JOB_MEMORY):
-            results = JOB_KINDS[job.kind](job, store)
-        return Content(payload={"results": list(results)}, about=_about(job))
-
-    return tuple(document_stage("job", job.provenance, compute).run(store).value.payload["results"])
-
-
-def _about(job: Job) -> About:
-    """What the row of a job is found by."""
+    with assumed_memory(JOB_MEMORY):
+        results = KINDS[job.kind](job, store)
     record = job.record
-    return About(
+    about = About(
         model=record.get("model", {}).get("id"),
         task=record.get("measured", record.get("discovery", {})).get("name"),
         method=record.get("method", {}).get("key"),
@@ -100,24 +85,23 @@ def _about(job: Job) -> About:
         name=job.name,
         ablation=record.get("ablation"),
     )
-
-
-def work(job: Job, location: str) -> tuple[str, ...]:
-    """`run_job` on the store at a location: what worker processes call."""
-    return run_job(job, Store(location))
-
-
-def warm_up() -> None:
-    """Load what a job's first model brings with it, seconds of imports, before a worker says it is ready."""
-    load_model("mini", device=None)
+    store.put("job", job.provenance, {"results": list(results)}, about=about)
+    return results
 
 
 # ---- inputs, kept for the next job of the same worker --------------------------------------------
 
 
+def model_at(place: Mapping[str, Any]) -> Model:
+    """A model by the entries of a job's source: `model`, `device`, `dtype`, `device_map` and `bos`."""
+    placed = {key: place[key] for key in ("device", "device_map")}
+    model = load_model(place["model"], dtype=number_type(place["dtype"]), **placed)
+    return model if place["bos"] is None else prompted(model, bos=place["bos"])
+
+
 @functools.lru_cache(maxsize=1)
-def _model(source: str, *how: Any) -> Model:
-    return model_at(source, *how)
+def _model(*place: Any) -> Model:
+    return model_at(dict(zip(_PLACE, place, strict=True)))
 
 
 @functools.lru_cache(maxsize=4)
@@ -125,89 +109,35 @@ def _inputs(place: tuple[Any, ...], task: str, n: int | None, seed: int) -> Divi
     return draw_inputs(_model(*place), task, n=n, seed=seed)
 
 
-def _place(job: Job) -> tuple[Any, ...]:
-    """Where a job's model comes from, where it and its parts run, in which numbers, how its prompts begin."""
-    return job.source["model"], *map(job.source.get, ("device", "dtype", "device_map", "bos"))
-
-
 def model_of(job: Job) -> Model:
-    """The job's model.
-
-    Raises:
-        InputError: If it is not the one of the record.
-    """
-    model = _model(*_place(job))
-    _check(job, "model", model.describe())
-    return model
+    """The job's model."""
+    return _model(*map(job.source.get, _PLACE))
 
 
 def inputs_of(job: Job) -> Division:
-    """The job's examples.
-
-    Raises:
-        InputError: If they are not those of the record.
-    """
-    inputs = _inputs(_place(job), job.source["task"], job.source["n"], job.record["seed"])
-    for name in ("discovery", "measured"):
-        if name in job.record:
-            _check(job, name, getattr(inputs, name).describe())
-    return inputs
-
-
-def _check(job: Job, what: str, found: Any) -> None:
-    if found != job.record[what]:
-        raise InputError(
-            f"the {what} of job {job.name!r} changed after the plan was read: it was {job.record[what]}, "
-            f"now it is {found}; start the sweep again"
-        )
-
-
-# ---- discovery ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Scoring:
-    """How a job of discovery, or one that builds on it, scores edges.
-
-    Attributes:
-        record: The job's.
-        model: Its model.
-        task: The examples of discovery.
-    """
-
-    record: Mapping[str, Any]
-    model: Model
-    task: Task
-
-    @classmethod
-    def of(cls, job: Job) -> "Scoring":
-        """That of a job."""
-        return cls(record=job.record, model=model_of(job), task=inputs_of(job).discovery)
-
-    @property
-    def stage(self) -> Stage[EdgeScores]:
-        """The scores as one result."""
-        method, settings = self._chosen
-        return discovery_stage(self.model, self.task, method, settings, batch_size=self.record["batch_size"])
-
-    @property
-    def _chosen(self) -> tuple[EdgeMethod, Choices]:
-        how = self.record["method"]
-        method = get_method(how["key"], **how["options"])
-        chosen = {key: self.record[key] for key in ("objective", "ablation", "seed")}
-        chosen |= {key: how[key] for key in ("steps", "quadrature")}
-        return method, method.choices(self.task, **chosen)
-
-
-@JOB_KINDS.register("discover")
-def _discover(job: Job, store: Store) -> tuple[str, ...]:
-    """Scores of all edges."""
-    stage = Scoring.of(job).stage
-    stage.run(store)
-    return (stage.id,)
+    """The job's examples."""
+    place = tuple(map(job.source.get, _PLACE))
+    return _inputs(place, job.source["task"], job.source["n"], job.record["seed"])
 
 
 # ---- circuits -----------------------------------------------------------------------------------
+
+
+def scores_stage(record: Mapping[str, Any], model: Model, task: Task) -> Stage[EdgeScores]:
+    """The scores of all edges that a job's record describes, as one result."""
+    how = record["method"]
+    method = get_method(how["key"], **how["options"])
+    settings = {key: record[key] for key in ("objective", "ablation", "seed")}
+    settings |= {key: how[key] for key in ("steps", "quadrature")}
+    choices = method.choices(task, **settings)
+    return discovery_stage(model, task, method, choices, batch_size=record["batch_size"])
+
+
+def _discover(job: Job, store: Store) -> tuple[str, ...]:
+    """Scores of all edges."""
+    stage = scores_stage(job.record, model_of(job), inputs_of(job).discovery)
+    stage.run(store)
+    return (stage.id,)
 
 
 def circuit_record(job_record: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,61 +158,33 @@ def circuit_record(job_record: Mapping[str, Any], scores: Mapping[str, Any]) -> 
     return record
 
 
-@JOB_KINDS.register("select")
 def _select(job: Job, store: Store) -> tuple[str, ...]:
     """The connected circuit of the strongest edges: so many, or as few as meet a target."""
-    scoring = Scoring.of(job)
-    scores = scoring.stage.stored(store)
-    if scores is None:
-        raise FileFormatError(
-            f"the store lists the scores of {job.name!r} as done, but does not hold them; run "
-            "`store.verify()`, then start the sweep with another store"
-        )
-    record = circuit_record(job.record, scoring.stage.record)
+    stage = scores_stage(job.record, model_of(job), inputs_of(job).discovery)
     chosen = {key: job.record[key] for key in ("size", "target") if key in job.record}
-    sized = size_circuit(scores, inputs_of(job), settings_of(job), **chosen)
-    told = ("size", "faithfulness", "confirmed") if "target" in chosen else ("size",)
-    return (keep_circuit(store, record, sized.circuit, {key: getattr(sized, key) for key in told}),)
-
-
-@JOB_KINDS.register("circuit-file")
-def _circuit_file(job: Job, store: Store) -> tuple[str, ...]:
-    """A circuit out of a file."""
-    model = model_of(job)
-    circuit = load_circuit(job.source["circuit"], model.graph)
-    _check(job, "circuit", {"hash": circuit.hash})
-    return (keep_circuit(store, file_record(job.record), circuit, {}),)
-
-
-def file_record(job_record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a circuit out of a file is a function of."""
-    return {"model": job_record["model"], "circuit": job_record["circuit"]["hash"]}
+    sized = size_circuit(stage.run(store).value, inputs_of(job), settings_of(job), **chosen)
+    facts = ("size", "faithfulness", "confirmed") if "target" in chosen else ("size",)
+    record = circuit_record(job.record, stage.record)
+    return (keep_circuit(store, record, sized.circuit, {key: getattr(sized, key) for key in facts}),)
 
 
 # ---- what is asked of a circuit -----------------------------------------------------------------
 
 
-def circuit_of(job: Job, store: Store) -> Circuit:
-    """The stored circuit that a job is about."""
+def _circuit_of(job: Job, store: Store) -> Circuit:
     return stored_circuit(store.get(job.record["circuit"]), model_of(job).graph)
 
 
 def settings_of(job: Job) -> RunSettings:
     """How a job runs circuits."""
     record = job.record
-    return RunSettings(
-        model=model_of(job),
-        objective=record.get("judged_by", record["objective"]),
-        ablation=record["ablation"],
-        batch_size=record["batch_size"],
-        seed=record["seed"],
-    )
+    how = {key: record[key] for key in ("ablation", "batch_size", "seed")}
+    return RunSettings(model=model_of(job), objective=record.get("judged_by", record["objective"]), **how)
 
 
-@JOB_KINDS.register("measure")
 def _measure(job: Job, store: Store) -> tuple[str, ...]:
     """Metrics of a circuit, which share its runs."""
-    runs = settings_of(job).on(inputs_of(job).measured, circuit_of(job, store))
+    runs = settings_of(job).on(inputs_of(job).measured, _circuit_of(job, store))
     n_random = job.record["n_random"]
     stages = [measurement_stage(runs, metric, random_circuits=n_random) for metric in job.record["metrics"]]
     for stage in stages:
@@ -290,35 +192,31 @@ def _measure(job: Job, store: Store) -> tuple[str, ...]:
     return tuple(stage.id for stage in stages)
 
 
-@JOB_KINDS.register("calibrate")
 def _calibrate(job: Job, store: Store) -> tuple[str, ...]:
     """Gates on a circuit."""
-    found = calibrate_measured(
-        circuit_of(job, store),
-        _prompts(job),
-        settings_of(job),
-        gates=job.record["gates"],
-        seed=job.record["seed"],
-        store=store,
-    )
-    return (str(found.document["id"]),)
+    measured, gates, seed = inputs_of(job).measured, job.record["gates"], job.record["seed"]
+    assert isinstance(measured, PairTask)  # `expand` refuses others
+    circuit, settings = _circuit_of(job, store), settings_of(job)
+    calibration = calibrate_measured(circuit, measured, settings, gates=gates, seed=seed, store=store)
+    return (str(calibration.document["id"]),)
 
 
-@JOB_KINDS.register("attack")
 def _attack(job: Job, store: Store) -> tuple[str, ...]:
     """The worst case of a circuit over pairs."""
-    attack = job.record["attack"]
+    attack, model = job.record["attack"], model_of(job)
     size = PairCounts(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"])
-    model = model_of(job)
     task = model.bind(inputs_of(job).measured)
     how = {"ablation": job.record["ablation"], "seed": job.record["seed"]}
     sample = pairs_of(task, attack["protocol"], size, **how)
-    stage = worst_case_stage(circuit_of(job, store), model, sample)
+    stage = worst_case_stage(_circuit_of(job, store), model, sample)
     stage.run(store)
     return (stage.id,)
 
 
-def _prompts(job: Job) -> PairTask:
-    measured = inputs_of(job).measured
-    assert isinstance(measured, PairTask)  # `expand` refuses others
-    return measured
+KINDS: dict[str, Callable[[Job, Store], tuple[str, ...]]] = {
+    "discover": _discover,
+    "select": _select,
+    "measure": _measure,
+    "calibrate": _calibrate,
+    "attack": _attack,
+}

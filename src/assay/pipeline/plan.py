@@ -1,180 +1,83 @@
-"""Plans of sweeps: TOML files of models, tasks, methods and metrics, checked before any model is loaded.
+"""Plans of sweeps: TOML files of models, tasks, methods and metrics, checked before any model is loaded."""
 
-A plan is data: each field looks up the names it holds, which become registered keys. `plan_file.py` reads a
-plan; that runs nothing and opens no file but the plan itself.
-"""
-
-import dataclasses
+import math
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from typing import Any, TypeVar, get_args
 
 from assay.analyses.calibration import find_gate
-from assay.analyses.worst_case import PROTOCOLS
 from assay.circuits.given import IMAGES
-from assay.core.errors import InputError, UnknownNameError, check_name, near_matches, unknown_name
-from assay.core.record import plain
-from assay.core.untrusted import printable
+from assay.core.errors import FileFormatError, InputError, check_least, check_name
+from assay.core.machine import usable_cores
+from assay.core.record import BRIEF, HIDDEN, Record
+from assay.core.untrusted import parse_toml, printable, read_object
 from assay.discovery.edges import get_method
 from assay.discovery.edges.quadrature import Rule
 from assay.metrics import find_metric
 from assay.models.loading import EMBEDDED
-from assay.models.planted import planted_names
+from assay.models.placing import SPREADING
 from assay.pipeline.checks import check_options
-from assay.pipeline.limits import Limits
-from assay.pipeline.order import in_order
-from assay.pipeline.worst import sizes
-from assay.tasks import TASKS, digits_source, is_task_file
+from assay.tasks import TASKS
 from assay.tasks.load import DEFAULT_N
 
 
 SCHEMA = "assay-plan/1"
-PLANTED = "planted"  # begins a model that is planted, and names its own examples
+PLANTED = "planted"  # a task: the examples of planted models
 DEFAULT_TARGET = 0.9
+DEVICE_MAPS = ("auto", "balanced", "sequential", "stream")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LISTS = ("seeds", "models", "tasks", "methods", "sizes", "metrics", "gates")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 T = TypeVar("T")
 
 
-def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    """The values, unless one is listed twice."""
-    for value in values:
-        if values.count(value) > 1:
-            shown = value.label if isinstance(value, MethodChoice) else value
-            raise ValueError(f"{shown!r} is listed twice; list it once")
-    return values
+@dataclass(frozen=True, kw_only=True)
+class Limits(Record):
+    """What a sweep may use.
 
-
-def _plan_name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise ValueError(
-            f"{printable(value, lines=False)[:80]!r} is not a valid file name on every system; use up to 64 "
-            "letters, digits, '.', '_' and '-', the first a letter or digit"
-        )
-    return value
-
-
-def _text(value: str) -> str:
-    if not value.strip() or printable(value, lines=False) != value:
-        raise ValueError(f"expected a name, got {value!r}")
-    return value
-
-
-def _steps(value: Any) -> int | str:
-    if value == "auto" or (type(value) is int and value >= 1):
-        return cast(int | str, value)
-    raise ValueError(f"expected a count of at least 1, or 'auto', got {value!r:.60}")
-
-
-# ---- names --------------------------------------------------------------------------------------
-
-
-def _folder(info: Any) -> Path:
-    """Where relative paths start, from pydantic’s `ValidationInfo`."""
-    return Path((info.context or {}).get("folder", ""))
-
-
-def _keys(find: Callable[[str], Any]) -> AfterValidator:
-    """Names become the keys of what they find, each once."""
-    return AfterValidator(lambda names: distinct(tuple(find(name).key for name in names)))
-
-
-def _known(kind: str, names: Sequence[str]) -> Callable[[str], str]:
-    def check(name: str) -> str:
-        check_name(kind, name, names)
-        return name
-
-    return check
-
-
-def _option(kind: str) -> AfterValidator:
-    """An ablation or an objective by its name."""
-
-    def checked(name: str) -> str:
-        check_options(**cast(Any, {kind: name}))
-        return name
-
-    return AfterValidator(checked)
-
-
-def _task(name: str, models: Sequence[str], folder: Path) -> str:
-    """A registered key, or a file or source of images as it is named."""
-    own = name == PLANTED and all(model.startswith(f"{PLANTED}:") for model in models)
-    if name.startswith(IMAGES) or digits_source(name) is not None or own:
-        return name
-    if is_task_file(name):
-        return _file(name, folder)
-    check_options(task=name)
-    return name if name in TASKS else name.replace("_", "-")
-
-
-def _file(name: str, folder: Path) -> str:
-    """Refuse what is not a file; a name that no file can have is none."""
-    try:
-        exists = (folder / name).is_file()
-    except OSError:  # too long for the file system
-        exists = False
-    if not exists:
-        raise InputError(f"{folder / name} does not exist")
-    return name
-
-
-def _model(name: str, folder: Path) -> str:
-    """Refuse a name that no model can have: an unknown planted one, a slip of an embedded one.
-
-    Hub ids cannot be told from slips without asking the hub; those with an owner, and directories, pass.
+    Attributes:
+        workers: Jobs at a time; None: as many as there are cores for `threads` each.
+        retries: Further attempts of a job that failed by other than its input, died or ran out of time.
+        timeout: Seconds that one attempt may take; a plan may say `"45s"`, `"10m"`, `"2h"`. None: no limit.
+        threads: Threads of each worker.
+        device_map: Where the parts of each model go, as `--device-map` says; None: all to one device.
+        batch_size: Examples per pass of every job. Fixed by the plan and not by free memory, so that the
+            bytes of a result do not depend on who computed it.
     """
-    known = [*EMBEDDED, *(f"planted:{each}" for each in planted_names())]
-    if name in known or name.startswith("timm:") or (folder / name).is_dir():
-        return name
-    near = near_matches(name, known, limit=1)
-    if name.startswith("planted:"):
-        raise unknown_name("model", name, known)
-    if "/" not in name and near and _alike(name, near[0]):
-        raise UnknownNameError(
-            f"unknown model {name!r}; did you mean {near[0]!r}? (write a hub id of that name with its owner)"
-        )
-    return name
+
+    workers: int | None = None
+    retries: int = 2
+    timeout: float | None = None
+    threads: int = 1
+    device_map: str | None = None
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        workers = {} if self.workers is None else {"workers": self.workers}
+        check_least(1, threads=self.threads, batch_size=self.batch_size, **workers)
+        check_least(0, retries=self.retries)
+        if self.timeout is not None and not self.timeout > 0:
+            raise InputError(f"timeout is {self.timeout}; expected more than 0 seconds")
+        if self.device_map is not None:
+            check_name("device map", self.device_map, DEVICE_MAPS)
+
+    @property
+    def n_workers(self) -> int:
+        """Workers on this machine: as asked for, else one for every `threads` cores that may be used.
+
+        One where a model is spread over all devices.
+        """
+        if self.workers is not None:
+            return self.workers
+        return 1 if self.device_map in SPREADING else max(1, usable_cores() // self.threads)
 
 
-def _alike(name: str, known: str) -> bool:
-    """Whether a name is a slip of a known one: as long, but for one letter, and mostly the same letters."""
-    common = sum(min(name.count(letter), known.count(letter)) for letter in set(name))
-    return abs(len(name) - len(known)) <= 1 and common >= len(known) - 1
-
-
-def _canonical(choice: "MethodChoice") -> "MethodChoice":
-    """The choice with its registered key; steps and quadrature must change its numbers."""
-    method = get_method(choice.method, **choice.options)
-    _known("quadrature", get_args(Rule))(choice.quadrature)
-    without_use = [name for name in ("steps", "quadrature") if name in choice.model_fields_set]
-    if without_use and not method.uses_steps():
-        options = [each.name for each in dataclasses.fields(method)]
-        takes = f"its options are {', '.join(options)}" if options else "it has no options"
-        raise InputError(
-            f"method {method.key!r} does not use {' and '.join(without_use)}, remove it; {takes}"
-        )
-    return choice.model_copy(update={"method": method.key})
-
-
-Name = Annotated[str, AfterValidator(_plan_name)]
-Text = Annotated[str, AfterValidator(_text)]
-Count = Annotated[int, Field(ge=1)]
-Texts = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(distinct)]
-Metrics = Annotated[Texts, _keys(find_metric)]
-
-
-# ---- sections -----------------------------------------------------------------------------------
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class MethodChoice(_Section):
+@dataclass(frozen=True, kw_only=True)
+class MethodChoice(Record):
     """A discovery method with how it is to be run.
 
     Attributes:
@@ -184,22 +87,21 @@ class MethodChoice(_Section):
         options: Options of the method itself, e.g. `{"updates": 300}`.
     """
 
-    method: Text
-    steps: Annotated[Any, AfterValidator(_steps)] = 5
-    quadrature: Text = "midpoint"
-    options: dict[str, Any] = {}
+    method: str
+    steps: int | str = 5
+    quadrature: str = "midpoint"
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """The method with what is not the default, e.g. `ugs updates=300`."""
-        given: dict[str, Any] = {} if self.steps == 5 else {"steps": self.steps}
-        given |= {} if self.quadrature == "midpoint" else {"quadrature": self.quadrature}
-        return " ".join(
-            [self.method, *(f"{key}={value}" for key, value in {**given, **self.options}.items())]
-        )
+        changes: dict[str, Any] = {} if self.steps == 5 else {"steps": self.steps}
+        changes |= {} if self.quadrature == "midpoint" else {"quadrature": self.quadrature}
+        return " ".join([self.method, *(f"{key}={value}" for key, value in (changes | self.options).items())])
 
 
-class AttackChoice(_Section):
+@dataclass(frozen=True, kw_only=True)
+class AttackChoice(Record):
     """Worst-case pairs of every circuit of the product.
 
     Attributes:
@@ -208,46 +110,14 @@ class AttackChoice(_Section):
         n_pairs: Pairs of the other protocols; None: as `assay attack` takes.
     """
 
-    protocol: (
-        # The pairs of a file are what a file has anyway, and a plan may name other tasks beside it.
-        Annotated[Text, AfterValidator(_known("protocol", [name for name in PROTOCOLS if name != "file"]))]
-        | None
-    ) = None
-    n_clean: Count | None = None
-    n_corrupted: Count | None = None
-    n_pairs: Count | None = None
-
-    @model_validator(mode="after")
-    def _counts(self) -> "AttackChoice":
-        sizes(
-            self.protocol or "all", n_clean=self.n_clean, n_corrupted=self.n_corrupted, n_pairs=self.n_pairs
-        )
-        return self
+    protocol: str | None = None
+    n_clean: int | None = None
+    n_corrupted: int | None = None
+    n_pairs: int | None = None
 
 
-class SingleJob(_Section):
-    """A circuit from a file, measured beside the product.
-
-    Attributes:
-        name: For people and for `needs`.
-        model: As in `models`.
-        task: As in `tasks`.
-        circuit: File of the circuit; relative to the plan.
-        metrics: What to measure.
-        needs: Names of single jobs that are done first.
-    """
-
-    name: Text
-    model: Annotated[Text, AfterValidator(lambda name, info: _model(name, _folder(info)))]
-    task: Annotated[
-        Text, AfterValidator(lambda name, info: _task(name, [info.data.get("model", "")], _folder(info)))
-    ]
-    circuit: Annotated[Text, AfterValidator(lambda name, info: _file(name, _folder(info)))]
-    metrics: Metrics
-    needs: Annotated[tuple[Text, ...], AfterValidator(distinct)] = ()
-
-
-class Plan(_Section):
+@dataclass(frozen=True, kw_only=True)
+class Plan(Record):
     """A sweep as its file describes it; names are registered keys.
 
     Attributes:
@@ -264,91 +134,189 @@ class Plan(_Section):
         gates: Judged on every circuit.
         attack: Worst pairs of every circuit; None: not looked for.
         n_random: Random circuits measured beside each, for the metrics.
-        limits: What the sweep may use; of them the batch size alone enters results.
-        job: Single jobs beside the product.
+        limits: What the sweep may use; of them batch size and threads alone enter results.
         folder: Where relative paths start.
     """
 
-    name: Name
-    n: Annotated[int, Field(ge=2)] = DEFAULT_N
-    bos: bool | None = None
-    seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(distinct)
-    ] = (0,)
-    models: Annotated[
-        Texts, AfterValidator(lambda names, info: tuple(_model(name, _folder(info)) for name in names))
-    ] = ()
-    tasks: Annotated[
-        Texts,
-        AfterValidator(
-            lambda names, info: distinct(
-                tuple(_task(name, info.data.get("models", ()), _folder(info)) for name in names)
-            )
-        ),
-    ] = ()
-    methods: Annotated[
-        tuple[MethodChoice, ...],
-        Field(min_length=1),
-        AfterValidator(lambda choices: distinct(tuple(map(_canonical, choices)))),
-    ] = ()
-    sizes: Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(distinct)] = ()
-    target: Annotated[float, Field(gt=0, le=1)] | None = None
-    objective: Annotated[Text, _option("objective")] | None = None
-    ablation: Annotated[Text, _option("ablation")] | None = None
-    metrics: Metrics = ()
-    gates: Annotated[Texts, _keys(find_gate)] = ()
+    name: str
+    n: int = DEFAULT_N
+    bos: bool | None = field(default=None, metadata=BRIEF)
+    seeds: tuple[int, ...] = (0,)
+    models: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    methods: tuple[MethodChoice, ...] = ()
+    sizes: tuple[int, ...] = ()
+    target: float | None = None
+    objective: str | None = None
+    ablation: str | None = None
+    metrics: tuple[str, ...] = ()
+    gates: tuple[str, ...] = ()
     attack: AttackChoice | None = None
-    n_random: Annotated[int, Field(ge=0)] = 0
+    n_random: int = 0
     limits: Limits = Limits()
-    job: tuple[SingleJob, ...] = ()
-    folder: Path = Field(default=Path(), exclude=True)
-
-    @model_validator(mode="after")
-    def _whole(self) -> "Plan":
-        """What fields cannot see alone: the product is complete, and single jobs fit together."""
-        product = {"models": self.models, "tasks": self.tasks, "methods": self.methods}
-        missing = [key for key, values in product.items() if not values]
-        if missing and (len(missing) < len(product) or not self.job):
-            raise InputError(
-                f"{missing[0]} is missing; a sweep needs models, tasks and methods, or [[job]]s alone"
-            )
-        if self.sizes and self.target is not None:
-            raise InputError("sizes and target exclude each other; give one of them")
-        names = [job.name for job in self.job]
-        for place, job in enumerate(self.job, start=1):
-            if names.count(job.name) > 1:
-                raise InputError(f"two [[job]]s are named {job.name!r}; give each its own name")
-            for need in job.needs:
-                if need not in names:
-                    near = near_matches(need, names)
-                    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-                    raise UnknownNameError(f"[[job]] {place} needs: no job {need!r}; {hint}")
-        self.jobs  # noqa: B018 - refuses a circle
-        return self
-
-    @property
-    def jobs(self) -> tuple[SingleJob, ...]:
-        """The single jobs, those that others need first."""
-        by_name = {job.name: job for job in self.job}
-        return tuple(by_name[name] for name in in_order({job.name: job.needs for job in self.job}))
+    folder: Path = field(default=Path(), metadata=HIDDEN)
 
     def locate(self, name: str) -> str:
         """What the plan calls by a path, seen from the plan's folder; registered and other names as they are.
 
         Args:
-            name: Of a model, a task or a circuit file.
+            name: Of a model or a task.
         """
         prefix = IMAGES if name.startswith(IMAGES) else ""
         path = self.folder / name.removeprefix(prefix)
-        known = name in EMBEDDED or name in TASKS  # whatever lies beside the plan under such a name
-        return f"{prefix}{path}" if path.exists() and not known else name
+        if name in EMBEDDED or name in TASKS:  # whatever lies beside the plan under such a name
+            return name
+        return f"{prefix}{path}" if os.path.exists(path) else name
 
     def record(self) -> dict[str, Any]:
-        """What the results of the plan are a function of, as JSON; limits but the batch size are left out."""
-        content = self.model_dump(exclude={"limits"} | ({"bos"} if self.bos is None else set()))
-        return {
-            "schema": SCHEMA,
-            **plain(content),
-            "batch_size": self.limits.batch_size,
-            "threads": self.limits.threads,
-        }
+        """What the results of the plan are a function of, as JSON."""
+        content = self.to_dict()
+        del content["limits"]
+        limits = {"batch_size": self.limits.batch_size, "threads": self.limits.threads}
+        return {"schema": SCHEMA, **content, **limits}
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan of a TOML file.
+
+    Args:
+        path: The file; paths inside it start from its folder.
+
+    Raises:
+        InputError: If it cannot be read, is no TOML (with the line), or makes no plan (with the place).
+    """
+    path = Path(path)
+    content = read_object(path, "a TOML file of a plan", parse=parse_toml, error=InputError)
+    content.setdefault("name", path.stem)
+    return parse_plan(content, origin=path.name, folder=path.parent)
+
+
+def parse_plan(
+    content: Mapping[str, Any], *, origin: str = "the plan", folder: str | os.PathLike[str] = "."
+) -> Plan:
+    """The plan of a mapping, as a TOML file gives it.
+
+    Args:
+        content: Keys with `-` or `_`.
+        origin: What messages call it.
+        folder: Where relative paths start.
+
+    Raises:
+        InputError: For content that is not a plan, and for unknown names; with the place.
+
+    Example:
+        >>> plan = parse_plan({"name": "a", "models": ["mini"], "tasks": ["ioi"], "methods": ["eap"]})
+        >>> plan.methods[0].label
+        'eap'
+    """
+    try:
+        fields = _fields(content)
+        if isinstance(fields.get("methods"), tuple):
+            fields["methods"] = [_method(each) for each in fields["methods"]]
+        if isinstance(limits := fields.get("limits"), dict) and limits.get("timeout") is not None:
+            limits["timeout"] = seconds_of(limits["timeout"])
+        return _checked(replace(Plan.from_dict(fields), folder=Path(folder)))
+    except (FileFormatError, InputError) as error:
+        raise InputError(f"{origin}: {error}") from error
+
+
+def _fields(value: Any) -> Any:
+    """Keys as the fields are called, lists as tuples."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_fields, value))
+    if not isinstance(value, Mapping):
+        return value
+    fields: dict[str, Any] = {}
+    for key, item in value.items():
+        name = str(key).replace("-", "_")
+        if name in fields:
+            raise InputError(f"{key} is given twice, once with '-' and once with '_'; give it once")
+        if name in _LISTS and isinstance(item, str):
+            raise InputError(f"{key} is {item!r}; expected a list")
+        fields[name] = _fields(item)
+    return fields
+
+
+def _method(choice: Any) -> Any:
+    """A method as a table; keys that are not of the table are options of the method."""
+    if isinstance(choice, str):
+        return {"method": choice}
+    if not isinstance(choice, dict):
+        return choice
+    own = {key: choice.pop(key) for key in ("method", "steps", "quadrature") if key in choice}
+    return {**own, "options": choice}
+
+
+def seconds_of(text: str | float | int) -> float:
+    """A duration: seconds, or a number with a unit, `45s`, `10m`, `2h`, `1d`.
+
+    Raises:
+        InputError: For anything else, and for what is negative or infinite.
+
+    Example:
+        >>> seconds_of("1.5m")
+        90.0
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smhd]?)\s*", str(text))
+    if match is None or not math.isfinite(seconds := float(match[1]) * _SECONDS[match[2]]):
+        raise InputError(f"{text!r} is not a duration; give seconds, or 45s, 10m, 2h, 1d")
+    return seconds
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+def _checked(plan: Plan) -> Plan:
+    """The plan with registered keys, if its parts fit together."""
+    if not _NAME.fullmatch(plan.name):
+        raise InputError(
+            f"name: {printable(plan.name, lines=False)[:80]!r} is not a valid file name on every system; use "
+            "up to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+        )
+    check_least(2, n=plan.n)
+    check_least(0, n_random=plan.n_random, seeds=min(plan.seeds, default=0))
+    check_least(1, sizes=min(plan.sizes, default=1))
+    product = {"models": plan.models, "tasks": plan.tasks, "methods": plan.methods, "seeds": plan.seeds}
+    if missing := [key for key, values in product.items() if not values]:
+        raise InputError(f"{missing[0]} is missing; a sweep needs models, tasks and methods")
+    if plan.sizes and plan.target is not None:
+        raise InputError("sizes and target exclude each other; give one of them")
+    target = DEFAULT_TARGET if plan.target is None and not plan.sizes else plan.target
+    if target is not None and not 0 < target <= 1:
+        raise InputError(f"target is {target}; expected a number above 0 and at most 1")
+    check_options(objective=plan.objective, ablation=plan.ablation)
+    return replace(
+        plan,
+        seeds=_distinct(plan.seeds),
+        sizes=_distinct(plan.sizes),
+        target=target,
+        models=_distinct(plan.models),
+        tasks=_distinct(tuple(map(_task, plan.tasks))),
+        methods=_distinct(tuple(map(_canonical, plan.methods))),
+        metrics=_distinct(tuple(find_metric(name).key for name in plan.metrics)),
+        gates=_distinct(tuple(find_gate(name).key for name in plan.gates)),
+    )
+
+
+def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    """The values, unless one is listed twice."""
+    for value in values:
+        if values.count(value) > 1:
+            raise InputError(f"{getattr(value, 'label', value)!r} is listed twice; list it once")
+    return values
+
+
+def _task(name: str) -> str:
+    """A registered key, or a file or source of images as it is named."""
+    if name != PLANTED and not name.startswith(IMAGES):
+        check_options(task=name)
+    key = name.replace("_", "-")
+    return key if key in TASKS else name
+
+
+def _canonical(choice: MethodChoice) -> MethodChoice:
+    """The choice with its registered key."""
+    check_name("quadrature", choice.quadrature, get_args(Rule))
+    if choice.steps != "auto" and not (type(choice.steps) is int and choice.steps >= 1):
+        raise InputError(f"steps is {choice.steps!r}; expected a count of at least 1, or 'auto'")
+    return replace(choice, method=get_method(choice.method, **choice.options).key)

@@ -15,7 +15,16 @@ result, and what a killed writer leaves is a file that no row names.
 """
 
 from assay.store.result import About, ResultSummary, StoredResult
-from assay.store.store import DATABASE_NAME, SCHEMA_VERSION, Store
+from assay.store.store import DATABASE_NAME, SCHEMA_VERSION, Content, Outbox, Store
 
 
-__all__ = ["DATABASE_NAME", "SCHEMA_VERSION", "About", "ResultSummary", "Store", "StoredResult"]
+__all__ = [
+    "DATABASE_NAME",
+    "SCHEMA_VERSION",
+    "About",
+    "Content",
+    "Outbox",
+    "ResultSummary",
+    "Store",
+    "StoredResult",
+]

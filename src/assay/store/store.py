@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
+Content = tuple[Mapping[str, Any], bytes | None]  # a row of the database, and its file of arrays
 
 DATABASE_NAME = "assay.db"
 SCHEMA_VERSION = 4
@@ -208,6 +209,12 @@ class Store:
                         _sync(path.parent)
         except sa.exc.IntegrityError:
             return  # the same result
+
+    def add(self, contents: Iterable[Content]) -> None:
+        """Add what was put into an `Outbox`; what is here stays as it is."""
+        for row, data in contents:
+            if not self.has(row["id"]):
+                self._keep(row, data)
 
     def _file(self, identity: str) -> Path:
         return self.directory / "arrays" / f"{identity}.safetensors"
@@ -439,6 +446,22 @@ class Store:
                 with writing(f"remove {path}"):
                     path.unlink(missing_ok=True)
         return sorted(left)
+
+
+class Outbox(Store):
+    """A store that is read, and whose new results are kept in a list until another process adds them.
+
+    Args:
+        location: As of `Store`; it must exist.
+        contents: Takes what is put; for `Store.add`.
+    """
+
+    def __init__(self, location: str | os.PathLike[str], contents: list[Content]) -> None:
+        super().__init__(location, create=False)
+        self._contents = contents
+
+    def _keep(self, row: Mapping[str, Any], data: bytes | None) -> None:
+        self._contents.append((row, data))
 
 
 def _located(text: str) -> tuple[sa.URL, Path]:

@@ -203,7 +203,7 @@ class CleanSettings(Talking, Storing):
 @command(parent=store_app, example="assay store clean --older-than 7d")
 def clean(settings: CleanSettings) -> None:
     """Remove what killed runs left and no result needs."""
-    from assay.pipeline.progress import seconds_of
+    from assay.pipeline.plan import seconds_of
     from assay.pipeline.subsets import abandoned_parts, remove_parts
 
     age, store = seconds_of(settings.older_than), settings.existing_store()

@@ -2,9 +2,8 @@
 
 import signal
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,23 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import bars_on_stderr, echo, is_quiet, note, print_json, print_table, remark, say
-from assay.app.option_groups import DEFAULT_STORE, RUNNING, Count
+from assay.app.console import echo, note, print_json, print_table, progress_on_stderr, remark, say
+from assay.app.option_groups import RUNNING, Count
 from assay.app.options import Mapped, Typed
 from assay.app.running import Computing, check_outputs
 from assay.core.signals import handled, interrupt
 
 
 if TYPE_CHECKING:
-    from assay.pipeline.jobs import Job
-    from assay.pipeline.limits import Limits
-    from assay.pipeline.plan import Plan
-    from assay.pipeline.progress import Report, SweepProgress
-    from assay.pipeline.schedule import Executor, SweepOutcome
+    from assay.pipeline import Job, Limits, Plan, SweepOutcome, Workers
     from assay.store import Store
 
 MEASURING = ("measure", "attack", "calibrate")  # kinds of jobs whose numbers are shown
-LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,65 +87,44 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
         plan: TOML file of the plan.
         settings: The options.
     """
-    from assay.pipeline.expand import expand
-    from assay.pipeline.models import models_run_on
-    from assay.pipeline.plan_file import read_plan
+    from assay.pipeline import LocalWorkers, RayWorkers, expand, read_plan
 
-    read = read_plan(plan)
-    settings = replace(settings, device_map=settings.device_map or read.limits.device_map)
-    read = _limited(read, device_map=settings.device_map)
+    content = read_plan(plan)
+    settings = replace(settings, device_map=settings.device_map or content.limits.device_map)
     devices = settings.dealt()
     # Two jobs share a GPU only where their number is asked for.
-    workers = settings.workers or read.limits.workers or (len(devices) if settings.ray is None else None)
-    if workers:
-        read = _limited(read, workers=workers)
+    count = settings.workers or content.limits.workers or (len(devices) if settings.ray is None else 0)
+    limits = replace(content.limits, device_map=settings.device_map, workers=count or None)
+    content = replace(content, limits=limits)
     if not settings.dry_run:
         check_outputs(settings)
-    with closing(_executor(settings.ray, settings.device, devices)) as executor:
-        place = _placed(settings, executor, devices, read.limits)
-        note(f"{read.name}: loading models and tasks ...")
-        with models_run_on(place.here):
-            jobs = expand(read, device=place.jobs, dtype=settings.dtype_name)
-            if settings.dry_run:
-                _show_jobs(settings, read, jobs)
-                return 0
-        return _run(settings, read, jobs, executor)
+    gpus = {"cpu": 0, "cuda": 1}.get(settings.device)
+    workers: Workers
+    workers = LocalWorkers(devices=devices) if settings.ray is None else RayWorkers(settings.ray, gpus=gpus)
+    with closing(workers):
+        place = _placed(settings, workers, devices, limits)
+        note(f"{content.name}: loading models and tasks ...")
+        jobs = expand(content, device=place.jobs, here=place.here, dtype=settings.dtype_name)
+        if settings.dry_run:
+            _show_jobs(settings, content, jobs)
+            return 0
+        return _run(settings, content, jobs, workers)
 
 
-def _limited(plan: "Plan", **limits: Any) -> "Plan":
-    """A plan with some of its limits replaced."""
-    return plan.model_copy(update={"limits": plan.limits.model_copy(update=limits)})
-
-
-def _run(settings: SweepSettings, read: "Plan", jobs: "Sequence[Job]", executor: "Executor") -> int:
+def _run(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]", workers: "Workers") -> int:
     """Run the jobs that are left, and show what became of them."""
-    from assay.pipeline.outcome import keep_sweep
-    from assay.pipeline.schedule import run_jobs
+    from assay.pipeline import run_jobs
+    from assay.pipeline.sweep import keep_sweep
 
     store = settings.open_store()
-    # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first.
-    with _progress() as progress, handled(interrupt, signal.SIGTERM):
+    # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first. Ray tells stdout of dead workers.
+    with progress_on_stderr() as progress, handled(interrupt, signal.SIGTERM), redirect_stdout(sys.stderr):
         outcome = run_jobs(
-            jobs,
-            settings.store or DEFAULT_STORE,
-            executor=executor,
-            limits=read.limits,
-            log=read.name,
-            progress=progress,
+            jobs, store.location, workers=workers, limits=plan.limits, log=plan.name, progress=progress
         )
-    identity = keep_sweep(store, read, jobs) if outcome.ok else None
-    _show_outcome(read, jobs, store, outcome, identity, as_json=settings.json)
+    identity = keep_sweep(store, plan, outcome.jobs) if outcome.ok else None
+    _show_outcome(plan, store, outcome, identity, as_json=settings.json)
     return 0 if outcome.ok else 1
-
-
-def _executor(ray: str | None, device: str, devices: Sequence[str]) -> "Executor":
-    from assay.pipeline.local import LocalWorkers
-
-    if ray is None:
-        return LocalWorkers(devices=devices)
-    from assay.pipeline.cluster import RayWorkers
-
-    return RayWorkers(ray, gpus={"cpu": 0, "cuda": 1}.get(device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,23 +135,20 @@ class _Place:
     here: str | None = None
 
 
-def _placed(
-    settings: SweepSettings, executor: "Executor", devices: Sequence[str], limits: "Limits"
-) -> _Place:
+def _placed(settings: SweepSettings, workers: "Workers", devices: Sequence[str], limits: "Limits") -> _Place:
     """Where jobs and this process run models. Ray is asked what it has: it may have GPUs that are not here.
 
     Raises:
         InputError: If the number type would be another one here than in the workers.
     """
-    if settings.ray is None:
-        # A worker sees the one it was dealt alone.
-        return _Place(jobs="cuda:0", here=devices[0]) if devices else _Place(jobs=settings.place())
     from assay.core.errors import InputError
     from assay.models.placing import accelerator
-    from assay.pipeline.cluster import RayWorkers
+    from assay.pipeline import RayWorkers
 
-    assert isinstance(executor, RayWorkers)
-    if not executor.connect(limits):
+    if not isinstance(workers, RayWorkers):
+        # A worker sees the one it was dealt alone.
+        return _Place(jobs="cuda:0", here=devices[0]) if devices else _Place(jobs=settings.place())
+    if not workers.connect(limits):
         return _Place(jobs="cpu")
     here = accelerator()
     if here is None and settings.dtype_name is None:
@@ -197,8 +167,7 @@ def _show_jobs(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> 
     from assay.core.errors import InputError
 
     try:
-        held = settings.existing_store()
-        done = {job.id for job in jobs if held.has(job.id)}
+        done = {row.id for row in settings.existing_store().query("job")}
     except InputError:  # there is no store yet
         done = set()
     if settings.json:
@@ -214,91 +183,42 @@ def _show_jobs(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> 
         ]
         print_json({"plan": plan.name, "jobs": listed})
         return
-    echo(f"{plan.name}: {len(jobs):,} jobs, {len(done):,} already in the store")
-    print_table(
-        "", ["job", "kind", ""], [[job.name, job.kind, "done" if job.id in done else ""] for job in jobs]
-    )
-
-
-# ---- meanwhile ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def _progress() -> "Iterator[Report | None]":
-    """A bar on a terminal, a line every few seconds elsewhere; on stderr."""
-    if is_quiet():
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield _PlainLines().tell
-        return
-    from rich.progress import TextColumn
-
-    with bars_on_stderr(TextColumn("{task.description}", markup=False)) as bars:
-        task = bars.add_task("")
-
-        def bar(state: "SweepProgress") -> None:
-            over = state.done + state.failed
-            bars.update(task, total=state.total, completed=over, description=str(state))
-
-        yield bar
-
-
-class _PlainLines:
-    """Lines where nothing can be drawn over: at once, then every few seconds, and the last."""
-
-    def __init__(self) -> None:
-        self._told = -LINE_SECONDS
-        self._last = ""
-
-    def tell(self, state: "SweepProgress") -> None:
-        line, now = str(state), time.monotonic()
-        over = state.done + state.failed == state.total
-        if line != self._last and (over or now - self._told >= LINE_SECONDS):
-            say(line)
-            self._told, self._last = now, line
+    rows = [[job.name, job.kind, "done" if job.id in done else ""] for job in jobs]
+    echo(f"{plan.name}: {len(jobs):,} jobs, {sum(job.id in done for job in jobs):,} already in the store")
+    print_table("", ["job", "kind", ""], rows)
 
 
 # ---- afterwards ---------------------------------------------------------------------------------
 
 
 def _show_outcome(
-    plan: "Plan",
-    jobs: "Sequence[Job]",
-    store: "Store",
-    outcome: "SweepOutcome",
-    identity: str | None,
-    *,
-    as_json: bool,
+    plan: "Plan", store: "Store", outcome: "SweepOutcome", identity: str | None, *, as_json: bool
 ) -> None:
     """What became of the jobs, and the numbers they left."""
-    from assay.pipeline.outcome import job_rows
-    from assay.pipeline.progress import duration
     from assay.report.sweep import sweep_rows
 
-    rows = job_rows(store, jobs, outcome)
+    counts = {status: len(outcome.names(status)) for status in ("done", "skipped", "failed", "blocked")}
     if as_json:
-        facts = {"seconds": outcome.seconds, "jobs_per_second": outcome.throughput}
-        print_json({"plan": plan.name, "id": identity, "ok": outcome.ok, **facts, "jobs": rows})
+        seconds = {"seconds": outcome.seconds, "jobs_per_second": counts["done"] / outcome.seconds}
+        print_json({"plan": plan.name, "id": identity, "ok": outcome.ok, **seconds, "jobs": outcome.jobs})
     else:
-        measured = [each for each in sweep_rows(store, map(vars, rows)) if each["kind"] in MEASURING]
+        measured = [row for row in sweep_rows(store, map(vars, outcome.jobs)) if row["kind"] in MEASURING]
         if measured:
             columns = ["job", "result", "value", "95 % interval", "n", "verdict", "id"]
             print_table("", columns, list(map(_row, measured)), right="value n")
             echo()
-        counts = [f"{len(outcome.done):,} jobs done", f"{len(outcome.skipped):,} found in the store"]
-        if outcome.failed or outcome.blocked:
-            counts += [f"{len(outcome.failed):,} failed", f"{len(outcome.blocked):,} blocked by them"]
-        echo(f"{', '.join(counts)}; {duration(outcome.seconds)}")
+        failed = f", {counts['failed']:,} failed, {counts['blocked']:,} blocked by them"
+        told = f"{counts['done']:,} jobs done, {counts['skipped']:,} found in the store"
+        echo(f"{told}{'' if outcome.ok else failed}; {outcome.seconds:,.0f} s")
         if identity is not None:
             echo(f"sweep  {identity}")
-    for name, notes in outcome.notes.items():
-        for text in notes:
-            remark(f"{name}: {text}")
-    for each in outcome.failed:
-        times = "1 attempt" if each.attempts == 1 else f"{each.attempts} attempts"
-        say(f"failed: {each.job.name}, {times}: {each.fault.message}")
-    if outcome.failed:
+    for job in outcome.jobs:
+        for text in job.notes:
+            remark(f"{job.name}: {text}")
+    for job in (job for job in outcome.jobs if job.status == "failed"):
+        times = "1 attempt" if job.attempts == 1 else f"{job.attempts} attempts"
+        say(f"failed: {job.name}, {times}: {job.error}")
+    if not outcome.ok:
         log = store.directory / "sweeps" / f"{plan.name}.jsonl"
         say(f"see {log} for every failure; run the same command again to retry the failed jobs")
 
