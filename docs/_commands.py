@@ -139,10 +139,10 @@ def first_line(command: App) -> str:
 
 def page(name: str, command: App, document: tuple[str, str] | None) -> str:
     """The page of one command."""
-    own, _, example = (command.help_epilogue or "").partition("  ")
+    example = (command.help_epilogue or "").partition("Example:  ")[2]
     about = re.sub(r"\n\s*Args:.*", "", command.help, flags=re.DOTALL)
     lines = [f"# `assay {name}`", "", *map(str.strip, prose(about).splitlines()), ""]
-    lines += ["```text", f"$ {example.strip()}", "```", ""] if own.startswith("Example") else []
+    lines += ["```text", f"$ {example.strip()}", "```", ""] if example else []
     options = arguments(command)
     for title in dict.fromkeys(map(title_of, options)):
         rows = [

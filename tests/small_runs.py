@@ -11,6 +11,9 @@ from typing import Any
 from command_line import invoke
 from type_checks import no_type_checks
 
+from assay.models import load_model
+from assay.tasks import load_task
+
 
 GRID = """
 name = "small"
@@ -67,3 +70,17 @@ def _ran(*arguments: str, **texts: str) -> SmallRun:
 def trained_zoo() -> SmallRun:
     """Two models of two blocks, trained for four steps."""
     return _ran("zoo", "train", *ZOO_OPTIONS, grid=GRID)
+
+
+def write_prompts(path: Path, n: int) -> None:
+    """A file of `n` different prompts in the order of their text."""
+    task = load_task("ioi", load_model("mini"), n=3 * n + 40)
+    names = (task.fields["IO"], task.fields["S"])
+    rows = zip(task.texts or (), task.corrupted_texts or (), *names, strict=True)
+    distinct = {clean: (corrupted, right, wrong) for clean, corrupted, right, wrong in rows}
+    lines = [
+        {"clean": clean, "corrupted": corrupted, "answers": [f" {right}"], "wrong": [f" {wrong}"]}
+        for clean, (corrupted, right, wrong) in sorted(distinct.items())[:n]
+    ]
+    assert len(lines) == n
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))

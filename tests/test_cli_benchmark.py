@@ -1,7 +1,9 @@
 """`assay benchmark discovery`: tables, files, what a quick run says, what is refused."""
 
+import contextlib
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,6 @@ from type_checks import no_type_checks
 
 import assay
 from assay.analyses.benchmark import DiscoveryBenchmark
-from assay.discovery.edges import get_method
-from assay.pipeline.benchmark import quick_settings
 
 
 PLANTED = "induction/gpt2/bare"
@@ -29,6 +29,13 @@ def run(*arguments: str | Path, code: int = 0) -> Outcome:
 def document(*arguments: str | Path) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(run(*arguments, "--json").stdout)
     return parsed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The working directory, in which the results are stored."""
+    with contextlib.chdir(tmp_path_factory.mktemp("working")):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +55,6 @@ def test_a_benchmark_prints_quality_cost_and_the_order(made: tuple[Path, Outcome
     assert "passes" in text
     assert "eap ≤ eap-ig-inputs" in text
     assert "not measured: eap-ig-inputs did not compete" in text
-    assert "published convention" not in text
-    assert "95 % intervals over examples" in text
 
 
 def test_a_benchmark_writes_json_csv_markdown_and_pictures(made: tuple[Path, Outcome]) -> None:
@@ -77,16 +82,9 @@ def test_scores_are_kept_exported_and_read_again(made: tuple[Path, Outcome]) -> 
     assert second.signed == first.signed
     assert second.method is None
     sent = document(
-        "benchmark",
-        "discovery",
-        "--methods",
-        "random",
-        "--n",
-        "6",
-        "--quiet",
-        "--import",
-        folder / "sent" / "eap",
-    )
+        "benchmark", "discovery", "--methods", "random", "--n", "6", "--quiet",
+        "--import", folder / "sent" / "eap",
+    )  # fmt: skip
     assert DiscoveryBenchmark.from_dict(sent).row("eap").signed == first.signed
 
 
@@ -107,30 +105,16 @@ def test_options_of_methods_and_names_of_one_s_own_are_passed_on() -> None:
     assert (row["name"], row["options"], row["passes"]["backward"]) == ("eap-ig-inputs@two", {"steps": 2}, 2)
 
 
-def test_a_quick_run_shortens_what_learns() -> None:
-    found = quick_settings(["ugs", "edge-pruning"], {"ugs": {"updates": 7}}, None)
-    assert found.options["ugs"]["updates"] == 7  # asked for
-    assert found.options["edge-pruning"]["updates"] < get_method("edge-pruning").updates
-    assert any(said.startswith("edge-pruning: ") for said in found.said)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--methods", "eap", "--objective", "kl", "--n", "4"), "every method was rejected"),
-        (("--methods", ""), "takes names is empty"),
-        (("--methods", "eap", "--device", "foo"), "device 'foo' does not exist"),
+        (("--methods", ""), "--methods is empty"),
     ],
 )
 def test_what_leaves_nothing_to_judge_is_refused(arguments: tuple[str, ...], message: str) -> None:
     result = run("benchmark", "discovery", "--model", f"planted:{PLANTED}", *arguments, code=2)
     assert message in result.stderr
-
-
-def test_a_quick_run_says_what_it_shrinks() -> None:
-    result = run("benchmark", "discovery", "--model", f"planted:{PLANTED}", "--methods", "random", "--quick")
-    assert "quick: 40 examples instead of the usual number" in result.stderr
-    assert "scores from 40 examples" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -139,9 +123,7 @@ def test_a_quick_run_says_what_it_shrinks() -> None:
         (["--methods", "eapp"], "unknown method 'eapp'"),
         (["--option", "eap"], "not of the form METHOD.NAME=VALUE"),
         (["--methods", "ugs", "--option", "ugs.x=1"], "unknown ugs option 'x'"),
-        (["--methods", "eap", "--objective", "klm"], "unknown objective 'klm'"),
         (["--methods", "eap", "--task", "ioj"], "unknown task 'ioj'"),
-        (["--methods", "eap", "--evaluate", "elsewhere"], "evaluate"),
         (["--methods", "eap", "--model", "planted:x"], "planted model 'x'"),
     ],
 )
@@ -152,19 +134,7 @@ def test_wrong_usage_exits_with_2_and_says_what_is_there(arguments: list[str], m
 def test_places_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run("benchmark", "discovery", *SMALL, "--out", tmp_path / "file", code=1)
-    assert "a file; give a directory" in result.stderr
-
-
-def test_an_import_with_an_edge_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "theirs.json"
-    content = {
-        "cfg": {"n_layers": 4, "n_heads": 8, "parallel_attn_mlp": False, "d_model": 160},
-        "nodes": {},
-        "edges": {"input->a9.h0<q>": {"score": 1.0, "in_graph": False}},
-    }
-    path.write_text(json.dumps(content))
-    result = run("benchmark", "discovery", "--methods", "random", "--n", "4", "--import", path, code=2)
-    assert "a9.h0<q>" in result.stderr
+    assert "cannot write to" in result.stderr
 
 
 def test_two_imports_of_one_name_are_refused(made: tuple[Path, Outcome]) -> None:

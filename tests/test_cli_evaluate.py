@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from command_line import invoke
 from PIL import Image
-from transformers import ViTConfig, ViTForImageClassification
+from tiny_classifier import draw_files, tiny_classifier
 
 from assay.analyses.generalization.domain_evaluation import DomainProbe
-from assay.circuits import load_scores
-from assay.tasks import SHAPE_CLASSES, draw_shapes
 
 
 Run = Callable[..., Any]
@@ -27,35 +24,10 @@ CORRUPTED = ("--corruptions", "fog-1,fog-5,solarize")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory, and folders of drawn images laid out as PACS: DOMAIN/CLASS/IMAGE."""
     root = tmp_path_factory.mktemp("evaluate")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        names = dict(enumerate(SHAPE_CLASSES))
-        config = ViTConfig(
-            hidden_size=24,
-            num_hidden_layers=3,
-            num_attention_heads=3,
-            intermediate_size=48,
-            image_size=32,
-            patch_size=8,
-            id2label=names,
-            label2id={name: place for place, name in names.items()},
-            initializer_range=0.2,
-        )
-        ViTForImageClassification(config).eval().save_pretrained(root / "model")
-    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
-    (root / "model" / "preprocessor_config.json").write_text(json.dumps(processor))
+    tiny_classifier(root / "model")
     for style in ("flat", "neon", "sketch", "stripes"):
-        fill(root / "styles" / style, style, 36)
+        draw_files(root / "styles" / style, style, 36, start=1000, by_class=True)
     return root
-
-
-def fill(folder: Path, style: str, n: int) -> None:
-    drawn = draw_shapes(style, n, start=1000)
-    assert drawn.labels is not None
-    for place, (pixels, label) in enumerate(zip(drawn.pixels, drawn.labels, strict=True)):
-        path = folder / SHAPE_CLASSES[label] / f"{place:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
 
 
 @pytest.fixture
@@ -64,12 +36,9 @@ def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: Any, reference: str = "styles/flat") -> Any:
-        source = (
-            ("--reference", folder / reference)
-            if (folder / reference).exists()
-            else ("--reference", reference)
-        )
-        return invoke("monitor", "evaluate", "--model", folder / "model", *source, *SMALL, *arguments)
+        source = folder / reference if reference.startswith("styles") else reference
+        given = ("--model", folder / "model", "--reference", source)
+        return invoke("monitor", "evaluate", *given, *SMALL, *arguments)
 
     return call
 
@@ -88,17 +57,9 @@ def test_folders_of_domains_give_a_document_a_page_a_table_and_figures(
     assert [each["n"] for each in document["test"]] == [8] * 6
     assert [each["domain"] for each in document["known"]] == ["flat+fog-1", "flat+fog-5", "flat+solarize"]
     assert document["own"]["n"] == 8
-    assert len(document["test"][0]["shifts"]) == 6
-    assert {"spearman", "cosine", "ac", "atc", "cot", "mde"} <= document["correlations"].keys()
-    assert document["test"][0]["drift"].keys() == {"ks", "mmd", "c2st"}
-    assert "ks" in document["curves"]
     # 28 images are left besides the reference: 8 to learn from, 20 to corrupt.
     assert document["own"]["n_labelled"] == document["known"][0]["n_labelled"] == 20
-    assert document["estimator"]["pool"] == 20
-    reasons = {each["reason"] for each in document["estimates"].values()}
-    assert reasons == {"3 families of domains were calibrated; 9 are needed"}
     assert document["curves"]["always"]["deltas"] == [round(0.5 + step / 100, 2) for step in range(46)]
-    assert len(document["test"][0]["layers"]) == 5
     out = tmp_path / "out"
     assert json.loads((out / "evaluation.json").read_text()) == document
     assert "What goes with performance" in (out / "report.html").read_text()
@@ -107,8 +68,6 @@ def test_folders_of_domains_give_a_document_a_page_a_table_and_figures(
     assert float(rows[-1]["spearman"]) == document["test"][-1]["shifts"]["spearman"]
     figures = {path.name for path in (out / "figures").iterdir()}
     assert {"domains.png", "alarms.png", "rank-shift-best.png", "rank-shift-worst.png"} <= figures
-    with Image.open(out / "figures" / "domains.png") as picture:
-        assert min(picture.size) > 300
     shown = json.loads(invoke("show", document["id"], "--json").stdout)
     assert shown["payload"]["id"] == document["id"]
 
@@ -132,7 +91,7 @@ def test_a_severity_of_a_corruption_is_a_domain_and_small_domains_are_left_out(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:
     for severity, n in ((1, 16), (4, 16), (5, 4)):
-        fill(tmp_path / "corrupted" / "fog" / str(severity), "neon", n)
+        draw_files(tmp_path / "corrupted" / "fog" / str(severity), "neon", n, by_class=True)
     found = run("--images", tmp_path / "corrupted", "--corruptions", "none", "--json")
     assert found.exit_code == 0, found.output
     document = json.loads(found.stdout)
@@ -145,13 +104,8 @@ def test_a_severity_of_a_corruption_is_a_domain_and_small_domains_are_left_out(
 def test_rows_of_a_table_are_domains_by_its_columns(run: Run, tmp_path: Path) -> None:
     lines = ["path,label,camera,season"]
     for camera, style in enumerate(("neon", "sketch")):
-        drawn = draw_shapes(style, 20, start=500)
-        assert drawn.labels is not None
-        for place, pixels in enumerate(drawn.pixels):
-            Image.fromarray(pixels).save(tmp_path / f"{style}{place}.png")
-            lines.append(
-                f"{style}{place}.png,{SHAPE_CLASSES[drawn.labels[place]]},{camera},{'ab'[place % 2]}"
-            )
+        for place, path in enumerate(draw_files(tmp_path / style, style, 20, by_class=True)):
+            lines.append(f"{path.relative_to(tmp_path)},{path.parent.name},{camera},{'ab'[place % 2]}")
     (tmp_path / "list.csv").write_text("\n".join(lines))
     found = run(
         "--images", "list.csv:season=a", "--domains-by", "camera,season", "--corruptions", "none", "--json"
@@ -165,30 +119,14 @@ def test_published_options_reach_the_circuits(run: Run, folder: Path) -> None:
     arguments = ("--images", folder / "styles", "--corruptions", "none", "--json")
     usual = json.loads(run(*arguments).stdout)
     published = run(
-        *arguments,
-        "--quadrature",
-        "left",
-        "--weights",
-        "signed",
-        "--top-k",
-        "20",
-        "--granularity",
-        "sublayer",
-        "--no-normalized",
-        "--include-input",
-        "--measure",
-        "macro-f1",
-    )
+        *arguments, "--quadrature", "left", "--weights", "signed", "--top-k", "20", "--granularity",
+        "sublayer", "--no-normalized", "--include-input", "--measure", "macro-f1",
+    )  # fmt: skip
     assert published.exit_code == 0, published.output
     document = json.loads(published.stdout)
     assert document["reference"]["quadrature"] == "left"
-    assert document["settings"]["view"] == {
-        "weights": "signed",
-        "top_k": 20,
-        "prune": False,
-        "normalized": False,
-        "compat": None,
-    }
+    view = document["settings"]["view"]
+    assert (view["weights"], view["top_k"], view["normalized"]) == ("signed", 20, False)
     assert len(document["test"][0]["dependency"]) == 8
     assert document["test"][0]["performance"] == document["test"][0]["macro_f1"]
     assert document["test"][0]["shifts"] != usual["test"][0]["shifts"]
@@ -206,7 +144,7 @@ def test_bad_input_is_named_before_a_model_runs(
     monkeypatch.setattr(
         "assay.pipeline.domain_evaluation.reference_of", lambda *a: pytest.fail("the model ran")
     )
-    fill(tmp_path / "other" / "neon", "neon", 12)
+    draw_files(tmp_path / "other" / "neon", "neon", 12, by_class=True)
     Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(tmp_path / "loose.png")
     (tmp_path / "other" / "neon" / "giraffe").mkdir()
     assert "domain 'neon' has the classes giraffe" in refused(run, "--images", tmp_path / "other")
@@ -214,51 +152,22 @@ def test_bad_input_is_named_before_a_model_runs(
     (tmp_path / "loose.png").rename(tmp_path / "unlabelled" / "loose.png")
     assert "unlabelled has no labels" in refused(run, "--images", tmp_path / "unlabelled")
     styles = ("--images", folder / "styles")
-    assert "fewer than the" in refused(run, *styles, "--n", "2", "--rated", "2")
     assert "holds no domain besides that of the reference" in refused(
         run, "--images", folder / "styles" / "flat"
     )
-    assert "expected 1 to" in refused(run, *styles, "--top-k", "99999")
     assert "such as 0.5,0.95" in refused(run, *styles, "--deltas", "half")
-    assert "reference sets exist for 12 blocks" in refused(run, *styles, "--sets", "reference")
     assert "need a table" in refused(run, *styles, "--domains-by", "slide")
     assert "did you mean 'fog-1'" in refused(run, *styles, "--corruptions", "fog1")
     assert "needs --reference" in str(invoke("monitor", "evaluate", "--model", folder / "model").stderr)
 
 
 def test_a_reference_scored_with_other_options_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:
-    scored = invoke(
-        "discover",
-        "--model",
-        folder / "model",
-        "--images",
-        folder / "styles" / "flat",
-        "--n",
-        "8",
-        "--steps",
-        "1",
-        "--top",
-        "20",
-        "--scores-out",
-        "scores.safetensors",
-        "--quiet",
-    )
+    images = ("--images", folder / "styles" / "flat", "--n", "8", "--steps", "1")
+    files = ("--top", "20", "--scores-out", "scores.safetensors", "--quiet")
+    scored = invoke("discover", "--model", folder / "model", *images, *files)
     assert scored.exit_code == 0, scored.output
-    assert load_scores(tmp_path / "scores.safetensors").provenance["quadrature"] == "midpoint"
     file = str(tmp_path / "scores.safetensors")
     styles = ("--images", folder / "styles", "--known", folder / "styles" / "flat")
     assert "quadrature is left, but the circuit of" in refused(
         run, *styles, "--quadrature", "left", reference=file
     )
-    assert "rests on 8 images" in refused(run, *styles, "--n", "9", reference=file)
-
-
-def test_a_file_may_hold_options_of_the_monitor_and_of_its_evaluation(
-    run: Run, folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "options.toml").write_text(
-        "[monitor]\nwindow = 8\n[monitor.evaluate]\ncorruptions = 'none'\nparts = 2\n"
-    )
-    found = run("--images", folder / "styles", "--config", "options.toml", "--json")
-    assert found.exit_code == 0, found.output
-    assert len(json.loads(found.stdout)["test"]) == 8 - 2

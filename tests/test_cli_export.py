@@ -1,4 +1,4 @@
-"""`assay export` and `assay report --roles`: files for other programs, and roles that fit or are refused."""
+"""`assay export`: files for other programs and a page, and what is refused."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 import torch
 from command_line import invoke
 
-from assay.circuits import EdgeScores, NodeRoles
+from assay.circuits import EdgeScores
 from assay.core.random import torch_stream
-from assay.graph import Graph, build_graph
+from assay.graph import Graph
 from assay.models import load_model
 
 
@@ -20,21 +20,19 @@ def graph() -> Graph:
 
 @pytest.fixture
 def circuit(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A circuit file beside its scores and two roles files, the second of another graph."""
+    """A circuit file beside its scores."""
     monkeypatch.chdir(tmp_path)
     values = torch.randn(graph.n_sources, graph.n_targets, generator=torch_stream(0, "export"))
     scores = EdgeScores(graph, values)
     scores.save(tmp_path / "scores.safetensors")
     scores.top(40).save(tmp_path / "circuit.safetensors")
-    NodeRoles(graph=graph, roles={"movers": ("a3.h6",)}).save(tmp_path / "roles.json")
-    NodeRoles(graph=build_graph(2, 2)).save(tmp_path / "other.json")
     return tmp_path / "circuit.safetensors"
 
 
 @pytest.mark.parametrize("ending", ["html", "json", "dot", "graphml", "svg", "pdf"])
 def test_the_ending_chooses_the_format(ending: str, circuit: Path, tmp_path: Path) -> None:
     out = tmp_path / f"made.{ending}"
-    result = invoke("export", str(circuit), "--roles", "roles.json", "--save", str(out), "--json")
+    result = invoke("export", str(circuit), "--save", str(out), "--json")
     assert json.loads(result.stdout)["n_edges"] == 40
     content = out.read_bytes()
     assert content.startswith(
@@ -47,8 +45,6 @@ def test_the_ending_chooses_the_format(ending: str, circuit: Path, tmp_path: Pat
             "pdf": b"%PDF-",
         }[ending]
     )
-    if ending not in ("svg", "pdf"):
-        assert b"movers" in content
 
 
 def test_a_page_gets_patterns_and_weights_where_model_and_task_are_given(
@@ -73,7 +69,6 @@ def test_a_page_gets_patterns_and_weights_where_model_and_task_are_given(
         (("circuit.safetensors", "--save", "c.png"), "ends in '.png'; a circuit is exported as .html, .json"),
         (("none.safetensors",), "none.safetensors does not exist; give a circuit file or the id"),
         (("circuit.safetensors", "--model", "mini"), "--model and --task go together"),
-        (("circuit.safetensors", "--roles", "other.json"), "belongs to another graph (2 layers of 2 heads"),
         (("circuit.safetensors", "--model", "colour-digits", "--task", "ioi"), "images"),
     ],
 )

@@ -15,7 +15,7 @@ from small_runs import GRID, ZOO_OPTIONS, SmallRun, trained_zoo
 from type_checks import no_type_checks
 
 from assay.app.cli.parsing import app
-from assay.app.option_groups import KINDS
+from assay.app.settings import KINDS
 from assay.page.blocks import Page
 from assay.page.form import PAGES, PageForm, schema_of
 from assay.report.record import result_page
@@ -25,6 +25,8 @@ from assay.store import Store
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "json.md"
 BENCHMARK = ("--methods", "eap,eap-ig-inputs,random", "--n", "6")
 HEADS = ("--circuit", "a3.h4,a3.h6")
+BATCHES = ("--window", "8", "--known-batches", "0")
+RATED = ("--rated", "20", "--least", "10", "--corruptions", "fog-1,fog-5", "--subset-size", "1")
 PLAN = """
 name = "small"
 n = 6
@@ -48,34 +50,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "zoo index": ("zoo", "--shapes", "sketch", "--n", "12"),
     "zoo select": ("zoo", "grid.toml", "--save", "second.json"),
     "rank": ("--zoo", "zoo", "--shapes", "sketch", "--n", "12", "--metrics", "rankme", "--draws", "20"),
-    "monitor": (
-        "--images",
-        "shapes:flat",
-        "--n",
-        "8",  # a batch
-        "--window",
-        "8",
-        "--known-batches",
-        "0",
-        "--threshold",
-        "1",
-    ),
-    "monitor evaluate": (
-        "--images",
-        "shapes:sketch",
-        "--n",
-        "12",
-        "--rated",
-        "20",
-        "--least",
-        "10",
-        "--corruptions",
-        "fog-1,fog-5",
-        "--subset-size",
-        "1",
-        "--steps",
-        "2",
-    ),
+    "monitor": ("--images", "shapes:flat", "--n", "8", *BATCHES, "--threshold", "1"),
+    "monitor evaluate": ("--images", "shapes:sketch", "--n", "12", *RATED, "--steps", "2"),
     "select": ("--digits-models", "32", "--size", "20", "--permutations", "0"),
     "sweep": ("plan.toml",),
 }
@@ -87,7 +63,6 @@ KEPT = {
     "monitor evaluate": "domain-evaluation",
 }
 COMPUTING = [name for name in COMMANDS if name not in ("zoo list", "zoo select")]
-BLOCKS = dict.fromkeys(COMMANDS, 4) | {"zoo index": 2}  # of the model that a command runs
 UNTYPED = ("zoo train", "select")  # trained in float32; runs no model
 
 

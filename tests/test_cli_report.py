@@ -12,9 +12,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "report"))
 from command_line import invoke
 from synthetic_store import Filled, fill
 
-from assay.circuits import NodeRoles
-from assay.graph import build_graph
-from assay.page.circuit import graph_of
 from assay.store import Store
 
 
@@ -72,7 +69,6 @@ def test_without_an_id_the_newest_audit_is_shown(report: Any, filled: tuple[Path
     ("arguments", "message"),
     [
         (("--sweep", "a", "--compare", "b", "c"), "--sweep and --compare select different pages"),
-        (("--compare", "a", "b", "--roles", "file"), "--roles belongs to a drawn circuit"),
         (("--sweep", "none"), "no sweep 'none'"),
         (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),
         (("--compare", "nope", "x"), "a result id is up to 16 hex digits, got 'nope'"),
@@ -83,20 +79,3 @@ def test_wrong_usage_is_told(report: Any, arguments: tuple[str, ...], message: s
     assert result.exit_code == 2
     assert message in result.stderr
     assert page == ""
-
-
-def test_roles_of_a_file_are_shown_in_the_circuit_or_refused(
-    report: Any, filled: tuple[Path, Filled], tmp_path: Path
-) -> None:
-    stored = Store(filled[0]).get(filled[1].audits[0])
-    roles = NodeRoles(graph=graph_of(stored.payload["graph"]), roles={"name movers": ("a3.h0",)})
-    fitting = roles.save(tmp_path / "roles.json")
-    result, page = report(stored.id, "--roles", str(fitting))
-    assert result.exit_code == 0, result.stderr
-    assert '"name movers": ["a3.h0"]' in page
-    other = NodeRoles(graph=build_graph(9, 2)).save(tmp_path / "other.json")
-    result, _ = report(stored.id, "--roles", str(other))
-    assert result.exit_code == 2
-    assert "belongs to another graph (9 layers of 2 heads" in result.stderr
-    result, _ = report(filled[1].measurement, "--roles", str(fitting))
-    assert "this page has none" in result.stderr

@@ -13,13 +13,10 @@ from test_cli_select import planted
 from type_checks import no_type_checks
 
 import assay
-from assay.analyses.subsets import CorrectnessData, Encoder
-from assay.analyses.subsets.example_files import made_from
+from assay.analyses.subsets import CorrectnessData
 from assay.app.cli.select import _parameters
 from assay.core.errors import InputError
 from assay.models.hugging_face import without_progress_bars
-from assay.pipeline.subset_data import read_data
-from assay.zoo import Zoo
 
 
 QUICK = ["--size", "40", "--permutations", "3", "--folds", "3", "--workers", "1", "--quiet"]
@@ -144,26 +141,10 @@ def test_texts_are_described_by_n_grams_sentences_and_phrases(
     ("options", "message"),
     [
         (("--endpoint", "http://localhost:1/v1"), "--endpoint-model"),
-        (("--endpoint-key", "TEST_KEY"), "no effect without --endpoint"),
         (("--endpoint-parameters", "top_p=1"), "--endpoint-parameters has no effect without --endpoint"),
-        (
-            (
-                "--endpoint",
-                "http://localhost:1/v1",
-                "--endpoint-model",
-                "m",
-                "--endpoint-parameters",
-                "top_p",
-            ),
-            "give NAME=VALUE",
-        ),
         (("--phrases", "a; b"), "give --encoder"),
         (("--text", "words"), "words"),
         (("--encoder", "no/such/folder/here"), "no/such/folder/here"),
-        (
-            ("--endpoint", "http://localhost:1/v1", "--endpoint-model", "m", "--endpoint-key", "UNSET"),
-            "UNSET",
-        ),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_selecting(
@@ -175,109 +156,10 @@ def test_options_that_cannot_work_are_refused_before_selecting(
     assert not (tmp_path / "out" / "selection.json").exists()
 
 
-@pytest.mark.slow
-def test_parameters_of_an_endpoint_come_from_the_command(archive: Path, tmp_path: Path) -> None:
-    def reply(asked: Asked) -> Reply:
-        if "max_tokens" in asked.body:
-            return 400, {"error": "use max_completion_tokens instead of max_tokens"}
-        return said("* dark")
-
-    with chat_server(reply) as server:
-        given = ("--endpoint", server.url, "--endpoint-model", "tiny")
-        failed = run(archive, tmp_path, *given)
-        assert failed.exit_code == 1
-        assert "names max_tokens" in failed.stderr
-        assert "--endpoint-parameters" in failed.stderr
-        parameters = "max_completion_tokens=64, reasoning_effort=low"
-        found = run(archive, tmp_path, *given, "--endpoint-parameters", parameters)
-        assert found.exit_code == 0, found.output
-        sent = server.asked[-1].body
-        assert (sent["max_completion_tokens"], sent["reasoning_effort"]) == (64, "low")
-        run(archive, tmp_path, *given, "--endpoint-parameters", "")
-        assert server.asked[-1].body.keys() == {"model", "messages"}
-
-
-@pytest.mark.parametrize(
-    ("text", "parameters"),
-    [
-        ("", {}),
-        ("a=1, b = low ,", {"a": 1, "b": "low"}),
-        ('k={"a":1,"b":"c=d"},stop=["x, y", "z"]', {"k": {"a": 1, "b": "c=d"}, "stop": ["x, y", "z"]}),
-        ('a="None",b=none,c=null,d=nullable', {"a": "None", "b": "none", "c": None, "d": "nullable"}),
-    ],
-)  # fmt: skip
-def test_values_of_parameters_are_json_or_plain_words(text: str, parameters: dict[str, Any]) -> None:
-    assert _parameters(text) == {"parameters": parameters}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *((f"a=1,x={value}", "value of x in") for value in ("True", ".5", "None", "007", "{'a'}", "", "a=b")),
-        ("x=1 2", "the value of x in"),
-        ("x=1,x=2", "gives x twice"),
-        ("x=1,y", "has 'y' where a name was expected"),
-    ],
-)  # fmt: skip
-def test_values_that_are_nearly_json_and_doubles_are_refused(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        _parameters(text)
-
-
-@pytest.mark.slow
-def test_an_encoder_and_its_embeddings_are_checked(archive: Path, bert: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "known.npy", np.random.default_rng(0).normal(size=(9, 16)).astype(np.float32))
-    texts = ("--text", "review", "--encoder")
-    known = ("--id-embeddings", str(tmp_path / "known.npy"))
-    ran = run(archive, tmp_path, *texts, str(bert), *known)
-    assert ran.exit_code == 0, ran.output
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "no.npy").write_bytes(b"no numbers")
-    refused = {
-        (str(tmp_path / "typo"), *known): "neither a directory nor an id",
-        (str(tmp_path / "empty"), *known): "has no config.json",
-        (str(bert), "--id-embeddings", str(tmp_path / "no.npy")): "is not a file of embeddings",
-    }
-    for given, message in refused.items():
-        found = run(archive, tmp_path, *texts, *given)
-        assert (found.exit_code, found.stdout) == (1, "")
-        assert message in found.stderr
-    planted().save(tmp_path / "bare.npz")  # neither images nor texts
-    bare = run(tmp_path / "bare.npz", tmp_path, "--encoder", str(bert))
-    assert bare.exit_code == 2
-    assert "the data have neither images nor a text to embed" in bare.stderr
-    alone = run(archive, tmp_path, *known)
-    assert alone.exit_code == 2
-    assert "--embeddings or --encoder" in alone.stderr.replace("\n", " ")
-
-
-@pytest.mark.slow
-def test_the_images_of_a_zoo_are_embedded_at_the_size_of_the_encoder(tmp_path: Path) -> None:
-    from transformers import ViTConfig, ViTModel
-
-    from assay.tasks import ReadOptions, find_domains
-
-    torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=24, patch_size=8, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2,
-    )  # fmt: skip
-    with without_progress_bars():
-        ViTModel(config).save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 24, "width": 24}}')
-    encoder = Encoder.load(tmp_path, device="cpu")
-    data = read_data(
-        Zoo.embedded().path, images="shapes:flat", id_images="shapes:sketch", encoder=encoder
-    ).data
-    assert data.embedding is not None
-    assert data.id_embedding is not None
-    assert data.embedding.shape == (data.n_examples, 16)
-    assert data.images is not None
-    assert data.images.shape[1:3] != (24, 24)
-    (domain,) = find_domains("shapes:flat", start=0, drawn=3)
-    assert domain.read(ReadOptions(transform=encoder.transform), None).image_size == (24, 24)
-    assert data.source["encoder"] == tmp_path.name
-    for name in ("embedding", "id_embedding"):
-        rows = getattr(data, name)
-        assert made_from(data.source, name, rows)
-        assert made_from(data.source, name, rows + 1) is None  # given by hand
+def test_values_of_parameters_are_json_or_plain_words() -> None:
+    text = 'a=1, b = low,k={"a":1,"b":"c=d"},stop=["x, y", "z"],c=null'
+    values = {"a": 1, "b": "low", "k": {"a": 1, "b": "c=d"}, "stop": ["x, y", "z"], "c": None}
+    assert _parameters(text) == {"parameters": values}
+    for wrong, message in (("a=1,x=True", "value of x in"), ("x=1,x=2", "gives x twice"), ("y", "has 'y'")):
+        with pytest.raises(InputError, match=message):
+            _parameters(wrong)

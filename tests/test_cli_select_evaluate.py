@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -114,65 +113,6 @@ def test_rows_without_names_are_not_matched_by_place_unasked(folder: Path) -> No
     assert asked.exit_code == 0, asked.output
 
 
-def test_examples_that_are_left_out_give_the_others_no_names(folder: Path) -> None:
-    """Without the example at place 3, `row_4` stands at place 3: it is still a place, and no name."""
-    table_ = pd.read_csv(folder / "nameless.csv").astype(float)
-    table_.iloc[3, 0] = np.nan
-    table_.to_csv(folder / "holes.csv", index=False)
-    table_[::-1].to_csv(folder / "turned-holes.csv", index=False)
-    given = ("--id-accuracy", folder / "rated.csv", "--missing", "drop-examples")
-    with no_type_checks():
-        made = invoke(
-            "select", folder / "holes.csv", *given, "--size", "30", "--permutations", "0", "--quiet",
-            "--store", folder / "store", "--subset", folder / "holes.json",
-        )  # fmt: skip
-    assert made.exit_code == 0, made.output
-    refused = evaluate(folder, folder / "holes.json", folder / "turned-holes.csv", *given)
-    assert refused.exit_code == 2, refused.output
-    assert "have no names of their own" in refused.stderr
-    asked = evaluate(folder, folder / "holes.json", folder / "holes.csv", *given, "--order", "data")
-    assert asked.exit_code == 0, asked.output
-
-
-def test_the_terminal_too_says_that_few_models_say_little_of_a_correlation(folder: Path) -> None:
-    names = pd.read_csv(folder / "better.csv").columns[2:].tolist()
-    answers = np.random.default_rng(0).uniform(size=(5, len(names))) < np.linspace(0.4, 0.8, 5)[:, None]
-    found = evaluate(folder, folder / "finding" / "subset.json", table(folder / "few.csv", answers, names))
-    assert found.exit_code == 0, found.output
-    said = "R over these models: 5 independent units: with fewer than 8 the interval is unreliable"
-    assert said in " ".join(found.stdout.split())
-    pd.read_csv(folder / "few.csv").drop(columns="id_accuracy").to_csv(folder / "few.csv", index=False)
-    unrated = evaluate(folder, folder / "finding" / "subset.json", folder / "few.csv")
-    assert said in " ".join(unrated.stdout.split())
-    assert "so the correlation is undefined" not in " ".join(unrated.stdout.split())
-
-
-def test_models_without_accuracies_in_distribution_are_evaluated(folder: Path) -> None:
-    frame = pd.read_csv(folder / "better.csv").drop(columns="id_accuracy")
-    frame.to_csv(folder / "zero-shot.csv", index=False)
-    found = evaluate(
-        folder, folder / "finding" / "subset.json", folder / "zero-shot.csv", "--gate", "accuracy >= 0.5"
-    )
-    assert found.exit_code == 0, found.output
-    assert "in-distribution accuracy: not given" in found.stdout
-    refused = evaluate(
-        folder, folder / "finding" / "subset.json", folder / "zero-shot.csv", "--gate", "residual < 1"
-    )
-    assert refused.exit_code == 2
-    assert "no accuracies in distribution; give them (--id-accuracy)" in refused.stderr
-
-
-def test_an_order_that_contradicts_the_names_is_refused(folder: Path) -> None:
-    names = assay.analyses.subsets.CorrectnessData.load(folder / "answers.npz").example_ids.tolist()
-    answers = np.ones((1, len(names)))
-    turned = table(folder / "reversed.csv", answers, names[::-1])
-    refused = evaluate(folder, folder / "finding" / "subset.json", turned, "--order", "data")
-    assert refused.exit_code == 2, refused.output
-    assert "leave out --order" in refused.stderr
-    same = evaluate(folder, folder / "finding" / "subset.json", folder / "better.csv", "--order", "data")
-    assert same.exit_code == 0, same.output
-
-
 def test_all_sizes_of_a_stored_selection_are_evaluated(folder: Path) -> None:
     found = evaluate(folder, _id_of(folder), folder / "better.csv", "--json")
     document = json.loads(found.stdout)
@@ -198,12 +138,9 @@ def _id_of(folder: Path) -> str:
             "is a path document (of --save); give the file of --subset",
         ),
         (["finding/ids.csv", "better.csv"], "is a table; give the file of --subset"),
-        (["finding", "better.csv"], "finding is a folder; give the file of --subset"),
-        (["answers.npz", "better.csv"], "is an archive; give the file of --subset"),
         (["finding/subset.json", "finding/selection.json"], "is a path document (of --save); give a table"),
         (["nowhere.json", "better.csv"], "nowhere.json does not exist; give the file of --subset"),
         (["finding/subset.json", "better.csv", "--gate", "accuracy >= 60"], "between 0 and 1"),
-        (["finding/subset.json", "better.csv", "--report", "page.pdf"], "is page.pdf; give NAME.html"),
         (["finding/subset.json", "better.csv", "--order", "dat"], "did you mean 'data'"),
     ],
 )
@@ -223,49 +160,6 @@ def test_a_damaged_or_absent_file_is_a_problem_of_the_disk(folder: Path) -> None
         assert found.exit_code == 1
     cut = evaluate(folder, folder / "cut.json", folder / "better.csv").stderr
     assert "cut.json cannot be read as JSON" in cut
-    newer = (folder / "finding" / "subset.json").read_text().replace("assay-selection/1", "assay-selection/9")
-    (folder / "newer.json").write_text(newer)
-    found = evaluate(folder, folder / "newer.json", folder / "better.csv").stderr
-    assert "schema 'assay-selection/9'; this version reads 'assay-selection/1'" in found
-
-
-@pytest.mark.parametrize("content", ['{"schema": ["a"]}', '{"schema": {"a": 1}}'])
-def test_a_schema_that_is_no_text_is_json_of_another_kind(folder: Path, content: str) -> None:
-    (folder / "odd.json").write_text(content)
-    for found in (
-        evaluate(folder, folder / "odd.json", folder / "better.csv"),
-        invoke("select", "export", folder / "odd.json", "--store", folder / "store"),
-    ):
-        assert found.exit_code == 2
-        assert "odd.json is JSON of another kind; give the file of --s" in found.stderr
-
-
-def test_a_file_that_cannot_be_read_is_not_called_another_kind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "cut").write_text((folder / "finding" / "subset.json").read_text()[:500])
-    found = evaluate(folder, "cut", "better.csv")
-    assert found.exit_code == 1
-    assert "cut cannot be read as JSON: " in found.stderr
-    assert "give the file of --subset" in found.stderr
-    for name in ("taken", "taken.csv"):
-        with socket.socket(socket.AF_UNIX) as taken:
-            taken.bind(name)  # no user may open it, root included
-            found = evaluate(folder, name, "better.csv")
-        assert found.exit_code == 1
-        assert f"{name} cannot be read: " in found.stderr
-
-
-def test_what_was_understood_of_the_table_is_shown_as_for_a_selection(folder: Path) -> None:
-    made = evaluate(folder, folder / "finding" / "subset.json", folder / "better.csv")
-    for line in (
-        "read as: table",
-        "orientation: wide, a row per model, a column per example",
-        "columns: model = model, id_accuracy = id_accuracy",
-        "examples: 200: night-0",
-    ):
-        assert line in made.stdout
 
 
 @pytest.mark.parametrize("given", ["finding/selection.json", "id"])

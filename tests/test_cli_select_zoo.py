@@ -4,17 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from command_line import Outcome, invoke
-from test_cli_select import planted
-from transformers import ViTConfig, ViTForImageClassification
+from tiny_classifier import tiny_classifier
 from type_checks import no_type_checks
 
 from assay.models import Model
-from assay.tasks import SHAPE_CLASSES, EvalTransform
-from assay.zoo import Zoo, ZooEntry, save_model
+from assay.tasks import SHAPE_CLASSES
+from assay.zoo import Zoo, ZooEntry
 
 
 N_MODELS = 20
@@ -25,17 +22,7 @@ def tiny_zoo(folder: Path, n_models: int = N_MODELS) -> Path:
     entries = []
     for number in range(n_models):
         key = f"model-{number:02d}"
-        torch.manual_seed(number)
-        config = ViTConfig(
-            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32,
-            patch_size=16, num_labels=6, initializer_range=0.3,
-        )  # fmt: skip
-        save_model(
-            ViTForImageClassification(config),
-            folder / key,
-            transform=EvalTransform(resize=(32, 32)),
-            classes=SHAPE_CLASSES,
-        )
+        tiny_classifier(folder / key, layers=1, seed=number, patch=16)
         entries.append(ZooEntry(key=key, path=key, id_accuracy=0.4 + 0.02 * number))
     Zoo(path=folder, name="tiny", entries=tuple(entries), classes=tuple(SHAPE_CLASSES)).save()
     return folder
@@ -96,19 +83,6 @@ def test_a_stopped_run_goes_on_with_the_models_that_are_left(
     assert loaded == [f"model-{number:02d}" for number in range(7, 20)]
 
 
-@pytest.mark.slow
-def test_predictions_of_the_embedded_zoo_are_kept_in_the_store(tmp_path: Path, loaded: list[str]) -> None:
-    from assay.pipeline.subset_data import read_data
-
-    given: dict[str, Any] = {"images": "shapes:sketch", "folder": tmp_path / "store"}
-    first = read_data(Zoo.embedded().path, **given).data
-    assert len(set(loaded)) == 12
-    loaded.clear()
-    assert read_data(Zoo.embedded().path, **given).data.hash == first.hash
-    assert loaded == []
-    assert not (Zoo.embedded().path / "records").exists()
-
-
 @pytest.mark.parametrize(
     ("n_models", "message"),
     [
@@ -122,22 +96,3 @@ def test_too_few_models_are_refused(tmp_path: Path, loaded: list[str], n_models:
     assert (found.exit_code, found.stdout) == (2, "")
     assert message in found.stderr
     assert loaded == [] or n_models >= 4
-
-
-@pytest.mark.slow
-def test_a_run_without_a_page_ends_with_how_to_get_it_and_its_notes_appear_once(tmp_path: Path) -> None:
-    data = planted().take_models(np.arange(19))
-    data.save(tmp_path / "answers.npz")
-    given = (tmp_path / "answers.npz", "--size", "20", "--permutations", "0", "--store", tmp_path / "store")
-    with no_type_checks():
-        found = invoke("select", *given)
-        assert found.exit_code == 0, found.output
-        assert found.stderr.count("19 models: with fewer than 20") == 1
-        assert "--report page.html" in found.stderr.splitlines()[-1]
-        for more in (
-            ("--report", tmp_path / "page.html"),
-            ("--out", tmp_path / "out"),
-            ("--json",),
-            ("--quiet",),
-        ):
-            assert "--report" not in invoke("select", *given, *more).stderr

@@ -19,16 +19,8 @@ from assay.store import Store
 def test_serve_answers_until_it_is_told_to_stop(tmp_path: Path, ending: signal.Signals) -> None:
     store = Store(tmp_path / "store")
     store.put("measurement", {"metric": "kl"}, {"value": 0.25})
-    command = [
-        sys.executable,
-        "-m",
-        "assay.app.cli",
-        "serve",
-        "--store",
-        str(tmp_path / "store"),
-        "--port",
-        "0",
-    ]
+    options = ["--store", str(tmp_path / "store"), "--port", "0"]
+    command = [sys.executable, "-m", "assay.app.cli", "serve", *options]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ASSAY_")}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import Outcome, invoke
-from PIL import Image
 from small_runs import GRID, ZOO_OPTIONS, trained_zoo
+from tiny_classifier import draw_files
 
 from assay.tasks import draw_shapes
 from assay.zoo import Grid, Zoo, edge_scores
@@ -67,14 +67,9 @@ def test_train_index_and_list_work_together(run: Run, tmp_path: Path) -> None:
 
 
 def test_folders_of_images_and_plain_directories_of_models_are_read(run: Run, tmp_path: Path) -> None:
-    images = draw_shapes("flat", 36)
-    for number, (pixels, label) in enumerate(zip(images.pixels, images.labels, strict=True)):
-        folder = tmp_path / "images" / "flat" / images.classes[label]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(folder / f"{number:02}.png")
+    draw_files(tmp_path / "images" / "flat", "flat", 36, by_class=True)
     run("train", "grid.toml", "--images", "images/flat", "--out", "zoo", "--quiet")
     zoo = Zoo.open(tmp_path / "zoo")
-    assert zoo.classes == images.classes
     assert zoo.data["n_train"] + zoo.data["n_validation"] == 36
     plain = ("index", "zoo/models", "--images", "images/flat", "--quiet")
     failed = run(*plain, code=2)
@@ -100,7 +95,6 @@ def test_select_writes_a_grid_that_train_reads(run: Run, tmp_path: Path) -> None
         (["train", "grid.toml", "--out", "zoo"], 2, "images are missing"),
         (["train", "grid.toml", "--shapes", "flaat", "--out", "zoo"], 2, "did you mean 'flat'"),
         (["train", "grid.toml", "--shapes", "flat", "--shapes", "neon", "--out", "zoo"], 2, "trained on one"),
-        (["train", "grid.toml", "--images", "nothing", "--out", "zoo"], 1, "nothing has no images"),
         (["list", "nowhere"], 1, "nowhere is not a directory"),
         (["index", "--shapes", "flat"], 2, "the embedded zoo is read-only"),
     ],

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,10 @@ from assay.core.untrusted import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bars
-    from rich.progress import ProgressColumn
 
     from assay.page.blocks import Page, Table
     from assay.pipeline import Progress
 
-Document = Mapping[str, Any]
 _quiet = False
 
 
@@ -32,11 +29,6 @@ def quiet(*, silent: bool = True) -> Iterator[None]:
         yield
     finally:
         _quiet = before
-
-
-def is_quiet() -> bool:
-    """Whether progress is off."""
-    return _quiet
 
 
 def show_warning(message: Warning | str, *rest: object, **more: object) -> None:
@@ -57,7 +49,7 @@ def say(message: str) -> None:
 
 def note(message: str) -> None:
     """A line on stderr, unless quiet."""
-    if not is_quiet():
+    if not _quiet:
         say(message)
 
 
@@ -77,12 +69,12 @@ def print_json(document: object) -> None:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()
 ) -> None:
-    """Rows under a title on stdout; columns named in `right` (space-separated) are set flush right."""
+    """Rows under a title on stdout; columns named in `right` are set flush right."""
     from assay.page.blocks import Column, Table
 
-    named = [Column(name=column, numeric=column in right.split()) for column in columns]
+    named = [Column(name=column, numeric=column in right) for column in columns]
     print_block(Table(columns=named, rows=rows), title)
 
 
@@ -93,7 +85,7 @@ def print_block(table: "Table", title: str = "") -> None:
     _console().print(table_grid(table, title))
 
 
-def print_result(document: Document) -> None:
+def print_result(document: Any) -> None:
     """What the page of a result says, on stdout."""
     from assay.report.save import pages_of
 
@@ -116,22 +108,9 @@ def _console() -> "Console":
 
 
 @contextmanager
-def bars_on_stderr(*more: "ProgressColumn", first: str = "") -> "Iterator[Bars]":
-    """Bars with the time that is left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    counts = (MofNCompleteColumn(),) if first else ()
-    left = TimeRemainingColumn(elapsed_when_finished=True)
-    with Bars(TextColumn(first), BarColumn(), *counts, left, *more, console=Console(stderr=True)) as bars:
-        yield bars
-
-
-@contextmanager
 def progress_on_stderr() -> "Iterator[Progress]":
     """Bars on a terminal, one line per stage elsewhere, nothing when quiet; always on stderr."""
-    if is_quiet():
+    if _quiet:
         yield lambda stage, done, total: None
         return
     if not sys.stderr.isatty():
@@ -146,7 +125,13 @@ def progress_on_stderr() -> "Iterator[Progress]":
 
         yield line
         return
-    with bars_on_stderr(first="{task.description:<18}") as bars:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    remaining = TimeRemainingColumn(elapsed_when_finished=True)
+    columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), remaining)
+    with Bars(*columns, console=Console(stderr=True)) as bars:
         known: dict[str, Any] = {}
 
         def bar(stage: str, done: int, total: int) -> None:

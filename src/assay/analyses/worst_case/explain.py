@@ -19,7 +19,7 @@ from assay.execution.batches import free_memory
 from assay.execution.forward import check_circuit
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
-from assay.objectives import get_objective
+from assay.objectives import OBJECTIVES
 from assay.tasks import Batch, ImageTask, PairTask, Task
 
 
@@ -359,12 +359,12 @@ def pair_loss(divergence: str | PairLoss) -> tuple[str, PairLoss]:
     """Key and differentiable form of a divergence between the model's and the circuit's logits."""
     if not isinstance(divergence, str):
         return getattr(divergence, "__name__", type(divergence).__name__), divergence
-    objective = get_objective(divergence)
-    if not objective.stationary:
+    if divergence not in OBJECTIVES or not OBJECTIVES[divergence].stationary:
         raise InputError(
             f"{divergence!r} is not a divergence from the model, so it cannot be attributed to edges; "
             "choose 'kl' or 'js', or give a callable of both logits"
         )
+    objective = OBJECTIVES[divergence]
     return objective.key, lambda full, run: objective(
         run, full, _NoAnswers(answers=full.new_zeros(0, 1).long())
     )

@@ -16,7 +16,6 @@ import assay.app.cli.export
 import assay.app.cli.measure
 import assay.app.cli.monitor
 import assay.app.cli.rank
-import assay.app.cli.report
 import assay.app.cli.results
 import assay.app.cli.select
 import assay.app.cli.serve

@@ -1,16 +1,26 @@
 """`assay attack`: how far a circuit departs from its model in the worst case, and what that proves."""
 
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.option_groups import INPUTS, STORED, Count, at_least, own_group
-from assay.app.options import Independent, OfCircuit, OnImages, OnTask
-from assay.app.running import Computing, File, Reporting, call, check_outputs
+from assay.app.settings import (
+    INPUTS,
+    RARE,
+    Count,
+    File,
+    OfCircuit,
+    OnImages,
+    OnTask,
+    Reporting,
+    at_least,
+    call,
+    check_outputs,
+    own_group,
+)
 from assay.core.errors import InputError, OutputError
 
 
@@ -22,12 +32,11 @@ if TYPE_CHECKING:
     from assay.pipeline.prompts import Division
     from assay.tasks import Task
 
-EXPLAINABLE = ("kl", "js")
-PAIRS, BOUNDS, SEARCH = own_group("Pairs"), own_group("Certificates", 41), own_group("Search", 42)
+PAIRS, BOUNDS = own_group("Pairs"), own_group("Certificates", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnImages, OnTask):
+class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
     """What is attacked, over which pairs, and what is asked of them.
 
     Attributes:
@@ -47,6 +56,7 @@ class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnImages, OnT
         reuse_clean: Corrupt the clean prompts of the sample, as the published runs did.
         divergence: Divergence: kl, reverse-kl, js, tv or logit-diff-gap.
         threshold: Report the share of pairs above this divergence; repeat for several.
+        independent: Treat rows as independent samples not used for discovery, and compute certificates.
         percentile: Percentile to certify, as a fraction. Default: 0.95, 0.99, 0.999.
         delta: Confidence of a certificate.
         epsilon: Take the order statistic this far above the percentile, as the paper does.
@@ -63,18 +73,19 @@ class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnImages, OnT
     ablation: Annotated[str, PAIRS] = "resample"
     n_clean: Annotated[Count | None, PAIRS] = None
     n_corrupted: Annotated[Count | None, PAIRS] = None
-    n_pairs: Annotated[Count | None, PAIRS] = None
-    enumerate: Annotated[bool, PAIRS] = False
-    reuse_clean: Annotated[bool, PAIRS] = False
+    n_pairs: Annotated[Count | None, RARE] = None
+    enumerate: Annotated[bool, RARE] = False
+    reuse_clean: Annotated[bool, RARE] = False
     divergence: Annotated[str, PAIRS] = "kl"
-    threshold: Annotated[tuple[float, ...], PAIRS] = ()
+    threshold: Annotated[tuple[float, ...], RARE] = ()
+    independent: Annotated[bool, BOUNDS] = False
     percentile: Annotated[tuple[float, ...], BOUNDS] = ()
-    delta: Annotated[float, BOUNDS] = 0.95
-    epsilon: Annotated[float | None, BOUNDS] = None
-    search: Annotated[int | None, SEARCH, at_least(100)] = None
-    explain: Annotated[bool, SEARCH] = False
-    words: Annotated[tuple[str, ...], SEARCH] = ()
-    resume: Annotated[Path | None, STORED] = None
+    delta: Annotated[float, RARE] = 0.95
+    epsilon: Annotated[float | None, RARE] = None
+    search: Annotated[int | None, PAIRS, at_least(100)] = None
+    explain: Annotated[bool, RARE] = False
+    words: Annotated[tuple[str, ...], RARE] = ()
+    resume: Annotated[Path | None, RARE] = None
 
     @property
     def of_images(self) -> bool:
@@ -91,11 +102,6 @@ class AttackSettings(Computing, Reporting, Independent, OfCircuit, OnImages, OnT
 
         return not is_task_file(self.task) and not self.of_images
 
-    @property
-    def certifies(self) -> bool:
-        """Whether other certificates than the usual ones are asked for."""
-        return bool(self.percentile) or self.epsilon is not None or self.delta != AttackSettings.delta
-
 
 @command(TRUST, example="assay attack --model mini --task ioi --n-clean 100 --n-corrupted 100")
 def attack(settings: AttackSettings) -> None:
@@ -104,35 +110,103 @@ def attack(settings: AttackSettings) -> None:
     Percentiles of the divergence from the model come with certificates.
     """
     from assay import pipeline
-    from assay.analyses.worst_case.search import reads_several
     from assay.tasks import check_equal_lengths, load_task
 
-    protocol = _check(settings)
+    protocol = _protocol(settings)
+    _check(settings, protocol)
     size = call(settings, pipeline.sizes, protocol)
-    own = [_words(text) for text in settings.words]
+    words = [_words(text) for text in settings.words]
     model = settings.load_model()
     model.check_together("assay attack")
     circuit = settings.edge_circuit(model.graph)
     task, found_on = _inputs(settings, model, circuit, size)
     check_equal_lengths(task, "a worst case")
-    several = reads_several(task, settings.seed)
-    if settings.search is not None and protocol == "inputs" and several:
-        raise InputError(
-            f"--search varies the words of single prompts under {settings.ablation} ablation, but these are "
-            "read at several positions, which a search does not climb; remove --search"
-        )
     counted = settings.n_clean or settings.n_corrupted or settings.n_pairs
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
     check_outputs(settings)
-    if settings.resume is not None and settings.resume.is_file():
-        raise OutputError(f"--resume is {settings.resume}, a file; give a directory")
-    for options in own:  # names and fillers are checked before anything is run
+    for options in words:  # names and fillers are checked before anything is run
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             load_task(settings.task, model, n=1, **options)
-    result, cached = _run(settings, model, (task, found_on), circuit, protocol, size, own)
-    _hand_over(settings, result, cached=cached)
+    store = settings.open_store()
+    with progress_on_stderr() as progress:
+        if circuit is None:
+            ablation = _found_under(settings, task)
+            circuit = settings.runs(
+                model, found_on, ablation=ablation, store=store, progress=progress
+            ).circuit
+        stored = call(
+            settings,
+            pipeline.worst_case_stored,
+            *(circuit, model, task, protocol, size),
+            thresholds=settings.threshold,
+            ablation=settings.ablation,
+            reuse_clean=settings.reuse_clean,
+            independent=settings.independent,
+            enumerate=settings.enumerate,
+            directory=settings.resume,
+            store=store,
+            progress=progress,
+        )
+        result = call(
+            settings,
+            pipeline.with_findings,
+            *(stored.result, circuit, model, task),
+            explained=settings.explain,
+            words=words,
+            progress=progress,
+        )
+    _deliver(settings, result, cached=stored.cached)
+
+
+def _protocol(settings: AttackSettings) -> str:
+    """The protocol that is asked for, else the usual one."""
+    from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
+    from assay.analyses.worst_case.sampling import INPUTS, PROTOCOLS
+    from assay.core.errors import check_name
+
+    usual = "all" if settings.of_grammar or settings.ablation == DONOR else "file"
+    protocol = settings.protocol or (usual if edge_ablation(settings.ablation).paired else INPUTS)
+    check_name("protocol", protocol, PROTOCOLS)
+    return protocol
+
+
+def _check(settings: AttackSettings, protocol: str) -> None:
+    """Refuse names and numbers that are wrong before a model is loaded."""
+    from assay import pipeline
+    from assay.analyses.worst_case.bounds import CERTIFIED
+    from assay.analyses.worst_case.explain import pair_loss
+    from assay.analyses.worst_case.pair_divergence import get_divergence
+    from assay.analyses.worst_case.sampling import check_ablation
+    from assay.stats.percentile_bounds import order_of, share
+
+    task = None if settings.of_images else settings.task
+    call(settings, pipeline.check_options, task=task, ablation=None)
+    get_divergence(settings.divergence)
+    if settings.explain:
+        pair_loss(settings.divergence)
+    check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
+    share(settings.delta, "delta")
+    for percentile in settings.percentile or CERTIFIED:
+        share(percentile, "percentile")
+        if settings.epsilon is not None:
+            order_of(1, percentile, settings.epsilon)
+    if not settings.of_grammar:
+        # Of a file or a set of images all rows are run, so that these would be ignored.
+        alone = protocol == "inputs"
+        ignored = {
+            "--words": settings.words,
+            "--n-clean": alone and settings.n_clean,
+            "--search": alone and settings.search,
+        }
+        for option in (option for option, value in ignored.items() if value):
+            raise InputError(f"{option} needs the grammar of a registered task, but {settings.task} has none")
+    save = settings.save
+    if save is not None and save.suffix not in (".safetensors", ".json"):
+        raise InputError(f"--save is {save}; give NAME.safetensors, or NAME.json for the document alone")
+    if settings.resume is not None and settings.resume.is_file():
+        raise OutputError(f"--resume is {settings.resume}, a file; give a directory")
 
 
 def _inputs(
@@ -156,97 +230,6 @@ def _inputs(
     return draws.measured, draws
 
 
-def _check(settings: AttackSettings) -> str:
-    """Refuse settings that do not go together; returns the protocol."""
-    from assay import pipeline
-    from assay.analyses.worst_case.pair_divergence import get_divergence
-    from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
-    from assay.analyses.worst_case.sampling import INPUTS, PROTOCOLS, check_ablation
-    from assay.core.errors import check_name
-
-    named = None if settings.of_images else settings.task
-    pipeline.check_options(method=settings.method, task=named, objective=settings.objective)
-    get_divergence(settings.divergence)
-    usual = "all" if settings.of_grammar or settings.ablation == DONOR else "file"
-    protocol = settings.protocol or (usual if edge_ablation(settings.ablation).paired else INPUTS)
-    check_name("protocol", protocol, PROTOCOLS)
-    check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
-    if protocol == INPUTS and not settings.of_grammar and settings.n_clean is not None:
-        raise InputError(
-            "--n-clean counts prompts of a grammar, but a file, or a set of images, is run whole; remove it"
-        )
-    if settings.search is not None and protocol == INPUTS and not settings.of_grammar:
-        raise InputError(
-            f"--search varies the words of single prompts under {settings.ablation} ablation, but the inputs "
-            "of a file or a set of images are given, and all of them are run; remove --search"
-        )
-    _check_certificates(settings.percentile, settings.delta, settings.epsilon)
-    if settings.reuse_clean and (settings.percentile or settings.epsilon is not None):
-        raise InputError("--reuse-clean gives no certificate; remove --percentile and --epsilon")
-    if settings.explain and settings.divergence not in EXPLAINABLE:
-        raise InputError(
-            f"--explain integrates gradients of {' or '.join(EXPLAINABLE)}; "
-            f"got --divergence {settings.divergence}"
-        )
-    if settings.search is not None and protocol == "matched":
-        raise InputError(
-            "--search combines clean and corrupted prompts freely, so it does not work with protocol "
-            "'matched'"
-        )
-    if settings.words and not settings.of_grammar:
-        raise InputError(
-            "--words changes the word lists of a task's grammar, and a task file or a set of images does not "
-            "have one"
-        )
-    save = settings.save
-    if save is not None and save.suffix not in (".safetensors", ".json"):
-        raise InputError(f"--save is {save}; give NAME.safetensors, or NAME.json for the document alone")
-    return protocol
-
-
-def _run(
-    settings: AttackSettings,
-    model: "Model",
-    inputs: "tuple[Task, Task | Division | str]",
-    circuit: "Circuit | None",
-    protocol: str,
-    size: "PairCounts",
-    words: Sequence[Mapping[str, Any]],
-) -> "tuple[WorstCase, bool]":
-    """The worst case with what was asked beside it, and whether the store had it."""
-    from assay import pipeline
-
-    task, found_on = inputs
-    store = settings.open_store()
-    with progress_on_stderr() as progress:
-        if circuit is None:
-            circuit = settings.runs(
-                model, found_on, ablation=_found_under(settings, task), store=store, progress=progress
-            ).circuit
-        stored = call(
-            settings,
-            pipeline.worst_case_stored,
-            *(circuit, model, task, protocol, size),
-            thresholds=settings.threshold,
-            ablation=settings.ablation,
-            reuse_clean=settings.reuse_clean,
-            independent=settings.independent,
-            enumerate=settings.enumerate,
-            directory=settings.resume,
-            store=store,
-            progress=progress,
-        )
-        result = call(
-            settings,
-            pipeline.with_findings,
-            *(stored.result, circuit, model, task),
-            explained=settings.explain,
-            words=words,
-            progress=progress,
-        )
-    return result, stored.cached
-
-
 def _found_under(settings: AttackSettings, task: "Task") -> str:
     """The ablation under which a circuit is found; images may have no counterparts to resample from."""
     if settings.ablation != "resample-donor":
@@ -254,25 +237,13 @@ def _found_under(settings: AttackSettings, task: "Task") -> str:
     return "resample" if getattr(task, "corrupted", None) is not None else "mean-positional"
 
 
-def _check_certificates(percentiles: Sequence[float] | None, delta: float, epsilon: float | None) -> None:
-    """Refuse what no sample could certify before a sample is run."""
-    from assay.analyses.worst_case.bounds import CERTIFIED
-    from assay.stats.percentile_bounds import order_of, share
-
-    share(delta, "delta")
-    for percentile in percentiles or CERTIFIED:
-        share(percentile, "percentile")
-        if epsilon is not None:
-            order_of(1, percentile, epsilon)
-
-
-def _words(given: str) -> dict[str, Any]:
+def _words(text: str) -> dict[str, Any]:
     """`SLOT=a,b,c`, `SLOT=@FILE` or `templates=one template` as an option of a grammar."""
     from assay.analyses.worst_case.outside import read_words
 
-    slot, equals, value = given.partition("=")
+    slot, equals, value = text.partition("=")
     if not equals or not slot or not value:
-        raise InputError(f"--words is {given!r}; give SLOT=a,b,c or SLOT=@FILE, e.g. objects=rose,letter")
+        raise InputError(f"--words is {text!r}; give SLOT=a,b,c or SLOT=@FILE, e.g. objects=rose,letter")
     if value.startswith("@"):
         return {slot: read_words(Path(value[1:]))}
     if "{" in value:  # a template; commas are part of it
@@ -280,12 +251,15 @@ def _words(given: str) -> dict[str, Any]:
     return {slot: [word.strip() for word in value.split(",") if word.strip()]}
 
 
-def _hand_over(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> None:
-    """The result to files and to stdout."""
+def _deliver(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> None:
+    """The result, with the certificates that are asked for, to files and to stdout."""
+    from assay.analyses.worst_case.bounds import CERTIFIED
+
     document = result.to_dict()
-    if settings.certifies:
-        chosen = {"percentiles": settings.percentile} if settings.percentile else {}
-        document["certificates"] = call(settings, result.listed_certificates, **chosen)
+    if settings.percentile or settings.epsilon is not None or settings.delta != AttackSettings.delta:
+        document["certificates"] = result.listed_certificates(
+            settings.percentile or CERTIFIED, delta=settings.delta, epsilon=settings.epsilon
+        )
     if not settings.json:
         for warning in document["warnings"]:
             remark(warning["message"])

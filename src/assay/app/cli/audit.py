@@ -7,10 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import Document, print_pages, progress_on_stderr
-from assay.app.option_groups import DEFAULT_STORE, DISCOVERY, INPUTS, OUTPUT, Count, own_group
-from assay.app.options import Ablating, Counted, HeldOut, OnImages, OnTask, Sizing
-from assay.app.running import Batched, File, Seeded, Storing, Talking, call
+from assay.app.console import print_pages, progress_on_stderr
+from assay.app.settings import (
+    DEFAULT_STORE,
+    DISCOVERY,
+    INPUTS,
+    OUTPUT,
+    Ablating,
+    Count,
+    File,
+    HeldOut,
+    OnImages,
+    OnTask,
+    RunningModels,
+    Sizing,
+    call,
+    check_outputs,
+    own_group,
+)
 
 
 if TYPE_CHECKING:
@@ -21,7 +35,7 @@ SCOPE = own_group("Stages")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditSettings(Talking, Seeded, Batched, Storing, Ablating, Sizing, Counted, HeldOut, OnImages, OnTask):
+class AuditSettings(RunningModels, Ablating, Sizing, HeldOut, OnImages, OnTask):
     """What is audited, how far, and where the report goes.
 
     Attributes:
@@ -48,48 +62,34 @@ def audit(settings: AuditSettings) -> None:
     """
     from assay import pipeline
 
-    call(settings, pipeline.check_options, task=None)
-    result = _run(settings)
+    call(settings, pipeline.check_options)
+    check_outputs(settings, settings.out / "report.html")
+    with progress_on_stderr() as progress:
+        result = call(
+            settings,
+            pipeline.audit,
+            settings.load_model(),
+            settings.task,
+            skip=[name.strip() for names in settings.skip for name in names.split(",") if name.strip()],
+            store=settings.store or settings.out,
+            progress=progress,
+            out=settings.out,
+        )
     settings.deliver(
         result.document,
         {"report": File(settings.out / "report.html", lambda path: None)},  # written with the results
-        show=lambda: _print_audit(result.document),
+        show=lambda: _print_audit(result),
         identity=result.id,
         cached=result.cached,
     )
 
 
-def _skipped(settings: AuditSettings) -> list[str]:
-    """Stages to leave out."""
-    return [name.strip() for names in settings.skip for name in names.split(",") if name.strip()]
-
-
-def _run(settings: AuditSettings) -> "Audit":
-    from assay import pipeline
-
-    # By its name where nothing else is asked for: then a wrong task costs no loading.
-    asked = settings.torch_dtype or settings.revision or settings.post_norm or settings.device_map
-    by_name = not asked and not settings.prompt_rules and settings.experts == "together"
-    model = settings.model if by_name else settings.load_model()
-    with progress_on_stderr() as progress:
-        return call(
-            settings,
-            pipeline.audit,
-            *(model, settings.task),
-            skip=_skipped(settings),
-            device=settings.place() if by_name else None,
-            store=settings.store or settings.out,
-            out=settings.out,
-            progress=progress,
-        )
-
-
-def _print_audit(document: Document) -> None:
+def _print_audit(result: "Audit") -> None:
     """The page of the audit; of worst case and calibrations, which have pages of their own, the finding."""
     from assay.page.blocks import Page
     from assay.report.save import pages_of
 
-    audit_page, *others = pages_of(document)
+    audit_page, *others = pages_of(result.document)
     findings = (
         Page(kind=each.kind, title=each.title, verdict=each.verdict, remark=each.remark) for each in others
     )

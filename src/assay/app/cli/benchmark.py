@@ -3,21 +3,31 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
-from assay.app.console import echo, echo_result, print_block, print_json, progress_on_stderr, remark
-from assay.app.option_groups import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count
-from assay.app.options import Ablating, Beginning, OnModel
-from assay.app.running import Batched, Computing, Seeded, call, make_room
-from assay.core.errors import InputError, OutputError
+from assay.app.console import echo, print_block, progress_on_stderr, remark
+from assay.app.settings import (
+    DISCOVERY,
+    INPUTS,
+    OUTPUT,
+    RUNNING,
+    Ablating,
+    Count,
+    File,
+    OnModel,
+    RunningModels,
+    call,
+    check_outputs,
+    make_room,
+)
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.analyses.benchmark import Contender, DiscoveryBenchmark
-    from assay.analyses.benchmark.targets import Target
+    from assay.analyses.benchmark import DiscoveryBenchmark
     from assay.circuits import EdgeScores
     from assay.models import Model
 
@@ -25,7 +35,7 @@ benchmark_app = family(CIRCUITS, "benchmark", "Judge methods against each other.
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkSettings(Computing, Seeded, Batched, Ablating, Beginning, OnModel):
+class BenchmarkSettings(RunningModels, Ablating, OnModel):
     """Which methods are judged on which model and task, and what is kept.
 
     Attributes:
@@ -66,126 +76,84 @@ def discovery(settings: BenchmarkSettings) -> None:
 
     By CPR, CMD, seconds, memory and plain forward passes.
     """
-    from assay.pipeline.benchmark import write_benchmark
+    from assay.analyses.benchmark import benchmark_discovery, choose_entries
+    from assay.analyses.benchmark.targets import find_target
+    from assay.pipeline.benchmark import export_submission, parse_options, quick_settings, write_benchmark
 
-    entered = _competitors(settings)
-    for folder in (settings.out, settings.export, settings.scores_dir):
-        _check_folder(folder)
-    result, model = _run(settings, entered)
-    _check_served([row.reason for row in result.rows])
-    written = {} if settings.out is None else write_benchmark(settings.out, result)
-    written |= _keep_scores(result, model, export=settings.export, scores_dir=settings.scores_dir)
-    identity = _keep_benchmark(settings, result)
-    if settings.json:
-        print_json(result.to_dict())
-        return
-    _print_benchmark(result)
-    _print_files(written, identity)
-
-
-# ------------------------------------------------------------------------------------------------- reading
-
-
-def _split(texts: Sequence[str]) -> list[str] | None:
-    """Names from options that may be repeated and may hold commas; None where there is no option."""
-    if not texts:
-        return None
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    if not names:
-        raise InputError("an option that takes names is empty; give names, or remove the option for all")
-    return names
-
-
-def _check_served(reasons: list[str | None]) -> None:
-    """Refuse a comparison in which no method could take part, with the first reason."""
-    if reasons and all(reason is not None for reason in reasons):
-        raise InputError(f"every method was rejected: {reasons[0]}")
-
-
-class _Entered(NamedTuple):
-    methods: list[str] | None
-    options: Mapping[str, Mapping[str, Any]]
-    n: int
-    entries: "Sequence[Contender]"
-
-
-def _competitors(settings: BenchmarkSettings) -> _Entered:
-    """Methods, their options and the number of examples; what a quick run shrinks is said on stderr."""
-    from assay.analyses.benchmark import choose_entries
-    from assay.analyses.benchmark.targets import DEFAULT_N
-    from assay.pipeline.benchmark import parse_options, quick_settings
-
-    methods, options, n = _split(settings.methods), parse_options(list(settings.options)), settings.n
+    methods: Sequence[str] | None = _methods(settings.methods)
+    options: Mapping[str, Mapping[str, Any]] = parse_options(settings.options)
+    n = settings.n
     if settings.quick:
         shrunk = quick_settings(methods, options, n)
-        methods, n = list(shrunk.methods), shrunk.n
-        options = {name: dict(own) for name, own in shrunk.options.items()}
+        methods, options, n = shrunk.methods, shrunk.options, shrunk.n
         for text in shrunk.said:
             remark(f"quick: {text}")
-    return _Entered(methods, options, DEFAULT_N if n is None else n, choose_entries(methods, options))
-
-
-def _target(settings: BenchmarkSettings, entered: _Entered) -> "Target":
-    from assay.analyses.benchmark.targets import find_target
-
-    return call(
-        settings,
-        find_target,
-        *(settings.model, settings.task),
-        n=entered.n,
-        device=settings.place(),
-        dtype=settings.torch_dtype,
-    )
-
-
-def _run(settings: BenchmarkSettings, entered: _Entered) -> "tuple[DiscoveryBenchmark, Model]":
-    """The judged methods, and the model they ran on."""
-    from assay.analyses.benchmark import benchmark_discovery
-
+    choose_entries(methods, options)  # wrong names cost no loading
+    check_outputs(settings, folders=(settings.export, settings.scores_dir))
     with progress_on_stderr() as progress:
         progress("load", 0, 1)
-        target = _target(settings, entered)
+        target = call(
+            settings,
+            find_target,
+            *(settings.model, settings.task),
+            n=n,
+            device=settings.place(),
+            dtype=settings.torch_dtype,
+        )
         progress("load", 1, 1)
         result = call(
             settings,
             benchmark_discovery,
             *(target.model, target.task),
-            methods=entered.methods,
-            options=entered.options,
+            methods=methods,
+            options=options,
             held_out=target.held_out if settings.evaluate == "held-out" else None,
             imports=_imported(settings.imports, target.model, target.task.name),
             truth=target.truth,
             progress=progress,
         )
-    return result, target.model
+    reasons = [row.reason for row in result.rows]
+    if reasons and None not in reasons:
+        raise InputError(f"every method was rejected: {reasons[0]}")
+
+    def save_scores(folder: Path) -> None:
+        for name, scores in result.scores.items():
+            scores.save(make_room(folder / f"{name}.safetensors"))
+
+    files = {
+        "benchmark": File(settings.out, lambda folder: write_benchmark(folder, result)),
+        "scores": File(settings.scores_dir, save_scores),
+        "submission": File(settings.export, lambda folder: export_submission(folder, result, target.model)),
+    }
+    identity = _keep(settings, result)
+    settings.deliver(result.to_dict(), files, show=lambda: _print_benchmark(result), identity=identity)
+
+
+def _methods(texts: Sequence[str]) -> list[str] | None:
+    """Names from options that may be repeated and may hold commas; None where there is no option."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    if texts and not names:
+        raise InputError("--methods is empty; give names of methods, or leave it out for all of them")
+    return names or None
 
 
 def _imported(paths: Sequence[Path], model: "Model", task: str) -> "dict[str, EdgeScores]":
+    """Scores of other tools, by the names of their files."""
     from assay.pipeline.benchmark import read_scores
 
-    found: dict[str, EdgeScores] = {}
+    scores: dict[str, EdgeScores] = {}
     for path in paths:
         name = path.stem if path.suffix else path.name
-        if name in found:
+        if name in scores:
             raise InputError(
                 f"two imported files are named {name!r}; rename one, because rows are labelled by that name"
             )
-        found[name] = read_scores(path, model, task)
-    return found
+        scores[name] = read_scores(path, model, task)
+    return scores
 
 
-def _check_folder(folder: Path | None) -> None:
-    """Refuse a directory that cannot be written, before the work is done."""
-    from assay.pipeline import check_writable
-
-    if folder is None:
-        return
-    if folder.is_file():
-        raise OutputError(f"{folder} is a file; give a directory")
-    check_writable(folder)
-
-
-def _keep_benchmark(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -> str:
+def _keep(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -> str:
+    """Store the benchmark; returns its id."""
     from assay.store import About
 
     document = result.to_dict()
@@ -207,43 +175,14 @@ def _keep_benchmark(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -
     return settings.keep("benchmark", {**facts, "methods": rows}, document, about)
 
 
-def _keep_scores(
-    found: "DiscoveryBenchmark", model: "Model", *, export: Path | None, scores_dir: Path | None
-) -> dict[str, Path]:
-    """Scores of every method as files of ours, and as a submission that others read."""
-    written: dict[str, Path] = {}
-    if scores_dir is not None:
-        for name, scores in found.scores.items():
-            scores.save(make_room(scores_dir / f"{name}.safetensors"))
-        written["scores"] = scores_dir
-    if export is not None:
-        from assay.pipeline.benchmark import export_submission
-
-        written["submission"] = export_submission(export, found, model)
-    return written
-
-
-# ---------------------------------------------------------------------------------------------- for reading
-
-
-def _print_benchmark(found: "DiscoveryBenchmark") -> None:
+def _print_benchmark(result: "DiscoveryBenchmark") -> None:
+    """Tables and notes for reading."""
     from assay.analyses.benchmark import tables
 
-    echo(tables.heading(found))
-    echo()
-    print_block(tables.quality_table(found))
-    echo()
-    echo(tables.LEGEND)
-    echo()
-    print_block(tables.order_of(found))
-    for text in tables.notes(found):
+    echo(f"{tables.heading(result)}\n")
+    print_block(tables.quality_table(result))
+    echo(f"\n{tables.LEGEND}\n")
+    print_block(tables.order_of(result))
+    for text in tables.notes(result):
         echo(f"note: {text}")
-
-
-def _print_files(written: Mapping[str, Path], identity: str) -> None:
-    if written or identity:
-        echo()
-    for kind, path in written.items():
-        echo(f"{kind:<10} {path}")
-    if identity:
-        echo_result(identity)
+    echo()

@@ -1,33 +1,41 @@
 """`assay calibrate`: the sixteen gates on the measurements of a circuit."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from assay.app.cli.parsing import TRUST, command
+from assay.app.cli.parsing import GATE_FIRED, TRUST, command
 from assay.app.console import progress_on_stderr, say
-from assay.app.option_groups import INPUTS, RUNNING, Count, at_least, own_group
-from assay.app.options import Ablating, HeldOut, OfCircuit, OnTask
-from assay.app.running import Computing, Reporting, call, check_outputs
+from assay.app.settings import (
+    INPUTS,
+    RARE,
+    RUNNING,
+    Ablating,
+    Count,
+    HeldOut,
+    OfCircuit,
+    OnTask,
+    Reporting,
+    at_least,
+    call,
+    check_outputs,
+    own_group,
+)
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
     from assay.discovery.heads.table import AnyCircuit
     from assay.models import Model
-    from assay.pipeline import DrawnPrompts, Progress
+    from assay.pipeline import DrawnPrompts
     from assay.pipeline.gates import StoredCalibration
-    from assay.store import Store
-    from assay.tasks import PairTask
 
-GATE_FIRED = 3
 GATES = own_group("Gates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTask):
+class CalibrateSettings(Reporting, Ablating, OfCircuit, HeldOut, OnTask):
     """Which circuit is judged, and what the gates compare it with.
 
     Attributes:
@@ -42,7 +50,7 @@ class CalibrateSettings(Computing, Reporting, Ablating, OfCircuit, HeldOut, OnTa
     against: Annotated[tuple[str, ...], GATES] = ()
     published: Annotated[str | None, GATES] = None
     groups: Annotated[str | None, GATES] = None
-    random_sets: Annotated[int, GATES, at_least(0)] = 0
+    random_sets: Annotated[int, RARE, at_least(0)] = 0
     gate: Annotated[bool, RUNNING] = False
     prompts: Annotated[Count, INPUTS] = 100
 
@@ -57,9 +65,21 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
         gates: Keys or codes of single gates, e.g. C11. Default: all.
         settings: The options.
     """
+    from assay import pipeline
+    from assay.analyses.calibration import find_gate
+    from assay.discovery.heads import INTERVENTIONS
     from assay.tasks import check_equal_lengths, load_task
 
-    chosen = _check(settings, gates)
+    call(settings, pipeline.check_options, ablation=None)
+    if settings.ablation is not None:
+        INTERVENTIONS[settings.ablation]
+    for other in settings.against:
+        pipeline.check_options(task=other)
+        if other.replace("_", "-") == settings.task.replace("_", "-"):
+            raise InputError(f"--against {other} is the task itself; name another, see `assay list tasks`")
+    chosen = [find_gate(name).key for name in gates] if gates else None
+    if settings.discover_on is not None and settings.circuit is not None:
+        raise InputError("--discover-on has no effect with --circuit, which is not discovered; remove one")
     model = settings.load_model()
     model.check_together("assay calibrate")
     circuit = settings.named_circuit(model.graph)
@@ -75,53 +95,45 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
     return 0
 
 
-def _check(settings: CalibrateSettings, gates: Sequence[str]) -> list[str] | None:
-    """Refuse settings that do not go together; returns the keys of the gates."""
-    from assay import pipeline
-    from assay.analyses.calibration import find_gate
-    from assay.discovery.heads import INTERVENTIONS
-
-    pipeline.check_options(method=settings.method, task=settings.task, objective=settings.objective)
-    if settings.ablation is not None:
-        INTERVENTIONS[settings.ablation]
-    for other in settings.against:
-        pipeline.check_options(task=other)
-        if other.replace("_", "-") == settings.task.replace("_", "-"):
-            raise InputError(
-                f"--against {other} is the task itself; name another one, see `assay list tasks`"
-            )
-    chosen = [find_gate(name).key for name in gates] if gates else None
-    if settings.discover_on is not None and settings.circuit is not None:
-        raise InputError("--discover-on has no effect with --circuit, which is not discovered; remove one")
-    return chosen
-
-
 def _run(
     settings: CalibrateSettings, model: "Model", circuit: "AnyCircuit | None", gates: list[str] | None
 ) -> "StoredCalibration":
+    """The gates on a circuit that is given, or on one that is discovered here."""
     from assay import pipeline
     from assay.analyses.calibration.battery import gates_on_same_prompts
     from assay.circuits import load_head_circuit
+    from assay.execution import ABLATIONS
 
     published = None if settings.published is None else load_head_circuit(settings.published)
     store = settings.open_store()
-    n, seed = settings.n, settings.seed
+    seed, drawn = settings.seed, settings.prompts
+    # Heads know more ablations than edges.
+    ablation = settings.ablation if settings.ablation in ABLATIONS else None
     with progress_on_stderr() as progress:
-        discovered = _discovering(settings, model, store, progress)
-        circuit, measured = _circuit_and_prompts(settings, model, circuit, discovered)
-        draws = [pipeline.draw_prompts(model, other, n=n, seed=seed) for other in settings.against]
-        others = [(each.measured, discovered(each, None)) for each in draws]
-        table = pipeline.usual_prompts(measured, settings.prompts, seed=seed)
+
+        def discovered(draws: "DrawnPrompts", top: int | None) -> "AnyCircuit":
+            return settings.runs(
+                model, draws, top=top, ablation=ablation, store=store, progress=progress
+            ).circuit
+
+        if circuit is None:
+            draws = call(settings, pipeline.draw_prompts, model, settings.task)
+            circuit, measured = discovered(draws, settings.top), draws.measured
+        else:
+            prompts = pipeline.prompts_to_measure
+            measured = call(settings, prompts, model, settings.task, drawn=drawn, circuit=circuit)
+        draws_of_others = [
+            pipeline.draw_prompts(model, other, n=settings.n, seed=seed) for other in settings.against
+        ]
+        others = [(each.measured, discovered(each, None)) for each in draws_of_others]
+        table = pipeline.usual_prompts(measured, drawn, seed=seed)
         return pipeline.calibrate_stored(
             circuit,
             model,
             table.task,
             pool=table.pool,
             same_prompts=gates_on_same_prompts(circuit, measured, others),
-            against=[
-                (pipeline.usual_prompts(other, settings.prompts, seed=seed).task, its)
-                for other, its in others
-            ],
+            against=[(pipeline.usual_prompts(task, drawn, seed=seed).task, its) for task, its in others],
             published=published,
             gates=gates,
             groups=settings.groups,
@@ -132,41 +144,3 @@ def _run(
             store=store,
             progress=progress,
         )
-
-
-def _discovering(
-    settings: CalibrateSettings, model: "Model", store: "Store", progress: "Progress"
-) -> "Callable[[DrawnPrompts, int | None], AnyCircuit]":
-    """A function that discovers a circuit of a size on drawn prompts."""
-    from assay.execution import ABLATIONS
-
-    # Heads know more ablations than edges.
-    ablation = settings.ablation if settings.ablation in ABLATIONS else None
-
-    def discovered(draws: "DrawnPrompts", size: int | None) -> "AnyCircuit":
-        return settings.runs(
-            model, draws, top=size, ablation=ablation, store=store, progress=progress
-        ).circuit
-
-    return discovered
-
-
-def _circuit_and_prompts(
-    settings: CalibrateSettings,
-    model: "Model",
-    circuit: "AnyCircuit | None",
-    discovered: "Callable[[DrawnPrompts, int | None], AnyCircuit]",
-) -> "tuple[AnyCircuit, PairTask]":
-    """The circuit that is judged, and the prompts it is measured on."""
-    from assay import pipeline
-
-    if circuit is None:
-        draws = call(settings, pipeline.draw_prompts, model, settings.task)
-        return discovered(draws, settings.top), draws.measured
-    return circuit, call(
-        settings,
-        pipeline.prompts_to_measure,
-        *(model, settings.task),
-        drawn=settings.prompts,
-        circuit=circuit,
-    )

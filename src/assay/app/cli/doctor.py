@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from assay.app.cli.parsing import STORE, command
-from assay.app.console import echo, note, print_json, print_table
-from assay.app.running import Talking
+from assay.app.console import echo, note, print_table
+from assay.app.settings import Talking
 from assay.core.extras import DISTRIBUTION, EXTRAS, install_command, installed_version
 
 
@@ -35,10 +35,7 @@ def doctor(settings: Talking) -> int:
         "checks": checks,
         "ok": all(each["ok"] for each in checks),
     }
-    if settings.json:
-        print_json(document)
-    else:
-        _show(document)
+    settings.deliver(document, show=lambda: _show(document))
     return 0 if document["ok"] else 1
 
 
@@ -46,34 +43,26 @@ def versions() -> dict[str, str | None]:
     """Version of the package that runs, of Python, of the packages below it and of its plug-ins."""
     from assay.core.record import library_version
 
-    others = importlib.metadata.distributions()
     plugins = [
         each.metadata["Name"]
-        for each in others
+        for each in importlib.metadata.distributions()
         if any(point.group.startswith("assay.") for point in each.entry_points)
     ]
-    names = {name: installed_version(name) for name in (*ENGINE, *plugins)}
-    return {DISTRIBUTION: library_version(), "python": platform.python_version(), **names}
+    own = {DISTRIBUTION: library_version(), "python": platform.python_version()}
+    return own | {name: installed_version(name) for name in (*ENGINE, *plugins)}
 
 
 def machine() -> dict[str, Any]:
-    """System, cores, free memory in bytes, and devices of PyTorch with their total memory in bytes."""
+    """System, cores, free memory in bytes, and the devices of PyTorch by name."""
     import torch
 
     from assay.core.machine import free_memory, usable_cores
     from assay.models.placing import accelerator
 
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    devices = []
-    for index in range(torch.accelerator.device_count() if kind else 0):
-        facts = torch.cuda.get_device_properties(index) if kind and kind.type == "cuda" else None
-        devices.append(
-            {
-                "name": f"{kind}:{index}",
-                "card": facts.name if facts else None,
-                "memory": facts.total_memory if facts else None,
-            }
-        )
+    devices = [f"{kind}:{index}" for index in range(torch.accelerator.device_count())] if kind else []
+    if kind and kind.type == "cuda":
+        devices = [f"{name} {torch.cuda.get_device_name(name)}" for name in devices]
     return {
         "system": platform.platform(),
         "interpreter": sys.executable,
@@ -86,15 +75,19 @@ def machine() -> dict[str, Any]:
 
 def packages(extra: str) -> dict[str, Any]:
     """Versions of what an extra installs, none where it is missing, and the command that installs it."""
-    found = {name: installed_version(name) for name in EXTRAS[extra]}
-    return {"installed": None not in found.values(), "packages": found, "command": install_command(extra)}
+    installed = {name: installed_version(name) for name in EXTRAS[extra]}
+    return {
+        "installed": None not in installed.values(),
+        "packages": installed,
+        "command": install_command(extra),
+    }
 
 
 def engine_checks() -> list[dict[str, Any]]:
     """Facts that hold for every model, on the embedded one and its default device.
 
-    The full circuit, run as pairs of inputs, gives the logits of the model's own forward pass. Single runs
-    and runs of pairs, which add up a circuit in different ways, agree on a random one. The scores of
+    A random circuit run alone and as pairs of inputs, which add it up in different ways, gives the same
+    logits. The full circuit, run as pairs, gives those of the model's own forward pass. The scores of
     `eap-ig-inputs` out of the input add up to the effect of ablating it.
 
     Returns:
@@ -110,20 +103,17 @@ def engine_checks() -> list[dict[str, Any]]:
 
     model = load_model("mini")
     task = load_task("ioi", model, n=PROMPTS)
-    logits, half = run_model(model, task), Circuit.random(model.graph, model.graph.n_edges // 2)
+    largest, half = run_model(model, task).abs().max(), Circuit.random(model.graph, model.graph.n_edges // 2)
     own = torch.arange(PROMPTS)[:, None].expand(-1, 2)
     own_pass = model.module(task.clean.to(model.device)).logits.cpu()
     native = own_pass[torch.arange(PROMPTS), task.positions]
     full = run_circuit(model, task, Circuit.full(model.graph), pairs=own) - native
     two_ways = run_circuit(model, task, half) - run_circuit(model, task, half, pairs=own)
+    gap = discover(model, task, "eap-ig-inputs").details["completeness_gap"]
     values = (
-        (
-            "full circuit against the model, of the largest logit",
-            full.abs().max() / logits.abs().max(),
-            LOGITS,
-        ),
-        ("single runs against runs of pairs", two_ways.abs().max() / logits.abs().max(), LOGITS),
-        ("gap of eap-ig-inputs", discover(model, task, "eap-ig-inputs").details["completeness_gap"], GAP),
+        ("full circuit against the model, of the largest logit", full.abs().max() / largest, LOGITS),
+        ("single runs against runs of pairs", two_ways.abs().max() / largest, LOGITS),
+        ("gap of eap-ig-inputs", gap, GAP),
     )
     return [
         {"name": name, "value": float(value), "limit": limit, "ok": float(value) <= limit}
@@ -132,20 +122,16 @@ def engine_checks() -> list[dict[str, Any]]:
 
 
 def _show(document: dict[str, Any]) -> None:
-    host = document["machine"]
     rows = [[name, version or "not installed"] for name, version in document["versions"].items()]
-    rows += [[name, str(host[name])] for name in ("system", "interpreter", "cores", "default_device")]
-    rows += [["free memory", _size(host["free_memory"])]]
-    rows += [[each["name"], f"{each['card'] or ''} {_size(each['memory'])}"] for each in host["devices"]]
-    print_table("Environment", ["part", "here"], rows)
-    extras = [[name, "yes" if each["installed"] else each["command"]]
-              for name, each in document["extras"].items()]  # fmt: skip
-    print_table("Extras", ["extra", "installed"], extras)
-    checks = [[each["name"], f"{each['value']:.2g}", f"{each['limit']:g}", "yes" if each["ok"] else "NO"]
-              for each in document["checks"]]  # fmt: skip
-    print_table("Engine", ["check", "value", "at most", "holds"], checks)
+    facts = document["machine"] | {"devices": ", ".join(document["machine"]["devices"]) or "none"}
+    facts["free_memory"] = f"{facts['free_memory'] / 1e9:.1f} GB"
+    print_table("Environment", ["part", "here"], rows + [[name, str(each)] for name, each in facts.items()])
+    extras = document["extras"].items()
+    rows = [[name, "yes" if each["installed"] else each["command"]] for name, each in extras]
+    print_table("Extras", ["extra", "installed"], rows)
+    rows = [
+        [each["name"], f"{each['value']:.2g}", f"{each['limit']:g}", "yes" if each["ok"] else "NO"]
+        for each in document["checks"]
+    ]
+    print_table("Engine", ["check", "value", "at most", "holds"], rows)
     echo("The engine works here." if document["ok"] else "The engine is wrong here. Please report this.")
-
-
-def _size(n_bytes: int | None) -> str:
-    return "" if n_bytes is None else f"{n_bytes / 1e9:.1f} GB"

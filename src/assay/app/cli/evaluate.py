@@ -10,23 +10,25 @@ from assay.app.cli.monitor import monitor  # noqa: F401 - the command that this 
 from assay.app.cli.parsing import app, command
 from assay.app.console import progress_on_stderr, remark
 from assay.app.monitor.settings import ALARM
-from assay.app.option_groups import (
+from assay.app.settings import (
     DISCOVERY,
     INPUTS,
     OUTPUT,
+    RARE,
     STEPS,
-    Count,
-    Steps,
-    at_least,
-)
-from assay.app.options import (
     Ablating,
     ComparingCircuits,
-    LayerOptions,
+    Count,
+    File,
     OnClassifier,
+    Reporting,
+    RunningModels,
     SkipBad,
+    Steps,
+    at_least,
+    call,
+    check_outputs,
 )
-from assay.app.running import Batched, Computing, File, Reporting, Seeded, call, check_outputs
 from assay.core.errors import InputError
 
 
@@ -35,9 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(
-    Computing, Reporting, Seeded, Batched, LayerOptions, ComparingCircuits, Ablating, SkipBad, OnClassifier
-):
+class EvaluateSettings(RunningModels, Reporting, ComparingCircuits, Ablating, SkipBad, OnClassifier):
     """Which domains are measured, how the circuit is found, and how the alarm is tried.
 
     Attributes:
@@ -57,6 +57,10 @@ class EvaluateSettings(
         deltas: Lowest and highest performance threshold of the alarm curve, in steps of 0.01.
         subsets: Random subsets of the calibration domains per threshold.
         subset_size: Calibration domains of a subset, at most.
+        granularity: Layers of dependency matrices and maps: block, or sublayer (heads and MLP apart).
+        ratio: Share of blocks counted as deep, and as shallow; at most 0.5.
+        sets: Shallow and deep layers of the depth bias: symmetric, or reference (the authors', 12 blocks).
+        include_input: Count the input as a shallow layer.
         method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
         quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
@@ -71,15 +75,19 @@ class EvaluateSettings(
     parts: Annotated[Count, INPUTS] = 1
     n: Annotated[int | None, INPUTS, at_least(2)] = None
     rated: Annotated[Count, INPUTS] = 1000
-    least: Annotated[Count, INPUTS] = 50
+    least: Annotated[Count, RARE] = 50
     corruptions: Annotated[str, ALARM] = "all"
     measure: Annotated[str, ALARM] = "accuracy"
     deltas: Annotated[str, ALARM] = "0.5,0.95"
-    subsets: Annotated[Count, ALARM] = 100
-    subset_size: Annotated[Count, ALARM] = 20
+    subsets: Annotated[Count, RARE] = 100
+    subset_size: Annotated[Count, RARE] = 20
+    granularity: Annotated[str, RARE] = "block"
+    ratio: Annotated[float, RARE] = 0.3
+    sets: Annotated[str, RARE] = "symmetric"
+    include_input: Annotated[bool, RARE] = False
     method: Annotated[str | None, DISCOVERY] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
-    quadrature: Annotated[str | None, DISCOVERY] = None
+    quadrature: Annotated[str | None, RARE] = None
     table: Annotated[Path | None, OUTPUT] = None
     figures: Annotated[Path | None, OUTPUT] = None
 

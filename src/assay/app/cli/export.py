@@ -2,31 +2,28 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_json
-from assay.app.option_groups import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, Count
-from assay.app.options import Beginning
-from assay.app.running import Storing, Talking, make_room
+from assay.app.settings import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, Count, Storing, Talking, make_room
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.circuits import EdgeScores, ExportedCircuit
+    from assay.circuits import ExportedCircuit
     from assay.models import Model
     from assay.tasks import PairTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class CircuitExportSettings(Talking, Storing, Beginning):
+class CircuitExportSettings(Talking, Storing):
     """What is exported, with what, and where to.
 
     Attributes:
         scores: File of edge scores. Default: those of the result, or 1 for every edge.
-        roles: Roles and labels of nodes, a file saved in the circuit viewer.
         model: Model: with --task, the page gets attention patterns and weights on single prompts.
         task: Registered task or file of prompts.
         prompts: First prompts of the task that the page shows.
@@ -35,7 +32,6 @@ class CircuitExportSettings(Talking, Storing, Beginning):
     """
 
     scores: Annotated[Path | None, CIRCUIT, Parameter(metavar="FILE")] = None
-    roles: Annotated[Path | None, CIRCUIT, Parameter(metavar="FILE")] = None
     model: Annotated[str | None, INPUTS] = None
     task: Annotated[str | None, INPUTS] = None
     prompts: Annotated[Count, INPUTS] = 3
@@ -53,9 +49,9 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
         circuit: Circuit file, or the id of a stored audit, circuit or scores.
         settings: The options.
     """
-    from assay.circuits import export_circuit
+    from assay.circuits import NodeRoles, export_circuit, load_scores
     from assay.circuits.export import FORMATS
-    from assay.report import circuit_document, save_report
+    from assay.pipeline.circuits import circuit_with_scores
 
     if settings.save.suffix not in (".html", *FORMATS):
         raise InputError(
@@ -64,81 +60,70 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
         )
     if (settings.model is None) != (settings.task is None):
         raise InputError("--model and --task go together: give both, or neither")
-    exported = _exported(circuit, settings)
-    model, task = _inputs(settings)
+    exported = circuit_with_scores(circuit, settings.existing_store)
+    exported = replace(exported, roles=NodeRoles.of(exported.circuit), model=settings.model or exported.model)
+    if settings.scores is not None:
+        exported = replace(exported, scores=load_scores(settings.scores, exported.circuit.graph))
+    model, task = _inputs(settings, exported)
     out = make_room(settings.save)
     if out.suffix == ".html":
-        document = circuit_document(
-            exported.circuit,
-            scores=exported.scores,
-            examples=_examples(settings, model, task, exported),
-            roles=exported.roles,
-            model=model,
-            task=task,
-            prompts=settings.prompts,
-        )
-        save_report(out, document)
+        _save_page(out, settings, exported, model, task)
     else:
-        export_circuit(out, _with_prompt(exported, model, task))
+        export_circuit(out, exported if task is None else _with_prompt(exported, task))
     if settings.json:
         print_json({"circuit": exported.circuit.hash, "n_edges": len(exported.edges), "saved": str(out)})
     else:
         echo(f"{out}")
 
 
-def _exported(named: str, settings: CircuitExportSettings) -> "ExportedCircuit":
-    """The circuit, with scores and roles of files where they are given."""
-    from assay.circuits import NodeRoles, load_roles, load_scores
-    from assay.pipeline.circuits import circuit_with_scores
-
-    found = circuit_with_scores(named, settings.existing_store)
-    circuit, scores = found.circuit, found.scores
-    if settings.scores is not None:
-        scores = load_scores(settings.scores, circuit.graph)
-    roles = NodeRoles.of(circuit) if settings.roles is None else load_roles(settings.roles, circuit.graph)
-    return replace(found, scores=scores, roles=roles, model=settings.model or found.model)
-
-
-def _inputs(settings: CircuitExportSettings) -> "tuple[Model | None, PairTask | None]":
-    """Model and prompts where they are named."""
+def _inputs(
+    settings: CircuitExportSettings, exported: "ExportedCircuit"
+) -> "tuple[Model | None, PairTask | None]":
+    """Model and prompts where they are named; the circuit must be of that model."""
     if settings.model is None or settings.task is None:
         return None, None
+    from assay.core.errors import GraphMismatchError
     from assay.models import load_model
     from assay.tasks import PairTask, load_task
 
     model = load_model(settings.model)
-    task = load_task(settings.task, model, n=settings.prompts, bos=settings.bos)
+    task = load_task(settings.task, model, n=settings.prompts)
     if not isinstance(task, PairTask):
         raise InputError(f"--task {settings.task} has images; attention patterns are shown of prompts")
+    if model.graph.fingerprint != exported.circuit.graph.fingerprint:
+        raise GraphMismatchError(f"the circuit does not belong to {model.id}: their graphs differ")
     return model, task
 
 
-def _examples(
+def _save_page(
+    out: Path,
     settings: CircuitExportSettings,
+    exported: "ExportedCircuit",
     model: "Model | None",
     task: "PairTask | None",
-    exported: "ExportedCircuit",
-) -> "EdgeScores | None":
-    """Scores of the edges on each prompt."""
-    if model is None or task is None:
-        return None
-    from assay.core.errors import GraphMismatchError
+) -> None:
+    """The page, with patterns and scores of the edges on each prompt where there are prompts."""
     from assay.discovery.edges import discover
+    from assay.report import circuit_document, save_report
 
-    if model.graph.fingerprint != exported.circuit.graph.fingerprint:
-        raise GraphMismatchError(f"the circuit does not belong to {model.id}: their graphs differ")
-    return discover(model, task, settings.method, per_example=True)
+    examples = None
+    if model is not None and task is not None:
+        examples = discover(model, task, settings.method, per_example=True)
+    document = circuit_document(
+        exported.circuit,
+        scores=exported.scores,
+        examples=examples,
+        roles=exported.roles,
+        model=model,
+        task=task,
+        prompts=settings.prompts,
+    )
+    save_report(out, document)
 
 
-def _with_prompt(
-    exported: "ExportedCircuit", model: "Model | None", task: "PairTask | None"
-) -> "ExportedCircuit":
+def _with_prompt(exported: "ExportedCircuit", task: "PairTask") -> "ExportedCircuit":
     """The circuit with the first prompt of a task, for formats that show one."""
-    from dataclasses import replace
-
     from assay.report.circuit_page import prompt_tokens
 
-    if model is None or task is None:
-        return exported
-    tokens: list[Any] = prompt_tokens(task, 0)
-    return replace(exported, prompt="".join(tokens), tokens=tuple(tokens))
+    tokens = tuple(prompt_tokens(task, 0))
+    return replace(exported, prompt="".join(tokens), tokens=tokens)

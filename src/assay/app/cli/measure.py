@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo_result, print_pages, progress_on_stderr
-from assay.app.option_groups import INPUTS, at_least, own_group
-from assay.app.options import Ablating, OfCircuit, OnImages, Prompted
-from assay.app.running import Computing, Saving, call, check_outputs, json_file
+from assay.app.settings import (
+    INPUTS,
+    Ablating,
+    OfCircuit,
+    OnImages,
+    Saving,
+    at_least,
+    call,
+    check_outputs,
+    json_file,
+    own_group,
+)
 
 
 if TYPE_CHECKING:
@@ -21,7 +30,7 @@ METRICS = own_group("Metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureSettings(Computing, Saving, Ablating, OfCircuit, OnImages, Prompted):
+class MeasureSettings(Saving, Ablating, OfCircuit, OnImages):
     """What is measured of which circuit, on what.
 
     Attributes:
@@ -40,18 +49,41 @@ def measure(settings: MeasureSettings) -> None:
     """Measure a circuit on tasks by one or more metrics."""
     from assay import pipeline
 
-    for task in settings.task if settings.images is None else (None,):
+    for task in settings.task:
         call(settings, pipeline.check_options, task=task, metrics=settings.metric)
     check_outputs(settings)
     model = settings.load_model()
     circuit = settings.edge_circuit(model.graph)
-    records = _records(settings, model, circuit)
+    inputs = _inputs(settings, model, circuit)
+    store = settings.open_store()
+    records = []
+    with progress_on_stderr() as progress:
+        for prompts in inputs:
+            runs = settings.runs(model, prompts, circuit, store=store, progress=progress)
+            for place, key in enumerate(settings.metric):
+                progress("measure", place, len(settings.metric))
+                record = pipeline.measure_stored(runs, key, random_circuits=settings.n_random, store=store)
+                records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **record})
+            progress("measure", len(settings.metric), len(settings.metric))
     files = {"written": json_file(settings.path_of(settings.save, "measurements.json"), records)}
-    settings.deliver(
-        records,
-        files,
-        show=lambda: _show(records),
-    )
+    settings.deliver(records, files, show=lambda: _show(records))
+
+
+def _inputs(
+    settings: MeasureSettings, model: "Model", circuit: "Circuit | None"
+) -> "Sequence[Task | DrawnPrompts]":
+    """The inputs of each task."""
+    from assay import pipeline
+    from assay.pipeline.inputs import read_inputs
+
+    if settings.images is not None:
+        return [call(settings, read_inputs, "", settings.images, model)]
+    if circuit is not None:
+        return [
+            call(settings, pipeline.prompts_to_measure, model, task, circuit=circuit)
+            for task in settings.task
+        ]
+    return [call(settings, pipeline.draw_prompts, model, task) for task in settings.task]
 
 
 def _show(records: list[dict[str, Any]]) -> None:
@@ -60,39 +92,3 @@ def _show(records: list[dict[str, Any]]) -> None:
     print_pages(measurements_page(records))
     for record in records:
         echo_result(record["hash"])
-
-
-def _tasks(
-    settings: MeasureSettings, model: "Model", circuit: "Circuit | None"
-) -> "Sequence[Task | DrawnPrompts]":
-    """The inputs of each task."""
-    from assay import pipeline
-    from assay.pipeline.inputs import read_inputs
-
-    n, seed = settings.n, settings.seed
-    if settings.images is not None:
-        return [read_inputs("", settings.images, model, n=n, seed=seed, skip_bad=settings.skip_bad)]
-    if circuit is not None:
-        return [
-            pipeline.prompts_to_measure(model, task, n=n, seed=seed, circuit=circuit)
-            for task in settings.task
-        ]
-    return [pipeline.draw_prompts(model, task, n=n, seed=seed) for task in settings.task]
-
-
-def _records(settings: MeasureSettings, model: "Model", circuit: "Circuit | None") -> list[dict[str, Any]]:
-    """Every metric on every task."""
-    from assay import pipeline
-
-    tasks = _tasks(settings, model, circuit)
-    store = settings.open_store()
-    records = []
-    with progress_on_stderr() as progress:
-        for prompts in tasks:
-            runs = settings.runs(model, prompts, circuit, store=store, progress=progress)
-            for place, key in enumerate(settings.metric):
-                progress("measure", place, len(settings.metric))
-                record = pipeline.measure_stored(runs, key, random_circuits=settings.n_random, store=store)
-                records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **record})
-            progress("measure", len(settings.metric), len(settings.metric))
-    return records

@@ -4,19 +4,16 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from assay.app.cli.parsing import IMAGES, command
+from assay.app.cli.parsing import GATE_FIRED, IMAGES, command
 from assay.app.console import echo, echo_result, note, print_json, progress_on_stderr, remark, say
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.option_groups import RUNNING
-from assay.app.running import Computing
+from assay.app.settings import RUNNING, Computing
 
 
 if TYPE_CHECKING:
     from assay.analyses.generalization.journal import Reading
     from assay.app.monitor.watch import MonitorRun, Stop
     from assay.pipeline.monitoring import StartedMonitor
-
-ALARM = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +45,7 @@ def monitor(settings: MonitorSettings) -> int:
     alarms = sum(bool(each.alarm) for each in readings)
     if settings.gate and alarms:
         say(f"gate: {alarms} batch(es) raised the alarm")
-        return ALARM
+        return GATE_FIRED
     return 0
 
 
@@ -131,7 +128,7 @@ def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "lis
 
 
 def _keep(settings: MonitorSettings, started: "StartedMonitor") -> str:
-    """The document in the store of `--store`, once there is a reading."""
+    """Store the document once there is a reading; returns its id."""
     from assay.store import About
 
     document = started.document

@@ -15,21 +15,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast, get_args
 
-from cyclopts import (
-    App,
-    ArgumentCollection,
-    CoercionError,
-    CycloptsError,
-    Group,
-    MissingArgumentError,
-    Parameter,
-    RepeatArgumentError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, ArgumentCollection, CoercionError, CycloptsError, Group, Parameter
 from cyclopts.config import Env, Toml
 
-from assay.app.console import quiet, say, show_warning
-from assay.app.running import ImageWorkers, Quiet
+from assay.app.console import print_json, quiet, say, show_warning
+from assay.app.settings import FILTERS, ImageWorkers, Quiet, RareGroup, Talking
 from assay.core.errors import AssayError, AssayWarning, InputError, by_option, unknown_name
 from assay.core.machine import decoding_with
 
@@ -41,12 +31,15 @@ CIRCUITS, TRUST, IMAGES, SUBSETS, STORE = (
     for place, name in enumerate(("Circuits", "Trust", "Image classifiers", "Subsets", "Store"))
 )
 PREFIX = "ASSAY_"
+_VARIABLES = Env(PREFIX, source="an ASSAY_ variable", command=False, show=False)
+HELP_ALL = "--help-all"
+GATE_FIRED = 3
 INTERRUPTED = 130
 EXIT_CODES = {
     0: "done",
     1: "failed",
     2: "wrong usage, an unknown name or a value out of range",
-    3: "a gate or alarm fired",
+    GATE_FIRED: "a gate or alarm fired",
     INTERRUPTED: "interrupted",
 }
 
@@ -101,7 +94,8 @@ def command(
         parameters = [_with_default(parameter) for parameter in signature.parameters.values()]
         cast(Any, function).__signature__ = signature.replace(parameters=parameters)
         facts: dict[str, Any] = {} if group is None else {"group": group}
-        (parent or app).command(cast(Any, function), name=name, help_epilogue=f"Example:  {example}", **facts)
+        epilogue = f"Rarer options: {HELP_ALL}\n\nExample:  {example}"
+        (parent or app).command(cast(Any, function), name=name, help_epilogue=epilogue, **facts)
         return function
 
     return register
@@ -120,6 +114,12 @@ def _with_default(parameter: inspect.Parameter) -> inspect.Parameter:
 # ---- where values come from ---------------------------------------------------------------------
 
 
+def read_variables(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Values of `ASSAY_NAME` variables; filters take none: ASSAY_MODEL is for what computes."""
+    settable = [each for each in arguments if each.parameter.group != FILTERS.group]
+    _VARIABLES(application, commands, ArgumentCollection(settable))  # type: ignore[no-untyped-call]
+
+
 def read_config(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Values of the TOML file of `--config`, which has a table for each command: `[audit]`, `[store.ls]`."""
     paths = [token.value for each in arguments if each.name == "--config" for token in each.tokens]
@@ -136,7 +136,8 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
                 f"{paths[-1]} sets {name!r} outside a table; put [{'.'.join(commands)}] above it"
             )
         if name not in app:
-            raise unknown_name(f"command in {paths[-1]}", name, [*app])
+            known = [each for each in app if not each.startswith("-")]
+            raise unknown_name(f"command in {paths[-1]}", name, known)
     file(application, commands, arguments)
 
 
@@ -168,12 +169,13 @@ app = make_app(
     "assay",
     "Discover circuits in trained transformers and measure how far they can be trusted.",
     help_epilogue="Start with `assay audit`. "
-    "Options can also come from ASSAY_OPTION variables and, with --config, from a TOML file.\n\nExit codes: "
+    "Options can also come from ASSAY_OPTION variables and, with --config, from a TOML file; "
+    f"`assay COMMAND {HELP_ALL}` lists the rarer ones.\n\nExit codes: "
     + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code not in (0, INTERRUPTED))
     + ".",
     version=_version,
     group_commands=Group("Options", sort_key=-1),
-    config=(Env(PREFIX, source="an ASSAY_ variable", command=False, show=False), read_config, check_values),
+    config=(read_variables, read_config, check_values),
 )
 
 app.register_install_completion_command(help="Install completion with the tab key for the current shell.")
@@ -185,74 +187,56 @@ app.register_install_completion_command(help="Install completion with the tab ke
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code, 2 where a family of commands got none.
 
-    Errors of the package are one message on stderr and a code, its warnings a line each. With `--traceback`,
-    and for every other error, the exception passes through.
+    Errors of the package are one message on stderr (with `--json` also a document on stdout) and a code, its
+    warnings a line each. With `--traceback`, and for every other error, the exception passes through.
     """
-    traceback = False
+    words = ["--help" if word == HELP_ALL else word for word in arguments]
+    RareGroup.shown = HELP_ALL in arguments
+    settings: Quiet = Talking(json="--json" in words, traceback="--traceback" in words)
     try:
-        function, bound = _parse(list(arguments))
+        function, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
         bound.apply_defaults()
-        settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), Quiet())
-        traceback = settings.traceback
+        settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), settings)
         workers = settings.workers if isinstance(settings, ImageWorkers) else None
         with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding_with(workers):
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", AssayWarning)
             warnings.showwarning = show_warning
             code = function(*bound.args, **bound.kwargs)
-        helped = function.__name__ == "help_print" and not {"--help", "-h"} & set(arguments)
+        helped = function.__name__ == "help_print" and "--help" not in words and "-h" not in words
         return 2 if helped else code or 0
     except CycloptsError as error:
-        say(f"error: {_sentence(error)}")
-        return 2
-    except AssayError as error:
-        if traceback:
+        return _failed(settings, _with_source(error), 2)
+    except (AssayError, OSError) as error:
+        if settings.traceback or not (isinstance(error, AssayError) or error.errno == errno.ENAMETOOLONG):
             raise
-        say(f"error: {by_option(str(error))}")
-        return 2 if isinstance(error, InputError) else 1
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG or traceback:
-            raise
-        say(f"error: file name too long: {str(error.filename)[:60]}...")
-        return 2
+        return _failed(settings, *_message(error))
     except KeyboardInterrupt:
         say("Interrupted. Run the same command again to resume.")
         return INTERRUPTED
+    finally:
+        RareGroup.shown = False
 
 
-def _parse(arguments: list[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
-    """The function to call and its arguments; of an option that is given twice, the last value counts."""
-    try:
-        function, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
-    except RepeatArgumentError as error:
-        if error.token.source != "cli":
-            raise
-        _, applications, _ = app.parse_commands(arguments)
-        own = applications[-1].assemble_argument_collection()
-        argument = next(each for each in own if error.token.keyword in each.names)
-        first = next(
-            place for place, text in enumerate(arguments) if text.partition("=")[0] in argument.names
-        )
-        values = 0 if "=" in arguments[first] else argument.token_count()[0]
-        return _parse(arguments[:first] + arguments[first + 1 + values :])
-    return function, bound
+def _message(error: AssayError | OSError) -> tuple[str, int]:
+    """What a user reads of an error, and the exit code."""
+    if not isinstance(error, AssayError):
+        return f"file name too long: {str(error.filename)[:60]}...", 2
+    return by_option(str(error)), 2 if isinstance(error, InputError) else 1
 
 
-def _sentence(error: CycloptsError) -> str:
+def _with_source(error: CycloptsError) -> str:
     """What is wrong with the arguments, and the file or variable it is in."""
-    text, argument = str(error), error.argument
-    if isinstance(error, UnusedCliTokensError):
-        return f"unexpected argument {(error.unused_tokens or [''])[0]!r}"
-    if isinstance(error, MissingArgumentError) and argument is not None:
-        if error.keyword is None:
-            return f"`assay {' '.join(error.command_chain or ())}` needs {argument.name}"
-        count = argument.token_count()[0]
-        return f"{error.keyword} needs {'a value' if count == 1 else f'{count} values'}"
-    token = getattr(error, "token", None) or (argument.tokens[0] if argument and argument.tokens else None)
-    if token is None or argument is None or token.source == "cli":
-        return text
-    text = text.replace(token.keyword or "", argument.name)
-    return text if token.source in text else f"{text} (from {token.source})"
+    text, source = str(error), getattr(getattr(error, "token", None), "source", "")
+    return text if source in ("", "cli") or source in text else f"{text} (from {source})"
+
+
+def _failed(settings: Quiet, message: str, code: int) -> int:
+    """Say an error; returns the exit code."""
+    say(f"error: {message}")
+    if isinstance(settings, Talking) and settings.json:
+        print_json({"error": message, "code": code})
+    return code
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +9,22 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.option_groups import INPUTS, Count, at_least, own_group
-from assay.app.options import Ablating, Quadrature, SkipBad, Typed
-from assay.app.running import Batched, Computing, Reporting, Seeded, call, check_outputs, keywords
+from assay.app.settings import (
+    INPUTS,
+    RARE,
+    Ablating,
+    Count,
+    Quadrature,
+    Reporting,
+    RunningModels,
+    SkipBad,
+    Typed,
+    at_least,
+    call,
+    check_outputs,
+    keywords,
+    own_group,
+)
 from assay.core.errors import InputError
 
 
@@ -26,7 +39,7 @@ STOPPING = own_group("Stopping early", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadrature, SkipBad):
+class RankSettings(RunningModels, Reporting, Typed, Ablating, Quadrature, SkipBad):
     """Which models are ranked, on what, and by which metrics.
 
     Attributes:
@@ -63,11 +76,11 @@ class RankSettings(Computing, Reporting, Seeded, Batched, Typed, Ablating, Quadr
     fast: Annotated[bool, RANKING] = False
     measure: Annotated[str, RANKING] = "accuracy"
     ratio: Annotated[float, RANKING] = 0.3
-    include_input: Annotated[bool, RANKING] = False
-    sets: Annotated[str, RANKING] = "symmetric"
+    include_input: Annotated[bool, RARE] = False
+    sets: Annotated[str, RARE] = "symmetric"
     steps: Annotated[Count, RANKING] = 5
     draws: Annotated[int, RANKING, at_least(20)] = 200
-    sharpness_batch: Annotated[Count, RANKING] = 256
+    sharpness_batch: Annotated[Count, RARE] = 256
     until: Annotated[str | None, STOPPING] = None
     error: Annotated[float, STOPPING] = 0.05
 
@@ -80,7 +93,6 @@ def rank(settings: RankSettings) -> None:
     """
     from assay.pipeline.ranking import keep_ranking
 
-    _check_stopping(settings)
     lineups = _lineups(settings)
     metric = None if settings.until is None else _picked_by(settings, lineups)
     check_outputs(settings)
@@ -90,16 +102,6 @@ def rank(settings: RankSettings) -> None:
         document, name = _document(_rankings(settings, lineups)), "ranking.json"
     keep_ranking(settings.open_store(), document)
     settings.deliver(document, settings.files(document, name), identity=document["id"])
-
-
-def _check_stopping(settings: RankSettings) -> None:
-    """Refuse options that are not read with `--until stable`, or only with it."""
-    unread, why = ["error"], "without --until stable"
-    if settings.until is not None:
-        unread, why = ["fast", "measure", "sharpness_batch"], "with --until stable, which picks by one metric"
-    for field in fields(settings):
-        if field.name in unread and getattr(settings, field.name) != field.default:
-            raise InputError(f"--{field.name.replace('_', '-')} has no effect {why}; remove it")
 
 
 def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:

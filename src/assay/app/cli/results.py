@@ -1,16 +1,25 @@
-"""`assay list` and `assay show`: what is registered, and one stored result."""
+"""`assay list`, `show` and `report`: what is registered, and pages of what the store holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
-from assay.app.console import echo, print_json, print_pages, print_table
-from assay.app.running import Storing, Talking
+from assay.app.console import echo, print_pages, print_table
+from assay.app.settings import OUTPUT, File, Storing, Talking, own_group
 from assay.core.errors import InputError, check_name
 from assay.core.untrusted import printable
 
+
+if TYPE_CHECKING:
+    from assay.catalogue import Entry
+    from assay.page.blocks import Page
+    from assay.store import Store, StoredResult
+
+SUBJECT = own_group("Subject")
 
 LISTED = (
     "methods",
@@ -42,47 +51,113 @@ def list_(kind: str, /, *, settings: Talking) -> None:
     """
     from assay.catalogue import list_entries
 
-    if kind == "results":
-        raise InputError("results are listed by another command: use `assay store ls`")
     check_name("kind", kind, LISTED)
     entries = list_entries(kind)
-    if settings.json:
-        print_json([entry.to_dict() for entry in entries])
-        return
-    more = MORE_COLUMNS.get(kind, {})
-    rows = [
-        [entry.key, entry.summary, *(_cell(entry.facts.get(fact)) for fact in more.values())]
-        for entry in entries
-    ]
+    settings.deliver([entry.to_dict() for entry in entries], show=lambda: _print_entries(kind, entries))
+
+
+def _print_entries(kind: str, entries: "Sequence[Entry]") -> None:
+    more, rows = MORE_COLUMNS.get(kind, {}), []
+    for entry in entries:
+        facts = (entry.facts.get(fact) or "" for fact in more.values())
+        cells = (", ".join(fact) if isinstance(fact, tuple) else fact for fact in facts)
+        rows.append([entry.key, entry.summary, *cells])
     print_table("", ["key", "description", *more], rows)
     if kind == "models":
         echo("Any of them by a hub id or a directory. `assay list tasks` names the tasks for prompts.")
 
 
-def _cell(fact: str | tuple[str, ...] | None) -> str:
-    return ", ".join(fact) if isinstance(fact, tuple) else fact or ""
-
-
 @dataclass(frozen=True, kw_only=True)
-class ShowSettings(Storing, Talking):
-    """Where a result is shown from, and how."""
+class StoreSettings(Talking, Storing):
+    """Which store is read or changed."""
 
 
 @command(STORE, example="assay show 3f2a91c0 --json")
-def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: ShowSettings) -> None:
+def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: StoreSettings) -> None:
     """Show one stored result.
 
     Args:
         identity: Id of a result, or its beginning.
         settings: The options.
     """
-    found = settings.existing_store().get(identity)
-    if settings.json:
-        print_json(found.document())
-        return
-    echo(printable(f"{found.kind} {found.id}, {found.created[:19]}", lines=False))
-    echo(printable(found.about, lines=False))
-    echo()
+    result = settings.existing_store().get(identity)
+    settings.deliver(result.document(), show=lambda: _print_stored(result))
+
+
+def _print_stored(result: "StoredResult") -> None:
     from assay.report.record import pages_of_result
 
-    print_pages(*pages_of_result(found))
+    for line in (f"{result.kind} {result.id}, {result.created[:19]}", result.about, ""):
+        echo(printable(line, lines=False))
+    print_pages(*pages_of_result(result))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings(Talking, Storing):
+    """What the page shows.
+
+    Attributes:
+        sweep: Sweep: its jobs and what they measured.
+        compare: Two audits, measurements or sweeps, by id or by name of the sweep: what both measured.
+        save: HTML file to write. Default: report.html in the store; of --compare none.
+    """
+
+    sweep: Annotated[str | None, SUBJECT, Parameter(metavar="NAME|ID")] = None
+    compare: Annotated[tuple[str, str] | None, SUBJECT, Parameter(metavar="A B")] = None
+    save: Annotated[Path | None, OUTPUT] = None
+
+
+@command(STORE, example="assay report --compare 3f2a91c0 af8985c4 --save compared.html")
+def report(
+    identity: Annotated[str | None, Parameter(name="ID")] = None, /, *, settings: ReportSettings
+) -> None:
+    """Build a page from the store, or compare two results.
+
+    The page is of a result or a sweep. --compare A B prints what both have measured.
+
+    Args:
+        identity: Id of a result, or hash of a circuit; what has no page of its own is a table. Default: the
+            newest audit.
+        settings: The options.
+    """
+    subjects = {"ID": identity, "--sweep": settings.sweep, "--compare": settings.compare}
+    names = [name for name, value in subjects.items() if value is not None]
+    if len(names) > 1:
+        raise InputError(f"{' and '.join(names)} select different pages; give one of them")
+    store = settings.existing_store()
+    if settings.compare is not None:
+        from assay.pipeline.compare import compare_frame, compare_page
+
+        page = compare_page(store, *settings.compare)
+        rows = compare_frame(store, *settings.compare).to_dict("records")
+        settings.deliver(rows, {"report": _html(settings.save, [page])}, show=lambda: print_pages(page))
+        return
+    about, pages = _pages(store, identity, settings.sweep)
+    file = _html(settings.save or store.directory / "report.html", pages)
+    settings.deliver({**about, "report": str(file.path)}, {"report": file}, show=lambda: None)
+
+
+def _html(path: Path | None, pages: "Sequence[Page]") -> File:
+    from assay.circuits import write_atomically
+    from assay.page.html import render_pages
+
+    return File(path, lambda path: write_atomically(path, render_pages(pages).encode()))
+
+
+def _pages(store: "Store", identity: str | None, sweep: str | None) -> "tuple[dict[str, str], list[Page]]":
+    """What the page is about, and the page: of a sweep, of one result, or of the newest audit."""
+    from assay.report import sweep_page
+    from assay.report.record import pages_of_result
+
+    if sweep is not None:
+        return {"sweep": sweep}, [sweep_page(store, sweep)]
+    if identity is None:
+        audits = store.query("audit", order="-created", limit=1)
+        if not audits:
+            raise InputError(
+                f"the store at {store.directory} does not hold an audit yet; run `assay audit` first"
+            )
+        identity = audits[0].id
+    result = store.get(identity)
+    page = [sweep_page(store, result.id)] if result.kind == "sweep" else pages_of_result(result)
+    return {"id": result.id}, page

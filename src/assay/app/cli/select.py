@@ -7,19 +7,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from assay.app.cli.parsing import SUBSETS, app, command
+from assay.app.cli.parsing import GATE_FIRED, SUBSETS, app, command
 from assay.app.console import note, print_json, print_table, progress_on_stderr, say
-from assay.app.option_groups import INPUTS, OUTPUT, RUNNING, Count, at_least, count_or, own_group
-from assay.app.running import (
+from assay.app.settings import (
+    INPUTS,
+    OUTPUT,
+    RARE,
+    RUNNING,
     Computing,
+    Count,
     File,
     Placed,
     Reporting,
     Seeded,
     Talking,
+    at_least,
     call,
     check_outputs,
+    count_or,
     json_file,
+    own_group,
 )
 from assay.core.errors import InputError, check_name
 
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
     from assay.pipeline.subset_description import SubsetDescriber
     from assay.pipeline.subsets import StoredSelection
 
-GATE_FIRED = 3
 IDS = (".csv", ".parquet", ".txt")
 OF_ADAM = ("trials", "epochs", "patience", "penalty")
 OBJECTIVES = {"pearson": "r", "r2": "r2"}
@@ -68,15 +74,15 @@ class AnswerSettings(Placed):
 
     groups: Annotated[str | None, INPUTS] = None
     families: Annotated[str | None, INPUTS] = None
-    columns: Annotated[str | None, INPUTS] = None
+    columns: Annotated[str | None, RARE] = None
     id_accuracy: Annotated[str | None, INPUTS] = None
-    orientation: Annotated[str | None, INPUTS] = None
-    cells: Annotated[str | None, INPUTS] = None
-    scores: Annotated[str | None, INPUTS] = None
-    missing: Annotated[str | None, INPUTS] = None
-    id_envs: Annotated[str | None, INPUTS] = None
-    ood_env: Annotated[str | None, INPUTS] = None
-    checkpoints: Annotated[str, INPUTS] = "last"
+    orientation: Annotated[str | None, RARE] = None
+    cells: Annotated[str | None, RARE] = None
+    scores: Annotated[str | None, RARE] = None
+    missing: Annotated[str | None, RARE] = None
+    id_envs: Annotated[str | None, RARE] = None
+    ood_env: Annotated[str | None, RARE] = None
+    checkpoints: Annotated[str, RARE] = "last"
     facts: Annotated[str | None, INPUTS] = None
     examples: Annotated[Path | None, INPUTS] = None
     images: Annotated[str | None, INPUTS] = None
@@ -102,9 +108,9 @@ class PoolSettings(Seeded, AnswerSettings):
     """
 
     digits_models: Annotated[int | None, INPUTS, at_least(32)] = None
-    cross: Annotated[tuple[str, ...], INPUTS] = ()
+    cross: Annotated[tuple[str, ...], RARE] = ()
     embeddings: Annotated[Path | None, INPUTS] = None
-    id_embeddings: Annotated[Path | None, INPUTS] = None
+    id_embeddings: Annotated[Path | None, RARE] = None
 
     def read(self, predictions: Path | None, progress: "Progress", **more: Any) -> "GivenData":
         """As that of answers, and what is given of the examples beside."""
@@ -155,31 +161,31 @@ class SelectSettings(PoolSettings, Computing, Reporting):
 
     sizes: Annotated[str | None, SELECTION] = None
     size: Annotated[Count | None, SELECTION] = None
-    refine: Annotated[int | Literal["bisection"] | None, SELECTION, count_or("bisection")] = None
+    refine: Annotated[int | Literal["bisection"] | None, RARE, count_or("bisection")] = None
     solver: Annotated[str, SELECTION] = "swap"
-    trials: Annotated[Count | None, SELECTION] = None
-    epochs: Annotated[Count | None, SELECTION] = None
-    patience: Annotated[Count | None, SELECTION] = None
-    penalty: Annotated[str | None, SELECTION] = None
-    objective: Annotated[str, SELECTION] = "pearson"
-    clip: Annotated[str, SELECTION] = "eps"
-    allowed: Annotated[Path | None, SELECTION] = None
-    must_include: Annotated[Path | None, SELECTION] = None
-    split: Annotated[str | None, SELECTION] = None
-    compat: Annotated[bool, SELECTION] = False
-    path: Annotated[str, SELECTION] = "independent"
+    trials: Annotated[Count | None, RARE] = None
+    epochs: Annotated[Count | None, RARE] = None
+    patience: Annotated[Count | None, RARE] = None
+    penalty: Annotated[str | None, RARE] = None
+    objective: Annotated[str, RARE] = "pearson"
+    clip: Annotated[str, RARE] = "eps"
+    allowed: Annotated[Path | None, RARE] = None
+    must_include: Annotated[Path | None, RARE] = None
+    split: Annotated[str | None, RARE] = None
+    compat: Annotated[bool, RARE] = False
+    path: Annotated[str, RARE] = "independent"
     strata: Annotated[str | None, SELECTION] = None
     permutations: Annotated[int, VERDICT, at_least(0)] = 99
-    folds: Annotated[int, VERDICT, at_least(3)] = 5
+    folds: Annotated[int, RARE, at_least(3)] = 5
     encoder: Annotated[str | None, DESCRIPTION] = None
     text: Annotated[str | None, DESCRIPTION] = None
     phrases: Annotated[str | None, DESCRIPTION] = None
     endpoint: Annotated[str | None, DESCRIPTION] = None
     endpoint_model: Annotated[str | None, DESCRIPTION] = None
-    endpoint_key: Annotated[str | None, DESCRIPTION] = None
-    endpoint_parameters: Annotated[str | None, DESCRIPTION] = None
+    endpoint_key: Annotated[str | None, RARE] = None
+    endpoint_parameters: Annotated[str | None, RARE] = None
     workers: Annotated[Count | None, RUNNING] = None
-    layout: Annotated[str, RUNNING] = "auto"
+    layout: Annotated[str, RARE] = "auto"
     gate: Annotated[bool, RUNNING] = False
     table: Annotated[Path | None, OUTPUT] = None
     ids: Annotated[Path | None, OUTPUT] = None

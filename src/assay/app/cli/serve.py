@@ -7,8 +7,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import note
-from assay.app.option_groups import at_least, own_group
-from assay.app.running import Quiet, Storing
+from assay.app.settings import Quiet, Storing, at_least, own_group
 
 
 SITE = own_group("Site")

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command, family
-from assay.app.cli.results import show
-from assay.app.console import echo, print_json, print_table, remark, say
-from assay.app.option_groups import OUTPUT, RUNNING, STORED, at_least
-from assay.app.running import Storing, Talking
+from assay.app.cli.results import StoreSettings, show
+from assay.app.console import echo, print_table, remark, say
+from assay.app.settings import FILTERS, KINDS, OUTPUT, RUNNING, STORED, Storing, Talking, at_least
 from assay.core.errors import InputError
 
 
@@ -28,9 +27,6 @@ class ListSettings(Storing, Talking):
     """Which results are listed, and how.
 
     Attributes:
-        kind: Only results of this kind: audit, benchmark, calibration, circuit, correctness,
-            domain-evaluation, job, measurement, monitor, ranking, ranking-comparison, scores, stable-pick,
-            subset-evaluation, subset-part, subset-path, sweep, worst_case or zoo.
         model: Only results of this model.
         task: Only results of this task or data set.
         method: Only results of this discovery method.
@@ -44,14 +40,16 @@ class ListSettings(Storing, Talking):
         csv: Print results as CSV, one line each.
     """
 
-    kind: Annotated[str | None, STORED] = None
-    model: Annotated[str | None, STORED] = None
-    task: Annotated[str | None, STORED] = None
-    method: Annotated[str | None, STORED] = None
-    metric: Annotated[str | None, STORED] = None
-    circuit: Annotated[str | None, STORED] = None
-    name: Annotated[str | None, STORED] = None
-    status: Annotated[str | None, STORED] = None
+    kind: Annotated[
+        str | None, FILTERS, Parameter(help=f"Only results of this kind: {', '.join(KINDS)}.")
+    ] = None
+    model: Annotated[str | None, FILTERS] = None
+    task: Annotated[str | None, FILTERS] = None
+    method: Annotated[str | None, FILTERS] = None
+    metric: Annotated[str | None, FILTERS] = None
+    circuit: Annotated[str | None, FILTERS] = None
+    name: Annotated[str | None, FILTERS] = None
+    status: Annotated[str | None, FILTERS] = None
     order: Annotated[str, STORED, Parameter(allow_leading_hyphen=True)] = "created"
     limit: Annotated[int | None, STORED, at_least(0)] = None
     offset: Annotated[int, STORED, at_least(0)] = 0
@@ -64,43 +62,36 @@ def ls(settings: ListSettings) -> None:
     if settings.csv and settings.json:
         raise InputError("--csv and --json exclude each other; give one of them")
     names = ("kind", "model", "task", "method", "metric", "circuit", "name", "status")
-    asked = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    filters = {name: value for name in names if (value := getattr(settings, name)) is not None}
     store = settings.existing_store()
-    results = store.query(**asked, order=settings.order, limit=settings.limit, offset=settings.offset)
-    _print_summaries(results, as_csv=settings.csv, as_json=settings.json)
-    for name in () if results or settings.quiet else asked:
-        if not store.count(**{name: asked[name]}):
-            remark(f"the store does not hold a result with {name} {asked[name]!r}")
+    results = store.query(**filters, order=settings.order, limit=settings.limit, offset=settings.offset)
+    settings.deliver(
+        [{**asdict(each), "about": each.about} for each in results],
+        show=lambda: _write_csv(results) if settings.csv else _print_summaries(results),
+    )
+    for name in () if results or settings.quiet else filters:
+        if not store.count(**{name: filters[name]}):
+            remark(f"the store does not hold a result with {name} {filters[name]!r}")
 
 
-def _print_summaries(found: "Sequence[ResultSummary]", *, as_csv: bool, as_json: bool) -> None:
-    if as_json:
-        print_json([{**asdict(each), "about": each.about} for each in found])
-        return
-    if as_csv:
-        from assay.store.result import COLUMNS
+def _write_csv(results: "Sequence[ResultSummary]") -> None:
+    from assay.store.result import COLUMNS
 
-        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(each) for each in found)
-        return
-    rows = [
-        [
-            *(each.id, each.kind, each.created[:19], each.model or "", each.task or "", each.title),
-            *(_value(each), each.status or ""),
-        ]
-        for each in found
-    ]
+    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(each) for each in results)
+
+
+def _print_summaries(results: "Sequence[ResultSummary]") -> None:
+    rows = []
+    for each in results:
+        value = "" if each.value is None else f"{each.value:.4g}"
+        if each.low is not None and each.high is not None:
+            value += f" [{each.low:.4g}, {each.high:.4g}]"
+        facts = (each.id, each.kind, each.created[:19], each.model, each.task, each.title, value, each.status)
+        rows.append([fact or "" for fact in facts])
     columns = ["id", "kind", "created", "model", "task", "name", "value", "status"]
-    print_table("", columns, rows, right="value")
-
-
-def _value(found: "ResultSummary") -> str:
-    """The number, with its interval where there is one."""
-    if found.value is None:
-        return ""
-    interval = "" if found.low is None or found.high is None else f" [{found.low:.4g}, {found.high:.4g}]"
-    return f"{found.value:.4g}{interval}"
+    print_table("", columns, rows, right=("value",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,20 +131,14 @@ def rm(*identities: Annotated[str, Parameter(name="ID")], settings: RemoveSettin
             say("nothing was removed")
             return 1
     removed = store.remove(identities, force=settings.force)
-    if settings.json:
-        print_json({"removed": [each.id for each in removed]})
-    else:
-        echo(f"{len(removed):,} removed")
+    settings.deliver(
+        {"removed": [each.id for each in removed]}, show=lambda: echo(f"{len(removed):,} removed")
+    )
     return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class MergeSettings(Talking, Storing):
-    """Which store takes the results over; it is made where there is none."""
-
-
 @command(parent=store_app, example="assay store merge ../other/assay-out --store assay-out")
-def merge(other: Annotated[str, Parameter(name="OTHER")], /, *, settings: MergeSettings) -> None:
+def merge(other: Annotated[str, Parameter(name="OTHER")], /, *, settings: StoreSettings) -> None:
     """Add the results of another store.
 
     Args:
@@ -164,28 +149,20 @@ def merge(other: Annotated[str, Parameter(name="OTHER")], /, *, settings: MergeS
 
     source = Store(other, create=False)
     added = settings.open_store().merge(source)
-    if settings.json:
-        print_json({"added": added, "results": source.count()})
-    else:
-        echo(f"{len(added):,} added, {source.count() - len(added):,} already there")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifySettings(Talking, Storing):
-    """Which store is checked."""
+    n = source.count()
+    settings.deliver(
+        {"added": added, "results": n},
+        show=lambda: echo(f"{len(added):,} added, {n - len(added):,} already there"),
+    )
 
 
 @command(parent=store_app, example="assay store verify --store assay-out")
-def verify(settings: VerifySettings) -> int:
+def verify(settings: StoreSettings) -> int:
     """Check every result and array; exit with 1 if one is wrong."""
     store = settings.existing_store()
     problems = store.verify()
-    if settings.json:
-        print_json({"results": store.count(), "problems": problems})
-    else:
-        for problem in problems:
-            echo(problem)
-        echo(f"{store.count():,} results, {len(problems):,} problems")
+    lines = [*problems, f"{store.count():,} results, {len(problems):,} problems"]
+    settings.deliver({"results": store.count(), "problems": problems}, show=lambda: echo("\n".join(lines)))
     return 1 if problems else 0
 
 
@@ -209,10 +186,9 @@ def clean(settings: CleanSettings) -> None:
     age, store = seconds_of(settings.older_than), settings.existing_store()
     parts = abandoned_parts(store, older_than=age)
     remove_parts(store, parts)
-    left = store.clean()
-    if settings.json:
-        print_json({"files": [str(path) for path in left], "parts": [each.id for each in parts]})
-        return
-    for text in (*map(str, left), *(f"{each.id}  {each.kind}" for each in parts)):
-        echo(text)
-    echo(f"{len(left):,} files and {len(parts):,} parts of selections removed")
+    files = list(map(str, store.clean()))
+    lines = [*files, *(f"{each.id}  {each.kind}" for each in parts)]
+    lines.append(f"{len(files):,} files and {len(parts):,} parts of selections removed")
+    settings.deliver(
+        {"files": files, "parts": [each.id for each in parts]}, show=lambda: echo("\n".join(lines))
+    )

@@ -6,11 +6,19 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from assay.app.cli.parsing import app, command
-from assay.app.cli.select import GATE_FIRED, AnswerSettings
-from assay.app.console import echo, print_json, progress_on_stderr, say
-from assay.app.option_groups import INPUTS, OUTPUT, RUNNING
-from assay.app.running import Reporting, Storing, Talking, check_outputs, make_room
+from assay.app.cli.parsing import GATE_FIRED, app, command
+from assay.app.cli.select import AnswerSettings
+from assay.app.console import echo, progress_on_stderr, say
+from assay.app.settings import (
+    INPUTS,
+    OUTPUT,
+    RUNNING,
+    Reporting,
+    Storing,
+    Talking,
+    check_outputs,
+    make_room,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +106,6 @@ def export(
     check_format(settings.save)
     document = read_selection(selection, settings.existing_store)
     saved = export_subset(make_room(settings.save), document, settings.licence)
-    if settings.json:
-        print_json({"id": document["id"], "size": document["size"], "saved": str(saved)})
-    else:
-        echo(f"{saved}")
+    settings.deliver(
+        {"id": document["id"], "size": document["size"], "saved": str(saved)}, show=lambda: echo(f"{saved}")
+    )

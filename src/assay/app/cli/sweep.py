@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import echo, note, print_json, print_table, progress_on_stderr, remark, say
-from assay.app.option_groups import RUNNING, Count
-from assay.app.options import Mapped, Typed
-from assay.app.running import Computing, check_outputs
+from assay.app.console import echo, note, print_table, progress_on_stderr, remark, say
+from assay.app.settings import RUNNING, Computing, Count, Mapped, Typed, check_outputs
 from assay.core.signals import handled, interrupt
 
 
@@ -123,7 +121,7 @@ def _run(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]", workers: 
             jobs, store.location, workers=workers, limits=plan.limits, log=plan.name, progress=progress
         )
     identity = keep_sweep(store, plan, outcome.jobs) if outcome.ok else None
-    _show_outcome(plan, store, outcome, identity, as_json=settings.json)
+    _deliver(settings, plan, store, outcome, identity)
     return 0 if outcome.ok else 1
 
 
@@ -170,48 +168,46 @@ def _show_jobs(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> 
         done = {row.id for row in settings.existing_store().query("job")}
     except InputError:  # there is no store yet
         done = set()
-    if settings.json:
-        listed = [
-            {
-                "id": job.id,
-                "name": job.name,
-                "kind": job.kind,
-                "needs": list(job.needs),
-                "done": job.id in done,
-            }
-            for job in jobs
-        ]
-        print_json({"plan": plan.name, "jobs": listed})
-        return
-    rows = [[job.name, job.kind, "done" if job.id in done else ""] for job in jobs]
-    echo(f"{plan.name}: {len(jobs):,} jobs, {sum(job.id in done for job in jobs):,} already in the store")
-    print_table("", ["job", "kind", ""], rows)
+    listed = [
+        {"id": job.id, "name": job.name, "kind": job.kind, "needs": [*job.needs], "done": job.id in done}
+        for job in jobs
+    ]
+
+    def show() -> None:
+        stored = sum(job.id in done for job in jobs)
+        echo(f"{plan.name}: {len(jobs):,} jobs, {stored:,} already in the store")
+        rows = [[job.name, job.kind, "done" if job.id in done else ""] for job in jobs]
+        print_table("", ["job", "kind", ""], rows)
+
+    settings.deliver({"plan": plan.name, "jobs": listed}, show=show)
 
 
 # ---- afterwards ---------------------------------------------------------------------------------
 
 
-def _show_outcome(
-    plan: "Plan", store: "Store", outcome: "SweepOutcome", identity: str | None, *, as_json: bool
+def _deliver(
+    settings: SweepSettings, plan: "Plan", store: "Store", outcome: "SweepOutcome", identity: str | None
 ) -> None:
     """What became of the jobs, and the numbers they left."""
     from assay.report.sweep import sweep_rows
 
     counts = {status: len(outcome.names(status)) for status in ("done", "skipped", "failed", "blocked")}
-    if as_json:
-        seconds = {"seconds": outcome.seconds, "jobs_per_second": counts["done"] / outcome.seconds}
-        print_json({"plan": plan.name, "id": identity, "ok": outcome.ok, **seconds, "jobs": outcome.jobs})
-    else:
+    seconds = {"seconds": outcome.seconds, "jobs_per_second": counts["done"] / outcome.seconds}
+
+    def show() -> None:
         measured = [row for row in sweep_rows(store, map(vars, outcome.jobs)) if row["kind"] in MEASURING]
         if measured:
             columns = ["job", "result", "value", "95 % interval", "n", "verdict", "id"]
-            print_table("", columns, list(map(_row, measured)), right="value n")
+            print_table("", columns, list(map(_row, measured)), right=("value", "n"))
             echo()
         failed = f", {counts['failed']:,} failed, {counts['blocked']:,} blocked by them"
         told = f"{counts['done']:,} jobs done, {counts['skipped']:,} found in the store"
         echo(f"{told}{'' if outcome.ok else failed}; {outcome.seconds:,.0f} s")
         if identity is not None:
             echo(f"sweep  {identity}")
+
+    document = {"plan": plan.name, "id": identity, "ok": outcome.ok, **seconds, "jobs": outcome.jobs}
+    settings.deliver(document, show=show)
     for job in outcome.jobs:
         for text in job.notes:
             remark(f"{job.name}: {text}")

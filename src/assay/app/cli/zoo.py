@@ -8,10 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command, family
-from assay.app.console import echo, echo_result, note, print_json, print_table, progress_on_stderr, remark
-from assay.app.option_groups import INPUTS, OUTPUT, Count, at_least, own_group
-from assay.app.options import Ablating, Discovering, SkipBad, Typed
-from assay.app.running import Batched, Computing, Placed, Seeded, Talking, call, make_room, write_json
+from assay.app.console import echo, echo_result, note, print_table, progress_on_stderr, remark
+from assay.app.settings import (
+    DISCOVERY,
+    INPUTS,
+    OUTPUT,
+    Ablating,
+    Computing,
+    Count,
+    Discovering,
+    Placed,
+    RunningModels,
+    Seeded,
+    SkipBad,
+    Talking,
+    Typed,
+    at_least,
+    call,
+    json_file,
+    make_room,
+    own_group,
+)
 from assay.core.errors import InputError
 
 
@@ -75,7 +92,8 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
 
     chosen = Grid.read(grid)
     sources = _sources(settings.images, settings.shapes)
-    _one_domain(len(sources))
+    if len(sources) != 1:
+        raise InputError(f"{len(sources)} domains are given; a zoo is trained on one")
     options = ReadOptions(n=settings.n, seed=settings.seed, skip_bad=settings.skip_bad)
     images = training_images(sources[0], chosen, size=settings.size, options=options)
     tell_skipped(images)
@@ -94,25 +112,25 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
         )
     document = zoo_document(zoo)
     identity = settings.keep("zoo", zoo_identity(document), document, about_zoo(zoo, settings.seed))
-    _show(zoo, as_json=settings.json)
-    if identity and not settings.json:
-        echo_result(identity)
+    settings.deliver(document, show=lambda: _show(zoo), identity=identity)
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexSettings(Computing, Seeded, Batched, Typed, Ablating, Discovering, Domains):
+class IndexSettings(RunningModels, Typed, Ablating, Discovering, Domains):
     """What is recorded of every model.
 
     Attributes:
         size: Height and width of the images. Default: the input size of the first model.
         id_images: In-distribution domain for ID accuracy. Default: the validation images.
         circuits: Discover each model's circuit on each domain.
+        steps: Number of quadrature nodes of the method.
         out: Directory for DOMAIN.npz, the correctness matrices. Default: ZOO/correctness.
     """
 
     size: Annotated[int | None, INPUTS, at_least(16)] = None
     id_images: Annotated[Path | None, INPUTS] = None
     circuits: Annotated[bool, OUTPUT] = False
+    steps: Annotated[Count, DISCOVERY] = 5
     out: Annotated[Path | None, OUTPUT] = None
 
 
@@ -145,19 +163,16 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
             written.append((path, matrix, _keep_matrix(settings, opened, domain, path, matrix)))
             for number, key in enumerate(opened.keys if settings.circuits else ()):
                 progress("discover", number, len(opened.keys))
-                steps = int(settings.steps)
-                call(settings, edge_scores, opened, key, domain, steps=steps, **placed)
-    if settings.json:
-        print_json([_matrix_record(path, matrix) for path, matrix, _ in written])
-        return
-    for path, matrix, identity in written:
-        low, high = matrix.accuracy.min(), matrix.accuracy.max()
-        echo(
-            f"{matrix.domain}: {len(matrix.keys)} models, {len(matrix.ids)} images, accuracy {low:.1%} to "
-            f"{high:.1%}  {path}"
-        )
-        if identity:
+                call(settings, edge_scores, opened, key, domain, **placed)
+
+    def show() -> None:
+        for path, matrix, identity in written:
+            low, high = matrix.accuracy.min(), matrix.accuracy.max()
+            sizes = f"{len(matrix.keys)} models, {len(matrix.ids)} images"
+            echo(f"{matrix.domain}: {sizes}, accuracy {low:.1%} to {high:.1%}  {path}")
             echo_result(identity)
+
+    settings.deliver([_matrix_record(path, matrix) for path, matrix, _ in written], show=show)
 
 
 def _domains(zoo: "Zoo", settings: IndexSettings) -> "tuple[list[ImageSet], ImageSet | None]":
@@ -189,7 +204,10 @@ def list_(zoo: ZooFolder = None, /, *, settings: Talking) -> None:
         zoo: A zoo. Default: the embedded one.
         settings: The options.
     """
-    _show(_opened(zoo), as_json=settings.json)
+    from assay.pipeline.zoo_training import zoo_document
+
+    opened = _opened(zoo)
+    settings.deliver(zoo_document(opened), show=lambda: _show(opened))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,21 +247,13 @@ def select(
     whole, trained = Grid.read(grid), Zoo.open(sweep)
     selection = select_configurations(trained, tolerance=settings.tolerance, size=settings.configurations)
     smaller = whole.with_configurations(selection.configurations)
-    write_json(settings.save, smaller.to_dict())
-    if settings.json:
-        print_json(selection.to_dict())
-        return
-    echo(
-        f"{len(selection.configurations)} configurations kept, {len(smaller.recipes())} models  "
-        f"{settings.save}"
-    )
-    rows = [[init, f"{gap:.3f}"] for init, gap in selection.shortfall.items()]
-    print_table("", ["initialisation", "below its best"], rows, right="below its best")
 
+    def show() -> None:
+        echo(f"{len(selection.configurations)} configurations kept, {len(smaller.recipes())} models")
+        rows = [[init, f"{gap:.3f}"] for init, gap in selection.shortfall.items()]
+        print_table("", ["initialisation", "below its best"], rows, right=("below its best",))
 
-def _one_domain(count: int) -> None:
-    if count != 1:
-        raise InputError(f"{count} domains are given; a zoo is trained on one")
+    settings.deliver(selection.to_dict(), {"grid": json_file(settings.save, smaller.to_dict())}, show=show)
 
 
 def _sources(images: Sequence[Path], shapes: Sequence[str]) -> list[str | Path]:
@@ -290,7 +300,7 @@ def _opened(path: Path | None) -> "Zoo":
 def _keep_matrix(
     settings: IndexSettings, zoo: "Zoo", images: "ImageSet", path: Path, matrix: "Correctness"
 ) -> str:
-    """Which model gets which image right, in the store of `--store`."""
+    """Store which model gets which image right; returns the id."""
     from assay.store import About
     from assay.zoo.scoring import images_hash
 
@@ -321,20 +331,19 @@ def _matrix_record(path: Path, matrix: "Correctness") -> dict[str, Any]:
     }
 
 
-def _show(zoo: "Zoo", *, as_json: bool) -> None:
-    from assay.pipeline.zoo_training import zoo_document
-
-    if as_json:
-        print_json(zoo_document(zoo))
-        return
+def _show(zoo: "Zoo") -> None:
     trained = f", trained on {zoo.id_domain}" if zoo.id_domain else ""
     echo(f"{zoo.name}: {len(zoo.keys)} of {len(zoo.entries)} models done{trained}")
-    rows = []
-    for entry in zoo.entries:
-        accuracy = "" if entry.id_accuracy is None else f"{entry.id_accuracy:.1%}"
-        step = "" if entry.best_step is None else str(entry.best_step)
-        rows.append(
-            [entry.key, entry.status, accuracy, step, str(len(entry.checkpoints) or ""), entry.reason]
-        )
+    rows = [
+        [
+            entry.key,
+            entry.status,
+            "" if entry.id_accuracy is None else f"{entry.id_accuracy:.1%}",
+            "" if entry.best_step is None else str(entry.best_step),
+            str(len(entry.checkpoints) or ""),
+            entry.reason,
+        ]
+        for entry in zoo.entries
+    ]
     columns = ["model", "status", "ID accuracy", "best step", "checkpoints", ""]
-    print_table("", columns, rows, right="ID accuracy best step checkpoints")
+    print_table("", columns, rows, right=("ID accuracy", "best step", "checkpoints"))

@@ -6,18 +6,23 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from assay.app.option_groups import (
+from assay.app.settings import (
     DISCOVERY,
     INPUTS,
     OUTPUT,
+    RARE,
     STEPS,
+    Ablating,
+    Batched,
+    ComparingCircuits,
     Count,
+    ImageWorkers,
+    OnClassifier,
+    Seeded,
     Steps,
     at_least,
     own_group,
 )
-from assay.app.options import Ablating, ComparingCircuits, OnClassifier
-from assay.app.running import Batched, ImageWorkers, Seeded
 
 
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
@@ -59,14 +64,14 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     images: Annotated[tuple[str, ...], INPUTS] = ()
     known: Annotated[str | None, INPUTS] = None
     n: Annotated[int, INPUTS, at_least(2)] = 384
-    skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None
+    skip_bad: Annotated[bool | None, RARE, Parameter(negative="--no-skip-bad")] = None
     window: Annotated[int, WATCHING, at_least(2)] = 64
-    reference_n: Annotated[int | None, WATCHING, at_least(2)] = None
-    known_batches: Annotated[int | None, WATCHING, at_least(0)] = None
-    order: Annotated[str, WATCHING] = "time"
+    reference_n: Annotated[int | None, RARE, at_least(2)] = None
+    known_batches: Annotated[int | None, RARE, at_least(0)] = None
+    order: Annotated[str, RARE] = "time"
     follow: Annotated[bool, WATCHING] = False
-    poll: Annotated[float, WATCHING] = 2.0
-    idle_timeout: Annotated[float | None, WATCHING] = None
+    poll: Annotated[float, RARE] = 2.0
+    idle_timeout: Annotated[float | None, RARE] = None
     max_batches: Annotated[Count | None, WATCHING] = None
     threshold: Annotated[float | None, ALARM] = None
     target: Annotated[float | None, ALARM] = None
@@ -76,5 +81,5 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     metrics_file: Annotated[Path | None, WATCHING] = None
     method: Annotated[str | None, DISCOVERY] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
-    quadrature: Annotated[str | None, DISCOVERY] = None
+    quadrature: Annotated[str | None, RARE] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")

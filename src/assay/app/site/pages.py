@@ -1,84 +1,101 @@
-"""Pages that only `assay serve` has: the list of results, messages."""
+"""What `assay serve` answers, each page made when it is asked for: the list of results, a result, notices."""
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+import threading
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 from urllib.parse import urlencode
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from assay.app.settings import KINDS
+from assay.core.errors import AssayError, InputError, UnknownNameError
 from assay.page import text as words
 from assay.page.blocks import Block, Cell, Column, Custom, Note, Page, Table
 from assay.page.html import render_pages
 from assay.page.text import Span, Text, bounded, code, cut_text, number, quiet, result_link
-from assay.store import ResultSummary
+from assay.report import sweep_page
+from assay.report.record import pages_of_result
+from assay.store import ResultSummary, Store
 
 
-COLUMNS = ["kind", "model", "task", "method", "ablation", "metric", "n", "seed", "value", "status", "created"]
+PAGE_SIZE = 100  # results of one page of the list
+FILTERS = ("kind", "model", "task", "metric", "status")
+COLUMNS = ("kind", "model", "task", "method", "ablation", "metric", "n", "seed", "value", "status", "created")
 NUMERIC = ("n", "seed", "value")
+# Pictures come from one library whose settings are global, so pages are drawn one at a time.
+_DRAWING = threading.Lock()
+_LOG = logging.getLogger("assay.serve")
 
 
-def results_page(
-    results: Sequence[ResultSummary],
-    *,
-    n: int,
-    start: int,
-    filters: Mapping[str, str],
-    order: str,
-    kinds: Sequence[str],
-    size: int,
-) -> str:
-    """A list of results with its filters.
+class Pages:
+    """The answers; plain functions of the store, run outside the event loop."""
 
-    Args:
-        results: The results of this page.
-        n: How many match.
-        start: How many stand before this page.
-        filters: Chosen values by column.
-        order: Column, or `-column`.
-        kinds: Kinds to choose from.
-        size: Results per page.
-    """
-    asked = {key: value for key, value in filters.items() if value}
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
-    def address(**changes: Any) -> str:
-        return "/?" + urlencode({**asked, "order": order, **changes})
+    def results(self, request: Request) -> Response:
+        """The list of results, filtered, ordered and paged by the values of the address."""
+        values = request.query_params
+        filters = {name: values.get(name, "").strip() for name in FILTERS}
+        chosen = {name: value for name, value in filters.items() if value}
+        order, start = values.get("order") or "-created", values.get("start") or "0"
+        if not re.fullmatch(r"[0-9]{1,9}", start):
+            raise InputError(f"start is {start!r}; expected a whole number")
+        if order.removeprefix("-") not in COLUMNS:
+            raise InputError(f"cannot order by {order!r}; columns are {', '.join(COLUMNS)}")
+        n, first = self._store.count(**chosen), int(start)
+        results = self._store.query(**chosen, order=order, limit=PAGE_SIZE, offset=first)
 
-    nothing: Text = ("The store is empty: ", code("assay audit"), " makes a first result.")
-    if asked:
-        nothing = "Nothing matches these filters."
-    form = {
-        "filters": filters,
-        "order": order,
-        "kinds": kinds,
-        "narrowed": bool(asked),
-    }
-    ends = {
-        "before": address(start=max(0, start - size)) if start else None,
-        "after": address(start=start + size) if start + len(results) < n else None,
-        "first": start + 1,
-        "last": start + len(results),
-        "n": n,
-    }
-    columns = [Column(name="result"), *(_ordered(name, order, address) for name in COLUMNS)]
-    shown: Block = Note(text=nothing, style="quiet")
-    if results:
-        shown = Table(columns=columns, rows=[_row(each) for each in results], style="results")
-    page = Page(
-        kind="results store",
-        title=f"{words.plural(n, 'result')}{' match' if asked else ''}",
-        head=[
-            Custom(template="filters.html", values=form),
-            shown,
-            Custom(template="turn.html", values=ends),
-        ],
-    )
-    return render_pages([page], served=True)
+        def address(**changes: object) -> str:
+            return "/?" + urlencode({**chosen, "order": order, **changes})
 
+        form = {
+            "filters": filters,
+            "order": order,
+            "kinds": sorted({*KINDS, filters["kind"]} - {""}),
+            "narrowed": bool(chosen),
+        }
+        ends = {
+            "before": address(start=max(0, first - PAGE_SIZE)) if first else None,
+            "after": address(start=first + PAGE_SIZE) if first + len(results) < n else None,
+            "first": first + 1,
+            "last": first + len(results),
+            "n": n,
+        }
+        headings = [Column(name="result")]
+        for name in COLUMNS:  # a heading orders the list when it is followed
+            link = address(order=name if order == f"-{name}" else f"-{name}")
+            direction = {f"-{name}": "descending", name: "ascending"}.get(order, "")
+            headings.append(Column(name=Span(name, "", link=link), numeric=name in NUMERIC, sorted=direction))
+        nothing: Text = ("The store is empty: ", code("assay audit"), " makes a first result.")
+        shown: Block = Note(text="Nothing matches these filters." if chosen else nothing, style="quiet")
+        if results:
+            shown = Table(columns=headings, rows=[_row(each) for each in results], style="results")
+        page = Page(
+            kind="results store",
+            title=f"{words.plural(n, 'result')}{' match' if chosen else ''}",
+            head=[
+                Custom(template="filters.html", values=form),
+                shown,
+                Custom(template="turn.html", values=ends),
+            ],
+        )
+        return HTMLResponse(render_pages([page], served=True))
 
-def _ordered(name: str, order: str, address: Any) -> Column:
-    """A heading that orders the list when it is followed."""
-    sorted_ = {f"-{name}": "descending", name: "ascending"}.get(order, "")
-    link = address(order=name if order == f"-{name}" else f"-{name}")
-    return Column(name=Span(name, "", link=link), numeric=name in NUMERIC, sorted=sorted_)
+    def result(self, request: Request) -> Response:
+        """One result."""
+        identity = request.path_params["identity"]
+        if not re.fullmatch(r"[0-9a-f]{4,64}", identity):
+            raise UnknownNameError("a result's id is 4 or more hex digits; see the list of results")
+        result = self._store.get(identity)
+        with _DRAWING:
+            of_sweep = result.kind == "sweep"
+            pages = [sweep_page(self._store, result.id)] if of_sweep else pages_of_result(result)
+            return HTMLResponse(render_pages(pages, served=True))
 
 
 def _row(summary: ResultSummary) -> list[Cell | Text]:
@@ -98,6 +115,41 @@ def _row(summary: ResultSummary) -> list[Cell | Text]:
     ]
 
 
-def message_page(title: str, message: str, *, navigation: bool = True) -> str:
-    """A page that says one thing: an error, or how to get in."""
-    return render_pages([Page(kind="", title=title, verdict=cut_text(message))], served=navigation)
+# ---- where there is no page to show -------------------------------------------------------------
+
+
+def notice(status: int, title: str, message: str, *, headers: Mapping[str, str] | None = None) -> Response:
+    """A page with a message: a refusal, a mistake of the visitor, a failure."""
+    page = Page(kind="", title=title, verdict=cut_text(message))
+    text = render_pages([page], served=status not in (400, 401))
+    return HTMLResponse(text, status_code=status, headers=headers)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    del request
+    if error.status_code == 404:
+        return notice(
+            404, "Nothing here", "This page does not exist. The first page lists the results of the store."
+        )
+    return notice(error.status_code, "Not possible", str(error.detail), headers=error.headers)
+
+
+def _assay_error(request: Request, error: Exception) -> Response:
+    """A page that explains a visitor's mistake; other errors go to the log."""
+    if isinstance(error, UnknownNameError):
+        return notice(404, "Not found", str(error))
+    if isinstance(error, InputError):
+        return notice(400, "Not understood", str(error))
+    _LOG.error("%s failed", request.url.path, exc_info=error)
+    return _failure(request, error)
+
+
+def _failure(request: Request, error: Exception) -> Response:
+    """A plain page; unforeseen errors are raised again behind it, for uvicorn to log."""
+    del request, error
+    text = "The page could not be built. See the log of the server for the reason."
+    return notice(500, "Something failed", text)
+
+
+HANDLERS = {HTTPException: _http_error, AssayError: _assay_error, Exception: _failure}

@@ -4,7 +4,6 @@ Every answer is made when it is asked for. Ids are checked before they reach the
 file system is ever built from a request.
 """
 
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterable
@@ -16,9 +15,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from assay.app.site.answers import Answers
-from assay.app.site.door import Door
-from assay.app.site.notices import HANDLERS
+from assay.app.site.door import Door, address_of
+from assay.app.site.pages import HANDLERS, Pages
 from assay.core.errors import InputError, OutputError
 from assay.core.signals import handled, interrupt
 from assay.store import Store
@@ -29,12 +27,8 @@ PORT = 8651
 
 def is_loopback(host: str) -> bool:
     """Whether a server on this address can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    address = address_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def create_app(
@@ -68,16 +62,16 @@ def create_app(
             "a token is 16 or more ASCII characters without spaces, e.g. the output of "
             "`python -c 'import secrets; print(secrets.token_urlsafe())'`"
         )
-    answers = Answers(store)
+    pages = Pages(store)
     app = Starlette(
         routes=[
-            Route("/", answers.results),
-            Route("/result/{identity}", answers.result),
+            Route("/", pages.results),
+            Route("/result/{identity}", pages.result),
             Route("/healthz", _health),
         ],
         exception_handlers=HANDLERS,
     )
-    return Door(app, token=token, hosts={host, *allowed_hosts, *_own_names()})
+    return Door(app, token=token, hosts={host, *allowed_hosts, "localhost", socket.gethostname()})
 
 
 def serve(
@@ -148,10 +142,6 @@ def _listen(host: str, port: int) -> socket.socket:
             "one)"
         ) from error
     return listening
-
-
-def _own_names() -> set[str]:
-    return {"localhost", socket.gethostname().lower()}
 
 
 def _health(request: Request) -> Response:

@@ -1,0 +1,753 @@
+"""Settings that commands share, each declared once: groups, ranges, inputs, circuits, outputs.
+
+A command's settings are one frozen dataclass made of these and of fields of its own. The `Attributes` of the
+docstrings are the help; of several bases, a help page shows the last first.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
+
+from assay.app.console import echo_files, echo_result, note, print_json, print_result
+from assay.core.errors import InputError, OutputError
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from assay.circuits import Circuit, HeadCircuit
+    from assay.execution import CircuitRuns
+    from assay.graph import Graph
+    from assay.models import Model
+    from assay.pipeline.prompts import Division
+    from assay.store import About, Store
+    from assay.tasks import Task
+
+Result = TypeVar("Result")
+
+DEFAULT_STORE = Path("assay-out")
+
+
+# ---- what an option is made of ------------------------------------------------------------------
+
+
+class RareGroup(Group):
+    """Options that a help page lists with `--help-all` alone."""
+
+    shown = False
+
+    @property
+    def show(self) -> bool:
+        """Whether the help page at hand lists them."""
+        return RareGroup.shown
+
+
+def own_group(name: str, place: int = 40) -> Parameter:
+    """A group of options; those of a command come after those of the inputs and of discovery."""
+    return Parameter(group=Group(name, sort_key=place))
+
+
+INPUTS = own_group("Model and inputs", 10)
+CIRCUIT = own_group("Circuit", 20)
+DISCOVERY = own_group("Discovery", 30)
+FILTERS = own_group("Filters", 60)
+STORED = own_group("Results", 70)
+OUTPUT = own_group("Output", 80)
+RUNNING = own_group("Running", 90)
+RARE = Parameter(group=RareGroup("Rarer options", sort_key=100))
+
+
+def at_least(low: int, most: int | None = None) -> Parameter:
+    """A range."""
+    return Parameter(validator=Number(gte=low, lte=most))
+
+
+def count_or(word: str) -> Parameter:
+    """An option that takes a count, or a word."""
+
+    def convert(type_: Any, tokens: Sequence[Token]) -> int | str:
+        del type_
+        value = tokens[0].value
+        if value != word and not (value.isdecimal() and int(value) > 0):
+            raise ValueError(f"{value!r} is not valid; give a count of at least 1, or {word}")
+        return value if value == word else int(value)
+
+    return Parameter(converter=convert, metavar=f"COUNT|{word}")
+
+
+DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+Count = Annotated[int, at_least(1)]
+STEPS = count_or("auto")
+Steps = int | Literal["auto"]
+
+# Kinds of stored results.
+KINDS = (
+    "audit",
+    "benchmark",
+    "calibration",
+    "circuit",
+    "correctness",
+    "domain-evaluation",
+    "job",
+    "measurement",
+    "monitor",
+    "ranking",
+    "ranking-comparison",
+    "scores",
+    "stable-pick",
+    "subset-evaluation",
+    "subset-part",
+    "subset-path",
+    "sweep",
+    "worst_case",
+    "zoo",
+)
+
+
+# ---- how a command runs, and where its result goes ----------------------------------------------
+
+# Fields that mean something else, or nothing, to the function that a command calls.
+_OF_THE_COMMAND = frozenset(
+    ("model", "device", "dtype", "store", "out", "save", "report", "config", "quiet", "json", "traceback")
+)
+
+
+def keywords(settings: object, function: Callable[..., Any], /, **more: Any) -> dict[str, Any]:
+    """The settings that a function takes as keywords of the same names, and other arguments for it.
+
+    Args:
+        settings: An instance of a dataclass of this module or of a command.
+        function: What will be called.
+        more: Arguments under names that are not fields, or with another value.
+    """
+    parameters = signature(function).parameters.values()
+    taken = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - _OF_THE_COMMAND
+    return {name: value for name, value in vars(settings).items() if name in taken} | more
+
+
+def call(settings: object, function: Callable[..., Result], /, *arguments: Any, **more: Any) -> Result:
+    """What a function gives for arguments and for the settings that it takes as keywords; see `keywords`."""
+    return function(*arguments, **keywords(settings, function, **more))
+
+
+class File(NamedTuple):
+    """Where a file goes, if it is wanted, and what writes it there."""
+
+    path: Path | None
+    write: Callable[[Path], object]
+
+
+def json_file(path: Path | None, document: object) -> File:
+    """A document as JSON."""
+    from assay.circuits import write_atomically
+    from assay.core.record import plain
+
+    return File(
+        path,
+        lambda path: write_atomically(path, json.dumps(plain(document), indent=1, allow_nan=False).encode()),
+    )
+
+
+def make_room(path: Path) -> Path:
+    """The file to write, in a directory that exists."""
+    from assay.pipeline import check_writable
+
+    check_writable(path.parent, make=True)
+    return path
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """How a command runs.
+
+    Attributes:
+        quiet: Print no progress on stderr; notes on the result remain.
+        config: TOML file of options.
+        traceback: Show the traceback of an error.
+    """
+
+    quiet: Annotated[bool, RUNNING] = False
+    config: Annotated[Path | None, RARE] = None
+    traceback: Annotated[bool, RARE] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talking(Quiet):
+    """How a command runs and prints.
+
+    Attributes:
+        json: Print one JSON document and nothing else on stdout.
+    """
+
+    json: Annotated[bool, OUTPUT] = False
+
+    def deliver(
+        self,
+        document: object,
+        files: Mapping[str, File] = MappingProxyType({}),
+        *,
+        show: Callable[[], object] | None = None,
+        identity: str = "",
+        cached: bool = False,
+    ) -> None:
+        """A result to its files and to stdout.
+
+        Args:
+            document: The result.
+            files: By what each is called.
+            show: Prints the result for reading. Default: as its page.
+            identity: Its id in the store.
+            cached: Whether the store had it.
+        """
+        for path, write in files.values():
+            if path is not None:
+                write(make_room(path))
+        if self.json:
+            print_json(document)
+            return
+        if show is None:
+            print_result(document)
+        else:
+            show()
+        echo_files(**{name: path for name, (path, _) in files.items()})
+        if identity:
+            echo_result(identity, cached=cached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storing:
+    """Where results are kept.
+
+    Attributes:
+        store: Store: DIR or postgresql+psycopg://USER@HOST/DB?arrays=DIR. Default: assay-out.
+    """
+
+    # Text, not Path: a path would take slashes from a URL.
+    store: Annotated[str | None, STORED, Parameter(metavar="DIR|URL")] = None
+
+    def open_store(self) -> "Store":
+        """The results store, made where there is none.
+
+        It is opened once model and task are loaded, so that a failure leaves none behind.
+        """
+        from assay.store import Store
+
+        return Store(self.store or DEFAULT_STORE)
+
+    def existing_store(self) -> "Store":
+        """The results store, which must be there.
+
+        Raises:
+            InputError: If it is not.
+        """
+        from assay.store import Store
+
+        return Store(self.store or DEFAULT_STORE, create=False)
+
+    def store_folder(self) -> Path:
+        """The directory in which the files of a store lie; a database is asked for it, none is made."""
+        if self.store and "://" in self.store:
+            return self.open_store().directory
+        return Path(self.store or DEFAULT_STORE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing(Talking, Storing):
+    """How a command that computes runs and prints, and where it keeps what it computed."""
+
+    def keep(
+        self,
+        kind: str,
+        provenance: Mapping[str, Any],
+        document: Mapping[str, Any],
+        about: "About",
+        arrays: "Mapping[str, np.ndarray] | None" = None,
+    ) -> str:
+        """Store a document; returns its id.
+
+        Args:
+            kind: What it is.
+            provenance: All that the result is a function of, beside the version of the library.
+            document: What `--json` prints.
+            about: What it is found by.
+            arrays: Its large parts by name.
+        """
+        from assay.core.record import library_version
+
+        record = {"library": library_version(), **provenance}
+        return self.open_store().put(kind, record, document, arrays, about=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Files for the result.
+
+    Attributes:
+        out: Output directory; every file gets its usual name there.
+        save: File for the result.
+    """
+
+    out: Annotated[Path | None, OUTPUT] = None
+    save: Annotated[Path | None, OUTPUT] = None
+
+    def path_of(self, file: Path | None, name: str) -> Path | None:
+        """Where a file goes: where its own option says, else under a name in the output directory."""
+        return self.out / name if file is None and self.out is not None else file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting(Saving):
+    """Files for the result and its page.
+
+    Attributes:
+        report: HTML page to write.
+    """
+
+    report: Annotated[Path | None, OUTPUT] = None
+
+    def files(self, document: Mapping[str, Any], name: str) -> dict[str, File]:
+        """The document of a result and its page, by their names in the directory of `--out`."""
+        from assay.report import save_report
+
+        return {
+            "document": json_file(self.path_of(self.save, name), document),
+            "report": File(
+                self.path_of(self.report, "report.html"), lambda path: save_report(path, document)
+            ),
+        }
+
+
+def check_outputs(settings: object, *files: Path | None, folders: Sequence[Path | None] = ()) -> None:
+    """Refuse places that cannot be written, or are given twice, before the work is done.
+
+    A directory is not made yet.
+
+    Args:
+        settings: Its store, `out`, `save` and `report` are checked, where it has them.
+        files: Further files.
+        folders: Further directories.
+    """
+    from assay.pipeline import check_writable
+
+    options = vars(settings)
+    if isinstance(settings, Storing):
+        check_writable(settings.store_folder())
+    for folder in filter(None, (options.get("out"), *folders)):
+        check_writable(folder)
+    report: Path | None = options.get("report")
+    if report is not None and report.suffix not in (".html", ".htm") and _becomes_file(report):
+        raise InputError(f"--report is {report}; give NAME.html, the format that is written")
+    placed: set[Path] = set()
+    for path in filter(None, (*files, report, options.get("save"))):
+        if path.is_dir():
+            raise OutputError(f"{path} is a directory; give the name of a file to write")
+        check_writable(path.parent)
+        if path.resolve() in placed:
+            raise InputError(f"{path} is given for two outputs; give each a file of its own")
+        if _becomes_file(path):
+            placed.add(path.resolve())
+
+
+def _becomes_file(path: Path) -> bool:
+    """Whether a file is written there; /dev/null stays what it is."""
+    return path.is_file() or not path.exists()
+
+
+# ---- where it computes --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded:
+    """Where randomness starts.
+
+    Attributes:
+        seed: Root seed of all random draws.
+    """
+
+    seed: Annotated[int, RUNNING, at_least(0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where a model runs.
+
+    Attributes:
+        device: cpu, cuda, cuda:1, ... auto picks the first accelerator, else cpu.
+    """
+
+    device: Annotated[str, RUNNING] = "auto"
+
+    def place(self, tell: Callable[[str], None] = note) -> str | None:
+        """The device to use, which must exist; None leaves a model on the CPU.
+
+        Args:
+            tell: Hears which accelerator `auto` takes. Default: stderr, unless quiet.
+
+        Raises:
+            InputError: Naming the devices there are.
+        """
+        from assay.models.placing import accelerator, check_device
+
+        if self.device != "auto":
+            check_device(self.device)
+            return self.device
+        device = accelerator()
+        if device is None:
+            return None
+        tell(f"device: {device}")
+        return str(device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapped(Placed):
+    """Where the parts of a model go.
+
+    Attributes:
+        device_map: Spread the model over devices (auto, balanced, sequential), or stream its weights.
+    """
+
+    device_map: Annotated[str | None, RARE] = None
+
+    @property
+    def spreads(self) -> bool:
+        """Whether a model is dealt to several devices, so that the map says where it all goes."""
+        return self.device_map not in (None, "stream")
+
+    def place(self, tell: Callable[[str], None] = note) -> str | None:
+        """The device to use; as it was given where the model is spread."""
+        return self.device if self.spreads else super().place(tell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batched(Placed):
+    """Where a model runs, and how much at once.
+
+    Attributes:
+        batch_size: Prompts or images per pass. Default: by free memory.
+    """
+
+    batch_size: Annotated[Count | None, RARE] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningModels(Computing, Seeded, Batched):
+    """How a command that runs models runs and prints, and where it keeps what it computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """Which numbers a model computes with.
+
+    Attributes:
+        dtype: Number type of the weights; auto: float32 on a CPU, the checkpoint's on an accelerator.
+    """
+
+    dtype: Annotated[DType, RARE] = "auto"
+
+    @property
+    def dtype_name(self) -> str | None:
+        """The name of the number type; None leaves it to the loader."""
+        return None if self.dtype == "auto" else self.dtype
+
+    @property
+    def torch_dtype(self) -> "torch.dtype | None":
+        """The number type; None leaves it to the loader."""
+        from assay.models.placing import number_type
+
+        return number_type(self.dtype_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageWorkers:
+    """Where images are decoded.
+
+    Attributes:
+        workers: Processes that decode images; 0 for none. Default: one per core, at most 8.
+    """
+
+    workers: Annotated[int | None, RARE, at_least(0)] = None
+
+
+# ---- model and inputs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(Typed, Mapped):
+    """How a model is loaded.
+
+    Attributes:
+        revision: Branch, tag or commit of a hub id. Default: its main branch.
+    """
+
+    revision: Annotated[str | None, RARE] = None
+
+    def load(self, name: str, tell: Callable[[str], None] = note, **more: Any) -> "Model":
+        """A model on its device, with numbers of the type asked for."""
+        from assay.models import load_model
+
+        return call(self, load_model, name, device=self.place(tell), dtype=self.torch_dtype, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnModel(Loading):
+    """The model.
+
+    Attributes:
+        model: mini, colour-digits, planted:NAME, a hub id, a directory by save_pretrained, or a .gguf file.
+        post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact, frozen or per-target.
+        experts: A mixture of experts as one MLP node per block (together), or a node per expert (nodes).
+        bos: Begin prompts with the BOS token, or do not. Default: as the tokenizer does.
+    """
+
+    model: Annotated[str, INPUTS] = "mini"
+    post_norm: Annotated[str | None, RARE] = None
+    experts: Annotated[str, RARE] = "together"
+    bos: Annotated[bool | None, RARE, Parameter(negative="--no-bos")] = None
+
+    def load_model(self) -> "Model":
+        """The model, with norms of the treatment asked for."""
+        return self.load(self.model).treating(self.post_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnClassifier(Loading):
+    """A deployed image classifier.
+
+    Attributes:
+        model: Directory, hub id or timm:NAME. Default: the best of the embedded zoo.
+    """
+
+    model: Annotated[str | None, INPUTS] = None
+
+    def load_classifier(self, tell: Callable[[str], None] = note) -> "tuple[Model, str | None]":
+        """The model, and the style of shapes that an embedded one was trained on; None for your own.
+
+        Args:
+            tell: Hears which accelerator is taken.
+
+        Raises:
+            InputError: If it reads text.
+        """
+        from assay.zoo import Zoo
+
+        if self.model is None:
+            zoo = Zoo.embedded()
+            best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
+            return self.load(str(zoo.folder(best)), tell, revision=None), zoo.id_domain
+        model = self.load(self.model, tell)
+        if not model.vision:
+            raise InputError(f"{self.model} reads text; this command takes image classifiers")
+        return model, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompted(OnModel):
+    """How prompts are given to the model.
+
+    Attributes:
+        chat: Make each prompt the user's turn of the tokenizer's chat template.
+        answer_tokens: one; or answers of several tokens are scored by their first, or by each.
+        lengths: equal; or clean and corrupted prompts of other lengths are aligned.
+    """
+
+    chat: Annotated[bool, RARE] = False
+    answer_tokens: Annotated[str, RARE] = "one"
+    lengths: Annotated[str, RARE] = "equal"
+
+    @property
+    def prompt_rules(self) -> dict[str, Any]:
+        """What `prompted` is asked for: all that is not the default."""
+        names = ("bos", "chat", "answer_tokens", "lengths")
+        return {name: value for name in names if (value := getattr(self, name)) != getattr(Prompted, name)}
+
+    def load_model(self) -> "Model":
+        """The model, with what holds for its prompts."""
+        from assay.models import prompted
+
+        model = super().load_model()
+        return prompted(model, **self.prompt_rules) if self.prompt_rules else model
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTask(Prompted):
+    """The model and what it does.
+
+    Attributes:
+        task: Registered task, JSONL or parquet file of prompts, or colour-digits.
+    """
+
+    task: Annotated[str, INPUTS] = "ioi"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipBad(ImageWorkers):
+    """What happens to images that cannot be read.
+
+    Attributes:
+        skip_bad: Skip and count image files that cannot be decoded.
+    """
+
+    skip_bad: Annotated[bool, RARE] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnImages(SkipBad):
+    """Images instead of a task.
+
+    Attributes:
+        images: Images for an image classifier, instead of --task: shapes:DOMAIN, colour-digits:AGREEMENT, an
+            .npz file, or a folder of one domain.
+    """
+
+    images: Annotated[str | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Files for the two halves.
+
+    Attributes:
+        discover_on: JSONL file to discover the circuit on; --task is then used to measure.
+        measure_on: JSONL file to measure on; --task is then used to discover.
+    """
+
+    discover_on: Annotated[str | None, INPUTS] = None
+    measure_on: Annotated[str | None, INPUTS] = None
+
+
+# ---- discovery ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """What is measured of the output.
+
+    Attributes:
+        objective: Loss that defines the behaviour. Default: the task's own.
+    """
+
+    objective: Annotated[str | None, RARE] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablating(Behaviour):
+    """What is measured, and what a cut edge carries.
+
+    Attributes:
+        ablation: Value that replaces a removed edge. Default: the task's own.
+    """
+
+    ablation: Annotated[str | None, DISCOVERY] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadrature:
+    """Where the nodes of an integral lie.
+
+    Attributes:
+        quadrature: Quadrature rule: midpoint, left (as published), right or gauss-legendre.
+    """
+
+    quadrature: Annotated[str, RARE] = "midpoint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovering(Behaviour):
+    """How a circuit is discovered.
+
+    Attributes:
+        method: Discovery method; `assay list methods` lists them.
+        steps: Number of quadrature nodes of the method, or auto.
+    """
+
+    method: Annotated[str, DISCOVERY] = "eap-ig-inputs"
+    steps: Annotated[Steps, DISCOVERY, STEPS] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing(Discovering):
+    """How a circuit is discovered and how large it becomes.
+
+    Attributes:
+        target: Normalised faithfulness that a discovered circuit must reach.
+    """
+
+    target: Annotated[float, DISCOVERY] = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCircuit(RunningModels, Sizing, Prompted):
+    """The circuit that is judged, given or discovered.
+
+    Attributes:
+        n: Prompts in each half, to discover on and to measure on; with --circuit, in total. Default: 200; all
+            rows of a file.
+        circuit: Circuit file, hf://OWNER/NAME, published circuit, heads as a2.h3,a3.h0, head JSON, or id in
+            the store. Default: discover one, as audit does.
+        top: Cut a discovered circuit from this many of the strongest edges, instead of --target.
+    """
+
+    n: Annotated[Count | None, INPUTS] = None
+    circuit: Annotated[str | None, CIRCUIT] = None
+    top: Annotated[Count | None, CIRCUIT] = None
+
+    def named_circuit(self, graph: "Graph") -> "Circuit | HeadCircuit | None":
+        """The circuit of `--circuit`, as it is described; None where one is to be discovered."""
+        from assay.pipeline.circuits import read_circuit
+
+        if self.circuit is None:
+            return None
+        if self.top is not None:
+            raise InputError(
+                "--top sets the size of a discovered circuit, but --circuit gives a circuit; use only one"
+            )
+        exists = self.store is not None or DEFAULT_STORE.exists()
+        return read_circuit(self.circuit, graph, lambda: self.existing_store() if exists else None)
+
+    def edge_circuit(self, graph: "Graph") -> "Circuit | None":
+        """`named_circuit` as the edges to keep."""
+        from assay.circuits import Circuit, HeadCircuit
+
+        circuit = self.named_circuit(graph)
+        return Circuit.from_heads(graph, circuit) if isinstance(circuit, HeadCircuit) else circuit
+
+    def runs(
+        self, model: "Model", prompts: "Task | Division | str", circuit: "Circuit | None" = None, **more: Any
+    ) -> "CircuitRuns":
+        """Runs of a circuit on prompts; without one, of the circuit that these settings discover."""
+        from assay.pipeline import runs_of
+
+        return call(self, runs_of, model, prompts, circuit, **more)
+
+
+# ---- what is read off circuits of image classifiers ----------------------------------------------
+
+COMPARING = own_group("Comparing circuits", 42)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparingCircuits:
+    """What the distance of two circuits compares.
+
+    Attributes:
+        distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
+        weights: abs (magnitudes) or signed scores.
+        top_k: Strongest edges that graph distances compare. Default: 200; all for laplacian.
+        compat: reference: graphs as the authors' code makes them, to compare with published numbers.
+        normalized: Scale Laplacians by the degrees.
+    """
+
+    distance: Annotated[str, COMPARING] = "spearman"
+    weights: Annotated[str, RARE] = "abs"
+    top_k: Annotated[Count | None, RARE] = None
+    compat: Annotated[str | None, RARE] = None
+    normalized: Annotated[bool, RARE, Parameter(negative="--no-normalized")] = True
