@@ -17,7 +17,7 @@ from assay.circuits import Circuit
 from assay.core.errors import FileFormatError, InputError
 from assay.execution import run_circuit, run_model
 from assay.models import Model, load_model
-from assay.page.blocks import Gallery
+from assay.page.blocks import Figure, Note
 from assay.page.html import render_pages
 from assay.tasks import ImageTask
 from assay.tasks.digits import digits_task, draw_digits
@@ -173,8 +173,9 @@ def test_a_page_shows_the_images_and_speaks_of_images(
     assert "prompt" not in f"{page.verdict} {page.remark} {page.caveats} {page.lede}"
     assert html.count('<img src="data:image/png;base64,') >= 2 * len(document["worst"])
     assert "values from the other image" in page.lede
-    galleries = [block for section in page.sections for block in section.blocks if isinstance(block, Gallery)]
-    assert [gallery.title for gallery in galleries] == [
+    blocks = [block for section in page.sections for block in section.blocks]
+    galleries = [block for block in blocks if isinstance(block, Figure) and block.pictures]
+    assert [block.text for each in galleries for block in each.blocks if isinstance(block, Note)] == [
         "Clean images that do the most harm",
         "Donor images that do the most harm",
     ]

@@ -128,7 +128,7 @@ def test_labels_of_crowded_points_do_not_overlap() -> None:
     ax.set_xlim(0.1, 1000)
     ax.set_ylim(-0.1, 1.1)
     names = [f"method-{place}" for place in range(12)]
-    boxes = place_labels(ax, names, x, y, low=y - 0.01, high=y + 0.01)
+    place_labels(ax, names, x, y, low=y - 0.01, high=y + 0.01)
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
     renderer = FigureCanvasAgg(figure).get_renderer()
@@ -137,7 +137,6 @@ def test_labels_of_crowded_points_do_not_overlap() -> None:
     assert max(overlap(*pair) for pair in itertools.combinations(drawn, 2)) < 1
     for box in drawn:
         assert overlap(box, frame) == pytest.approx(box.width * box.height, rel=0.02)
-    assert sorted(box.x0 for box in boxes) == pytest.approx(sorted(box.x0 for box in drawn), abs=1.5)
     points = ax.transData.transform(np.column_stack([x, y]))
     assert not any(box.contains(*point) for box in drawn for point in points)
 

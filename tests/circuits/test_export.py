@@ -1,26 +1,15 @@
-"""Circuits for other programs: each format read back, by its own rules."""
+"""Circuits for Neuronpedia: the file read back, by its own rules."""
 
-import json
-import re
-import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import pytest
 import torch
 
-from assay.circuits import (
-    Circuit,
-    EdgeScores,
-    ExportedCircuit,
-    NodeRoles,
-    attribution_graph,
-    export_circuit,
-    load_roles,
-)
-from assay.core.errors import FileFormatError, GraphMismatchError, InputError, OutputError, UnknownNameError
-from assay.graph import Graph, build_graph
+from assay.circuits import Circuit, EdgeScores, ExportedCircuit, attribution_graph, export_circuit
+from assay.core.errors import GraphMismatchError, InputError, OutputError
+from assay.graph import build_graph
 
 
 NUMBER, TEXT = (int, float), (str,)
@@ -93,12 +82,9 @@ def exported(request: pytest.FixtureRequest) -> ExportedCircuit:
     graph = build_graph(2, 4, request.param)
     values = torch.randn(graph.n_sources, graph.n_targets, generator=torch.Generator().manual_seed(0))
     scores = EdgeScores(graph, values)
-    roles = NodeRoles(
-        graph=graph, roles={"movers": ("a1.h0", "a1.h2")}, labels={"a1.h0": 'says "hi"', "logits": "<out>"}
-    )
-    circuit = scores.top(60)
+    circuit = replace(scores.top(60), roles={"movers": ((1, 0), (1, 2)), "none of these": ((7, 7),)})
     return ExportedCircuit(
-        circuit=circuit, scores=scores, roles=roles, model="mini", prompt="a b c", tokens=("a", " b", " c")
+        circuit=circuit, scores=scores, model="mini", prompt="a b c", tokens=("a", " b", " c")
     )
 
 
@@ -107,9 +93,9 @@ def test_an_attribution_graph_has_the_form_that_neuronpedia_reads(exported: Expo
     check_attribution_graph(document)
     assert document["metadata"]["scan"] == "mini"
     clerps = {node["clerp"]: node for node in document["nodes"]}
-    mover = clerps['a1.h0 (movers, says "hi")']
+    mover = clerps["a1.h0 (movers)"]
     assert (mover["node_id"], mover["feature_type"]) == ("1_0_2", "attention head")
-    assert ["movers", "1_0_2", "1_2_2"] in document["qParams"]["supernodes"]
+    assert document["qParams"]["supernodes"] == [["movers", "1_0_2", "1_2_2"]]
     total = sum(link["weight"] for link in document["links"])
     assert total == pytest.approx(float(exported.scores.values[exported.circuit.mask].sum()), rel=1e-5)
 
@@ -132,91 +118,21 @@ def test_without_scores_every_edge_weighs_one() -> None:
     assert {edge.score for edge in exported.edges} == {1.0}
 
 
-def test_graphml_reads_back_with_scores_roles_and_labels(exported: ExportedCircuit, tmp_path: Path) -> None:
-    read = nx.read_graphml(export_circuit(tmp_path / "c.graphml", exported))
-    assert read.number_of_edges() == exported.circuit.n_edges
-    assert read.nodes["a1.h0"] == {"layer": 1, "role": "movers", "label": 'says "hi"'}
-    names = {(one, facts["target"]): facts["score"] for one, _, facts in read.edges(data=True)}
-    graph, values = exported.circuit.graph, exported.scores.values
-    for (source, target), score in names.items():
-        assert score == pytest.approx(
-            float(values[graph.source_index(source), graph.target_index(target)]), rel=1e-6
-        )
-
-
-def test_dot_has_a_line_per_edge_and_quotes_labels(exported: ExportedCircuit, tmp_path: Path) -> None:
-    text = export_circuit(tmp_path / "c.dot", exported).read_text()
-    edges = re.findall(r'"([^"]+)" -> "([^"]+)" \[target="([^"]+)", score=([^,]+), style=(\w+)', text)
-    assert len(edges) == exported.circuit.n_edges
-    assert all((float(score) < 0) == (style == "dashed") for *_, score, style in edges)
-    assert r"says \"hi\"" in text
-    assert text.count("{") == text.count("}")
-
-
-def test_pictures_hold_every_edge_and_are_the_same_twice(exported: ExportedCircuit, tmp_path: Path) -> None:
-    svg = export_circuit(tmp_path / "c.svg", exported).read_bytes()
-    assert svg == export_circuit(tmp_path / "again.svg", exported).read_bytes()
-    root = ET.fromstring(svg)
-    text = svg.decode()
-    graph = exported.circuit.graph
-    shapes = text.count('<g id="patch_')
-    assert shapes >= exported.circuit.n_edges + graph.n_sources + 1
-    assert root.tag.endswith("svg")
-    assert "&lt;out&gt;" in text
-    pdf = export_circuit(tmp_path / "c.pdf", exported).read_bytes()
-    assert pdf[:5] == b"%PDF-"
-    assert pdf == export_circuit(tmp_path / "again.pdf", exported).read_bytes()
-
-
 def test_what_cannot_be_exported_is_refused(exported: ExportedCircuit, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"ends in '\.png'; a circuit is exported as \.json, \.dot"):
+    with pytest.raises(InputError, match=r"ends in '\.png'; a circuit is exported as \.json"):
         export_circuit(tmp_path / "c.png", exported)
     with pytest.raises(OutputError):
-        export_circuit(tmp_path / "nowhere" / "c.dot", exported)
+        export_circuit(tmp_path / "nowhere" / "c.json", exported)
     with pytest.raises(InputError, match="keeps no edge"):
         ExportedCircuit(circuit=Circuit.empty(build_graph(1, 2)))
     other = build_graph(3, 4)
-    with pytest.raises(GraphMismatchError, match="roles belong to another graph"):
-        ExportedCircuit(circuit=exported.circuit, roles=NodeRoles(graph=other))
-
-
-# ---- roles files --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def graph() -> Graph:
-    return build_graph(2, 4)
-
-
-def test_roles_read_back_as_they_were_saved(graph: Graph, tmp_path: Path) -> None:
-    roles = NodeRoles(graph=graph, roles={"movers": ("a1.h0",)}, labels={"m1": "sum"})
-    assert load_roles(roles.save(tmp_path / "roles.json"), graph) == roles
-    assert roles.of_node("a1.h0") == ("movers",)
+    with pytest.raises(GraphMismatchError, match="scores belong to another graph"):
+        ExportedCircuit(circuit=exported.circuit, scores=EdgeScores(other, other.valid.float()))
 
 
 def test_published_heads_bring_their_roles() -> None:
-    graph = build_graph(12, 12)
-    circuit = Circuit.from_heads(graph, "ioi_gpt2_wang26")
-    roles = NodeRoles.of(circuit)
-    assert roles.roles
-    assert all(name.startswith("a") for nodes in roles.roles.values() for name in nodes)
-
-
-def test_a_roles_file_that_does_not_fit_is_refused(graph: Graph, tmp_path: Path) -> None:
-    path = NodeRoles(graph=build_graph(3, 4), roles={"movers": ("a2.h0",)}).save(tmp_path / "roles.json")
-    with pytest.raises(GraphMismatchError, match=r"another graph \(3 layers of 4 heads.*2 layers of 4 heads"):
-        load_roles(path, graph)
-    with pytest.raises(UnknownNameError, match=r"'a9\.h0' is not a node"):
-        NodeRoles(graph=graph, labels={"a9.h0": "x"})
-    wrong = tmp_path / "wrong.json"
-    for text, message in (
-        ("{", "is not a JSON file of roles"),
-        ("[]", "is not a JSON file of roles.*: it holds a list"),
-        ('{"schema": "assay-roles/1"}', "is not a roles file"),
-        (json.dumps({"schema": "other"}), "its schema is not"),
-    ):
-        wrong.write_text(text)
-        with pytest.raises(FileFormatError, match=message):
-            load_roles(wrong, graph)
-    with pytest.raises(FileFormatError, match="cannot read .*none.json: No such file"):
-        load_roles(tmp_path / "none.json", graph)
+    circuit = Circuit.from_heads(build_graph(12, 12), "ioi_gpt2_wang26")
+    groups = attribution_graph(ExportedCircuit(circuit=circuit))["qParams"]["supernodes"]
+    assert {name: len(members) for name, *members in groups} == {
+        role: len(heads) for role, heads in circuit.roles.items()
+    }

@@ -12,7 +12,7 @@ from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.core.verdict import Rule
 from assay.graph import build_graph
-from assay.page.circuit import graph_of
+from assay.page.graph import graph_of
 from assay.stats.statistic import mean_of
 from assay.store import About, Store
 

@@ -18,7 +18,8 @@ from assay.analyses.worst_case import page_words, plots
 from assay.analyses.worst_case.page_fields import LARGEST_SIDE, LISTED_TESTS, field_blocks
 from assay.analyses.worst_case.page_pairs import LISTED_PAIRS
 from assay.core.errors import InputError, OutputError
-from assay.page.blocks import Figure, HeatMap, Pair
+from assay.page.blocks import Figure, Section, Table
+from assay.page.text import plain_text
 from assay.report import save_histogram, save_report, tail_verdict
 from assay.report.save import render
 from assay.stats import certificate
@@ -51,11 +52,11 @@ def rows_of(text: str, name: str) -> list[list[str]]:
     ]
 
 
-def heat_maps(worst: Document) -> list[HeatMap]:
+def heat_maps(worst: Document) -> list[Table]:
     """The panels that are open, of all pairs of fields."""
     figures = [block for block in field_blocks(worst["fields"], "nats") if isinstance(block, Figure)]
-    panels = [block for figure in figures for block in figure.blocks if isinstance(block, Pair)]
-    return [block for pair in panels for block in pair.blocks if isinstance(block, HeatMap)]
+    panels = [block for figure in figures for block in figure.blocks if isinstance(block, Section)]
+    return [block for pair in panels for block in pair.blocks if isinstance(block, Table)]
 
 
 # ----------------------------------------------------------------------------------------------- what it says
@@ -212,7 +213,7 @@ def test_cells_are_inked_greyed_and_outlined(worst: Document, page_text: str) ->
 def test_empty_cells_stay_empty(worst: Document) -> None:
     for name in ("max", "p99.9", "p99.99", "q_value"):
         worst["fields"]["heatmaps"][0][name][0][0] = None
-    cell = heat_maps(worst)[0].rows[0][1][0]
+    cell = heat_maps(worst)[0].rows[0][1]
     assert (cell.text, cell.style) == ("", "none sparse")
     assert cell.title.endswith("no pairs")
     Page(render(worst))
@@ -248,9 +249,9 @@ def test_large_tables_show_the_lines_with_the_largest_entries(worst: Document) -
     heat_map = heat_maps(worst)[0]
     # One panel open, two folded, for either table.
     assert text.count('<table class="heat fine">') == 6
-    assert len(re.findall(r'<figure>\s*<div class="panels">\s*<div class="panel">', text)) == 2
-    assert len(heat_map.columns) == len(heat_map.rows) == LARGEST_SIDE
-    assert (heat_map.rows[0][0], heat_map.columns[0]) == ("noun50", "60")
+    assert len(re.findall(r'<figure>\s*<div class="panels">\s*<div class="scroll">', text)) == 2
+    assert len(heat_map.columns) - 1 == len(heat_map.rows) == LARGEST_SIDE
+    assert (heat_map.rows[0][0], plain_text(heat_map.columns[1].name)) == ("noun50", "60")
     assert (
         f"the {LARGEST_SIDE} of 97 values of noun and {LARGEST_SIDE} of 97 values of yy with the largest"
         in text

@@ -212,8 +212,7 @@ def test_a_large_circuit_on_many_tasks_keeps_the_page_small(mixed: Document) -> 
     assert len(text.encode()) < 400_000
     row = said(row_of(text, "C17"))
     assert "task 11" in row
-    assert "68 tasks more are in the result." in row
-    assert "68 parts more are in the result." in row
+    assert row.count("68 more are in the result.") == 2, "of the matrix and of the parts"
 
 
 def test_hostile_text_stays_text(page_text: str, mixed: Document) -> None:

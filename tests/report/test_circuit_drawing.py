@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from assay.core.errors import AssayWarning
-from assay.page.circuit import CircuitDrawing, circuit_drawing, graph_of
+from assay.page.graph import CircuitDrawing, circuit_drawing, graph_of
 
 
 Document = dict[str, Any]
@@ -85,8 +85,9 @@ def _points(path: str) -> list[tuple[float, float]]:
 def test_q_k_and_v_enter_at_different_heights(layout: CircuitDrawing) -> None:
     places: dict[tuple[int, str], set[float]] = {}
     for edge in layout.edges:
-        if edge.channel:
-            places.setdefault((edge.feeds[0], edge.channel), set()).add(_points(edge.path)[-1][1])
+        channel = edge.target_name.rpartition(".")[2]
+        if channel in ("q", "k", "v"):
+            places.setdefault((edge.feeds[0], channel), set()).add(_points(edge.path)[-1][1])
     by_node: dict[int, list[float]] = {}
     for (node, _), heights in sorted(places.items()):
         assert len(heights) == 1
@@ -106,12 +107,12 @@ def test_grouped_keys_feed_all_heads_of_their_group(make_document: Callable[...,
     document = make_document(n_layers=2, n_heads=4, n_kv_heads=2, size=60)
     graph = graph_of(document["graph"])
     for edge in drawn(document).edges:
-        expected = 2 if edge.channel in ("k", "v") else 1
-        assert len(edge.feeds) == expected
+        shared = edge.target_name.endswith((".k", ".v"))
+        assert len(edge.feeds) == (2 if shared else 1)
         if edge.target_name != "logits":
             column = graph.target_index(edge.target_name)
             assert set(edge.feeds) == set(graph.feeds[column].nonzero().flatten().tolist())
-        assert (".kv" in edge.target_name) == (edge.channel in ("k", "v"))
+        assert (".kv" in edge.target_name) == shared
 
 
 def test_older_names_of_shared_keys_are_drawn_under_the_new_ones(

@@ -14,11 +14,11 @@ from test_monitor_page import monitor_document
 
 from assay.page import html
 from assay.page.draw import to_svg
+from assay.page.graph import UNSCRIPTED, WRITTEN_ROWS
 from assay.page.html import PAGE_LIMIT
 from assay.page.matrix import Matrix, plot_matrix
 from assay.page.terminal import print_page
 from assay.page.text import EDGES_LIMIT, bounded, cut_text
-from assay.page.viewer import UNSCRIPTED, WRITTEN_ROWS
 from assay.report.save import pages_of, render
 
 
@@ -40,7 +40,7 @@ def test_a_graph_of_gpt2_with_every_edge_listed() -> None:
     text = render(document)
     assert len(text.encode()) < PAGE_LIMIT
     assert text.count('class="edge') <= UNSCRIPTED + 10
-    assert text.count("<tr>") < 2 * WRITTEN_ROWS  # the script makes the other rows when they are asked for
+    assert text.count("<tr>") < 3 * WRITTEN_ROWS
     assert f"The strongest {EDGES_LIMIT:,} of {len(document['edges']):,} edges listed in the result" in text
 
 
@@ -56,7 +56,7 @@ def test_the_drawing_of_a_large_circuit_opens_on_its_strongest_edges() -> None:
     )
     assert said in text.replace("\N{NARROW NO-BREAK SPACE}", " ")
     assert "a normalised faithfulness of 0.20 [0.10, 0.30]." in text
-    assert 'value="60" step="1"' in text
+    assert 'value="60"' in text
     console = Console(width=4_000, file=io.StringIO())
     print_page(page, console)
     shown = console.file.getvalue().partition("strongest edges that are connected")[2]  # type: ignore[attr-defined]
@@ -98,9 +98,9 @@ def test_a_monitor_of_more_batches_than_its_pictures_show() -> None:
 @pytest.mark.slow
 def test_many_results_on_one_page_end_before_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html, "PAGE_LIMIT", 1_000_000)
-    text = render(*[synthetic_document()] * 5)
+    text = render(*[synthetic_document()] * 12)
     assert len(text.encode()) < 1_000_000
-    assert 0 < text.count('class="page"') < 5
+    assert 0 < text.count('class="page"') < 12
     assert "are left out, so that the page stays below 1 MB" in text
 
 

@@ -121,7 +121,8 @@ def test_hostile_names_stay_text(kind: str, visit: Visit) -> None:
     page = visit.open(page_of(kind, HOSTILE))
     visit.check()
     assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
-    assert page.evaluate("document.querySelectorAll('script:not([type])').length") == 1
+    n_scripts = 1 + (page.locator("figure.viewer").count() > 0)
+    assert page.evaluate("document.querySelectorAll('script:not([type])').length") == n_scripts
     assert page.locator("body").evaluate("body => body.textContent").count(HOSTILE) >= 1
     links = page.evaluate("[...document.querySelectorAll('[href]')].map(e => e.getAttribute('href'))")
     assert [link for link in links if not link.startswith("#")] == []
@@ -140,47 +141,6 @@ def test_a_script_that_got_into_a_page_would_not_run(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("kind", one_of(["audit", "sweep"]))
-def test_the_tab_key_reaches_every_control(kind: str, visit: Visit) -> None:
-    page = visit.open(page_of(kind))
-    wanted = page.evaluate(
-        """() => { const open = (e) => e.checkVisibility() && !e.disabled;
-          const stops = 'button, input, select, summary, a[href], [tabindex="0"]';
-          const found = [...document.querySelectorAll(stops)].filter(open);
-          found.forEach((e, i) => { e.dataset.stop = i; });
-          return found.length; }"""
-    )
-    reached = set()
-    for _ in range(wanted + 10):
-        page.keyboard.press("Tab")
-        stop = page.evaluate(
-            "document.activeElement.dataset ? document.activeElement.dataset.stop ?? null : null"
-        )
-        if stop is not None and stop not in reached and len(reached) < 3:
-            # A node shows the focus by itself: it has a heavier frame.
-            script = """(() => { const at = document.activeElement;
-              return at.closest('svg') ? 'drawn' : getComputedStyle(at).outlineStyle; })()"""
-            assert page.evaluate(script) in ("solid", "drawn"), "the focus must be seen"
-        reached |= {stop} - {None}
-    assert len(reached) == wanted
-
-
-@pytest.mark.parametrize("kind", one_of(["audit", "calibration"]))
-def test_paper_shows_everything_and_no_controls(kind: str, visit: Visit) -> None:
-    page = visit.open(page_of(kind))
-    page.emulate_media(media="print")
-    assert page.locator(".controls:visible, .inspector:visible, .tip:visible").count() == 0
-    folded = """[...document.querySelectorAll('details')].filter((each) => each.checkVisibility() &&
-      !each.lastElementChild.checkVisibility({contentVisibilityAuto: true})).length"""
-    assert page.evaluate(folded) == 0
-    boxes = """[...document.querySelectorAll('.scroll')].filter(
-      (each) => getComputedStyle(each).overflowY !== 'visible').length"""
-    assert page.evaluate(boxes) == 0
-    assert page.pdf()[:5] == b"%PDF-"
-    page.emulate_media(media="screen")
-    visit.check()
-
-
-@pytest.mark.parametrize("kind", one_of(["audit", "sweep"]))
 def test_a_page_can_be_read_without_its_script(kind: str, new_visit: Callable[..., Visit]) -> None:
     visit = new_visit(java_script_enabled=False)
     page = visit.open(page_of(kind))
@@ -189,11 +149,3 @@ def test_a_page_can_be_read_without_its_script(kind: str, new_visit: Callable[..
     assert page.locator(".controls:visible, .script-only:visible").count() == 0
     assert page.locator("table:visible").count() >= 1
     visit.check()
-
-
-def test_the_dark_page_is_dark(new_visit: Callable[..., Visit]) -> None:
-    for scheme, dark in (("dark", True), ("light", False)):
-        page = new_visit(color_scheme=scheme).open(page_of("comparison"))
-        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        red = int(colour.split("(")[1].split(",")[0])
-        assert (red < 60) is dark

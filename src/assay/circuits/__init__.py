@@ -18,7 +18,6 @@ from assay.circuits.heads import (
 from assay.circuits.loading import load_circuit
 from assay.circuits.paths import prune
 from assay.circuits.published import published_circuit, published_circuits
-from assay.circuits.roles import NodeRoles, load_roles
 from assay.circuits.scores import EdgeScores, load_scores
 from assay.circuits.spans import Spans
 
@@ -31,7 +30,6 @@ __all__ = [
     "ExportedCircuit",
     "GraphFile",
     "HeadCircuit",
-    "NodeRoles",
     "Role",
     "Spans",
     "SubmissionEntry",
@@ -42,7 +40,6 @@ __all__ = [
     "load_certified",
     "load_circuit",
     "load_head_circuit",
-    "load_roles",
     "load_scores",
     "load_submission",
     "prune",

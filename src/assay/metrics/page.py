@@ -5,9 +5,9 @@ from typing import Any
 
 from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS
 from assay.page import text as words
-from assay.page.blocks import Cell, Code, Column, Details, Figure, Note, Page, Row, Section, Table
+from assay.page.blocks import Cell, Column, Figure, Note, Page, Row, Section, Table, folded_record
 from assay.page.strip import strip
-from assay.page.text import NARROW, Span, Text, code, first, record_text
+from assay.page.text import NARROW, Span, Text, code, first
 
 
 ROWS = 400  # of the table
@@ -122,10 +122,7 @@ def measurements_page(records: Sequence[Document]) -> Page:
     )
     printed, unprinted = first(records, RECORDS)
     notes = [
-        Details(
-            summary=(str(each["name"]), " ", code(str(each["hash"]))),
-            blocks=[Code(text=record_text(each["provenance"]))],
-        )
+        folded_record((str(each["name"]), " ", code(str(each["hash"]))), each["provenance"])
         for each in printed
     ]
     rest = f"The records of the first {len(printed)} of {words.number(len(records))} measurements."

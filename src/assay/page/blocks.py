@@ -5,15 +5,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
-from assay.page.text import Text, plain_text
+from assay.page.text import Span, Text, plain_text, record_text
 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from assay.page.circuit import CircuitDrawing, DrawnEdge
 
 # Status -> mark and word, for every verdict of every page.
 STATUSES = {
@@ -53,6 +51,7 @@ class Cell:
         style: Class of the style sheet.
         title: What a pointer over it shows.
         span: Columns it covers.
+        ink: Share of full colour of a cell of a heat map, in per cent.
     """
 
     text: Text = ""
@@ -65,6 +64,7 @@ class Cell:
     style: str = ""
     title: str = ""
     span: int = 1
+    ink: int | float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,7 @@ class Table:
         left: Rows that were left out.
         note: What stands below, outside the caption.
         style: Class of the style sheet.
+        title: Heading inside the table, for tables beside each other.
         tall: May be scrolled inside the page.
         named: The first cell is the heading of its row.
     """
@@ -122,6 +123,7 @@ class Table:
     left: int = 0
     note: Text = ""
     style: str = ""
+    title: str = ""
     tall: bool = False
     named: bool = True
 
@@ -129,6 +131,22 @@ class Table:
         """The rows without their styles."""
         rows = [row.cells if isinstance(row, Row) else row for row in self.rows]
         return [[_one_line(cell) for cell in cells] for cells in rows]
+
+
+def heat_map(
+    title: str, *, corner: str, names: Sequence[str], rows: Sequence[Sequence[Cell | Text]], style: str = ""
+) -> Table:
+    """A matrix whose cells are tinted by their `ink`.
+
+    Args:
+        title: Its heading.
+        corner: What rows and columns are.
+        names: Of the columns.
+        rows: The name of a row, then its cells.
+        style: More classes of the style sheet.
+    """
+    heads = [Column(name=corner), *columns(*(Span(name, "turned") for name in names))]
+    return Table(columns=heads, rows=rows, title=title, style=f"heat {style}".strip())
 
 
 def _one_line(cell: Cell | Text) -> str:
@@ -140,33 +158,13 @@ def _one_line(cell: Cell | Text) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeatCell:
-    """A cell of a heat map; `ink` is the share of full colour, in per cent."""
-
-    text: str = ""
-    ink: int | float = 0
-    style: str = ""
-    title: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    """A matrix whose cells are tinted."""
-
-    title: str = ""
-    corner: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[HeatCell]]]
-    style: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Figure:
     """A picture, or other blocks, with a caption.
 
     Attributes:
         draw: Makes its axes: the public plot function of a result, with what it draws.
         label: What is read out in its place.
+        pictures: Images beside each other, shown instead of a picture.
         blocks: Shown instead of a picture, e.g. a table that shares its caption with others.
         caption: What it shows.
         kind: Word before the number of the caption: `Figure`, `Table`, or nothing for none.
@@ -179,6 +177,7 @@ class Figure:
 
     draw: "Callable[[], Axes] | None" = None
     label: str = ""
+    pictures: Sequence["Picture"] = ()
     blocks: Sequence["Block"] = ()
     caption: Text = ""
     kind: str = "Figure"
@@ -191,47 +190,12 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CircuitView:
-    """A circuit, or two in one drawing, in the viewer; made by `assay.page.viewer.circuit_view`.
-
-    Attributes:
-        drawing: Places of nodes and edges.
-        on: Nodes that are lit before the script runs.
-        unscripted: Edges that are drawn where no script runs, weakest first, each with its style.
-        size: Strongest edges that are the circuit, where a slider over the size is offered; else 0.
-        scored: Whether the edges have scores, so that signs and widths mean something.
-        caption: What it shows.
-        blocks: What a terminal shows in its place.
-        more: Blocks behind a click.
-        data: What the script of the page reads.
-    """
-
-    drawing: "CircuitDrawing"
-    on: frozenset[int]
-    unscripted: Sequence[tuple["DrawnEdge", str]]
-    size: int = 0
-    scored: bool = True
-    caption: Text = ""
-    blocks: Sequence["Block"] = ()
-    more: Sequence["Block"] = ()
-    data: Any = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Picture:
-    """An image of a gallery, e.g. `data:image/png;base64,...`, and the lines below it."""
+    """An image of a figure, e.g. `data:image/png;base64,...`, and the lines below it."""
 
     source: str
     lines: Sequence[Text]
     title: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
-    """Images beside each other."""
-
-    title: str = ""
-    pictures: Sequence[Picture]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,32 +211,12 @@ class Note:
 
     Attributes:
         text: What it says.
-        style: `` for running text, `quiet` for a remark, `reading` before a figure.
+        style: `` for running text, `heading` for a heading inside a section, `code` for a record as it is,
+            `quiet` for a remark, `reading` before a figure.
     """
 
     text: Text
     style: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """Lines below each other."""
-
-    items: Sequence[Text]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """Text as it is, e.g. a record."""
-
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heading:
-    """A heading inside a section."""
-
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,92 +240,42 @@ class Details:
     name: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Blocks side by side where there is room; `style` is a class of the style sheet instead of `pair`."""
-
-    blocks: Sequence["Block"]
-    style: str = "pair"
+def folded_record(summary: Text, record: Any) -> Details:
+    """A record as JSON behind a click, e.g. how a result came to be."""
+    return Details(summary=summary, blocks=[Note(text=record_text(record), style="code")])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """One line of `Checks`: what is asked, two verdicts, a number as a picture, what they mean.
+class Interactive:
+    """A part of a page that earns a template of its own, such as the viewer of a circuit.
 
     Attributes:
-        key: Last part of its anchor.
-        code, name, question: What is checked.
-        state: The verdict with confidence, a class of the style sheet.
-        status, published: Mark and word of the verdict with confidence and of the published one.
-        label: What the number is called.
-        value: The number; empty where it is undefined.
-        passes: Where it would pass.
-        drawing: The number against its limits.
-        lacking: Why there is no number.
-        words: What the verdicts mean and what to do.
-        advice: What to do, as one sentence, where `words` are not shown.
-        summary: What unfolds, and `more` of it.
+        template: File beside the templates of the pages.
+        values: What it shows.
+        blocks: What a terminal shows in its place.
     """
-
-    key: str
-    code: str
-    name: str
-    question: str
-    state: str
-    status: tuple[str, str]
-    published: tuple[str, str]
-    label: str
-    value: str = ""
-    passes: str = ""
-    drawing: Drawing | None = None
-    lacking: str = ""
-    words: Sequence["Block"] = ()
-    advice: str = ""
-    summary: str = ""
-    more: Sequence["Block"] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checks:
-    """Checks one below the other, and what the signs of their pictures mean."""
-
-    checks: Sequence[Check]
-    legend: Sequence[tuple[Drawing, str]] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Custom:
-    """A template of a page that earns one, with its values, and what a terminal shows in its place."""
 
     template: str
     values: Any
     blocks: Sequence["Block"] = ()
 
 
-Block = Union[  # noqa: UP007 - the names stand for classes that hold blocks themselves
-    Table,
-    HeatMap,
-    Figure,
-    CircuitView,
-    Gallery,
-    Facts,
-    Note,
-    Listing,
-    Code,
-    Heading,
-    Details,
-    Pair,
-    Checks,
-    Custom,
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page under a heading."""
+    """A part of a page under a heading; inside another part, blocks that lie beside each other.
 
-    title: str
-    blocks: Sequence[Block]
+    Attributes:
+        title: The heading; empty inside another part.
+        blocks: What it holds.
+        style: Class of the style sheet inside another part, e.g. `pair` for two columns.
+    """
+
+    title: str = ""
+    blocks: Sequence["Block"]
+    style: str = ""
+
+
+Block = Table | Figure | Facts | Note | Details | Interactive | Section
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,6 +113,10 @@ def to_svg(ax: Axes, *, label: str, key: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<title>.*?</title>", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r"<[^>]+>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text
+    )  # hundredths of a point
+    text = re.sub(r' transform="rotate\(-0 [^"]*"|<path d="[^"]*" style="fill: none"/>', "", text)
     text = text.replace("xlink:href", "href")
     used = set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text))
     names = {name for pair in used for name in pair if name}
@@ -138,9 +142,8 @@ def to_svg(ax: Axes, *, label: str, key: str) -> str:
 
 
 def _many_boxes(path: re.Match[str]) -> str:
-    """A path of many closed shapes in hundredths of a point, and of a box no more than its ends."""
-    text = re.sub(r"(\.\d\d)\d+", r"\1", path[0])
-    return re.sub(r"M (\S+) (\S+)\nL (\S+) \2\nL \3 (\S+)\nL \1 \4\nz\n", r"M\1 \2H\3V\4H\1z", text)
+    """A path of many closed shapes, and of a box no more than its ends."""
+    return re.sub(r"M (\S+) (\S+)\nL (\S+) \2\nL \3 (\S+)\nL \1 \4\nz\n", r"M\1 \2H\3V\4H\1z", path[0])
 
 
 def save_picture(draw: Callable[[], Axes], path: str | os.PathLike[str], *, key: str) -> Path:

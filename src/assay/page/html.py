@@ -10,21 +10,13 @@ from collections.abc import Sequence
 import jinja2
 from markupsafe import Markup, escape
 
-from assay.page import blocks
-from assay.page.blocks import STATUSES, Block, Figure, Page, Table
+from assay.page.blocks import STATUSES, Block, Cell, Drawing, Figure, Interactive, Page, Row, Table
 from assay.page.text import Span, Text, cut_text, number, packed, plain_text
 
 
 PAGE_LIMIT = 3_000_000  # bytes of a page, whatever its results hold
 ROOM_FOR_FRAME = 180_000  # bytes for styles, scripts and titles
-SCRIPTS = (
-    "viewer_graph.js",
-    "viewer_drawing.js",
-    "viewer_panels.js",
-    "viewer_controls.js",
-    "viewer.js",
-    "page.js",
-)
+SCRIPTS = ("page.js", "viewer.js")  # of every page, and of pages that draw a circuit
 TITLES = 8  # of several pages named in the title
 
 _DRAWING = threading.RLock()  # settings of Matplotlib are of the whole process
@@ -65,7 +57,7 @@ def render_article(page: Page, key: str, *, served: bool = False) -> str:
 
 
 def frame(body: str, *, title: str, served: bool = False) -> str:
-    """A whole document around articles: styles and script inside, everything else forbidden.
+    """A whole document around articles: styles and scripts inside, everything else forbidden.
 
     Args:
         body: HTML that is safe to show.
@@ -76,7 +68,7 @@ def frame(body: str, *, title: str, served: bool = False) -> str:
         body=body,
         title=cut_text(title),
         style=source("page.css"),
-        script=script(),
+        scripts=[source(name) for name in (SCRIPTS if '<figure class="viewer' in body else SCRIPTS[:1])],
         served=served,
         policy=content_policy(),
     )
@@ -93,8 +85,9 @@ class _Maker:
 
     def __call__(self, block: Block) -> Markup:
         """A block as HTML, by the macro of its name."""
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(block).__name__).lower()
-        return Markup(getattr(self._macros, name)(block))
+        if isinstance(block, Interactive):
+            return Markup(_template(block.template).render(values=block.values, make=self))
+        return Markup(getattr(self._macros, type(block).__name__.lower())(block))
 
     def text(self, text: Text) -> Markup:
         """Text with its styles."""
@@ -131,26 +124,16 @@ class _Maker:
         name = figure.name or f"p{self._counts['picture']}"
         return Markup(to_svg(figure.draw(), key=f"{self.key}-{name}", label=figure.label))
 
-    def drawing(self, drawing: blocks.Drawing) -> Markup:
+    def drawing(self, drawing: Drawing) -> Markup:
         """A small picture."""
         return Markup(drawing.svg)
 
-    def custom(self, block: blocks.Custom) -> Markup:
-        """A template of its own."""
-        made = _template(block.template).render(values=block.values, make=self)
-        return Markup(made)
-
     @staticmethod
-    def rows(table: Table) -> list[blocks.Row]:
-        """The rows of a table with every cell a `Cell`."""
-        rows = [row if isinstance(row, blocks.Row) else blocks.Row(cells=row) for row in table.rows]
+    def rows(table: Table) -> list[tuple[str, list[Cell]]]:
+        """The style of each row, and its cells."""
+        rows = [row if isinstance(row, Row) else Row(cells=row) for row in table.rows]
         return [
-            blocks.Row(
-                cells=[
-                    cell if isinstance(cell, blocks.Cell) else blocks.Cell(text=cell) for cell in row.cells
-                ],
-                style=row.style,
-            )
+            (row.style, [cell if isinstance(cell, Cell) else Cell(text=cell) for cell in row.cells])
             for row in rows
         ]
 
@@ -176,17 +159,12 @@ def source(name: str) -> str:
 
 
 @functools.cache
-def script() -> str:
-    """The script of every page: the files of the circuit viewer, then the page's own."""
-    return "\n".join(source(name) for name in SCRIPTS)
-
-
-@functools.cache
 def content_policy() -> str:
-    """The pages' Content-Security-Policy: nothing remote, and no script but that of the page itself."""
-    digest = base64.b64encode(hashlib.sha256(f"\n{script()}\n".encode()).digest()).decode()
+    """The pages' Content-Security-Policy: nothing remote, and no scripts but their own."""
+    digests = [hashlib.sha256(f"\n{source(name)}\n".encode()).digest() for name in SCRIPTS]
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:; "
         "base-uri 'none'; form-action 'self'"
     )
 

@@ -8,19 +8,14 @@ from assay.core.untrusted import printable
 from assay.page.blocks import (
     Block,
     Cell,
-    Checks,
-    CircuitView,
-    Column,
-    Custom,
     Details,
     Facts,
     Figure,
-    Heading,
-    Listing,
+    Interactive,
     Note,
     Page,
-    Pair,
     Row,
+    Section,
     Table,
 )
 from assay.page.text import Text, number, plain_text
@@ -66,25 +61,16 @@ def _print(console: "Console", lines: "Sequence[str | RichTable]", style: str | 
 def _lines(block: Block) -> "Iterator[str | RichTable]":
     """A block as lines of text and tables; not what explains a picture or is behind a click."""
     match block:
-        case Table():
+        case Table() if not block.style.startswith("heat"):  # too wide for lines of text
             yield table_grid(_brief(block))
             left = block.left + max(0, len(block.rows) - SHOWN_ROWS)
             yield from _paragraphs(f"... and {number(left)} more" if left else "", block.note)
-        case Checks():
-            yield table_grid(_check_table(block))
-            yield from _paragraphs(
-                *(f"{check.code}: {check.advice}" for check in block.checks if check.advice)
-            )
-        case Figure() | Custom() | CircuitView():
+        case Figure() | Interactive() | Section():
             yield from _all(block.blocks)
         case Facts():
             yield from _paragraphs(*(f"{name}: {plain_text(fact)}" for name, fact in block.facts))
         case Note():
             yield from _paragraphs(block.text)
-        case Listing():
-            yield from _paragraphs(*(f"- {plain_text(item)}" for item in block.items))
-        case Pair():
-            yield from _all(block.blocks)
         case Details() if block.open or block.printed:
             yield from _all(block.blocks)
 
@@ -92,29 +78,12 @@ def _lines(block: Block) -> "Iterator[str | RichTable]":
 def _all(blocks: Sequence[Block]) -> "Iterator[str | RichTable]":
     n_pairs, heading = 0, list[str]()
     for block in blocks:
-        n_pairs += isinstance(block, Pair)
-        if isinstance(block, Heading):
+        n_pairs += isinstance(block, Section)
+        if isinstance(block, Note) and block.style == "heading":
             heading = [*_paragraphs(block.text)]  # shown once something follows
-        elif (n_pairs <= SHOWN_PAIRS or not isinstance(block, Pair)) and (lines := [*_lines(block)]):
+        elif (n_pairs <= SHOWN_PAIRS or not isinstance(block, Section)) and (lines := [*_lines(block)]):
             yield from (*heading, *lines)
             heading = []
-
-
-def _check_table(block: Checks) -> Table:
-    """A row per check: both verdicts, the number and where it would pass."""
-    names = ("", "check", "with confidence", "published", "number", "of what")
-    rows = [
-        [
-            check.code,
-            check.name,
-            " ".join(check.status),
-            " ".join(check.published),
-            check.value,
-            f"{check.label}; {check.passes}" if check.passes else check.label,
-        ]
-        for check in block.checks
-    ]
-    return Table(columns=[Column(name=name) for name in names], rows=rows)
 
 
 def _brief(table: Table) -> Table:

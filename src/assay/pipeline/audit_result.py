@@ -12,7 +12,7 @@ from assay.core.errors import InputError
 from assay.core.plotted import Plotted
 from assay.graph import Graph
 from assay.models import Model
-from assay.page.circuit import graph_of
+from assay.page.graph import graph_of
 from assay.pipeline.checks import check_writable
 from assay.report import save_report
 from assay.store import Store, StoredResult

@@ -10,7 +10,7 @@ from assay.circuits.given import named_circuit
 from assay.circuits.hub_file import is_address
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import Graph
-from assay.page.circuit import graph_of
+from assay.page.graph import graph_of
 from assay.store import About, Store, StoredResult
 
 

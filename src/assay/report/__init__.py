@@ -15,7 +15,6 @@ _HOMES = {
     "sweep_page": "sweep",
     "tail_verdict": "assay.analyses.worst_case.page_words",
     "verdict": "audit_words",
-    "with_roles": "roles",
 }
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "sweep_page",
     "tail_verdict",
     "verdict",
-    "with_roles",
 ]
 
 

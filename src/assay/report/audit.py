@@ -10,21 +10,19 @@ from assay.metrics.page import LEGEND, measurement_rows, measurement_table
 from assay.metrics.plots import plot_curve
 from assay.page import text as words
 from assay.page.blocks import (
-    CircuitView,
-    Code,
     Column,
-    Custom,
     Details,
+    Facts,
     Figure,
-    Listing,
+    Interactive,
     Note,
     Page,
-    Pair,
     Section,
     Table,
+    folded_record,
 )
-from assay.page.circuit import signed
 from assay.page.form import PAGES, PageForm
+from assay.page.graph import circuit_view, edges_table, shared_kv, signed
 from assay.page.matrix import matrix_table, plot_matrix
 from assay.page.text import (
     EDGES_LIMIT,
@@ -40,10 +38,8 @@ from assay.page.text import (
     percent,
     plain_text,
     quiet,
-    record_text,
     task_text,
 )
-from assay.page.viewer import WRITTEN_ROWS, circuit_view, edges_table, shared_kv
 from assay.report import audit_plots as figures
 from assay.report.audit_words import caveats, inputs, not_run, strongest_heads, verdict
 
@@ -89,17 +85,17 @@ def audit_page(document: Document) -> Page:
                     make(document) for make, key in ((_curve, "curve"), (_agreement, "topk")) if document[key]
                 ],
             ),
-            Section(title="Where it lives", blocks=[Pair(blocks=[_heads(document), _layers(document)])]),
+            Section(
+                title="Where it lives",
+                blocks=[Section(blocks=[_heads(document), _layers(document)], style="pair")],
+            ),
             Section(title="Every number", blocks=[_numbers(document)]),
             *not_run(document),
             Section(title="How it was made", blocks=[_method(document)]),
         ],
         facts=list(_facts(document)),
         records=[
-            Details(
-                summary="The record behind the result’s id",
-                blocks=[Code(text=record_text(document["provenance"].get("record", {})))],
-            )
+            folded_record("The record behind the result’s id", document["provenance"].get("record", {}))
         ],
     )
 
@@ -107,13 +103,13 @@ def audit_page(document: Document) -> Page:
 # ------------------------------------------------------------------------------------------------ the task
 
 
-def _task(document: Document) -> Custom | Note:
+def _task(document: Document) -> Interactive | Note:
     """Prompts side by side, and what the model does with them; of images the latter alone."""
     task = document["task"]
     if not task.get("examples"):
         return Note(text=_behaviour(document))
     examples = [_example(example) for example in task.get("examples", [])[:EXAMPLES]]
-    return Custom(
+    return Interactive(
         template="prompts.html",
         values={"examples": examples, "aside": _behaviour(document)},
         blocks=[Note(text=_behaviour(document))],
@@ -175,21 +171,20 @@ def _changed_words(text: str, other: str) -> Text:
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-def _circuit(document: Document) -> CircuitView:
+def _circuit(document: Document) -> Interactive:
     edges = document["edges"][:EDGES_LIMIT]
     caption = _circuit_caption(document, len(edges), shared_kv(document["graph"]))
-    excerpt, drawn, rows = document.get("excerpt"), edges, WRITTEN_ROWS
+    excerpt, drawn = document.get("excerpt"), edges
     if excerpt is not None:
-        drawn, rows = [{**edge, "kept": "shown" in edge} for edge in edges], excerpt["size"]
+        drawn = [{**edge, "kept": "shown" in edge} for edge in edges]
     return circuit_view(
         document["graph"],
         drawn,
         size=(excerpt or document["circuit"])["size"],
         caption=caption,
         curve=_with_excerpt(document["curve"], excerpt) if excerpt else document["curve"],
-        extras=document,
         blocks=[Note(text=_excerpt_words(excerpt)), _readers(edges)] if excerpt else (),
-        more=[edges_table(edges, rows)],
+        more=[edges_table(edges)],
     )
 
 
@@ -210,14 +205,14 @@ def _excerpt_words(excerpt: Document) -> str:
     )
 
 
-def _readers(edges: Sequence[Document]) -> Listing:
+def _readers(edges: Sequence[Document]) -> Facts:
     """The edges on which the drawing opens, by the input that they enter, the strongest first."""
     read: dict[str, list[str]] = {}
     for edge in edges:
         if "shown" in edge:
             source = f"{edge['source']} ({plain_text(signed(edge['score']))})"
             read.setdefault(edge["target"], []).append(source)
-    return Listing(items=[f"{target} reads {listed(sources)}" for target, sources in read.items()])
+    return Facts(facts=[(target, f"reads {listed(sources)}") for target, sources in read.items()])
 
 
 def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
@@ -249,7 +244,7 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
         ending = "." if "excerpt" in document else " are drawn."
         parts.append(f" {upto} strongest {number(n_drawn)} edges{ending}")
     hint = (
-        " Hover or focus a node or an edge to see what it reads and writes; click it to keep it picked. The "
+        " Hover a node or an edge to see what it reads and writes; click it to keep it picked. The "
         "controls change the size of the circuit and what of it is shown."
     )
     return [*parts, Span(hint, "script-only")]
@@ -385,7 +380,7 @@ def _numbers(document: Document) -> Figure:
 # ------------------------------------------------------------------------------------------------ provenance
 
 
-def _method(document: Document) -> Pair:
+def _method(document: Document) -> Section:
     task, circuit, discovery = document["task"], document["circuit"], document["discovery"]
     method, kind = document["method"], inputs(document)
     steps = f", {method['steps']} steps of the {method['quadrature']} rule" if method["steps"] else ""
@@ -420,7 +415,7 @@ def _method(document: Document) -> Pair:
         "kind, not "
         "with another model or another wording."
     )
-    return Pair(blocks=[Note(text=made), Note(text=measured)], style="columns")
+    return Section(blocks=[Note(text=made), Note(text=measured)], style="columns")
 
 
 def _facts(document: Document) -> Iterator[tuple[str, Text]]:

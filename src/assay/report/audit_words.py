@@ -6,7 +6,7 @@ from typing import Any
 from assay.core.verdict import FEW_PROMPTS
 from assay.page import text as words
 from assay.page.blocks import Column, Section, Table
-from assay.page.circuit import signed
+from assay.page.graph import signed
 from assay.page.text import code, listed, number, percent, plain_text, rounded
 
 

@@ -1,18 +1,17 @@
-"""A circuit as a page of its own: the viewer, with attention patterns and weights per prompt where given."""
+"""A circuit as a page of its own: the viewer, with attention patterns where given."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from assay.circuits import Circuit, EdgeScores, ExportedCircuit, NodeRoles
-from assay.core.errors import GraphMismatchError, InputError, check_least
+from assay.circuits import Circuit, EdgeScores, ExportedCircuit
+from assay.core.errors import GraphMismatchError, check_least
 from assay.core.record import library_version, plain
 from assay.execution.attention_patterns import attention_pattern
 from assay.models import Model
 from assay.page.blocks import Page, Section
-from assay.page.circuit import graph_of
 from assay.page.form import PAGES, PageForm
+from assay.page.graph import circuit_view, edges_table, graph_of, packed_pattern
 from assay.page.text import EDGES_LIMIT, code, cut_text, model_text, number, percent
-from assay.page.viewer import circuit_view, edges_table, packed_pattern, packed_weights
 from assay.tasks import PairTask
 
 
@@ -28,8 +27,6 @@ def circuit_document(
     circuit: Circuit,
     *,
     scores: EdgeScores | None = None,
-    examples: EdgeScores | None = None,
-    roles: NodeRoles | None = None,
     model: Model | None = None,
     task: PairTask | None = None,
     prompts: int = PROMPTS,
@@ -39,9 +36,6 @@ def circuit_document(
     Args:
         circuit: The circuit. Of edges at spans, those kept at some span are shown.
         scores: Scores of its edges; without them every edge weighs 1.
-        examples: Scores with `per_example`, whose examples are the first prompts of the task; the page can
-            then show the weights on single prompts. Default: `scores`, if they have them.
-        roles: Roles and labels of nodes. Default: the published roles of a circuit made from heads.
         model: With a task: the attention patterns of the circuit's heads are kept.
         task: The prompts.
         prompts: First prompts of the task that are shown, at least 1.
@@ -50,19 +44,16 @@ def circuit_document(
         Plain JSON of schema `assay-circuit/1`.
 
     Raises:
-        GraphMismatchError: If scores or roles belong to another graph.
-        InputError: For a circuit without edges, for prompts below 1, or for examples without `per_example`.
+        GraphMismatchError: If scores belong to another graph.
+        InputError: For a circuit without edges, or for prompts below 1.
 
     Notes:
         One forward pass per prompt where a model and a task are given. Patterns are rounded to 1/255 and take
         at most 600 kB: heads with the weaker edges are left out, and a note on the page names them.
     """
     check_least(1, prompts=prompts)
-    exported = ExportedCircuit(circuit=circuit, scores=scores, roles=roles or NodeRoles.of(circuit))
-    if examples is None and scores is not None and scores.per_example is not None:
-        examples = scores
+    exported = ExportedCircuit(circuit=circuit, scores=scores)
     graph, edges = circuit.graph, exported.edges[:EDGES_LIMIT]
-    assert exported.roles is not None
     return {
         "schema": SCHEMA,
         "kind": KIND,
@@ -75,9 +66,7 @@ def circuit_document(
             {"source": edge.source, "target": edge.target, "score": edge.score, "rank": rank, "kept": True}
             for rank, edge in enumerate(edges, start=1)
         ],
-        "roles": exported.roles.to_dict(),
         "attention": _attention(exported, model, task, prompts),
-        "examples": _examples(exported, examples, task, prompts),
         "provenance": plain(dict(circuit.provenance)),
         "library": library_version(),
     }
@@ -130,29 +119,6 @@ def _heads(exported: ExportedCircuit) -> list[tuple[int, int]]:
     return list(found)
 
 
-def _examples(
-    exported: ExportedCircuit, scores: EdgeScores | None, task: PairTask | None, prompts: int
-) -> list[dict[str, Any]] | None:
-    """Weights of the shown edges on the first prompts."""
-    if scores is None:
-        return None
-    graph = exported.circuit.graph
-    if scores.per_example is None:
-        raise InputError("examples has no scores per example; discover with per_example=True")
-    if scores.graph.fingerprint != graph.fingerprint:
-        raise GraphMismatchError("examples belong to another graph than the circuit")
-    edges = exported.edges[:EDGES_LIMIT]
-    rows = [graph.source_index(edge.source) for edge in edges]
-    columns = [graph.target_index(edge.target) for edge in edges]
-    return [
-        {
-            "text": f"prompt {row + 1}" if task is None or row >= task.n else prompt_text(task, row),
-            **packed_weights(scores.per_example[row, rows, columns].tolist()),
-        }
-        for row in range(min(prompts, len(scores.per_example)))
-    ]
-
-
 def prompt_tokens(task: PairTask, row: int) -> list[str]:
     """The tokens of a clean prompt as text."""
     ids = task.clean[row, : int(task.lengths[row])].tolist()
@@ -181,10 +147,8 @@ def circuit_page(document: Document) -> Page:
         caption = "This circuit has no scores, so all edges are drawn alike."
     if len(edges) < n_edges:
         caption += f" The strongest {number(len(edges))} of {number(n_edges)} edges are drawn."
-    parts = {"attention patterns": document["attention"], "weights on single prompts": document["examples"]}
-    lacking = [name for name, part in parts.items() if not part]
-    if lacking:
-        caption += f" The page was made without {' and '.join(lacking)}."
+    if not document["attention"]:
+        caption += " The page was made without attention patterns."
     model = document["model"]
     return Page(
         kind="circuit",
@@ -202,7 +166,7 @@ def circuit_page(document: Document) -> Page:
                         edges,
                         caption=caption.strip(),
                         scored=document["scored"],
-                        extras=document,
+                        attention=document["attention"],
                         more=[edges_table(edges)],
                     )
                 ],

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from assay.page.blocks import Block, Code, Column, Details, Note, Page, Section, Table
+from assay.page.blocks import Block, Column, Note, Page, Section, Table, folded_record
 from assay.page.html import render_pages
-from assay.page.text import code, cut_text, number, record_text
+from assay.page.text import code, cut_text, number
 from assay.report.save import is_reportable, pages_of
 from assay.store import StoredResult
 
@@ -48,7 +48,7 @@ def record_page(result: StoredResult) -> Page:
             ("result", code(result.id)),
             ("arrays", ", ".join(list(result.arrays.keys())[:ENTRIES]) or "none"),
         ],
-        records=[Details(summary="The result as JSON", blocks=[Code(text=record_text(result.payload))])],
+        records=[folded_record("The result as JSON", result.payload)],
     )
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from assay.core.errors import InputError, UnknownNameError
 from assay.page import text as words
-from assay.page.blocks import Cell, Code, Column, Details, Page, Section, Table
-from assay.page.text import code, cut_text, listed, noun, number, quiet, record_text, result_link
+from assay.page.blocks import Cell, Column, Page, Section, Table, folded_record
+from assay.page.text import code, cut_text, listed, noun, number, quiet, result_link
 from assay.store import ResultSummary, Store, StoredResult
 
 
@@ -88,7 +88,7 @@ def _numbers(result: ResultSummary) -> dict[str, Any]:
 def sweep_page(store: Store, sweep: str) -> Page:
     """The page of a stored sweep; see `find_sweep` for what names it."""
     found = find_sweep(store, sweep)
-    plan = Details(summary="The plan behind the sweep", blocks=[Code(text=record_text(found.provenance))])
+    plan = folded_record("The plan behind the sweep", found.provenance)
     facts = [("result", (code(found.id), " ", quiet(found.created[:16].replace("T", " "))))]
     return jobs_page(
         str(found.payload["name"]), sweep_rows(store, found.payload["jobs"]), facts=facts, records=[plan]

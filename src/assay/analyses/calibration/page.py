@@ -1,6 +1,5 @@
 """Calibrations as a page: sixteen gates, each with both verdicts, its number as a picture, and what to do."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +12,21 @@ from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.names import sentence
 from assay.analyses.calibration.reasons import warning
 from assay.core.errors import InputError
-from assay.core.record import MACHINE, plain
+from assay.core.record import MACHINE
 from assay.core.verdict import Judged
-from assay.page.blocks import Block, Check, Checks, Code, Details, Facts, Figure, Note, Page, Section, Table
+from assay.page.blocks import (
+    Block,
+    Details,
+    Facts,
+    Figure,
+    Interactive,
+    Note,
+    Page,
+    Section,
+    Table,
+    columns,
+    folded_record,
+)
 from assay.page.draw import save_picture
 from assay.page.form import PAGES, PageForm
 from assay.page.text import (
@@ -112,10 +123,7 @@ def calibration_page(report: CalibrationReport | Document) -> Page:
         ),
         sections=[
             Section(title="All checks at a glance", blocks=[_glance(gates)]),
-            Section(
-                title="The checks one by one",
-                blocks=[Checks(checks=[_check(gate, document) for gate in gates], legend=strips.legend())],
-            ),
+            Section(title="The checks one by one", blocks=[_checks(gates, document)]),
         ],
         facts=list(_facts(document)),
         records=list(_records(document)),
@@ -135,14 +143,32 @@ def _glance(gates: Sequence[Document]) -> Figure:
     )
 
 
-def _check(gate: Document, document: Document) -> Check:
-    """One gate and what unfolds below it."""
+def _checks(gates: Sequence[Document], document: Document) -> Interactive:
+    """All gates; in a terminal a row each: both verdicts, the number and where it would pass."""
+    checks, rows, advice = [], [], []
+    for gate in gates:
+        check, steps = _check(gate, document)
+        checks.append(check)
+        numbers = [" ".join(check["status"]), " ".join(check["published"]), check["value"]]
+        passes = "; ".join(filter(None, (check["judged"].label, check["passes"])))
+        rows.append([gate["code"], gate["name"], *numbers, passes])
+        if steps:
+            advice.append(Note(text=f"{gate['code']}: {' '.join(steps)}"))
+    names = columns("", "check", "with confidence", "published", "number", "of what")
+    return Interactive(
+        template="checks.html",
+        values={"checks": checks, "legend": strips.legend()},
+        blocks=[Table(columns=names, rows=rows), *advice],
+    )
+
+
+def _check(gate: Document, document: Document) -> tuple[Document, Sequence[str]]:
+    """What the template shows of one gate, and what to do about it."""
     verdict, judged = gate["verdict"], page_words.judged_of(gate["verdict"])
     value, passes = page_words.number_line(judged)
     undefined, parts = judged.value is None, page_parts.parts(gate)
-    steps = page_words.advice(gate, document)
-    lacking, steps = (steps[:1], steps[1:]) if undefined else ([], steps)
-    n_parts = len(parts[0].rows) if parts and isinstance(parts[0], Table) else 0
+    advice = page_words.advice(gate, document)
+    lacking, steps = (advice[:1], advice[1:]) if undefined else ([], advice)
     notes = [
         Note(text=judged.sentence),
         Note(text=page_words.scope(gate), style="quiet"),
@@ -150,28 +176,25 @@ def _check(gate: Document, document: Document) -> Check:
         Note(text=page_words.disagreement(gate), style="quiet"),
         *(Note(text=warning(str(each)), style="warning") for each in verdict.get("warnings") or ()),
     ]
-    return Check(
-        key=_plain_id(gate["code"]),
-        code=gate["code"],
-        name=gate["name"],
-        question=gate["question"],
-        state=judged.state,
-        status=page_words.KINDS.get(judged.state, page_words.KINDS["none"]),
-        published=page_words.published_words(judged.published),
-        label=judged.label,
-        value="" if undefined else value,
-        passes=passes,
-        drawing=strips.strip(judged),
-        lacking="".join(lacking),
-        words=[note for note in notes if note.text],
-        advice=" ".join([*lacking, *steps]),
-        summary=f"{plural(n_parts, 'part')}, all numbers" if n_parts else "All numbers",
-        more=[
+    check = {
+        "key": _plain_id(gate["code"]),
+        "gate": gate,
+        "judged": judged,
+        "status": page_words.KINDS.get(judged.state, page_words.KINDS["none"]),
+        "published": page_words.published_words(judged.published),
+        "value": "" if undefined else value,
+        "passes": passes,
+        "drawing": strips.strip(judged),
+        "lacking": "".join(lacking),
+        "words": [note for note in notes if note.text],
+        "summary": f"{plural(len(parts[0].rows), 'part')}, all numbers" if parts else "All numbers",
+        "more": [
             *parts,
             *page_tables.numbers(gate, document),
             Note(text=_sources(gate, judged), style="quiet note"),
         ],
-    )
+    }
+    return check, advice
 
 
 def _sources(gate: Document, judged: Judged) -> str:
@@ -224,8 +247,7 @@ def _records(document: Document) -> Iterator[Block]:
             summary=f"{plural(len(missing), 'column')} could not be measured",
             blocks=[Facts(facts=list(missing.items()))],
         )
-    record = json.dumps(plain(document.get("provenance") or {}), indent=2, sort_keys=True)
-    yield Details(summary="Provenance", blocks=[Code(text=record)])
+    yield folded_record("Provenance", document.get("provenance") or {})
 
 
 def _passes(document: Document) -> int | None:

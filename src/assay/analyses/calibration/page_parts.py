@@ -7,8 +7,8 @@ from assay.analyses.calibration.page_tables import LISTED_PAIRS, LISTED_TASKS
 from assay.analyses.calibration.page_words import KINDS, judged_of, number_line
 from assay.analyses.calibration.reasons import warning
 from assay.analyses.calibration.strips import strip
-from assay.page.blocks import Block, Cell, Column, Note, Row, Table
-from assay.page.text import Span, number
+from assay.page.blocks import Cell, Column, Row, Table
+from assay.page.text import Span
 
 
 Record = Mapping[str, Any]
@@ -20,7 +20,7 @@ _PARTS = (
 )
 
 
-def parts(gate: Record) -> list[Block]:
+def parts(gate: Record) -> list[Table]:
     """The parts of a gate as rows: number, picture, both verdicts, a word on why there is none.
 
     Parts of C14 that were not measured are named below the table.
@@ -30,15 +30,15 @@ def parts(gate: Record) -> list[Block]:
     verdicts = [each for part in list(every.values())[:listed] for each in _with_its_parts(part)]
     absent = [each for each in every.values() if _unmeasured(gate, each)]
     rows = [_part(each) for each in verdicts if not _unmeasured(gate, each)]
-    blocks: list[Block] = [Table(columns=_PARTS, rows=rows, style="gate-parts")] if rows else []
-    if rows and len(every) > listed:
-        blocks.append(
-            Note(text=f"{number(len(every) - listed)} parts more are in the result.", style="quiet note")
-        )
-    if rows and absent:
-        labels = "; ".join(judged_of(each).label for each in absent)
-        blocks.append(Note(text=f"Not measured here: {labels}.", style="quiet note"))
-    return blocks
+    labels = "; ".join(judged_of(each).label for each in absent)
+    table = Table(
+        columns=_PARTS,
+        rows=rows,
+        left=max(0, len(every) - listed),
+        note=f"Not measured here: {labels}." if labels else "",
+        style="gate-parts",
+    )
+    return [table] if rows else []
 
 
 def _unmeasured(gate: Record, verdict: Record) -> bool:

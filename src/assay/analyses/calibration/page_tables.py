@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from assay.analyses.calibration.names import circuit_heads, claim_name, head_name, pair_name
-from assay.page.blocks import Block, Column, Facts, Heading, HeatCell, HeatMap, Note, Table
+from assay.page.blocks import Block, Cell, Column, Facts, Note, Table, heat_map
 from assay.page.text import Text, interval, number, p_value, percent
 
 
@@ -22,7 +23,7 @@ def numbers(gate: Record, document: Record) -> Iterator[Block]:
     if builder:
         yield from builder(gate["verdict"], gate["verdict"].get("details") or {}, document)
     if facts := _facts(gate["verdict"]):
-        yield Heading(text="Numbers and limits")
+        yield Note(text="Numbers and limits", style="heading")
         yield Facts(facts=facts)
 
 
@@ -38,36 +39,27 @@ def _heat(gate: Record) -> Iterator[Block]:
     names = [str(each) for each in tasks][:LISTED_TASKS]
     largest = max((abs(each) for row in matrix for each in row if _known(each)), default=0.0)
     z = details.get("z")
-    yield Heading(text="Mean effect of each circuit on each task")
-    yield HeatMap(
-        corner="circuit \\ task",
-        columns=names,
-        rows=[
-            (
-                circuit,
-                [
-                    _effect(matrix[row][column], largest, _at(_at(z, row), column), circuit, task)
-                    for column, task in enumerate(names)
-                ],
-            )
-            for row, circuit in enumerate(names)
-        ],
-        style="effects",
-    )
-    left = len(tasks) - len(names)
-    more = f" {number(left)} tasks more are in the result." if left else ""
-    yield Note(
-        text="Outlined: a circuit on its own task, which should be far larger than the rest of its row."
-        + more,
-        style="quiet note",
-    )
+    rows: list[list[Cell | Text]] = [
+        [
+            circuit,
+            *(
+                _effect(matrix[row][column], largest, _at(_at(z, row), column), circuit, task)
+                for column, task in enumerate(names)
+            ),
+        ]
+        for row, circuit in enumerate(names)
+    ]
+    title = "Mean effect of each circuit on each task"
+    table = heat_map(title, corner="circuit \\ task", names=names, rows=rows, style="effects")
+    note = "Outlined: a circuit on its own task, which should be far larger than the rest of its row."
+    yield replace(table, note=note, left=len(tasks) - len(names))
 
 
-def _effect(value: Any, largest: float, z: Any, circuit: str, task: str) -> HeatCell:
+def _effect(value: Any, largest: float, z: Any, circuit: str, task: str) -> Cell:
     beside = f"; {number(float(z), 1)} standard deviations from as many random heads" if _known(z) else ""
     share = abs(value) / largest if _known(value) and largest > 0 else 0.0
     sign = "minus" if _known(value) and value < 0 else "plus"
-    return HeatCell(
+    return Cell(
         text=number(value) if _known(value) else "",
         ink=round(6 + 74 * share),
         style=sign + (" deep" if share > 0.7 else "") + (" found" if circuit == task else ""),
@@ -92,15 +84,14 @@ def _table(
     A column makes the cell of a key; columns whose name begins with `#` hold numbers.
     """
     every = list(keys)
-    left = max(0, len(every) - most)
-    more = f"{number(left)} more {'is' if left == 1 else 'are'} in the result. " if left else ""
     table = Table(
         columns=[Column(name=name.removeprefix("#"), numeric=name.startswith("#")) for name in columns],
         rows=[[show(key) for show in columns.values()] for key in every[:most]],
-        note=more + note,
+        left=max(0, len(every) - most),
+        note=note,
         style="gate-table",
     )
-    return [Heading(text=title), table] if every else []
+    return [Note(text=title, style="heading"), table] if every else []
 
 
 def _in(values: Any, show: Callable[[Any], str] = number) -> Callable[[Any], str]:
@@ -123,32 +114,24 @@ def _head_at(document: Record, columns: Sequence[int] | None = None) -> Callable
     return lambda at: head_name(at if columns is None else int(columns[at]), heads)
 
 
-def _methods(verdict: Record, details: Record, document: Record) -> list[Block]:
+def _pairs(title: str, details: Record, others: Mapping[str, Callable[[Any], str]]) -> list[Block]:
     rho = details.get("pairs") or {}
-    return _table(
-        "Pairs of methods",
-        rho,
-        {
-            "pair": pair_name,
-            "#rank correlation": lambda name: number(rho[name]),
-            "#p": _in(details.get("p_values"), p_value),
-            "#among the best heads": _in(details.get("rho_top")),
-            "#overlap of the best": _in(details.get("jaccard")),
-        },
-    )
+    columns = {"pair": pair_name, "#rank correlation": lambda name: number(rho[name])}
+    return _table(title, rho, {**columns, **others})
+
+
+def _methods(verdict: Record, details: Record, document: Record) -> list[Block]:
+    others = {
+        "#p": _in(details.get("p_values"), p_value),
+        "#among the best heads": _in(details.get("rho_top")),
+        "#overlap of the best": _in(details.get("jaccard")),
+    }
+    return _pairs("Pairs of methods", details, others)
 
 
 def _raters(verdict: Record, details: Record, document: Record) -> list[Block]:
-    rho = details.get("pairs") or {}
-    return _table(
-        "Pairs of raters",
-        rho,
-        {
-            "pair": pair_name,
-            "#rank correlation": lambda name: number(rho[name]),
-            "#agreement on the best (κ)": _in(details.get("kappa_pairs")),
-        },
-    )
+    others = {"#agreement on the best (κ)": _in(details.get("kappa_pairs"))}
+    return _pairs("Pairs of raters", details, others)
 
 
 def _groups(verdict: Record, details: Record, document: Record) -> list[Block]:

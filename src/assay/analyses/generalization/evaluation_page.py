@@ -8,7 +8,7 @@ from typing import Any
 from assay.analyses.generalization import evaluation_plots as plots
 from assay.analyses.generalization.monitor_page import estimate_cells
 from assay.core.record import plain
-from assay.page.blocks import Block, Code, Details, Figure, Page, Pair, Section, Table, columns
+from assay.page.blocks import Block, Details, Figure, Note, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
 from assay.page.matrix import plot_matrix
 from assay.page.text import NARROW, Text, code, interval, model_text, number, plural, quiet, rounded
@@ -44,7 +44,7 @@ def evaluation_page(document: Document) -> Page:
         records=[
             Details(
                 summary="The record of the reference circuit, and the settings",
-                blocks=[Code(text=json.dumps(record, indent=2, ensure_ascii=False))],
+                blocks=[Note(text=json.dumps(record, indent=2, ensure_ascii=False), style="code")],
             )
         ],
     )
@@ -296,7 +296,7 @@ def _layers(document: Document) -> list[Block]:
         )
         for name, domain in plots.extremes(document).items()
     ]
-    return [*blocks, Pair(blocks=maps)]
+    return [*blocks, Section(blocks=maps, style="pair")]
 
 
 def _facts(document: Document) -> Iterator[tuple[str, Text]]:

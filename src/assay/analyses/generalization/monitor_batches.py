@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.analyses.generalization.monitor_words import evidence, in_excess, moment, reason, statistic
-from assay.page.blocks import Details, Gallery, Note, Picture
+from assay.page.blocks import Details, Figure, Note, Picture
 from assay.page.text import bounded, cut_text, interval, number, plural
 from assay.page.thumbnail import png_source
 
@@ -53,7 +53,7 @@ def _batch(document: Document, reading: Document, pictures: Sequence[Document]) 
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     files = f"Files: {', '.join(bounded(names[:NAMED]))}{rest}." if names else ""
     why = reason(document, reading)
-    gallery = Gallery(
+    gallery = Figure(
         pictures=[
             Picture(source=png_source(each["image"]), lines=[cut_text(str(each["name"]))])
             for each in pictures

@@ -24,19 +24,7 @@ from assay.analyses.generalization.monitor_words import (
 )
 from assay.core.errors import InputError
 from assay.core.record import plain
-from assay.page.blocks import (
-    Block,
-    Code,
-    Column,
-    Details,
-    Figure,
-    Note,
-    Page,
-    Pair,
-    Section,
-    Table,
-    columns,
-)
+from assay.page.blocks import Block, Column, Details, Figure, Note, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
 from assay.page.matrix import Matrix, plot_matrix
 from assay.page.text import (
@@ -105,7 +93,7 @@ def monitor_page(document: Document) -> Page:
         records=[
             Details(
                 summary="The record of the reference circuit",
-                blocks=[Code(text=json.dumps(record, indent=2, ensure_ascii=False))],
+                blocks=[Note(text=json.dumps(record, indent=2, ensure_ascii=False), style="code")],
             )
         ],
         style="monitor",
@@ -320,7 +308,10 @@ def _layers(document: Document) -> list[Block]:
         tables.append(_strongest(layers, batch))
     if not figures:
         return []
-    return [Pair(blocks=figures), Details(summary="The pairs of layers that changed most", blocks=tables)]
+    return [
+        Section(blocks=figures, style="pair"),
+        Details(summary="The pairs of layers that changed most", blocks=tables),
+    ]
 
 
 def _strongest(layers: Matrix, batch: int) -> Table:
@@ -368,7 +359,7 @@ def _domains(document: Document) -> list[Block]:
             )
         )
         tables.insert(0, Details(summary="The curve as a table", blocks=[_curves_table(curves)]))
-    return [Pair(blocks=figures), *tables]
+    return [Section(blocks=figures, style="pair"), *tables]
 
 
 def _curves(curves: Mapping[str, Document], distance: str) -> dict[str, Document]:

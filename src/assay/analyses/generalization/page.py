@@ -9,17 +9,16 @@ from assay.analyses.generalization import rank_words as words
 from assay.page.blocks import (
     Block,
     Cell,
-    Code,
     Column,
     Details,
     Figure,
     Note,
     Page,
-    Pair,
     Row,
     Section,
     Table,
     columns,
+    folded_record,
 )
 from assay.page.form import PAGES, PageForm
 from assay.page.matrix import plot_matrix
@@ -33,7 +32,6 @@ from assay.page.text import (
     number,
     percent,
     quiet,
-    record_text,
 )
 
 
@@ -76,7 +74,7 @@ def ranking_page(document: Document) -> Page:
 
 def provenance(document: Document) -> Details:
     """How a result came to be, folded away."""
-    return Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])
+    return folded_record("Provenance", document["provenance"])
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -244,7 +242,7 @@ def _network(document: Document) -> list[Block]:
         for place, each in enumerate(document.get("dependency") or ())
     ]
     if pictures:
-        blocks.append(Pair(blocks=pictures))
+        blocks.append(Section(blocks=pictures, style="pair"))
     if blocks and document["ratios"]:
         blocks.append(_ratios(document))
     return blocks

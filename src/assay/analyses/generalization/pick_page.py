@@ -6,7 +6,7 @@ from typing import Any
 
 from assay.analyses.generalization import rank_plots as plots
 from assay.analyses.generalization.rank_words import data_text, missing_note
-from assay.page.blocks import Cell, Code, Details, Figure, Page, Section, Table, columns
+from assay.page.blocks import Cell, Figure, Page, Section, Table, columns, folded_record
 from assay.page.form import PAGES, PageForm
 from assay.page.text import (
     NARROW,
@@ -18,7 +18,6 @@ from assay.page.text import (
     percent,
     plural,
     quiet,
-    record_text,
 )
 
 
@@ -76,7 +75,7 @@ def stable_pick_page(document: Document) -> Page:
             ("target", data_text(target)),
         ],
         records=[
-            Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))]),
+            folded_record("Provenance", document["provenance"]),
         ],
         style="rank",
     )  # fmt: skip

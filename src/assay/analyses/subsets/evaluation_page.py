@@ -11,9 +11,9 @@ from assay.analyses.subsets.page_words import ends, signed
 from assay.analyses.subsets.probit_plots import plot_evaluation
 from assay.analyses.subsets.quality import Understood
 from assay.analyses.subsets.splits import PARTS
-from assay.page.blocks import Block, Cell, Code, Details, Facts, Figure, Page, Section, Table, columns
+from assay.page.blocks import Block, Cell, Facts, Figure, Page, Section, Table, columns, folded_record
 from assay.page.form import PAGES, PageForm
-from assay.page.text import Text, code, first, interval, number, out_of, percent, plural, record_text
+from assay.page.text import Text, code, first, interval, number, out_of, percent, plural
 
 
 Document = Mapping[str, Any]
@@ -46,7 +46,7 @@ def evaluation_page(document: Document) -> Page:
         f"{out_of(document['n_matched'], subset['size'], 'example')} of the subset.",
         sections=sections,
         facts=[("result", code(document["id"])), ("subset", code(subset["id"]))],
-        records=[Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])],
+        records=[folded_record("Provenance", document["provenance"])],
     )
 
 

@@ -9,9 +9,9 @@ from assay.analyses.subsets import content_plots, plots, probit_plots
 from assay.analyses.subsets import page_tables as tables
 from assay.analyses.subsets import page_words as words
 from assay.analyses.subsets.page_words import share, signed, unit_name
-from assay.page.blocks import Block, Code, Details, Facts, Figure, Note, Page, Pair, Section
+from assay.page.blocks import Block, Details, Facts, Figure, Note, Page, Section, folded_record
 from assay.page.form import PAGES, PageForm
-from assay.page.text import NARROW, Text, code, number, out_of, record_text
+from assay.page.text import NARROW, Text, code, number, out_of
 
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def subset_page(document: Document) -> Page:
         lede=words.lede(document),
         sections=[section for section in sections if section.blocks],
         facts=[("result", code(document["id"])), ("data", code(document["data"]["hash"]))],
-        records=[Details(summary="Provenance", blocks=[Code(text=record_text(document["provenance"]))])],
+        records=[folded_record("Provenance", document["provenance"])],
         style="subset",
     )
 
@@ -84,7 +84,7 @@ def _figure(
 
 
 def _pair(figures: Sequence[Block]) -> list[Block]:
-    return [Pair(blocks=figures)] if figures else []
+    return [Section(blocks=figures, style="pair")] if figures else []
 
 
 # ------------------------------------------------------------------------------------------------- sizes
@@ -311,7 +311,7 @@ def _examples(document: Document) -> list[Block]:
         others = tables.gallery(examples["others"], "Not chosen, at random")
         below = "Below each: its class and the share of the test models that classify it correctly."
         blocks += [
-            Pair(blocks=[*chosen, *others], style="pair galleries"),
+            Section(blocks=[*chosen, *others], style="pair galleries"),
             Note(text=below, style="quiet note"),
         ]
     if examples["selected"]:
@@ -373,7 +373,7 @@ def _data(document: Document) -> list[Block]:
     return [
         Facts(facts=[*_quality(document["data"]), *_parts(split)]),
         Note(text=f"{'; '.join([*how, *words.departures(document)])}.", style="quiet note"),
-        Details(summary="All parameters", blocks=[Code(text=record_text(parameters))]),
+        folded_record("All parameters", parameters),
     ]
 
 

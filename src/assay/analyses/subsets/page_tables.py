@@ -15,7 +15,7 @@ from assay.analyses.subsets.page_words import (
     tested_units,
 )
 from assay.page import text as words
-from assay.page.blocks import Block, Cell, Column, Details, Figure, Gallery, Picture, Row, Table, columns
+from assay.page.blocks import Block, Cell, Column, Details, Figure, Note, Picture, Row, Table, columns
 from assay.page.text import MINUS, NARROW, Span, Text, bold, quiet
 from assay.page.thumbnail import png_source
 
@@ -320,9 +320,9 @@ def gallery(examples: Sequence[Document], title: str) -> list[Figure]:
     if not pictures:
         return []
     shown, hidden = pictures[:SHOWN_PICTURES], pictures[SHOWN_PICTURES:]
-    blocks: list[Block] = [Gallery(title=title, pictures=shown)]
+    blocks: list[Block] = [Note(text=title, style="heading"), Figure(pictures=shown)]
     if hidden:
-        blocks.append(Details(summary=f"{len(hidden)} more", blocks=[Gallery(pictures=hidden)]))
+        blocks.append(Details(summary=f"{len(hidden)} more", blocks=[Figure(pictures=hidden)]))
     return [Figure(blocks=blocks)]
 
 

@@ -29,9 +29,9 @@ from assay.analyses.worst_case.page_words import (
     worst_pair,
 )
 from assay.analyses.worst_case.plots import plot_tail
-from assay.page.blocks import Block, Cell, Code, Details, Figure, Note, Page, Row, Section, Table, columns
+from assay.page.blocks import Block, Cell, Figure, Note, Page, Row, Section, Table, columns, folded_record
 from assay.page.form import PAGES, PageForm
-from assay.page.text import Text, code, model_text, number, percent, quiet, record_text, task_text
+from assay.page.text import Text, code, model_text, number, percent, quiet, task_text
 
 
 DASH = "\N{EN DASH}"
@@ -68,9 +68,7 @@ def worst_case_page(document: Document) -> Page:
             *extra_sections(document, unit),
         ],
         facts=list(_facts(document)),
-        records=[
-            Details(summary="Provenance", blocks=[Code(text=record_text(document.get("provenance") or {}))])
-        ],
+        records=[folded_record("Provenance", document.get("provenance") or {})],
         style="worst",
     )
 

@@ -7,19 +7,7 @@ from typing import Any
 import numpy as np
 
 from assay.analyses.worst_case.page_words import field_name, field_sentence, significant, trend_sentence
-from assay.page.blocks import (
-    Block,
-    Cell,
-    Details,
-    Figure,
-    HeatCell,
-    HeatMap,
-    Note,
-    Pair,
-    Row,
-    Table,
-    columns,
-)
+from assay.page.blocks import Block, Cell, Details, Figure, Note, Row, Section, Table, columns, heat_map
 from assay.page.text import MINUS, Span, Text, bold, number, percent, quiet
 
 
@@ -123,20 +111,20 @@ def _heat_figure(table: Mapping[str, Any], unit: str) -> Figure:
     largest = max((float(np.nanmax(values)) for values in panels.values()), default=0.0)
     exponent = _exponent(largest) if printed else 0
     maps = [
-        HeatMap(
-            title=PANELS[name],
+        heat_map(
+            PANELS[name],
             corner=" \\ ".join(field_name(str(table[key])) for key in ("rows_field", "columns_field")),
-            columns=[str(table["columns"][column]) for column in columns],
+            names=[str(table["columns"][column]) for column in columns],
             rows=_heat_rows(table, rows, columns, values, scale=10.0**exponent if printed else None),
             style="" if printed else "fine",
         )
         for name, values in panels.items()
     ]
-    blocks: list[Block] = [Pair(blocks=maps if printed else maps[:1], style="panels")]
+    blocks: list[Block] = [Section(blocks=maps if printed else maps[:1], style="panels")]
     if maps[1:] and not printed:
-        titles = " and ".join(each.title for each in maps[1:])
+        titles = " and ".join(PANELS[name] for name in list(panels)[1:])
         blocks.append(
-            Details(summary=f"The same for {titles}", blocks=[Pair(blocks=maps[1:], style="panels")])
+            Details(summary=f"The same for {titles}", blocks=[Section(blocks=maps[1:], style="panels")])
         )
     return Figure(blocks=blocks, caption=_heat_caption(table, len(rows), len(columns), exponent, unit))
 
@@ -167,13 +155,13 @@ def _heat_rows(
     values: np.ndarray,
     *,
     scale: float | None,
-) -> list[tuple[str, list[HeatCell]]]:
+) -> list[list[Cell | Text]]:
     """Cells with ink from the least to the largest; `scale` is the unit of the numbers printed in them."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     spread = (values - low) / (high - low) if high > low else np.zeros_like(values)
     inks = np.round(LEAST_INK + INK_RANGE * np.nan_to_num(spread))
 
-    def cell(place: tuple[int, int]) -> HeatCell:
+    def cell(place: tuple[int, int]) -> Cell:
         row, column, value, ink = rows[place[0]], columns[place[1]], float(values[place]), int(inks[place])
         n, n_inputs, q_value, worse = (
             table[name][row][column] if name in table else None
@@ -193,7 +181,7 @@ def _heat_rows(
             "found": worse and defined,
             "deep": ink > DEEP and not sparse,
         }
-        return HeatCell(
+        return Cell(
             text=f"{value / scale:.1f}" if defined and scale else "",
             ink=ink,
             style=" ".join(name for name, holds in styles.items() if holds),
@@ -201,7 +189,7 @@ def _heat_rows(
         )
 
     return [
-        (str(table["rows"][row]), [cell((at, column)) for column in range(len(columns))])
+        [str(table["rows"][row]), *(cell((at, column)) for column in range(len(columns)))]
         for at, row in enumerate(rows)
     ]
 

@@ -7,14 +7,11 @@ from typing import Any, NamedTuple
 from assay.analyses.worst_case.page_words import following, kind, second, significant, single
 from assay.page.blocks import (
     Block,
-    Custom,
     Details,
     Facts,
     Figure,
-    Gallery,
-    Heading,
+    Interactive,
     Note,
-    Pair,
     Picture,
     Section,
     Table,
@@ -95,7 +92,7 @@ def _third_run(document: Document) -> _ThirdRun:
     return _ThirdRun(f"model on the {side} {of}", f"model, {side} {of}", f"the {side} {of}", side, pictures)
 
 
-def _pair(pair: Document, unit: str, other: _ThirdRun) -> Pair:
+def _pair(pair: Document, unit: str, other: _ThirdRun) -> Section:
     """A pair: its numbers, its images or its prompts token by token, the likeliest answers of three runs."""
     clean, corrupted = pair["clean"], pair["corrupted"]
     tokens = [
@@ -106,15 +103,15 @@ def _pair(pair: Document, unit: str, other: _ThirdRun) -> Pair:
     ]
     texts = {"clean": str(clean["text"]), "corrupted": str(corrupted["text"])}
     if other.pictures is not None:
-        shown: Block = Gallery(pictures=list(_images(pair, other, other.pictures)))
+        shown: Block = Figure(pictures=list(_images(pair, other, other.pictures)))
     elif other.side is None:
         shown = Note(text=texts["clean"])
     else:
         prompts = Facts(facts=[("clean", texts["clean"]), (other.side, texts["corrupted"])])
-        shown = Custom(
+        shown = Interactive(
             template="aligned.html", values={**texts, "side": other.side, "tokens": tokens}, blocks=[prompts]
         )
-    return Pair(
+    return Section(
         blocks=[
             Note(text=_pair_line(pair, unit, other), style="figures"),
             shown,
@@ -228,13 +225,20 @@ def _harmful_inputs(document: Document, unit: str) -> list[Block]:
         for key, side in (("worst_clean", "clean"), ("worst_corrupted", second(document)))
         if (rows := document.get(key)) and not single(document)
     ]
-    return [Heading(text="Single prompts that do the most harm"), Pair(blocks=tables)] if tables else []
+    return (
+        [
+            Note(text="Single prompts that do the most harm", style="heading"),
+            Section(blocks=tables, style="pair"),
+        ]
+        if tables
+        else []
+    )
 
 
 def _harmful_images(document: Document, unit: str) -> list[Block]:
     galleries = [
-        Gallery(
-            title=f"{side.capitalize()} images that do the most harm",
+        Figure(
+            blocks=[Note(text=f"{side.capitalize()} images that do the most harm", style="heading")],
             pictures=[
                 Picture(
                     source=png_source(document["pictures"][key][str(row["index"])]),
@@ -351,8 +355,8 @@ def _fits_a_line(value: Any) -> bool:
     )
 
 
-def _headings(title: str) -> list[Heading]:
-    return [Heading(text=title)] if title else []
+def _headings(title: str) -> list[Note]:
+    return [Note(text=title, style="heading")] if title else []
 
 
 def _facts(title: str, facts: Sequence[tuple[str, Any]]) -> list[Block]:

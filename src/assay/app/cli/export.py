@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_json
-from assay.app.settings import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, Count, Storing, Talking, make_room
+from assay.app.settings import CIRCUIT, INPUTS, OUTPUT, Count, Storing, Talking, make_room
 from assay.core.errors import InputError
 
 
@@ -24,22 +24,20 @@ class CircuitExportSettings(Talking, Storing):
 
     Attributes:
         scores: File of edge scores. Default: those of the result, or 1 for every edge.
-        model: Model: with --task, the page gets attention patterns and weights on single prompts.
+        model: Model: with --task, the page gets attention patterns.
         task: Registered task or file of prompts.
         prompts: First prompts of the task that the page shows.
-        method: Method that scores edges on single prompts.
-        save: File to write: .html, .json (attribution graph of Neuronpedia), .dot, .graphml, .svg or .pdf.
+        save: File to write: .html, or .json (attribution graph of Neuronpedia).
     """
 
     scores: Annotated[Path | None, CIRCUIT, Parameter(metavar="FILE")] = None
     model: Annotated[str | None, INPUTS] = None
     task: Annotated[str | None, INPUTS] = None
     prompts: Annotated[Count, INPUTS] = 3
-    method: Annotated[str, DISCOVERY] = "eap-ig-inputs"
     save: Annotated[Path, OUTPUT] = Path("circuit.html")
 
 
-@command(CIRCUITS, example="assay export circuit.safetensors --save circuit.pdf")
+@command(CIRCUITS, example="assay export circuit.safetensors --save circuit.html")
 def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: CircuitExportSettings) -> None:
     """Write a circuit for other programs, or as a page.
 
@@ -49,25 +47,28 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
         circuit: Circuit file, or the id of a stored audit, circuit or scores.
         settings: The options.
     """
-    from assay.circuits import NodeRoles, export_circuit, load_scores
-    from assay.circuits.export import FORMATS
+    from assay.circuits import export_circuit, load_scores
     from assay.pipeline.circuits import circuit_with_scores
+    from assay.report import circuit_document, save_report
 
-    if settings.save.suffix not in (".html", *FORMATS):
+    if settings.save.suffix not in (".html", ".json"):
         raise InputError(
             f"--save {settings.save} ends in {settings.save.suffix or 'nothing'!r}; a circuit is exported as "
-            f".html, {', '.join(FORMATS)}"
+            ".html or .json"
         )
     if (settings.model is None) != (settings.task is None):
         raise InputError("--model and --task go together: give both, or neither")
     exported = circuit_with_scores(circuit, settings.existing_store)
-    exported = replace(exported, roles=NodeRoles.of(exported.circuit), model=settings.model or exported.model)
+    exported = replace(exported, model=settings.model or exported.model)
     if settings.scores is not None:
         exported = replace(exported, scores=load_scores(settings.scores, exported.circuit.graph))
     model, task = _inputs(settings, exported)
     out = make_room(settings.save)
     if out.suffix == ".html":
-        _save_page(out, settings, exported, model, task)
+        document = circuit_document(
+            exported.circuit, scores=exported.scores, model=model, task=task, prompts=settings.prompts
+        )
+        save_report(out, document)
     else:
         export_circuit(out, exported if task is None else _with_prompt(exported, task))
     if settings.json:
@@ -93,32 +94,6 @@ def _inputs(
     if model.graph.fingerprint != exported.circuit.graph.fingerprint:
         raise GraphMismatchError(f"the circuit does not belong to {model.id}: their graphs differ")
     return model, task
-
-
-def _save_page(
-    out: Path,
-    settings: CircuitExportSettings,
-    exported: "ExportedCircuit",
-    model: "Model | None",
-    task: "PairTask | None",
-) -> None:
-    """The page, with patterns and scores of the edges on each prompt where there are prompts."""
-    from assay.discovery.edges import discover
-    from assay.report import circuit_document, save_report
-
-    examples = None
-    if model is not None and task is not None:
-        examples = discover(model, task, settings.method, per_example=True)
-    document = circuit_document(
-        exported.circuit,
-        scores=exported.scores,
-        examples=examples,
-        roles=exported.roles,
-        model=model,
-        task=task,
-        prompts=settings.prompts,
-    )
-    save_report(out, document)
 
 
 def _with_prompt(exported: "ExportedCircuit", task: "PairTask") -> "ExportedCircuit":

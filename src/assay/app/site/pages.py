@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from assay.app.settings import KINDS
 from assay.core.errors import AssayError, InputError, UnknownNameError
 from assay.page import text as words
-from assay.page.blocks import Block, Cell, Column, Custom, Note, Page, Table
+from assay.page.blocks import Block, Cell, Column, Interactive, Note, Page, Table
 from assay.page.html import render_pages
 from assay.page.text import Span, Text, bounded, code, cut_text, number, quiet, result_link
 from assay.report import sweep_page
@@ -79,9 +79,9 @@ class Pages:
             kind="results store",
             title=f"{words.plural(n, 'result')}{' match' if chosen else ''}",
             head=[
-                Custom(template="filters.html", values=form),
+                Interactive(template="filters.html", values=form),
                 shown,
-                Custom(template="turn.html", values=ends),
+                Interactive(template="turn.html", values=ends),
             ],
         )
         return HTMLResponse(render_pages([page], served=True))

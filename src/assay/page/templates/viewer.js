@@ -1,352 +1,320 @@
-/* A circuit viewer: one drawing with its search, filters, roles and panels, for pointer, keyboard and screen reader. */
+"use strict";
 
-const ARROWS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
-const FOUND = 10;  // nodes and edges that a search lists
+/* The circuit viewer: one drawing with a search, a slider of edges, filters of layers, and what is picked. */
 
-/* The data of a viewer, at once; of very many edges compressed, so after a moment. */
-function withData(figure, use) {
-  const held = figure.querySelector("script.data");
-  if (!held.classList.contains("packed")) return use(figure, JSON.parse(held.textContent));
-  const stream = new Blob([bytesOf(held.textContent)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Response(stream).json().then((data) => use(figure, data));
+const DRAWN = 1500;  // lines of one drawing at most, the strongest
+const LISTED = 12;  // edges of a list beside the drawing
+const NEAR = [[0, 0], [0, 3], [0, -3], [3, 0], [-3, 0], [0, 6], [0, -6]];  // pixels within which a thin line answers
+const TOKEN_ROOM = 84;  // pixels for the tokens beside an attention pattern
+const WIDEST_PATTERN = 320;  // pixels of an attention pattern
+
+/* ---- arithmetic, which touches no document ---- */
+
+function bytesOf(base64) {
+  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 }
+
+/* The edges of a page's data as objects; `from` and `to` are the layers that write and read. */
+function readEdges(data) {
+  const columns = data.edges;
+  return columns.source.map((source, i) => {
+    const feeds = data.feeds[columns.target[i]];
+    return {
+      i, source, feeds, target: data.targets[columns.target[i]], score: columns.score[i],
+      path: columns.path[i], width: columns.width[i], from: data.layers[source], to: data.layers[feeds[0]],
+    };
+  });
+}
+
+/* Which of the first `size` edges lie on a path from node 0 (input) to the last node (logits).
+   Sources are numbered in forward order. */
+function connected(edges, size, nNodes) {
+  const order = [...Array(size).keys()].sort((a, b) => edges[a].source - edges[b].source);
+  const reached = new Array(nNodes).fill(false), leads = new Array(nNodes).fill(false);
+  reached[0] = true;
+  leads[nNodes - 1] = true;
+  for (const i of order) {
+    if (reached[edges[i].source]) for (const node of edges[i].feeds) reached[node] = true;
+  }
+  for (const i of order.reverse()) {
+    if (edges[i].feeds.some((node) => leads[node])) leads[edges[i].source] = true;
+  }
+  return edges.map((edge, i) => i < size && reached[edge.source] && edge.feeds.some((node) => leads[node]));
+}
+
+/* Faithfulness at a size between two measured ones: linear in the logarithm of the size. */
+function interpolate(sizes, values, size) {
+  for (let i = 0; i < sizes.length; i++) {
+    if (values[i] === null) continue;
+    if (sizes[i] === size) return values[i];
+    if (sizes[i] > size) {
+      if (i === 0 || values[i - 1] === null) return null;
+      const part = Math.log(size / sizes[i - 1]) / Math.log(sizes[i] / sizes[i - 1]);
+      return values[i - 1] + part * (values[i] - values[i - 1]);
+    }
+  }
+  return null;
+}
+
+function signed(score) {
+  const size = Math.abs(score);
+  return (score < 0 ? "\u2212" : "+") + (size >= 0.001 || size === 0 ? size.toFixed(3) : size.toExponential(1));
+}
+
+/* A count with its noun: 1 edge, 2,000 edges. */
+function counted(count, noun) {
+  return `${String(count).replace(/\B(?=(\d{3})+$)/g, ",")} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+/* Nodes and shown edges whose name holds the text; "a0 > logits" asks for edges between two ends. */
+function search(text, nodes, edges, shown) {
+  const ends = text.toLowerCase().replace(/\s*(->|>|\u2192)\s*/g, ">").trim().split(">");
+  const holds = (name, part) => name.toLowerCase().includes(part);
+  const writes = (i, part) => holds(nodes[edges[i].source], part);
+  const reads = (i, part) => holds(edges[i].target, part);
+  if (ends.length > 1) return { nodes: [], edges: shown.filter((i) => writes(i, ends[0]) && reads(i, ends[1])) };
+  return {
+    nodes: [...nodes.keys()].filter((n) => holds(nodes[n], ends[0])),
+    edges: shown.filter((i) => writes(i, ends[0]) || reads(i, ends[0])),
+  };
+}
+
+/* The rows of an attention pattern: shares of 255, each query's over the keys. */
+function attentionRows(base64, n) {
+  const bytes = bytesOf(base64);
+  return [...Array(n).keys()].map((query) => [...bytes.subarray(query * n, (query + 1) * n)].map((byte) => byte / 255));
+}
+
+/* ---- elements ---- */
+
+function element(tag, className, ...content) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.append(...content);
+  return made;
+}
+
+function scoreTag(score) {
+  return element("span", score < 0 ? "minus" : "plus", signed(score));
+}
+
+function line(edge) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  made.setAttribute("class", edge.score < 0 ? "edge minus" : "edge");
+  made.setAttribute("stroke-width", edge.width);
+  made.setAttribute("d", edge.path);
+  made.dataset.i = edge.i;
+  return made;
+}
+
+/* The attention of a head on a prompt that the reader can choose; nothing for other nodes. */
+function attentionPanel(figure, attention, name) {
+  if (!/^a\d+\.h\d+$/.test(name)) return [];
+  if (!attention || !attention.heads[name]) {
+    return [element("p", "quiet", (attention && attention.note) || "This page holds no attention pattern of this head.")];
+  }
+  const canvas = element("canvas"), choice = element("select"), readout = element("p", "quiet");
+  attention.prompts.forEach((prompt, at) => choice.append(new Option(prompt.text, at)));
+  let rows = [], tokens = [], cell = 1;
+  const paint = () => {
+    tokens = attention.prompts[choice.value].tokens;
+    rows = attentionRows(attention.heads[name][choice.value], tokens.length);
+    cell = paintPattern(canvas, rows, tokens, getComputedStyle(figure));
+    readout.textContent = "Point at a cell to read it.";
+  };
+  canvas.addEventListener("mousemove", (event) => {
+    const query = Math.floor(event.offsetY / cell), key = Math.floor((event.offsetX - TOKEN_ROOM) / cell);
+    if (!rows[query] || rows[query][key] === undefined) return;
+    const share = (100 * rows[query][key]).toFixed(1);
+    readout.textContent = `${tokens[query]} (${query}) attends to ${tokens[key]} (${key}): ${share}\u202f%`;
+  });
+  choice.addEventListener("input", paint);
+  paint();
+  const label = element("label", "", "Prompt ", choice);
+  return [element("div", "attention", element("h4", "", `Attention of ${name}: rows attend to columns`), label, canvas, readout)];
+}
+
+/* Paints a pattern with its tokens beside the rows; returns the pixels of a cell. */
+function paintPattern(canvas, rows, tokens, style) {
+  const n = rows.length, cell = Math.max(3, Math.min(18, Math.floor(WIDEST_PATTERN / n)));
+  canvas.width = TOKEN_ROOM + cell * n;
+  canvas.height = cell * n;
+  const context = canvas.getContext("2d");
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  context.font = "11px sans-serif";
+  rows.forEach((row, query) => {
+    context.globalAlpha = 1;
+    context.fillStyle = style.getPropertyValue("--muted");
+    if (cell >= 9) context.fillText(tokens[query].trim().slice(0, 12), TOKEN_ROOM - 6, (query + 0.5) * cell);
+    context.fillStyle = style.getPropertyValue("--supports");
+    row.forEach((share, key) => {
+      context.globalAlpha = 0.06 + 0.94 * Math.sqrt(share);
+      context.fillRect(TOKEN_ROOM + key * cell, query * cell, cell - 1, cell - 1);
+    });
+  });
+  return cell;
+}
+
+/* ---- the viewer ---- */
 
 function circuitView(figure, data) {
   const find = (selector) => figure.querySelector(selector);
-  const stage = find(".stage"), graph = find(".graph"), tip = find(".tip"), inspector = find(".inspector");
-  const edges = readEdges(data), nodes = [...graph.querySelectorAll(".node")];
-  const canvas = edgeCanvas(figure, edges), controls = viewerControls(figure, data);
-  const rows = [...figure.querySelectorAll(".edges-table tbody tr")], stepper = find(".stepper"), option = find(".stepper div");
-  const scores = Float64Array.from(edges, (edge) => edge.score);
-  const examples = data.examples ? data.examples.map((each) => ({ text: each.text, weights: exampleWeights(each) })) : [];
-  const state = { shown: [], kept: [], pinned: null, example: -1, attended: 0, step: 0, found: null };
-  const view = {
-    figure, data, edges, examples, state, sentence, rolesOf, around, pin, changed,
-    roles: { roles: structuredClone(data.roles ? data.roles.roles : {}), labels: { ...(data.roles ? data.roles.labels : {}) } },
-    weights: () => (state.example < 0 ? scores : examples[state.example].weights),
-    weightTag: (i) => signedTag(view.weights()[i]),
-    refresh: () => showPicked(state.pinned, true),
-  };
-  const roles = rolesPanel(view, find(".roles-panel"));
+  const stage = find(".stage"), drawn = find(".stage .edges"), tip = find(".tip"), inspector = find(".inspector");
+  const [query, size, from, to] = ["search", "size", "from", "to"].map((name) => find(`.controls [name=${name}]`));
+  const edges = readEdges(data), nodes = [...figure.querySelectorAll(".node")], lines = [];
+  let shown = [], pinned = null, over = null;
 
-  function sentence(i) {
-    const edge = edges[i], name = `${data.nodes[edge.source]} \u2192 ${edge.target}`;
-    const where = state.example < 0 ? "" : ` on prompt ${state.example + 1}`;
-    return `${name}, ${signed(view.weights()[i])}${where}, rank ${i + 1}`;
-  }
-
-  function rolesOf(n) {
-    return Object.keys(view.roles.roles).filter((role) => view.roles.roles[role].includes(data.nodes[n]));
-  }
+  const sentence = (i) => `${data.nodes[edges[i].source]} \u2192 ${edges[i].target}, ${signed(edges[i].score)}, rank ${i + 1}`;
+  const nameOf = (pick) => (pick.edge === undefined ? data.nodes[pick.node] : sentence(pick.edge));
+  const same = (a, b) => a === b || (a && b && a.node === b.node && a.edge === b.edge);
 
   /* Shown edges that a node reads and writes, strongest first. */
-  function around(n) {
-    return {
-      into: state.shown.filter((i) => edges[i].feeds.includes(n)),
-      from: state.shown.filter((i) => edges[i].source === n),
-    };
+  const into = (n) => shown.filter((i) => edges[i].feeds.includes(n));
+  const out = (n) => shown.filter((i) => edges[i].source === n);
+
+  /* Nodes or edges under a heading, each a button that picks it. */
+  function list(title, picks) {
+    const items = picks.slice(0, LISTED).map((pick) => {
+      const edge = edges[pick.edge];
+      const button = element("button", "plain", edge ? `${data.nodes[edge.source]} \u2192 ${edge.target}` : data.nodes[pick.node]);
+      button.addEventListener("click", () => pin(pick));
+      return element("li", "", button, ...(edge ? [scoreTag(edge.score)] : []));
+    });
+    if (picks.length > LISTED) items.push(element("li", "quiet", `and ${picks.length - LISTED} more`));
+    return element("div", "", element("h4", "", title), element("ol", "", ...items));
   }
 
-  /* ---- what is picked ---- */
+  const edgeList = (verb, indices) => list(`${verb} ${counted(indices.length, "edge")}`, indices.map((edge) => ({ edge })));
 
-  function showPicked(picked, pinned) {
-    let hot = [], near = new Set(), lone = null;
-    if (picked && picked.edge !== undefined) {
-      hot = [picked.edge];
-      near = new Set([edges[picked.edge].source, ...edges[picked.edge].feeds]);
-      inspector.replaceChildren(...edgePanel(view, picked.edge, pinned));
-    } else if (picked) {
-      const { into, from } = around(picked.node);
-      hot = [...into, ...from];
-      near = new Set([picked.node, ...into.map((i) => edges[i].source), ...from.flatMap((i) => edges[i].feeds)]);
-      lone = picked.node;
-      inspector.replaceChildren(...nodePanel(view, picked.node, pinned));
-    } else if (state.found) {
-      hot = state.found.edges;
-      near = new Set([...state.found.nodes, ...hot.flatMap((i) => [edges[i].source, ...edges[i].feeds])]);
-      inspector.replaceChildren(element("span", "quiet", "Choose a result of the search, or press Escape in its field to end it."));
+  /* What a pick, or else the search, lights up and says. */
+  function show(pick) {
+    const text = query.value.trim(), result = !pick && text ? search(text, data.nodes, edges, shown) : null;
+    let hot = [], lone = null, near = [], words = [];
+    if (pick && pick.edge !== undefined) {
+      hot = [pick.edge];
+      words = [element("h3", "", sentence(pick.edge) + (pinned ? " (picked)" : ""))];
+    } else if (pick) {
+      lone = pick.node;
+      const reads = into(lone), writes = out(lone);
+      hot = [...reads, ...writes];
+      words = [
+        element("h3", "", data.nodes[lone] + (pinned ? " (picked)" : "")),
+        element("div", "lists", edgeList("reads", reads), edgeList("writes", writes)),
+        ...(pinned ? attentionPanel(figure, data.attention, data.nodes[lone]) : []),
+      ];
+    } else if (result) {
+      hot = result.edges;
+      near = result.nodes;
+      words = [element("div", "lists", list(counted(near.length, "node"), near.map((node) => ({ node }))), edgeList("finds", hot))];
     } else {
-      inspector.replaceChildren(element("span", "quiet", "Nothing picked. Hover a node or an edge, or reach it with Tab and the arrow keys; click it, or press Enter on it, to keep it picked. The key / goes to the search."));
+      words = [element("span", "quiet", "Nothing picked. Hover a node or an edge; click it to keep it picked, Escape lets go.")];
     }
-    const dim = Boolean(picked || state.found);
-    stage.classList.toggle("picked", dim);
+    const lit = new Set([lone, ...near, ...hot.flatMap((i) => [edges[i].source, ...edges[i].feeds])]);
+    stage.classList.toggle("picked", Boolean(pick || result));
     nodes.forEach((node, n) => {
-      node.classList.toggle("near", near.has(n));
+      node.classList.toggle("near", lit.has(n));
       node.classList.toggle("picked", lone === n);
     });
-    canvas.highlight(hot);
-  }
-
-  function release() {
-    tip.hidden = true;
-    showPicked(state.pinned, true);
+    drawn.querySelectorAll(".hot").forEach((each) => each.classList.remove("hot"));
+    hot.forEach((i) => lines[i] && lines[i].classList.add("hot"));
+    inspector.replaceChildren(...words);
+    figure.dataset.hot = hot.length;
   }
 
   /* Keeps a node or an edge picked, or lets go of it if it is already; null lets go of all. */
-  function pin(what) {
-    const same = what && state.pinned && what.node === state.pinned.node && what.edge === state.pinned.edge;
-    state.pinned = same ? null : what;
-    nodes.forEach((node, n) => node.setAttribute("aria-pressed", String(Boolean(state.pinned) && state.pinned.node === n)));
-    if (state.pinned && state.pinned.edge !== undefined) controls.say(`Picked: ${sentence(state.pinned.edge)}`);
-    else if (state.pinned) controls.say(`Picked: ${nodes[state.pinned.node].getAttribute("aria-label")}`);
-    else controls.say("Nothing picked");
-    roles.follow();
-    release();
+  function pin(pick) {
+    pinned = same(pinned, pick) ? null : pick;
+    tip.hidden = true;
+    show(pinned);
   }
 
-  function showTip(text, x, y) {
-    const box = stage.getBoundingClientRect(), left = x - box.left + 14;
-    tip.textContent = text;
-    tip.hidden = false;
-    tip.style.left = Math.max(0, Math.min(left, box.width - tip.offsetWidth - 4)) + "px";
-    tip.style.top = Math.max(0, Math.min(y - box.top + 16, box.height - tip.offsetHeight - 2)) + "px";
+  /* The active node or the edge at a place of the window. */
+  function at(x, y) {
+    for (const [dx, dy] of NEAR) {
+      const hit = document.elementFromPoint(x + dx, y + dy);
+      const mark = hit && hit.closest(".node.on, .edge");
+      if (mark && stage.contains(mark)) return mark.dataset.n ? { node: Number(mark.dataset.n) } : { edge: Number(mark.dataset.i) };
+    }
+    return null;
   }
 
-  /* ---- nodes ---- */
-
-  /* One of a group is a stop of the tab key; arrow keys go on from it. */
-  function reachable(chosen) {
-    nodes.forEach((each) => each.setAttribute("tabindex", each === chosen ? "0" : "-1"));
+  function showTip(pick, event) {
+    tip.hidden = !pick;
+    if (!pick) return;
+    const box = stage.getBoundingClientRect(), room = box.width - 8;
+    tip.textContent = nameOf(pick);
+    tip.style.left = `${Math.max(0, Math.min(event.clientX - box.left + 14, room - tip.offsetWidth))}px`;
+    tip.style.top = `${Math.min(event.clientY - box.top + 16, box.height - tip.offsetHeight)}px`;
   }
-
-  /* The nearest active node in the direction of an arrow key. */
-  function neighbour(from, dx, dy) {
-    const centre = (n) => {
-      const box = canvas.place.nodes[n];
-      return [box.x + box.width / 2, nodes[n].classList.contains("bar") ? null : box.y + box.height / 2];
-    };
-    const [x, y] = centre(from);
-    let best = null, least = Infinity;
-    nodes.forEach((node, n) => {
-      if (n === from || !node.classList.contains("on")) return;
-      const [u, v] = centre(n), across = u - x, down = v === null || y === null ? 0 : v - y;
-      const along = dx * across + dy * down, aside = Math.abs(dx ? down : across);
-      if (along <= 1 || (dy && aside > 1)) return;
-      if (along + 2 * aside < least) { least = along + 2 * aside; best = node; }
-    });
-    return best;
-  }
-
-  nodes.forEach((node, n) => {
-    node.setAttribute("role", "button");
-    node.setAttribute("aria-pressed", "false");
-    const active = () => node.classList.contains("on");
-    node.addEventListener("mouseenter", (event) => {
-      const text = [data.nodes[n], view.roles.labels[data.nodes[n]], ...rolesOf(n)].filter(Boolean).join(" \u00b7 ");
-      showTip(text, event.clientX, event.clientY);
-      if (!state.pinned && active()) showPicked({ node: n }, false);
-    });
-    node.addEventListener("mouseleave", () => { tip.hidden = true; if (!state.pinned) release(); });
-    node.addEventListener("click", () => { if (active()) pin({ node: n }); });
-    node.addEventListener("focus", () => { reachable(node); if (!state.pinned && active()) showPicked({ node: n }, false); });
-    node.addEventListener("blur", () => { if (!state.pinned) release(); });
-    node.addEventListener("keydown", (event) => {
-      if (ARROWS[event.key]) {
-        const next = neighbour(n, ...ARROWS[event.key]);
-        if (next) next.focus();
-      } else if (event.key === "Enter" || event.key === " ") pin({ node: n });
-      else if (event.key === "Escape" && state.pinned) pin(null);
-      else return;
-      event.preventDefault();
-    });
-  });
-
-  /* ---- edges ---- */
-
-  let over = null;
-  stage.addEventListener("mousemove", (event) => {
-    if (event.target.closest(".node")) return;
-    const found = canvas.under(event.clientX, event.clientY);
-    const edge = found && found.edge !== undefined ? found.edge : null;
-    if (edge !== over && !state.pinned) showPicked(edge === null ? null : { edge }, false);
-    over = edge;
-    stage.classList.toggle("over", edge !== null);
-    if (!found) tip.hidden = true;
-    else showTip(edge === null ? bundleSentence(found.bundle) : sentence(edge), event.clientX, event.clientY);
-  });
-  stage.addEventListener("mouseleave", () => { over = null; release(); });
-  stage.addEventListener("click", (event) => {
-    if (event.target.closest(".node")) return;
-    if (over !== null) pin({ edge: over });
-    else if (state.pinned) pin(null);
-  });
-
-  function bundleSentence(bundle) {
-    const name = (layer) => controls.layerName(layer);
-    return `${name(bundle.from)} \u2192 ${name(bundle.to)}: ${counted(bundle.edges.length, "weaker edge")}, sum of sizes ${magnitude(bundle.sum)}`;
-  }
-
-  /* The line below the drawing that steps through the shown edges, strongest first. */
-  function stepTo(step, picked) {
-    const n = state.shown.length;
-    state.step = Math.max(0, Math.min(step, n - 1));
-    const edge = state.shown[state.step];
-    option.textContent = n ? `Edge ${state.step + 1} of ${grouped(n)}: ${sentence(edge)}` : "No edge is shown";
-    if (!picked || !n) return;
-    if (!state.pinned) showPicked({ edge }, false);
-    const [x] = canvas.middle(edge), box = stage.getBoundingClientRect();
-    if (x < box.left || x > box.right) stage.scrollLeft += x - box.left - box.width / 2;
-  }
-
-  stepper.addEventListener("focus", () => stepTo(state.step, true));
-  stepper.addEventListener("blur", () => { if (!state.pinned) release(); });
-  stepper.addEventListener("keydown", (event) => {
-    const steps = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
-    if (steps[event.key]) stepTo(state.step + steps[event.key], true);
-    else if (event.key === "Enter" && state.shown.length) pin({ edge: state.shown[state.step] });
-    else if (event.key === "Escape" && state.pinned) pin(null);
-    else return;
-    event.preventDefault();
-  });
-
-  /* ---- what is shown ---- */
 
   function update() {
-    const chosen = controls.read();
-    if (chosen.example >= 0 && chosen.example !== state.example) attendTo(examples[chosen.example].text);
-    const weights = ((state.example = chosen.example), view.weights());
-    const role = chosen.role === null ? null : new Set((view.roles.roles[chosen.role] || []).map((name) => data.nodes.indexOf(name)));
-    state.kept = chosen.size === null ? edges.map(() => true) : connected(edges, chosen.size, nodes.length);
-    const filter = { ...chosen, role, minimum: thresholdAt(chosen.share, data.largest) };
-    state.shown = byWeight(edges.filter((edge) => state.kept[edge.i] && passes(edge, weights[edge.i], filter)).map((edge) => edge.i), weights);
-    const into = new Array(nodes.length).fill(0), from = new Array(nodes.length).fill(0);
-    for (const i of state.shown) {
-      from[edges[i].source] += 1;
-      for (const n of edges[i].feeds) into[n] += 1;
-    }
-    const largest = state.example < 0 ? data.largest : weights.reduce((most, each) => Math.max(most, Math.abs(each)), 0) || 1;
-    canvas.show(state.shown, weights, largest);
+    const first = size ? Number(size.value) : edges.length;
+    const kept = size ? connected(edges, first, nodes.length) : edges.map(() => true);
+    const passes = (edge) => (!from.value || edge.from === Number(from.value)) && (!to.value || edge.to === Number(to.value));
+    shown = edges.filter((edge) => kept[edge.i] && passes(edge)).map((edge) => edge.i);
+    const strongest = shown.slice(0, DRAWN);
+    strongest.forEach((i) => { lines[i] = lines[i] || line(edges[i]); });
+    drawn.replaceChildren(...strongest.map((i) => lines[i]).reverse());
+    const on = new Set([0, nodes.length - 1, ...shown.flatMap((i) => [edges[i].source, ...edges[i].feeds])]);
     nodes.forEach((node, n) => {
-      node.classList.toggle("on", into[n] + from[n] > 0);
-      node.setAttribute("aria-label", `${nodeName(n)}: ${counted(into[n], "edge")} in, ${counted(from[n], "edge")} out`);
+      node.classList.toggle("on", on.has(n));
+      node.setAttribute("tabindex", on.has(n) ? 0 : -1);
     });
-    reachable(nodes.find((node) => node.tabIndex === 0 && node.classList.contains("on")) || nodes.find((node) => node.classList.contains("on")) || nodes[0]);
-    const count = state.kept.filter(Boolean).length, on = nodes.filter((node) => node.classList.contains("on")).length;
-    controls.report({ kept: count, shown: state.shown.length, on, minimum: filter.minimum });
-    find(".legend .bundles").hidden = !Number(figure.dataset.bundles);
-    if (state.pinned && state.pinned.node !== undefined && !nodes[state.pinned.node].classList.contains("on")) pin(null);
-    else if (state.pinned && state.pinned.edge !== undefined && !state.shown.includes(state.pinned.edge)) pin(null);
-    stepTo(0, false);
-    roles.showFlows();
-    tableSoon();
-    lookUp();
+    find(".controls output").replaceChildren(...report(first, kept.filter(Boolean).length, strongest.length, on.size));
+    figure.dataset.drawn = strongest.length;
+    if (pinned && !(pinned.edge === undefined ? on.has(pinned.node) : shown.includes(pinned.edge))) pinned = null;
+    show(pinned);
   }
 
-  /* The attention pattern follows the prompt whose weights are shown. */
-  function attendTo(text) {
-    const at = data.attention ? data.attention.prompts.findIndex((each) => each.text === text) : -1;
-    if (at >= 0) state.attended = at;
-    if (at >= 0 && state.pinned) showPicked(state.pinned, true);
+  /* What is shown, in figures. */
+  function report(first, kept, n, on) {
+    const share = `${(100 * kept / data.total).toFixed(1)}\u202f% of all`;
+    const joined = kept === first ? "all" : `${kept} of them`;
+    const parts = [size ? `${first}, ${joined} connected` : counted(kept, "edge"), share];
+    const value = size && kept && data.curve ? interpolate(data.curve.n_edges, data.curve.values, first) : null;
+    if (value !== null) parts.push(`normalised faithfulness about ${value.toFixed(2)}`);
+    if (shown.length < kept) parts.push(`the filter shows ${shown.length}`);
+    if (n < shown.length) parts.push(`the strongest ${n} are drawn`);
+    parts.push(`${on} of ${nodes.length} nodes`);
+    return [element("b", "", parts[0]), ` \u00b7 ${parts.slice(1).join(" \u00b7 ")}`];
   }
 
-  function nodeName(n) {
-    const name = data.nodes[n], groups = rolesOf(n), label = view.roles.labels[name];
-    return [name, label, groups.length ? `role ${groups.join(", ")}` : ""].filter(Boolean).join(", ");
-  }
-
-  /* Names, labels and badges of the nodes after the roles changed. */
-  function changed() {
-    const names = Object.keys(view.roles.roles);
-    nodes.forEach((node, n) => {
-      const name = data.nodes[n], label = view.roles.labels[name], text = node.querySelector("text");
-      text.dataset.own = text.dataset.own || text.textContent;
-      text.textContent = label ? (label.length > 9 ? `${label.slice(0, 8)}\u2026` : label) : text.dataset.own;
-      node.querySelectorAll(".badge").forEach((each) => each.remove());
-      const box = canvas.place.nodes[n];
-      rolesOf(n).forEach((role, k) => node.append(...badge(names.indexOf(role), box.x + box.width - 3 - 11 * k, box.y + 1)));
-    });
-    controls.offerRoles(names);
-    roles.showRoles();
-    roles.follow();
+  stage.addEventListener("mousemove", (event) => {
+    const pick = at(event.clientX, event.clientY);
+    showTip(pick, event);
+    if (same(pick, over)) return;
+    over = pick;
+    if (!pinned) show(pick);
+  });
+  stage.addEventListener("mouseleave", () => { over = null; tip.hidden = true; show(pinned); });
+  stage.addEventListener("click", (event) => pin(at(event.clientX, event.clientY)));
+  nodes.forEach((node, n) => {
+    node.setAttribute("role", "button");
+    node.setAttribute("aria-label", data.nodes[n]);
+    node.addEventListener("keydown", (event) => { if (event.key === "Enter") pin({ node: n }); });
+  });
+  figure.addEventListener("keydown", (event) => { if (event.key === "Escape" && pinned) pin(null); });
+  query.addEventListener("input", () => { pinned = null; show(null); });
+  [size, from, to].filter(Boolean).forEach((each) => each.addEventListener("input", update));
+  find(".reset").addEventListener("click", () => {
+    [query, from, to].forEach((each) => { each.value = ""; });
+    if (size) size.value = data.size;
     update();
-  }
+  });
+  if (size) size.value = data.size;
+  find(".controls").hidden = inspector.hidden = false;
+  update();
+}
 
-  /* The number of a role on a node, in the colour of the role. */
-  function badge(at, x, y) {
-    const make = (tag, values, text) => {
-      const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-      Object.entries({ class: `badge role-${at % 6}`, "aria-hidden": "true", ...values }).forEach(([key, value]) => made.setAttribute(key, value));
-      if (text) made.textContent = text;
-      return made;
-    };
-    return [make("circle", { cx: x, cy: y, r: 6 }), make("text", { x, y: y + 0.5 }, String(at + 1))];
-  }
+async function startViewer(figure) {
+  const packed = bytesOf(figure.querySelector("script.data").textContent);
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  circuitView(figure, await new Response(stream).json());
+}
 
-  /* The table follows the filter while it is open; the drawing goes first. */
-  const folded = rows.length ? rows[0].closest("details") : null;
-  let waiting = 0;
-  function table(whole) {
-    if (whole) lengthen();
-    const shown = new Set(state.shown);
-    rows.forEach((row, i) => {
-      row.hidden = state.kept[i] && !shown.has(i);
-      row.lastElementChild.textContent = state.kept[i] ? "yes" : "no";
-    });
-  }
-  /* The page holds the strongest edges; the rest of the rows is made when the table is opened. */
-  function lengthen() {
-    if (rows.length === edges.length) return;
-    const body = rows[0].parentNode;
-    edges.slice(rows.length).forEach((edge) => {
-      const row = element("tr"), score = element("td", "n");
-      score.dataset.value = edge.score;
-      score.append(signedTag(edge.score));
-      row.append(element("td", "n", String(edge.i + 1)), element("td", "", data.nodes[edge.source]), element("td", "", edge.target), score, element("td"));
-      rows.push(row);
-    });
-    body.append(...rows);
-    folded.querySelectorAll("p.note").forEach((note) => note.remove());
-  }
-  function tableSoon() {
-    clearTimeout(waiting);
-    if (folded && folded.open) waiting = setTimeout(() => table(true), rows.length > 500 ? 120 : 0);
-  }
-  if (folded) folded.addEventListener("toggle", () => { if (folded.open && !("paper" in figure.dataset)) table(true); });
-
-  /* ---- search ---- */
-
-  function lookUp() {
-    const text = controls.search.value, found = search(text, data.nodes, edges, state.shown, view.roles);
-    state.found = text.trim() ? found : null;
-    controls.results(state.found, {
-      nodes: found.nodes.slice(0, FOUND).map((n) => [nodeName(n), () => goTo({ node: n })]),
-      edges: found.edges.slice(0, FOUND).map((i) => [sentence(i), () => goTo({ edge: i })]),
-    });
-    release();
-  }
-
-  function goTo(what) {
-    if (what.node !== undefined && !nodes[what.node].classList.contains("on")) {
-      controls.say(`${data.nodes[what.node]} has no edge that is shown; widen the filter.`);
-      return;
-    }
-    if (!state.pinned || what.node !== state.pinned.node || what.edge !== state.pinned.edge) pin(what);
-    if (what.node !== undefined) nodes[what.node].focus();
-    else stepper.focus();
-  }
-
-  controls.search.addEventListener("input", lookUp);
-  controls.listen({ update, redraw: () => { canvas.draw(); release(); } });
-  let asked = false;
-  const later = () => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => { asked = false; canvas.draw(); showPicked(state.pinned, true); });
-  };
-  stage.addEventListener("scroll", later);
-  new ResizeObserver(later).observe(stage);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
-  const onPaper = (now) => {
-    figure.toggleAttribute("data-paper", now);
-    document.documentElement.classList.toggle("on-paper", now);
-    if (now) table(false);
-    canvas.onPaper(now);
-    if (now) stage.classList.remove("picked");
-    else release();
-  };
-  window.addEventListener("beforeprint", () => onPaper(true));
-  window.addEventListener("afterprint", () => onPaper(false));
-  inspector.hidden = stepper.hidden = false;
-  changed();
-  return view;
+if (typeof document !== "undefined") {
+  document.querySelectorAll("figure.viewer").forEach(startViewer);
+} else {
+  module.exports = { connected, interpolate, signed, search, attentionRows, readEdges };
 }

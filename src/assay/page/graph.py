@@ -1,21 +1,29 @@
-"""Where the nodes and edges of a circuit drawing stand: layers from left to right, heads as rows.
+"""A circuit drawn: where its nodes and edges stand, and what the viewer of a page holds.
 
-The place of a node never depends on the circuit, so two drawings of one model can be compared by
-eye. Edges that pass other layers run through the gaps between rows, never behind a node.
+Layers run from left to right, heads are rows. The place of a node never depends on the circuit, so two
+drawings of one model can be compared by eye. Edges that pass other layers run through the gaps between rows,
+never behind a node.
 """
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from assay.graph import Graph, build_graph
+from assay.page.blocks import Block, Cell, Column, Details, Interactive, Table, columns
 from assay.page.text import Span, Text, number
 
 
 BAR, HEADER, MARGIN = 34.0, 30.0, 6.0
 MIN_PITCH, INNER_WIDTH = 46.0, 1028.0
 UNSCORED = 12.0  # size of the widest line's score where every edge weighs 1
+UNSCRIPTED = 150  # edges that are drawn where no script runs
+WRITTEN_ROWS = 100  # rows of the table of edges, at most
+Edges = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +50,6 @@ class DrawnEdge:
     source_name: str
     target_name: str
     feeds: tuple[int, ...]
-    channel: str
     score: float
     width: float
     path: str
@@ -66,7 +73,6 @@ class CircuitDrawing:
     bands: tuple[LayerBand, ...]
     width: float
     height: float
-    shared_kv: int
 
 
 def graph_of(graph: Mapping[str, Any]) -> Graph:
@@ -107,7 +113,6 @@ def circuit_drawing(
                 source_name=edge["source"],
                 target_name=graph.targets[target],
                 feeds=feeds,
-                channel=suffix if suffix in ("q", "k", "v") else "",
                 score=edge["score"],
                 width=round(stroke_width(edge["score"], largest), 2),
                 path=grid.path(nodes[source], nodes[feeds[0]], suffix, source * 7 + target * 13),
@@ -119,7 +124,6 @@ def circuit_drawing(
         bands=grid.bands(),
         width=grid.width,
         height=grid.height,
-        shared_kv=graph.n_heads // graph.n_kv_heads,
     )
 
 
@@ -253,3 +257,119 @@ def _curve(x1: float, y1: float, x2: float, y2: float) -> str:
     """S-shaped piece of a path, level at both ends."""
     half = (x1 + x2) / 2
     return f"C{half:.1f} {y1:.1f} {half:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
+
+
+def circuit_view(
+    described: Mapping[str, Any],
+    edges: Edges,
+    *,
+    caption: Text,
+    size: int = 0,
+    curve: Mapping[str, Any] | None = None,
+    scored: bool = True,
+    attention: Mapping[str, Any] | None = None,
+    blocks: Sequence[Block] = (),
+    more: Sequence[Block] = (),
+) -> Interactive:
+    """A viewer of some edges of a graph.
+
+    Args:
+        described: What a document holds of the graph.
+        edges: Strongest first, each with `rank`, `source`, `target`, `score`.
+        caption: What it shows.
+        size: Strongest edges that are the circuit; the reader can change it.
+        curve: Faithfulness by size, `n_edges` and `values`, shown beside the size.
+        scored: Whether the scores are real.
+        attention: Patterns of heads on prompts, as a document holds them.
+        blocks: What a terminal shows in its place.
+        more: Blocks behind a click.
+    """
+    drawing = circuit_drawing(described, edges, scored=scored)
+    drawn = [edge for edge, listed in zip(drawing.edges, edges, strict=True) if listed.get("kept", True)]
+    graph = graph_of(described)
+    column = {name: place for place, name in enumerate(graph.targets)}
+    feeds: list[list[int]] = [[] for _ in graph.targets]
+    for edge in drawing.edges:
+        feeds[column[edge.target_name]] = list(edge.feeds)
+    values = {
+        "drawing": drawing,
+        "on": {0, len(drawing.nodes) - 1, *(end for edge in drawn for end in (edge.source, *edge.feeds))},
+        "unscripted": drawn[:UNSCRIPTED][::-1],
+        "size": size,
+        "scored": scored,
+        "caption": caption,
+        "more": more,
+        "data": {
+            "total": graph.n_edges,
+            "nodes": [node.name for node in drawing.nodes],
+            "layers": [node.layer + 1 for node in drawing.nodes],
+            "targets": list(graph.targets),
+            "feeds": feeds,
+            "edges": {  # by column, so that thousands of edges stay small
+                "source": [edge.source for edge in drawing.edges],
+                "target": [column[edge.target_name] for edge in drawing.edges],
+                "score": [_short(edge.score) for edge in drawing.edges],
+                "width": [edge.width for edge in drawing.edges],
+                "path": [edge.path for edge in drawing.edges],
+            },
+            "size": min(size, len(edges)),
+            "curve": curve and {key: curve[key] for key in ("n_edges", "values")},
+            "attention": attention,
+        },
+    }
+    return Interactive(template="circuit.html", values=values, blocks=blocks)
+
+
+def edges_table(edges: Edges) -> Details:
+    """The strongest edges of a viewer as a table behind a click: the same without a picture.
+
+    Args:
+        edges: Strongest first.
+    """
+    names = [
+        Column(name="rank", numeric=True, sort=True),
+        *columns("source", "target", sort=True),
+        Column(name="score", numeric=True, sort=True),
+        Column(name="in the circuit", sort=True),
+    ]
+    rows = [
+        [
+            str(edge["rank"]),
+            edge["source"],
+            edge["target"],
+            Cell(text=signed(edge["score"]), value=_short(edge["score"])),
+            "yes" if edge.get("kept", False) else "no",
+        ]
+        for edge in edges[:WRITTEN_ROWS]
+    ]
+    left = f"The strongest {number(WRITTEN_ROWS)} of {number(len(edges))} edges of the figure."
+    return Details(
+        summary="The edges as a table",
+        blocks=[
+            Table(
+                columns=names,
+                rows=rows,
+                note=left if len(edges) > WRITTEN_ROWS else "",
+                style="edges-table",
+                tall=True,
+                named=False,
+            )
+        ],
+    )
+
+
+def shared_kv(described: Mapping[str, Any]) -> int:
+    """Query heads that read one key/value head."""
+    graph = graph_of(described)
+    return graph.n_heads // graph.n_kv_heads
+
+
+def _short(score: float) -> float:
+    """A score with the digits that a page can show."""
+    return float(f"{score:.5g}")
+
+
+def packed_pattern(pattern: np.ndarray) -> str:
+    """An attention pattern `[query, key]` of shares as bytes in base64; off by at most 1 / 510."""
+    steps = np.rint(np.clip(pattern, 0.0, 1.0) * 255).astype(np.uint8)
+    return base64.b64encode(steps.tobytes()).decode()
