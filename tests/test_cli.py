@@ -75,11 +75,14 @@ def test_a_second_audit_comes_from_the_store_and_ends_with_the_verdict(audited: 
     result = run("audit", *SMALL, "--n-random", "1", "--out", str(audited / "out"))
     assert result.exit_code == 0
     document = json.loads((audited / "stdout.json").read_text())
+    from assay.pipeline import Audit
     from assay.report import verdict
 
     shown = " ".join(result.stdout.split())
-    assert " ".join(verdict(document).split()) in shown
+    assert " ".join(verdict(Audit.from_dict(document)).split()) in shown
     assert "With confidence, C11 bootstrap stability " in shown
+    (kl,) = re.findall(r"KL divergence \(nats\) .* at most 0\.1 nats", result.stdout)
+    assert "D03" not in kl
     worst = document["worst_case"]["worst"][0]
     assert f"Worst pair: “{worst['clean']['text']}” with the corrupted prompt “" in shown
     assert f"result   {document['provenance']['id']} (taken from the store)" in result.stdout

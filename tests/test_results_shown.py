@@ -1,5 +1,6 @@
 """Every result can be drawn, tabulated and named in a line."""
 
+import dataclasses
 import functools
 import importlib
 import math
@@ -17,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from planted_subsets import planted_matrix
 from planted_zoo import SETTINGS, planted
-from report.synthetic import synthetic_document
+from report.synthetic import audit_of, synthetic_document
 
 import assay
 from assay.analyses.benchmark import (
@@ -134,7 +135,7 @@ def pick() -> StablePick:
 
 def audit() -> Audit:
     made = mini()
-    return Audit(id="a" * 16, document=synthetic_document(), scores=made.scores, circuit=made.circuit)
+    return dataclasses.replace(audit_of(synthetic_document()), scores=made.scores, circuit=made.circuit)
 
 
 def measurement() -> Measurement:

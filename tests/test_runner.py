@@ -21,7 +21,6 @@ from assay.objectives import OBJECTIVES
 from assay.pipeline import (
     Audit,
     PairCounts,
-    audit,
     check_options,
     check_writable,
     discover_stored,
@@ -33,10 +32,11 @@ from assay.pipeline import (
     runs_of,
     usual_prompts,
 )
-from assay.pipeline.audit_run import AuditRun
+from assay.pipeline.audit import audit
 from assay.pipeline.checks import registered
 from assay.pipeline.inputs import draw_inputs, read_inputs
 from assay.pipeline.sizing import recovery
+from assay.pipeline.stage import Memo, Stage
 from assay.pipeline.worst import usual_sizes
 from assay.report import save_report
 from assay.store import Store
@@ -83,15 +83,15 @@ def found(tiny: Model, task: PairTask) -> Audit:
 
 
 def test_the_document_is_finite_json_that_a_report_can_show(found: Audit, tmp_path: Path) -> None:
-    text = json.dumps(found.document, allow_nan=False)
-    assert json.loads(text) == found.document
+    text = json.dumps(found.to_dict(), allow_nan=False)
+    assert json.loads(text) == found.to_dict()
     page = save_report(tmp_path / "report.html", found).read_text()
     assert found.id in page
     assert found.circuit.hash in page
 
 
 def test_the_document_agrees_with_what_was_found(found: Audit, tiny: Model, task: PairTask) -> None:
-    document, circuit = found.document, found.circuit
+    document, circuit = found.to_dict(), found.circuit
     assert document["circuit"]["n_edges"] == circuit.n_edges
     assert document["circuit"]["id"] == circuit.hash
     assert document["circuit"]["size"] >= circuit.n_edges
@@ -115,10 +115,10 @@ def test_the_circuit_meets_its_target_on_the_discovery_prompts(
     runs = CircuitRuns(tiny, task, Circuit.full(tiny.graph))
     value = recovery(runs, found.circuit)
     assert value >= 0.9
-    assert found.document["circuit"]["discovery_faithfulness"] == pytest.approx(value)
+    assert found.to_dict()["circuit"]["discovery_faithfulness"] == pytest.approx(value)
     # Here discovery and measurement share their prompts, so the reported number is the same.
-    assert found.document["circuit"]["faithfulness"]["value"] == pytest.approx(value)
-    assert found.document["discovery"]["held_out"] is False
+    assert found.to_dict()["circuit"]["faithfulness"]["value"] == pytest.approx(value)
+    assert found.to_dict()["discovery"]["held_out"] is False
 
 
 def test_every_metric_is_measured_once_with_random_circuits_where_promised(found: Audit) -> None:
@@ -134,8 +134,8 @@ def test_every_metric_is_measured_once_with_random_circuits_where_promised(found
     ]
     by_name = dict(zip(names, found.measurements, strict=True))
     assert len(by_name["faithfulness-norm"]["baseline"]["random"]["values"]) == 2
-    assert found.document["random"]["values"] == by_name["faithfulness-norm"]["baseline"]["random"]["values"]
-    assert found.document["topk"]["agreement"][0] == by_name["topk"]["value"]
+    assert found.to_dict()["random"]["values"] == by_name["faithfulness-norm"]["baseline"]["random"]["values"]
+    assert found.to_dict()["topk"]["agreement"][0] == by_name["topk"]["value"]
 
 
 def test_the_same_call_gives_the_same_result(found: Audit, tiny: Model, task: PairTask) -> None:
@@ -144,7 +144,7 @@ def test_the_same_call_gives_the_same_result(found: Audit, tiny: Model, task: Pa
     assert again.circuit == found.circuit
     machine = ("created", "provenance", "method")
     one, other = (
-        {key: value for key, value in each.document.items() if key not in machine} for each in (found, again)
+        {key: value for key, value in each.to_dict().items() if key not in machine} for each in (found, again)
     )
     assert _close(one, other)
 
@@ -180,7 +180,9 @@ def test_every_choice_is_part_of_the_identity(
     tiny: Model, task: PairTask, found: Audit, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(AuditRun, "run", lambda self: seen.append(self.stage.id) or found)
+    monkeypatch.setattr(
+        Stage, "run", lambda self, store: seen.append(self.id) or Memo(value=found, cached=True)
+    )
     audit(tiny, task, **{"n_random": 2, "full": True, **change})
     assert seen[0] != found.id
 
@@ -194,7 +196,7 @@ def test_other_objectives_and_ablations_make_a_report_too(
     tiny: Model, task: PairTask, choice: dict[str, Any], tmp_path: Path
 ) -> None:
     other = audit(tiny, task, n_random=1, metrics=[], out=tmp_path, **choice)
-    assert other.document["circuit"]["faithfulness"]["value"] >= 0.9 - 1e-6
+    assert other.to_dict()["circuit"]["faithfulness"]["value"] >= 0.9 - 1e-6
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
 
@@ -204,10 +206,10 @@ def test_an_ablation_of_edges_alone_is_no_end_of_an_audit(
     """A package may register one that no intervention on heads goes by the name of."""
     hushed = type("Hushed", (type(ABLATIONS["zero"]),), {"key": "hushed"})()
     monkeypatch.setitem(ABLATIONS._entries, "hushed", hushed)
-    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed", full=True).document
+    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed", full=True).to_dict()
     assert document["calibration"]["table"]["ablation"] == "mean"
     assert len(document["calibration"]["gates"]) == 16
-    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed").document
+    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed").to_dict()
     assert document["calibration"] is None
     reasons = {each["stage"]: each["reason"] for each in document["left_out"]}
     assert reasons["calibrate"].startswith("the ablation is defined for edges alone")
@@ -220,10 +222,10 @@ def test_a_finished_audit_is_looked_up_not_repeated(
     monkeypatch.setattr("assay.pipeline.sizing.discover_stored", _forbidden)
     second = audit(tiny, task, n_random=1, metrics=["kl"], store=Store(tmp_path))
     assert (first.cached, second.cached) == (False, True)
-    assert second.document == first.document
+    assert second.to_dict() == first.to_dict()
     assert second.circuit == first.circuit
     assert torch.equal(second.scores.values, first.scores.values)
-    assert load_audit(Store(tmp_path), first.id[:6]).document == first.document
+    assert load_audit(Store(tmp_path), first.id[:6]).to_dict() == first.to_dict()
 
 
 def _forbidden(*args: object, **kwargs: object) -> None:
@@ -237,7 +239,7 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("assay.pipeline.audit_run.faithfulness_curve", interrupt)
+        patch.setattr("assay.pipeline.audit.faithfulness_curve", interrupt)
         with pytest.raises(KeyboardInterrupt):
             audit(tiny, task, n_random=1, store=tmp_path)
     assert [result.kind for result in Store(tmp_path).results()] == ["scores"]
@@ -256,14 +258,14 @@ def test_saving_writes_four_files_that_read_back(found: Audit, tiny: Model, tmp_
     ]
     assert load_circuit(page.parent / "circuit.safetensors", tiny.graph) == found.circuit
     assert torch.equal(load_scores(page.parent / "scores.safetensors").values, found.scores.values)
-    assert json.loads((page.parent / "audit.json").read_text()) == found.document
+    assert json.loads((page.parent / "audit.json").read_text()) == found.to_dict()
 
 
 def test_an_unwritable_place_is_refused_before_any_work(
     tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("assay.pipeline.auditing.draw_prompts", _forbidden)
+    monkeypatch.setattr("assay.pipeline.inputs.draw_prompts", _forbidden)
     with pytest.raises(OutputError, match="cannot write to .*file/out: .*; choose a writable directory"):
         audit(tiny, task, out=tmp_path / "file" / "out")
 
@@ -292,9 +294,9 @@ def test_an_audit_on_the_embedded_model_holds_prompts_out(mini: Model) -> None:
     small = audit(
         mini, "ioi", n=12, n_random=1, steps=1, metrics=[], progress=lambda *step: told.append(step[0])
     )
-    assert small.document["discovery"]["held_out"] is True
-    assert small.document["task"]["data_hash"] != small.document["discovery"]["data_hash"]
-    assert small.document["task"]["examples"][0]["answers"]
+    assert small.to_dict()["discovery"]["held_out"] is True
+    assert small.to_dict()["task"]["data_hash"] != small.to_dict()["discovery"]["data_hash"]
+    assert small.to_dict()["task"]["examples"][0]["answers"]
     stages = ["load", "discover", "sweep sizes", "faithfulness curve", "measure", "attack", "calibrate"]
     assert list(dict.fromkeys(told)) == stages
     names = [record["name"] for record in small.measurements]
@@ -498,12 +500,15 @@ def test_a_table_of_a_file_is_a_random_draw_and_the_rest_its_pool(mini: Model, t
 
 
 def test_an_audit_on_the_same_prompts_says_nothing_with_confidence(found: Audit) -> None:
-    document = found.document
+    document = found.to_dict()
     assert document["discovery"]["held_out"] is False
     for record in document["measurements"]:
         assert "same_prompts" in record["warnings"]
         assert record["status"] in ("inconclusive", "none")
         assert record["verdict"]["status"] in ("inconclusive", "none")
+    table = next(each for each in found.page().sections if each.title == "Every number").blocks[0].blocks[0]
+    assert len(table.rows) == 6
+    assert all("inconclusive found on these examples" in row[-1] for row in table.texts())
     gates = document["calibration"]["gates"]
     assert all("same_prompts" in gate["verdict"]["warnings"] for gate in gates)
     assert {gate["verdict"]["status"] for gate in gates} == {"inconclusive"}
@@ -514,8 +519,8 @@ def test_an_audit_on_the_same_prompts_says_nothing_with_confidence(found: Audit)
 def test_an_audit_of_a_file_holds_half_of_it_out(mini: Model, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 44))
     found = audit(mini, path, n_random=1, steps=1, metrics=[])
-    assert found.document["discovery"]["held_out"] is True
-    assert found.document["discovery"]["n"] == found.document["task"]["n"] == 22
+    assert found.to_dict()["discovery"]["held_out"] is True
+    assert found.to_dict()["discovery"]["n"] == found.to_dict()["task"]["n"] == 22
     assert all("same_prompts" not in record["warnings"] for record in found.measurements)
 
 
@@ -685,14 +690,14 @@ def test_an_audit_shows_its_circuit_at_its_worst(tmp_path: Path) -> None:
     model = load_model("mini")
     small: dict[str, Any] = {"n": 8, "steps": 1, "n_random": 1, "metrics": ["kl"]}
     found = audit(model, "greater-than", full=True, out=tmp_path, **small)
-    worst = found.document["worst_case"]
+    worst = found.to_dict()["worst_case"]
     assert (worst["protocol"], worst["n_pairs"]) == ("all", 49)
     assert worst["circuit"]["hash"] == found.circuit.hash
     page = (tmp_path / "report.html").read_text()
     assert "A circuit of mini at its worst on greater-than" in page
     other = audit(model, "greater-than", ablation="mean", **small)
-    assert other.document["worst_case"]["protocol"] == "inputs"
-    assert other.document["worst_case"]["ablation"] == "mean"
+    assert other.to_dict()["worst_case"]["protocol"] == "inputs"
+    assert other.to_dict()["worst_case"]["ablation"] == "mean"
 
 
 def test_the_pairs_of_an_audit_suit_its_task() -> None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from assay.models import Model, load_model
     from assay.models.planted import planted_model
     from assay.page.notebook import ProgressDisplay
-    from assay.pipeline import audit
+    from assay.pipeline.audit import audit
     from assay.report import save_report
     from assay.stats import percentile_confidence, percentile_sample_size
     from assay.store import Store
@@ -150,7 +150,7 @@ _NAMES = {
     "assay.models": "Model load_model",
     "assay.models.planted": "planted_model",
     "assay.page.notebook": "ProgressDisplay",
-    "assay.pipeline": "audit",
+    "assay.pipeline.audit": "audit",
     "assay.report": "save_report",
     "assay.stats": "percentile_confidence percentile_sample_size",
     "assay.store": "Store",

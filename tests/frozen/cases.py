@@ -97,7 +97,7 @@ def audit() -> Any:
         mini(), "ioi", method="eap-ig-inputs", objective="logit_diff", ablation="resample", n=24, steps=5,
         target=0.9, seed=0, n_random=4, batch_size=12,
         metrics=["completeness", "kl", "ce-delta", "minimality"], full=True, skip=(),
-    ).document  # fmt: skip
+    ).to_dict()  # fmt: skip
 
 
 @case(single=True)

@@ -10,6 +10,7 @@ import numpy as np
 from assay import stats
 from assay.core.record import plain
 from assay.graph import Graph, build_graph
+from assay.pipeline import Audit
 
 
 def large_document() -> dict[str, Any]:
@@ -21,6 +22,11 @@ def large_document() -> dict[str, Any]:
     found = {"value": 0.2, "low": 0.1, "high": 0.3, "level": 0.95}
     document["excerpt"] = {"size": 60, "n_edges": len(shown), "attribution": 0.25, "faithfulness": found}
     return document
+
+
+def audit_of(document: dict[str, Any]) -> Audit:
+    """The audit that a document is of."""
+    return Audit.from_dict(document)
 
 
 def synthetic_document(**shape: Any) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def _made(
                 ]
             ],
         },
-        "discovery": {"n": 200, "seed": 0, "data_hash": "0d0d7702f3d4c5b6", "held_out": True, "n_shared": 0},
+        "discovery": {"n": 200, "seed": 0, "data_hash": "0d0d7702f3d4c5b6", "held_out": True},
         "graph": {
             **graph.describe(),
             "n_edges": graph.n_edges,
@@ -145,6 +151,9 @@ def _made(
             "cpr": 0.871,
             "cmd": 0.133,
         },
+        "worst_case": None,
+        "calibration": None,
+        "left_out": [],
         "circuit": {
             "id": "c0ffee1234567890",
             "size": size,

@@ -7,18 +7,19 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from synthetic import audit_of
 
 from assay.metrics.plots import plot_curve
 from assay.page import draw
 from assay.page.matrix import plot_matrix
-from assay.report import audit_plots as figures
+from assay.pipeline import audit_plots as figures
 
 
 Document = dict[str, Any]
 
 
 def test_the_curve_data_are_the_document_s(document: Document) -> None:
-    data = figures.curve_data(document)
+    data = figures.curve_data(audit_of(document))
     assert data.values == tuple(document["curve"]["values"])
     assert data.random_values == tuple(document["curve"]["random"]["values"])
     assert data.chosen == document["circuit"]["size"] / document["graph"]["n_edges"]
@@ -28,14 +29,14 @@ def test_the_curve_data_are_the_document_s(document: Document) -> None:
 def test_missing_numbers_become_nan_not_zero(document: Document) -> None:
     document["curve"]["values"][0] = None
     document["curve"]["random"] = None
-    data = figures.curve_data(document)
+    data = figures.curve_data(audit_of(document))
     assert np.isnan(data.values[0])
     assert data.random_values == ()
-    assert np.isnan(figures.agreement_data(document).tau[0])
+    assert np.isnan(figures.agreement_data(audit_of(document)).tau[0])
 
 
 def test_layer_shares_add_up_and_leave_impossible_pairs_out(document: Document) -> None:
-    data = figures.layer_data(document)
+    data = figures.layer_data(audit_of(document))
     assert np.nansum(data.values) == pytest.approx(1)
     assert data.rows[0] == "input"
     assert data.columns[-1] == "logits"
@@ -45,16 +46,16 @@ def test_layer_shares_add_up_and_leave_impossible_pairs_out(document: Document) 
 
 
 def test_heads_are_rows_and_layers_columns_in_forward_order(document: Document) -> None:
-    data = figures.head_data(document)
+    data = figures.head_data(audit_of(document))
     assert data.values.shape == (8, 4)
     assert data.values[3, 1] == document["per_head"][1][3]
 
 
 def test_plots_draw_on_given_axes_and_return_them(document: Document) -> None:
     for plot, data in (
-        (plot_curve, figures.curve_data(document)),
-        (figures.plot_agreement, figures.agreement_data(document)),
-        (plot_matrix, figures.head_data(document)),
+        (plot_curve, figures.curve_data(audit_of(document))),
+        (figures.plot_agreement, figures.agreement_data(audit_of(document))),
+        (plot_matrix, figures.head_data(audit_of(document))),
     ):
         ax = Figure().subplots()
         assert plot(data, ax) is ax
@@ -62,7 +63,7 @@ def test_plots_draw_on_given_axes_and_return_them(document: Document) -> None:
 
 
 def test_axes_are_labelled_and_intervals_shown(document: Document) -> None:
-    ax = plot_curve(figures.curve_data(document))
+    ax = plot_curve(figures.curve_data(audit_of(document)))
     assert ax.get_ylabel() == "normalised faithfulness"
     assert ax.get_xscale() == "log"
     assert len(ax.collections) == 2, "one band for the interval, one for the random circuits"
@@ -71,15 +72,15 @@ def test_axes_are_labelled_and_intervals_shown(document: Document) -> None:
 @pytest.mark.slow
 def test_drawing_leaves_no_global_state(document: Document) -> None:
     before = dict(mpl.rcParams)
-    draw.to_svg(plot_curve(figures.curve_data(document)), key="k", label="x")
+    draw.to_svg(plot_curve(figures.curve_data(audit_of(document))), key="k", label="x")
     assert dict(mpl.rcParams) == before
-    code = "import assay.page.html, assay.report.audit, sys; print('matplotlib.pyplot' in sys.modules)"
+    code = "import assay.page.html, assay.pipeline.audit_page, sys; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_svg_is_trimmed_themed_and_repeatable(document: Document) -> None:
-    data = figures.curve_data(document)
+    data = figures.curve_data(audit_of(document))
     svg = draw.to_svg(plot_curve(data), key="one", label='a "quoted" <label>')
     assert svg.startswith("<svg")
     assert svg.endswith("</svg>")
@@ -95,6 +96,6 @@ def test_svg_is_trimmed_themed_and_repeatable(document: Document) -> None:
 
 def test_small_head_values_are_printed_in_a_common_unit(document: Document) -> None:
     document["per_head"] = [[1e-4 * (layer + head + 1) for head in range(8)] for layer in range(4)]
-    ax = plot_matrix(figures.head_data(document))
+    ax = plot_matrix(figures.head_data(audit_of(document)))
     assert "units of 0.001" in ax.get_xlabel()
     assert "1.10" in {text.get_text() for text in ax.texts}

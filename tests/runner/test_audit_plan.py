@@ -13,8 +13,11 @@ from assay.circuits import Circuit
 from assay.core.errors import AssayError, UnknownNameError
 from assay.metrics import measure
 from assay.models import Model, load_model
-from assay.pipeline import Audit, AuditOptions, audit, draw_prompts
-from assay.pipeline.audit_plan import STAGES
+from assay.page.blocks import Details, Figure, Table
+from assay.pipeline import Audit, draw_prompts
+from assay.pipeline.audit import audit
+from assay.pipeline.audit_scope import STAGES
+from assay.pipeline.inputs import divide
 from assay.report.save import render
 from assay.tasks import ImageTask, load_images
 
@@ -48,7 +51,7 @@ def digits() -> Model:
 
 
 def test_a_default_audit_reads_everything_from_few_runs(usual: Audit) -> None:
-    document = usual.document
+    document = usual.to_dict()
     assert [each["name"] for each in usual.measurements] == [
         "faithfulness-norm",
         "faithfulness",
@@ -64,12 +67,38 @@ def test_a_default_audit_reads_everything_from_few_runs(usual: Audit) -> None:
     assert document["curve"]["random"]["n_circuits"] == 5
     assert usual.curve is not None
     assert document["circuit"]["size"] in usual.curve["n_edges"]
-    assert {each["stage"] for each in usual.left_out} == {"attack", "curve", "minimality", "calibrate"}
-    assert {each["option"] for each in usual.left_out} == {"--full"}
+    assert {each.stage for each in usual.left_out} == {"attack", "curve", "minimality", "calibrate"}
+    assert {each.option for each in usual.left_out} == {"--full"}
+
+
+def test_six_rows_with_limits_and_the_rest_behind_a_click(usual: Audit) -> None:
+    (section,) = (each for each in usual.page().sections if each.title == "Every number")
+    (figure,) = section.blocks
+    assert isinstance(figure, Figure)
+    (table,) = figure.blocks
+    (more,) = figure.more
+    assert isinstance(table, Table)
+    assert isinstance(more, Details)
+    names, limits = ([row[column] for row in table.texts()] for column in (0, 3))
+    assert [
+        name.partition(" Share")[0].partition(" Mean")[0].partition(" The same")[0] for name in names
+    ] == [
+        "faithfulness",
+        "normalised faithfulness",
+        "completeness",
+        "KL divergence (nats)",
+        "top 1 agreement",
+        "top 5 agreement",
+    ]
+    assert limits == [*["at least 0.8"] * 3, "at most 0.1 nats", "at least 0.95", "at least 0.9"]
+    (folded,) = more.blocks
+    assert isinstance(folded, Table)
+    assert len(folded.rows) == 13
+    assert usual.pages is usual.pages
 
 
 def test_a_large_circuit_says_what_its_strongest_edges_keep_alone(mini: Model, usual: Audit) -> None:
-    excerpt, edges = usual.document["excerpt"], usual.document["edges"]
+    excerpt, edges = usual.to_dict()["excerpt"], usual.to_dict()["edges"]
     names = [f"{edge['source']}->{edge['target']}" for edge in edges if "shown" in edge]
     shown = Circuit.from_edges(mini.graph, names)
     assert shown.n_edges == excerpt["n_edges"] <= 150 < usual.circuit.n_edges
@@ -84,21 +113,21 @@ def test_a_large_circuit_says_what_its_strongest_edges_keep_alone(mini: Model, u
     assert excerpt["faithfulness"]["low"] == pytest.approx(alone.interval().low, rel=1e-4)
     small = audit(mini, "ioi", n=24, target=0.2, skip=STAGES)
     assert small.circuit.n_edges <= 150
-    assert "excerpt" not in small.document
-    assert not any("shown" in edge for edge in small.document["edges"])
+    assert "excerpt" not in small.to_dict()
+    assert not any("shown" in edge for edge in small.to_dict()["edges"])
 
 
 def test_the_worst_of_its_own_pairs_is_what_running_the_pairs_gives(mini: Model, usual: Audit) -> None:
     draws = draw_prompts(mini, "ioi", n=24, seed=0)
     other = worst_case(usual.circuit, mini, draws.measured, protocol="file").to_dict()
-    found = usual.document["worst_case"]
+    found = usual.to_dict()["worst_case"]
     assert found["summary"]["absolute"]["max"] == pytest.approx(other["summary"]["absolute"]["max"], rel=1e-2)
     assert found["worst"][0]["clean_index"] == other["worst"][0]["clean_index"]
     assert not found["certificates"]
 
 
 def test_the_first_number_stands_beside_its_values_under_zero_and_mean(mini: Model, usual: Audit) -> None:
-    others = {each["provenance"]["ablation"]: each for each in usual.document["other_ablations"]}
+    others = {each["provenance"]["ablation"]: each for each in usual.to_dict()["other_ablations"]}
     assert list(others) == ["zero", "mean"]
     task = draw_prompts(mini, "ioi", n=24, seed=0).measured
     for key, each in others.items():
@@ -106,32 +135,32 @@ def test_the_first_number_stands_beside_its_values_under_zero_and_mean(mini: Mod
         assert each["value"] == pytest.approx(alone.value, rel=1e-5)
         assert f"faithfulness norm, {key} ablation" in " ".join(render(usual).split())
         assert f"faithfulness-norm, {key} ablation" in usual.to_frame()["name"].tolist()
-    first = usual.document["circuit"]["faithfulness"]["value"]
+    first = usual.to_dict()["circuit"]["faithfulness"]["value"]
     assert max(abs(each["value"] - first) for each in others.values()) > 0.2
     assert "name the ablation with the number" in render(usual)
 
 
 def test_the_gates_of_a_default_audit_judge_its_own_runs(usual: Audit) -> None:
-    gates = {gate["code"]: gate["verdict"] for gate in usual.document["calibration"]["gates"]}
+    gates = {gate["code"]: gate["verdict"] for gate in usual.to_dict()["calibration"]["gates"]}
     named = {each["name"]: each for each in usual.measurements}
     assert named["faithfulness"]["value"] in [
         pytest.approx(value) for value in gates["C11"]["values"].values()
     ]
-    assert usual.document["calibration"]["table"]["n_pool"] == usual.document["task"]["n"]
+    assert usual.to_dict()["calibration"]["table"]["n_pool"] == usual.to_dict()["task"]["n"]
 
 
 def test_stages_that_are_skipped_are_null_and_listed(mini: Model, tmp_path: Path) -> None:
     found = audit(mini, "ioi", n=12, skip=["curve", "random", "attack", "calibrate"], out=tmp_path)
     for key in ("curve", "random", "worst_case", "calibration"):
-        assert found.document[key] is None
+        assert found.to_dict()[key] is None
     assert found.curve is None
-    listed = {each["stage"]: each for each in found.left_out}
+    listed = {each.stage: each for each in found.left_out}
     assert listed.keys() == set(STAGES)
-    assert listed["curve"]["reason"] == "left out by --skip"
+    assert listed["curve"].reason == "left out by --skip"
     page = (tmp_path / "report.html").read_text()
     assert "What was not run" in page
     assert "no --skip curve" in page
-    assert json.loads(json.dumps(found.document, allow_nan=False)) == found.document
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False)) == found.to_dict()
 
 
 def test_an_unknown_stage_is_answered_with_the_known_ones() -> None:
@@ -141,10 +170,10 @@ def test_an_unknown_stage_is_answered_with_the_known_ones() -> None:
 
 def test_a_long_file_is_audited_on_a_part_of_it(mini: Model) -> None:
     task = draw_prompts(mini, "ioi", n=300, seed=0).measured
-    plan, draws = AuditOptions(task=task).settled(mini)
-    assert plan.n == draws.discovery.n == draws.measured.n == 100
-    plan, draws = AuditOptions(task=task, full=True).settled(mini)
-    assert draws.discovery.n + draws.measured.n == task.n
+    halves = divide(mini, task)
+    assert halves.discovery.n == halves.measured.n == 100
+    halves = divide(mini, task, full=True)
+    assert halves.discovery.n + halves.measured.n == task.n
 
 
 # ---- images -------------------------------------------------------------------------------------
@@ -174,18 +203,15 @@ def test_images_of_ones_own_without_labels_are_audited(digits: Model) -> None:
     own = ImageTask(images=images.images)
     found = audit(digits, own, skip=["curve"])
     assert not {"ce-delta", "topk"} & {each["name"] for each in found.measurements}
-    assert found.document["topk"] is None
-    assert {each["reason"] for each in found.left_out if each["stage"] == "topk"} == {
-        "the images have no labels"
-    }
+    assert found.to_dict()["topk"] is None
+    assert {each.reason for each in found.left_out if each.stage == "topk"} == {"the images have no labels"}
     assert "Top-K agreement" not in render(found)
-    assert found.document["discovery"]["held_out"]
+    assert found.to_dict()["discovery"]["held_out"]
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        plan, draws = AuditOptions(task=own.subset(range(20))).settled(digits)
-    assert not draws.held_out
+        halves = divide(digits, own.subset(range(20)))
+    assert not halves.held_out
     assert any("40 or more images" in str(each.message) for each in told)
-    assert not plan.held_out
 
 
 def test_a_model_and_inputs_of_another_kind_are_refused(digits: Model, mini: Model) -> None:

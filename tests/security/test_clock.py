@@ -41,10 +41,10 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     monkeypatch.setattr(time, "time", jumped)
     monkeypatch.setattr(time, "time_ns", lambda: int(jumped() * 1e9))
-    import assay.pipeline.audit_run
+    import assay.pipeline.audit
     import assay.store.store
 
-    for module in (assay.pipeline.audit_run, assay.store.store):
+    for module in (assay.pipeline.audit, assay.store.store):
         if hasattr(module, "datetime"):
             monkeypatch.setattr(module, "datetime", Jumping)
     return lambda: count

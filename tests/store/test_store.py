@@ -98,23 +98,6 @@ def test_the_same_work_again_changes_nothing(store: Store) -> None:
     assert store.get(key).arrays["a"].tolist() == [0, 0]
 
 
-def test_memo_computes_once(store: Store) -> None:
-    calls = []
-
-    def value() -> float:
-        return store.memo(
-            "number",
-            {"of": "tests"},
-            lambda: calls.append(1) or 7.0,  # type: ignore[func-returns-value]
-            write=lambda found: {"payload": {"value": found}, "about": About(value=found)},
-            read=lambda result: result.payload["value"],
-        )
-
-    assert [value(), value()] == [7.0, 7.0]
-    assert len(calls) == 1
-    assert [each.value for each in store.query("number")] == [7.0]
-
-
 # ---- looking up ---------------------------------------------------------------------------------
 
 

@@ -16,8 +16,8 @@ RECORD = {"id", "name", "hash", "value", "n", "unit", "direction", "statistic", 
 Document = Mapping[str, Any]
 
 LEGEND = (
-    "The tinted part of each small axis is where the published rule passes; a verdict is given only if the "
-    "whole interval agrees. Squares: mean of random circuits of equal size."
+    "Limits are those of the published rules; the tinted part of each small axis is where a rule passes. A "
+    "verdict is given only if the whole interval agrees. Squares: mean of random circuits of equal size."
 )
 
 # What each measurement means, by its code.
@@ -36,6 +36,7 @@ MEANINGS = {
     "D04.ce_ratio": "Damage from ablating the circuit, divided by damage from ablating everything else.",
     "D05.acc_at_K": "Share of prompts on which circuit and model predict the same token. The verdict also "
     "requires the top five.",
+    "D05.acc_at_1": "Share of prompts on which circuit and model predict the same token.",
     "D05.acc_at_5": "Mean overlap of the five most likely tokens of circuit and model.",
     "D05.acc_at_10": "Mean overlap of the ten most likely tokens.",
     "D05.tau_5": "Rank agreement (Kendall) within the model’s top five.",
@@ -174,11 +175,9 @@ def measurement_table(rows: Sequence[Row]) -> Table:
             Column(name="measurement", sort=True),
             Column(name="value", numeric=True, sort=True),
             Column(name=f"95{NARROW}% interval"),
-            Column(name="against its threshold"),
+            Column(name="limit"),
             Column(name="random", numeric=True, sort=True),
-            Column(name="unit", sort=True),
             Column(name="n", numeric=True, sort=True),
-            Column(name="direction", sort=True),
             Column(name="verdict", sort=True),
         ],
         rows=rows,
@@ -186,12 +185,27 @@ def measurement_table(rows: Sequence[Row]) -> Table:
     )
 
 
+def limit(measurement: Document) -> str:
+    """Where the published rule passes, with its unit; without a rule, which way is better."""
+    threshold = ((measurement.get("verdict") or {}).get("thresholds") or {}).get("pass")
+    direction, unit = str(measurement.get("direction") or "report"), _unit(measurement)
+    if threshold is None or direction == "report":
+        return DIRECTIONS.get(direction, "")
+    return f"{'at most' if direction == 'lower' else 'at least'} {threshold:g} {unit}".strip()
+
+
+def _unit(measurement: Document) -> str:
+    unit = str(measurement.get("unit") or "")
+    return UNITS.get(unit, unit)
+
+
 def measurement_rows(records: Sequence[Document]) -> list[Row]:
-    """A row for each measurement and for each of its parts, less a part that is the measurement itself."""
-    return [_measurement_row(name, each) for record in records for name, each in _with_parts(record)]
+    """A row for each measurement and for each of its parts."""
+    return [_measurement_row(name, each) for record in records for name, each in with_parts(record)]
 
 
-def _with_parts(record: Document) -> Iterator[tuple[str, Document]]:
+def with_parts(record: Document) -> Iterator[tuple[str, Document]]:
+    """A measurement and its parts by their names, less a part that is the measurement itself."""
     yield record["name"], record
     for name, part in (record.get("parts") or {}).items():
         if part.get("statistic") is None or part["statistic"] != record.get("statistic"):
@@ -202,16 +216,16 @@ def _measurement_row(name: str, measurement: Document) -> Row:
     interval = measurement.get("interval") or {}
     low, high = interval.get("low"), interval.get("high")
     random = ((measurement.get("baseline") or {}).get("random") or {}).get("value")
-    status = measurement.get("status") or "none"
-    unit, value, n = measurement.get("unit") or "", measurement.get("value"), measurement.get("n")
-    excluded = measurement.get("n_excluded", 0)
+    status, value, n = measurement.get("status") or "none", measurement.get("value"), measurement.get("n")
+    excluded, unit = measurement.get("n_excluded", 0), _unit(measurement)
     picture = strip(measurement)
     shown, between = words.estimate(value, low, high)
     return Row(
         cells=[
             Cell(
-                text=(Span(name.replace("-", " "), "name"), " ", Span(str(measurement["id"]), "key")),
+                text=(Span(name.replace("-", " "), "name"), f" ({unit})" if unit else ""),
                 below=Span(_meaning_and_warnings(measurement), "meaning"),
+                title=str(measurement["id"]),
             ),
             Cell(text=shown, value="" if value is None else value),
             Cell(
@@ -219,15 +233,15 @@ def _measurement_row(name: str, measurement: Document) -> Row:
                 style="quiet",
                 title=str(interval.get("method") or ""),
             ),
-            Cell(drawing=picture) if picture else Cell(text=Span(reason(measurement), "undefined")),
+            Cell(text=limit(measurement), drawing=picture)
+            if picture
+            else Cell(text=Span(reason(measurement), "undefined")),
             Cell(
                 text="" if random is None else words.number(random),
                 value="" if random is None else random,
                 style="quiet",
             ),
-            UNITS.get(unit, unit),
             Cell(text=words.number(n), value=n, below=f"{excluded} excluded" if excluded else ""),
-            Cell(text=DIRECTIONS.get(measurement.get("direction") or "report", ""), style="quiet"),
             Cell(status=status, below=_decided_by(measurement)),
         ],
         style=status.replace("none", "no-verdict"),

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from assay.pipeline.audit_result import Audit, load_audit
-    from assay.pipeline.auditing import AuditOptions, audit
+    from assay.pipeline.audit import Audit, load_audit
     from assay.pipeline.checks import check_options, check_writable
     from assay.pipeline.discovery import discover_stored
     from assay.pipeline.gates import StoredCalibration, calibrate_stored, usual_prompts
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from assay.tasks.load import DEFAULT_N
 
 _HOMES = {
-    "assay.pipeline.audit_result": "Audit load_audit",
-    "assay.pipeline.auditing": "AuditOptions audit",
+    "assay.pipeline.audit": "Audit load_audit",
     "assay.pipeline.checks": "check_options check_writable",
     "assay.pipeline.discovery": "discover_stored",
     "assay.pipeline.gates": "StoredCalibration calibrate_stored usual_prompts",
@@ -57,7 +55,6 @@ __all__ = [
     "DEFAULT_PAIRS",
     "DEFAULT_SIDE",
     "Audit",
-    "AuditOptions",
     "DrawnPrompts",
     "Job",
     "Limits",
@@ -71,7 +68,6 @@ __all__ = [
     "StoredWorstCase",
     "SweepOutcome",
     "Workers",
-    "audit",
     "calibrate_stored",
     "check_options",
     "check_writable",

@@ -2,14 +2,28 @@
 
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 from assay.circuits.given import IMAGES
 from assay.core.errors import AssayWarning
 from assay.core.random import stream
 from assay.models import Model
 from assay.pipeline.prompts import FEWEST_PER_HALF, Division, draw_prompts, same_note
-from assay.tasks import ImageTask, Task, digits_source, is_task_file, load_images, load_task
+from assay.tasks import (
+    TASKS,
+    ImageStream,
+    ImageTask,
+    PairTask,
+    Task,
+    digits_source,
+    is_task_file,
+    load_images,
+    load_task,
+)
 from assay.tasks.load import DEFAULT_N
+
+
+N, N_FULL = 100, 200  # prompts or images of either draw of an audit
 
 
 def draw_inputs(
@@ -88,3 +102,35 @@ def read_inputs(
     note = f"{skipped} files of {found.domain} were skipped"
     warnings.warn(note, AssayWarning, stacklevel=2)
     return replace(found, notes=(*found.notes, note))
+
+
+def divide(
+    model: Model,
+    task: Task | str,
+    *,
+    n: int | None = None,
+    full: bool = False,
+    seed: int = 0,
+    discover_on: PairTask | str | Path | None = None,
+    measure_on: PairTask | str | Path | None = None,
+    skip_bad: bool = False,
+) -> Division:
+    """Examples to discover on and others to measure on; the arguments are those of `audit`."""
+    task = task.loaded() if isinstance(task, ImageStream) else task
+    named_images = isinstance(task, str) and (
+        task.startswith(IMAGES) or digits_source(task) is not None or model.id.startswith("planted:")
+    )
+    images = isinstance(task, ImageTask) or named_images or model.vision is not None
+
+    def draw(count: int | None) -> Division:
+        if images:
+            assert not isinstance(task, PairTask)
+            return draw_inputs(model, task, n=count, seed=seed, skip_bad=skip_bad)
+        assert not isinstance(task, ImageTask)
+        return draw_prompts(model, task, n=count, seed=seed, discover_on=discover_on, measure_on=measure_on)
+
+    whole = draw(n)
+    there = max(whole.discovery.n, whole.measured.n)
+    if isinstance(task, str) and task.replace("_", "-") in TASKS:
+        there = min(there, N_FULL)  # a generator's repeated prompts make one half somewhat larger
+    return whole if n or full or there <= N else draw(N)

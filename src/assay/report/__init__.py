@@ -14,7 +14,7 @@ _HOMES = {
     "sweep_frame": "sweep",
     "sweep_page": "sweep",
     "tail_verdict": "assay.analyses.worst_case.page_words",
-    "verdict": "audit_words",
+    "verdict": "assay.pipeline.audit_words",
 }
 
 __all__ = [

@@ -29,6 +29,15 @@ class HasDocument(Protocol):
 
 
 @runtime_checkable
+class HasPages(Protocol):
+    """A result whose pages are made once."""
+
+    @property
+    def pages(self) -> list[Page]:
+        """Its page, then those of its parts."""
+
+
+@runtime_checkable
 class HasRecord(Protocol):
     """A result that can write itself down, such as a `WorstCase`."""
 
@@ -37,13 +46,13 @@ class HasRecord(Protocol):
 
 
 # What one page, or several, are about.
-Subject = HasDocument | HasRecord | Document | Page | list[Measurement]
-Reportable = HasDocument | HasRecord | Document | Page | Measurement | Sequence[Measurement]
+Subject = HasPages | HasDocument | HasRecord | Document | Page | list[Measurement]
+Reportable = HasPages | HasDocument | HasRecord | Document | Page | Measurement | Sequence[Measurement]
 
 
 # Where the page of each kind is made; it registers itself when its module is imported.
 _MODULES = {
-    "audit": "assay.report.audit",
+    "audit": "assay.pipeline.audit_page",
     "calibration": "assay.analyses.calibration.page",
     "circuit-view": "assay.report.circuit_page",
     "domain-evaluation": "assay.analyses.generalization.evaluation_page",
@@ -107,6 +116,8 @@ def pages_of(result: Subject) -> list[Page]:
     """What is shown of a result: one page, or several where it has parts with pages of their own."""
     if isinstance(result, Page):
         return [result]
+    if isinstance(result, HasPages):
+        return result.pages
     if isinstance(result, list):
         return [measurements_page([bounded(each.to_dict()) for each in result])]
     document = bounded(_document(result))

@@ -5,12 +5,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.torch
@@ -28,7 +28,6 @@ from assay.store.result import COLUMNS, About, ResultSummary, StoredResult
 if TYPE_CHECKING:
     import pandas as pd
 
-T = TypeVar("T")
 Content = tuple[Mapping[str, Any], bytes | None]  # a row of the database, and its file of arrays
 
 DATABASE_NAME = "assay.db"
@@ -264,31 +263,6 @@ class Store:
             shown = ", ".join(f"{row.id} ({row.kind}, {row.created})" for row in rows[:NAMED])
             raise InputError(f"{start!r} is ambiguous, give more digits: {shown}")
         return ResultSummary(**rows[0]._mapping)
-
-    def memo(
-        self,
-        kind: str,
-        record: Mapping[str, Any],
-        compute: Callable[[], T],
-        *,
-        write: Callable[[T], Mapping[str, Any]],
-        read: Callable[[StoredResult], T],
-    ) -> T:
-        """The value of a record: as it was stored, else computed and stored.
-
-        Args:
-            kind: What it is.
-            record: All that the value is a function of.
-            compute: Makes the value.
-            write: What of it is stored: `payload`, `arrays` and `about` of `put`.
-            read: The value of a stored result.
-        """
-        identity = record_id(kind, record)
-        if self.has(identity):
-            return read(self.get(identity))
-        value = compute()
-        self.put(kind, record, **write(value))
-        return value
 
     # ---- many results -------------------------------------------------------------------------------
 

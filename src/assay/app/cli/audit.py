@@ -60,14 +60,15 @@ def audit(settings: AuditSettings) -> None:
 
     The report is report.html in the directory of --out, beside the results. It lists what was not run.
     """
-    from assay import pipeline
+    from assay.pipeline import check_options
+    from assay.pipeline.audit import audit as run_audit
 
-    call(settings, pipeline.check_options)
+    call(settings, check_options)
     check_outputs(settings, settings.out / "report.html")
     with progress_on_stderr() as progress:
         result = call(
             settings,
-            pipeline.audit,
+            run_audit,
             settings.load_model(),
             settings.task,
             skip=[name.strip() for names in settings.skip for name in names.split(",") if name.strip()],
@@ -76,7 +77,7 @@ def audit(settings: AuditSettings) -> None:
             out=settings.out,
         )
     settings.deliver(
-        result.document,
+        result.to_dict(),
         {"report": File(settings.out / "report.html", lambda path: None)},  # written with the results
         show=lambda: _print_audit(result),
         identity=result.id,
@@ -87,9 +88,8 @@ def audit(settings: AuditSettings) -> None:
 def _print_audit(result: "Audit") -> None:
     """The page of the audit; of worst case and calibrations, which have pages of their own, the finding."""
     from assay.page.blocks import Page
-    from assay.report.save import pages_of
 
-    audit_page, *others = pages_of(result.document)
+    audit_page, *others = result.pages
     findings = (
         Page(kind=each.kind, title=each.title, verdict=each.verdict, remark=each.remark) for each in others
     )

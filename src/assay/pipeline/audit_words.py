@@ -1,13 +1,14 @@
-"""The sentences of an audit: its finding, what to know before trusting it, and what was not run."""
+"""What a report says of an audit in sentences: its finding, and what weakens it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from assay.core.verdict import FEW_PROMPTS
 from assay.page import text as words
-from assay.page.blocks import Column, Section, Table
 from assay.page.graph import signed
-from assay.page.text import code, listed, number, percent, plain_text, rounded
+from assay.page.text import listed, number, percent, plain_text, rounded
+from assay.pipeline.audit import Audit
 
 
 STRONGEST = 5  # heads that a sentence names
@@ -15,39 +16,37 @@ MOST_APART = 0.20  # of faithfulness under two ablations, from which a sentence 
 Document = Mapping[str, Any]
 
 
-def inputs(document: Document) -> str:
+def inputs(audit: Audit) -> str:
     """What an audit ran on: `prompts` or `images`."""
-    return str(document["task"].get("inputs") or "prompts")
+    return str(audit.task.get("inputs") or "prompts")
 
 
-def solved(document: Document) -> bool:
+def solved(audit: Audit) -> bool:
     """Whether the model shows a behaviour on the measured prompts that a circuit could keep."""
-    codes = {key for each in document["measurements"][:1] for key in each.get("warnings", [])}
-    undefined = document["circuit"]["faithfulness"]["value"] is None
+    codes = {key for each in audit.measurements[:1] for key in each.get("warnings", [])}
+    undefined = audit.reported["faithfulness"]["value"] is None
     return not undefined and not codes & {"task_not_solved", "unstable_denominator"}
 
 
-def verdict(document: Document) -> str:
+def verdict(audit: Audit) -> str:
     """The finding of an audit in one sentence."""
-    circuit, graph, random = document["circuit"], document["graph"], document.get("random") or {}
-    task, faithfulness = document["task"], circuit["faithfulness"]
+    circuit, graph, random = audit.reported, audit.graph, audit.random or {}
+    task, faithfulness = audit.task, circuit["faithfulness"]
     share = percent(circuit["fraction"])
     size = f"{number(circuit['n_edges'])} of {number(graph['n_edges'])} edges ({share})"
-    first = (document["measurements"] or [{}])[0]
+    first = (audit.measurements or [{}])[0]
     if first.get("n") == 0 and first.get("reason") == FEW_PROMPTS:
         return (
             f"Every pair of {task['name']} equals its counterpart, so nothing is ablated and faithfulness is "
             "undefined."
         )
-    if not solved(document):
+    if not solved(audit):
         accuracy = task.get("accuracy")
-        right = "" if accuracy is None else f" (right on {percent(accuracy)} of the {inputs(document)})"
-        return (
-            f"{document['model']['id']} does not solve {task['name']}{right}, so faithfulness is undefined."
-        )
+        right = "" if accuracy is None else f" (right on {percent(accuracy)} of the {inputs(audit)})"
+        return f"{audit.model['id']} does not solve {task['name']}{right}, so faithfulness is undefined."
     ends = words.interval(faithfulness.get("low"), faithfulness.get("high"))
     kept = f"{rounded(faithfulness['value'])} {ends}".strip()
-    plain = _plain_share(document)
+    plain = _plain_share(audit)
     sentence = f"{size} reach a normalised faithfulness of {kept} (0: empty circuit, 1: model){plain}"
     if random.get("mean") is not None:
         many = random.get("n_circuits", 2) > 1
@@ -58,10 +57,10 @@ def verdict(document: Document) -> str:
     return sentence + "."
 
 
-def _plain_share(document: Document) -> str:
+def _plain_share(audit: Audit) -> str:
     """Faithfulness without the empty circuit in it, where it is another number; else nothing."""
-    value = document["circuit"]["faithfulness"]["value"]
-    named = {each.get("id"): each for each in document["measurements"]}
+    value = audit.reported["faithfulness"]["value"]
+    named = {each.get("id"): each for each in audit.measurements}
     plain = named.get("D02.faithfulness") or {}
     if plain.get("value") is None or rounded(plain["value"]) == rounded(value):
         return ""
@@ -70,13 +69,13 @@ def _plain_share(document: Document) -> str:
     return f" and a plain faithfulness of {shown} (share of the model’s margin)"
 
 
-def caveats(document: Document) -> list[str]:
+def caveats(audit: Audit) -> list[str]:
     """What a reader must know before trusting the verdict; empty when there is nothing."""
-    notes, kind = [f"{text}." for text in document["task"].get("notes", [])], inputs(document)
-    circuit, discovery = document["circuit"], document["discovery"]
+    notes, kind = [f"{text}." for text in audit.task.get("notes", [])], inputs(audit)
+    circuit, discovery = audit.reported, audit.discovery
     value, target = circuit["faithfulness"]["value"], circuit["target"]
     low, high = circuit["faithfulness"].get("low"), circuit["faithfulness"].get("high")
-    if not solved(document):
+    if not solved(audit):
         shown = "undefined" if value is None else number(value)
         notes.append(
             f"Faithfulness ({shown}) divides by the model’s gain over its corrupted run, which cannot be "
@@ -90,16 +89,16 @@ def caveats(document: Document) -> list[str]:
             f"The size was chosen to reach {number(target)} on the discovery {kind}; on the {kind} "
             f"measured here the circuit’s normalised faithfulness is {number(value)}{ending}"
         )
-    notes += [] if not solved(document) else _ablations_apart(document)
+    notes += [] if not solved(audit) else _ablations_apart(audit)
     if not discovery["held_out"]:
         notes.append(
             f"Discovery and measurement used the same {kind}, so the numbers are optimistic and every "
             f"verdict is at most inconclusive. Give 40 or more distinct {kind}; half of them are then held "
             "out" + (", or other prompts with --measure-on FILE." if kind == "prompts" else ".")
         )
-    gap = document["method"].get("completeness_gap")
-    routing = document["method"].get("routing")
-    apart = document["model"].get("experts") == "nodes"
+    gap = audit.method.get("completeness_gap")
+    routing = audit.method.get("routing")
+    apart = audit.model.get("experts") == "nodes"
     if routing is not None:
         notes.append(_kept_routing(routing) if apart else _changed_routing(routing))
     if gap is not None and gap > 0.05 and (routing is None or apart):
@@ -110,10 +109,10 @@ def caveats(document: Document) -> list[str]:
     return notes
 
 
-def _ablations_apart(document: Document) -> list[str]:
+def _ablations_apart(audit: Audit) -> list[str]:
     """That the first number is another one under other ablations, where it differs by more than 0.20."""
-    value, own = document["circuit"]["faithfulness"]["value"], document["task"]["ablation"]
-    others = [each for each in document.get("other_ablations", ()) if each["value"] is not None]
+    value, own = audit.reported["faithfulness"]["value"], audit.task["ablation"]
+    others = [each for each in audit.other_ablations if each["value"] is not None]
     if not any(abs(each["value"] - value) > MOST_APART for each in others):
         return []
     named = [f"{rounded(each['value'])} under {each['provenance']['ablation']}" for each in others]
@@ -147,39 +146,16 @@ def _kept_routing(routing: Document) -> str:
     )
 
 
-def strongest_heads(document: Document) -> str:
+def strongest_heads(audit: Audit) -> str:
     """The heads of the circuit with the largest attribution."""
-    inside = set(document["circuit"]["nodes"])
+    inside = set(audit.reported["nodes"])
     heads = [
         (abs(value), f"a{layer}.h{head} ({plain_text(signed(value))})")
-        for layer, row in enumerate(document["per_head"])
+        for layer, row in enumerate(audit.per_head)
         for head, value in enumerate(row)
-        if f"a{layer}.h{head}" in inside and value is not None
+        if f"a{layer}.h{head}" in inside and math.isfinite(value)
     ]
     if not heads:
         return "The circuit contains no head."
     names = [name for _, name in sorted(heads, key=lambda each: -each[0])[:STRONGEST]]
     return f"Strongest heads of the circuit, by summed outgoing attribution: {listed(names)}."
-
-
-def not_run(document: Document) -> list[Section]:
-    """What was not run, why, and how it is had; nothing where everything was run."""
-    if not document.get("left_out"):
-        return []
-    table = Table(
-        columns=[
-            Column(name="not run"),
-            Column(name="why"),
-            Column(name="option"),
-        ],
-        rows=[
-            [
-                each["what"],
-                each["reason"],
-                code(each["option"]) if each["option"].startswith(("-", "assay")) else each["option"],
-            ]
-            for each in document["left_out"]
-        ],
-        named=False,
-    )
-    return [Section(title="What was not run", blocks=[table])]

@@ -1,4 +1,4 @@
-"""An audit as a page: the circuit, its curve, where it lives, every number."""
+"""The page of an audit: its finding, the circuit, its curve, where it lives, every number."""
 
 import difflib
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from assay.metrics.page import LEGEND, measurement_rows, measurement_table
+from assay.metrics.page import LEGEND, OPEN, measurement_rows, measurement_table, with_parts
 from assay.metrics.plots import plot_curve
 from assay.page import text as words
 from assay.page.blocks import (
@@ -40,8 +40,9 @@ from assay.page.text import (
     quiet,
     task_text,
 )
-from assay.report import audit_plots as figures
-from assay.report.audit_words import caveats, inputs, not_run, strongest_heads, verdict
+from assay.pipeline.audit import SCHEMA, Audit
+from assay.pipeline.audit_plots import agreement_data, curve_data, head_data, layer_data, plot_agreement
+from assay.pipeline.audit_words import caveats, inputs, strongest_heads, verdict
 
 
 LISTED_WORDS = 6
@@ -56,68 +57,68 @@ REPLACEMENTS = {
 Document = Mapping[str, Any]
 
 
-def audit_page(document: Document) -> Page:
+def audit_page(audit: Audit) -> Page:
     """Everything that is shown of an audit.
 
     Args:
-        document: What `assay.audit` made.
+        audit: What `assay.audit` made.
     """
-    task, circuit, discovery = document["task"], document["circuit"], document["discovery"]
+    task, circuit, discovery = audit.task, audit.reported, audit.discovery
     apart = " that were not used to rank its edges" if discovery["held_out"] else ""
     return Page(
         kind="circuit audit",
-        title=document["title"],
-        verdict=verdict(document),
-        caveats=caveats(document),
+        title=audit.title,
+        verdict=verdict(audit),
+        caveats=caveats(audit),
         lede=(
             f"Every edge outside the circuit was ablated ({circuit.get('ablation', task['ablation'])}) "
             f"and the "
-            f"model run on n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} {inputs(document)} of ",
+            f"model run on n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} {inputs(audit)} of ",
             italic(task["name"]),
             f"{apart}. Brackets hold 95{NARROW}% intervals.",
         ),
         sections=[
-            Section(title="The task", blocks=[_task(document)]),
-            Section(title="The circuit", blocks=[_circuit(document)]),
+            Section(title="The task", blocks=[_task(audit)]),
+            Section(title="The circuit", blocks=[_circuit(audit)]),
             Section(
                 title="How much of the behaviour it keeps",
                 blocks=[
-                    make(document) for make, key in ((_curve, "curve"), (_agreement, "topk")) if document[key]
+                    make(audit, part)
+                    for make, part in ((_curve, audit.curve), (_agreement, audit.topk))
+                    if part is not None
                 ],
             ),
             Section(
                 title="Where it lives",
-                blocks=[Section(blocks=[_heads(document), _layers(document)], style="pair")],
+                blocks=[Section(blocks=[_heads(audit), _layers(audit)], style="pair")],
             ),
-            Section(title="Every number", blocks=[_numbers(document)]),
-            *not_run(document),
-            Section(title="How it was made", blocks=[_method(document)]),
+            Section(title="Every number", blocks=[_numbers(audit)]),
+            *_not_run(audit),
+            Section(title="How it was made", blocks=[_method(audit)]),
         ],
-        facts=list(_facts(document)),
-        records=[
-            folded_record("The record behind the result’s id", document["provenance"].get("record", {}))
-        ],
+        facts=list(_facts(audit)),
+        records=[folded_record("The record behind the result’s id", audit.provenance.get("record", {}))],
     )
 
 
 # ------------------------------------------------------------------------------------------------ the task
 
 
-def _task(document: Document) -> Interactive | Note:
+def _task(audit: Audit) -> Interactive | Note:
     """Prompts side by side, and what the model does with them; of images the latter alone."""
-    task = document["task"]
+    task = audit.task
     if not task.get("examples"):
-        return Note(text=_behaviour(document))
+        return Note(text=_behaviour(audit))
     examples = [_example(example) for example in task.get("examples", [])[:EXAMPLES]]
     return Interactive(
         template="prompts.html",
-        values={"examples": examples, "aside": _behaviour(document)},
-        blocks=[Note(text=_behaviour(document))],
+        values={"examples": examples, "aside": _behaviour(audit)},
+        blocks=[Note(text=_behaviour(audit))],
     )
 
 
-def _behaviour(document: Document) -> Text:
-    task, kind, right = document["task"], inputs(document), ""
+def _behaviour(audit: Audit) -> Text:
+    task, kind, right = audit.task, inputs(audit), ""
     if task["accuracy"] is not None:
         margin = task["mean_margin"]
         ending = "" if margin is None else f", with a mean margin of {number(margin)}"
@@ -171,18 +172,19 @@ def _changed_words(text: str, other: str) -> Text:
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-def _circuit(document: Document) -> Interactive:
-    edges = document["edges"][:EDGES_LIMIT]
-    caption = _circuit_caption(document, len(edges), shared_kv(document["graph"]))
-    excerpt, drawn = document.get("excerpt"), edges
+def _circuit(audit: Audit) -> Interactive:
+    edges = audit.edges[:EDGES_LIMIT]
+    caption = _circuit_caption(audit, len(edges), shared_kv(audit.graph))
+    excerpt = audit.excerpt
+    drawn: Sequence[Document] = edges
     if excerpt is not None:
         drawn = [{**edge, "kept": "shown" in edge} for edge in edges]
     return circuit_view(
-        document["graph"],
+        audit.graph,
         drawn,
-        size=(excerpt or document["circuit"])["size"],
+        size=(excerpt or audit.reported)["size"],
         caption=caption,
-        curve=_with_excerpt(document["curve"], excerpt) if excerpt else document["curve"],
+        curve=_with_excerpt(audit.curve, excerpt) if excerpt else audit.curve,
         blocks=[Note(text=_excerpt_words(excerpt)), _readers(edges)] if excerpt else (),
         more=[edges_table(edges)],
     )
@@ -215,18 +217,18 @@ def _readers(edges: Sequence[Document]) -> Facts:
     return Facts(facts=[(target, f"reads {listed(sources)}") for target, sources in read.items()])
 
 
-def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
-    circuit, method = document["circuit"], document["method"]
-    size, n_edges, n_listed = circuit["size"], circuit["n_edges"], len(document["edges"])
+def _circuit_caption(audit: Audit, n_drawn: int, shared_kv: int) -> Text:
+    circuit, method = audit.reported, audit.method
+    size, n_edges, n_listed = circuit["size"], circuit["n_edges"], len(audit.edges)
     unconnected = " less those on no path from input to logits" if size > n_edges else ""
     parts: list[Text] = [
-        f"The circuit: {number(n_edges)} of {number(document['graph']['n_edges'])} edges, the strongest "
+        f"The circuit: {number(n_edges)} of {number(audit.graph['n_edges'])} edges, the strongest "
         f"{number(size)}{unconnected}. Scores are {method['key']} attributions ({method['objective']}, "
-        f"{method['ablation']} ablation), means over n = {number(document['discovery']['n'])} discovery "
-        f"{inputs(document)}."
+        f"{method['ablation']} ablation), means over n = {number(audit.discovery['n'])} discovery "
+        f"{inputs(audit)}."
     ]
-    if "excerpt" in document:
-        parts.append(f" {_excerpt_words(document['excerpt'])}")
+    if audit.excerpt is not None:
+        parts.append(f" {_excerpt_words(audit.excerpt)}")
     if shared_kv > 1:
         parts += [
             f" Keys and values are shared by {shared_kv} heads and drawn at the first of them; ",
@@ -236,12 +238,12 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
     if n_listed > n_drawn:
         parts += [
             f" The strongest {number(n_drawn)} of {number(n_listed)} edges listed in the result are drawn; ",
-            code(f"assay show {document['provenance']['id']} --json"),
+            code(f"assay show {audit.provenance['id']} --json"),
             " prints all of them.",
         ]
     elif size > n_drawn:
-        upto = "The slider goes up to the" if "excerpt" in document else "Only the"
-        ending = "." if "excerpt" in document else " are drawn."
+        upto = "The slider goes up to the" if audit.excerpt is not None else "Only the"
+        ending = "." if audit.excerpt is not None else " are drawn."
         parts.append(f" {upto} strongest {number(n_drawn)} edges{ending}")
     hint = (
         " Hover a node or an edge to see what it reads and writes; click it to keep it picked. The "
@@ -250,21 +252,21 @@ def _circuit_caption(document: Document, n_drawn: int, shared_kv: int) -> Text:
     return [*parts, Span(hint, "script-only")]
 
 
-def _curve(document: Document) -> Figure:
-    curve = figures.curve_data(document)
+def _curve(audit: Audit, facts: Document) -> Figure:
+    curve = curve_data(audit)
     caption = (
         "Normalised faithfulness of the strongest edges, pruned to connected circuits, by size "
-        f"(n = {number(curve.n)} {inputs(document)}; band: 95{NARROW}% interval)."
+        f"(n = {number(curve.n)} {inputs(audit)}; band: 95{NARROW}% interval)."
     )
     if curve.random_fractions:
-        n_circuits = document["curve"]["random"]["n_circuits"]
+        n_circuits = facts["random"]["n_circuits"]
         mark, sizes = ("Dashed", "each") if len(curve.random_fractions) > 1 else ("Square", "the chosen")
         caption += f" {mark}: {n_circuits} random circuits of {sizes} size, mean and range."
-    if document["curve"]["cpr"] is not None:
+    if facts["cpr"] is not None:
         caption += (
-            f" With edges ranked by {document['curve'].get('ranking', '|score|')}, the area under the curve "
-            f"(CPR) is {number(document['curve']['cpr'])} and its mean distance from 1 (CMD) "
-            f"{number(document['curve']['cmd'])}."
+            f" With edges ranked by {facts.get('ranking', '|score|')}, the area under the curve "
+            f"(CPR) is {number(facts['cpr'])} and its mean distance from 1 (CMD) "
+            f"{number(facts['cmd'])}."
         )
     random = dict(zip(curve.random_fractions, curve.random_values, strict=True))
     columns = ["edges", "share", "normalised faithfulness", "interval", *(["random"] if random else [])]
@@ -282,7 +284,7 @@ def _curve(document: Document) -> Figure:
     ]
     return Figure(
         draw=partial(plot_curve, curve),
-        label=f"Faithfulness by circuit size on {curve.n} {inputs(document)}; the numbers are in the table.",
+        label=f"Faithfulness by circuit size on {curve.n} {inputs(audit)}; the numbers are in the table.",
         caption=caption,
         more=[_numbers_table(columns, rows)],
         beside=True,
@@ -304,8 +306,8 @@ def _numbers_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Det
     )
 
 
-def _agreement(document: Document) -> Figure:
-    agreement, topk, kind = figures.agreement_data(document), document["topk"], inputs(document)
+def _agreement(audit: Audit, topk: Document) -> Figure:
+    agreement, kind = agreement_data(audit), inputs(audit)
     caption = (
         f"Top-K agreement on n = {number(agreement.n)} {kind}, with 95{NARROW}% intervals; squares: random "
         "circuits of equal size; ticks: chance."
@@ -313,7 +315,7 @@ def _agreement(document: Document) -> Figure:
     if topk["label_top1_full"] is not None:
         caption += (
             f" The right answer is ranked first by the model on {percent(topk['label_top1_full'])} of "
-            f"{inputs(document)}, "
+            f"{inputs(audit)}, "
             f"by the circuit on {percent(topk['label_top1_circuit'])}."
         )
     if topk["patterns"]:
@@ -330,7 +332,7 @@ def _agreement(document: Document) -> Figure:
         for place, k in enumerate(agreement.k)
     ]
     return Figure(
-        draw=partial(figures.plot_agreement, agreement),
+        draw=partial(plot_agreement, agreement),
         label=f"Top-K agreement of circuit and model on {agreement.n} {kind}; the numbers are in the table.",
         caption=caption,
         more=[_numbers_table(["K", "agreement", "interval", "random", "chance", "rank agreement τ"], rows)],
@@ -339,56 +341,88 @@ def _agreement(document: Document) -> Figure:
     )
 
 
-def _heads(document: Document) -> Figure:
-    heads = figures.head_data(document)
+def _heads(audit: Audit) -> Figure:
+    heads = head_data(audit)
     return Figure(
         draw=partial(plot_matrix, heads),
         label="Attribution of each head, signed; the numbers are in the table.",
-        blocks=[Note(text=strongest_heads(document))],
-        caption=f"Each head’s summed outgoing attribution over n = {number(document['discovery']['n'])} "
-        f"{inputs(document)}, in units of the objective: the first-order effect of ablating the head. Blue "
+        blocks=[Note(text=strongest_heads(audit))],
+        caption=f"Each head’s summed outgoing attribution over n = {number(audit.discovery['n'])} "
+        f"{inputs(audit)}, in units of the objective: the first-order effect of ablating the head. Blue "
         "supports, vermilion opposes.",
         more=[Details(summary="Numbers", blocks=[matrix_table(heads)])],
         name="heads",
     )
 
 
-def _layers(document: Document) -> Figure:
-    layers = figures.layer_data(document)
+def _layers(audit: Audit) -> Figure:
+    layers = layer_data(audit)
     return Figure(
         draw=partial(plot_matrix, layers, percent=True),
         label="Share of all attribution between each writing and reading layer; the numbers are in the "
         "table.",
         caption="Share of all attribution (sum of |score|, per cent) on edges from the writing layer "
         "(rows) to "
-        f"the reading layer (columns); n = {number(document['discovery']['n'])}.",
+        f"the reading layer (columns); n = {number(audit.discovery['n'])}.",
         more=[Details(summary="Numbers", blocks=[matrix_table(layers, percent=True)])],
         name="layers",
     )
 
 
-def _numbers(document: Document) -> Figure:
-    first, *rest = document["measurements"]
-    others = document.get("other_ablations", ())
+# Rows of the table by their metrics, with what they are called; the judged list lengths of top-K follow.
+MAIN = {
+    "faithfulness": "faithfulness",
+    "faithfulness-norm": "normalised faithfulness",
+    "completeness": "completeness",
+    "kl": "KL divergence",
+}
+
+
+def _numbers(audit: Audit) -> Figure:
+    """Six rows with their limits; everything else that was measured is behind a click."""
+    records = {each["name"]: each for each in audit.measurements}
+    main = [{**records[key], "name": name, "parts": {}} for key, name in MAIN.items() if key in records]
+    judged = []
+    if topk := records.get("topk"):
+        judged = [key for key, part in topk["parts"].items() if key in topk["verdict"]["thresholds"]]
+        main += [_agreement_record(topk, key) for key in judged]
+    headed = (*MAIN, "topk")
+    rest = [*audit.other_ablations, *(each for key, each in records.items() if key not in headed)]
+    for record in (records[key] for key in headed if key in records):
+        shown = {f"topk: {key}" for key in judged}
+        rest += [{**part, "name": name} for name, part in [*with_parts(record)][1:] if name not in shown]
     return Figure(
-        blocks=[measurement_table(measurement_rows([first, *others, *rest]))],
+        blocks=[measurement_table(measurement_rows(main))],
         caption=f"What was measured on the circuit of figure 1. {LEGEND}",
         kind="Table",
+        more=[Details(summary="More numbers", blocks=[measurement_table(measurement_rows(rest))])],
+        name="numbers",
     )
+
+
+def _agreement_record(topk: Document, key: str) -> dict[str, Any]:
+    """One list length of top-K agreement, which is undecided where the whole rests on these examples."""
+    part = topk["parts"][key]
+    random = ((topk.get("baseline") or {}).get("random") or {}).get("parts") or {}
+    record = {**part, "name": f"top-{key.partition('@')[2]} agreement", "warnings": topk["warnings"]}
+    record["baseline"] = {"random": {"value": random.get(key)}}
+    if (reason := topk["verdict"].get("reason")) in OPEN:
+        record |= {"status": topk["status"], "verdict": {**part["verdict"], "reason": reason}}
+    return record
 
 
 # ------------------------------------------------------------------------------------------------ provenance
 
 
-def _method(document: Document) -> Section:
-    task, circuit, discovery = document["task"], document["circuit"], document["discovery"]
-    method, kind = document["method"], inputs(document)
+def _method(audit: Audit) -> Section:
+    task, circuit, discovery = audit.task, audit.reported, audit.discovery
+    method, kind = audit.method, inputs(audit)
     steps = f", {method['steps']} steps of the {method['quadrature']} rule" if method["steps"] else ""
     drawn = "" if task["seed"] is None else f" drawn with seed {discovery['seed']}"
     made: list[Text] = [
         "Every edge was scored with ",
         italic(method["key"]),
-        f"{steps}, on {number(discovery['n'])} {kind}{drawn}, with weights in {document['model']['dtype']}.",
+        f"{steps}, on {number(discovery['n'])} {kind}{drawn}, with weights in {audit.model['dtype']}.",
     ]
     if method["completeness_gap"] is not None:
         made.append(
@@ -418,24 +452,54 @@ def _method(document: Document) -> Section:
     return Section(blocks=[Note(text=made), Note(text=measured)], style="columns")
 
 
-def _facts(document: Document) -> Iterator[tuple[str, Text]]:
-    model, task, graph = document["model"], document["task"], document["graph"]
-    provenance = document["provenance"]
+def _facts(audit: Audit) -> Iterator[tuple[str, Text]]:
+    model, task, graph = audit.model, audit.task, audit.graph
+    provenance = audit.provenance
     parameters = f", {number(model['n_parameters'])} parameters" if model["n_parameters"] else ""
     shape = f"{model['n_layers']} layers × {model['n_heads']} heads, width {model['d_model']}{parameters}"
     yield "result", code(provenance["id"])
     yield "model", model_text(model, f"{model['family']}, {shape}")
     yield "task", task_text(task, "" if task["seed"] is None else f"seed {task['seed']}")
-    yield "circuit", code(document["circuit"]["id"])
+    yield "circuit", code(audit.reported["id"])
     nodes = f"{number(graph['n_sources'])} sources × {number(graph['n_targets'])} targets, "
     yield "graph", (nodes, quiet("hash"), " ", code(graph["fingerprint"]))
     machine = [f"{name} {value}" for name, value in (provenance.get("machine") or {}).items()]
-    created = document.get("created")
+    created = audit.created
     notes = [(" ", quiet(note)) for note in ([created] if created else []) + machine]
     yield "made by", (provenance["library"], *notes)
 
 
+def _not_run(audit: Audit) -> list[Section]:
+    """What was not run, why, and how it is had; nothing where everything was run."""
+    if not audit.left_out:
+        return []
+    table = Table(
+        columns=[
+            Column(name="not run"),
+            Column(name="why"),
+            Column(name="option"),
+        ],
+        rows=[
+            [
+                each.what,
+                each.reason,
+                code(each.option) if each.option.startswith(("-", "assay")) else each.option,
+            ]
+            for each in audit.left_out
+        ],
+        named=False,
+    )
+    return [Section(title="What was not run", blocks=[table])]
+
+
 PAGES.add(
     "audit",
-    PageForm(noun="audit document", schema="assay-audit/1", again="`assay audit`", make=audit_page),
+    PageForm(
+        noun="audit document",
+        schema=SCHEMA,
+        again="`assay audit`",
+        make=lambda document: audit_page(
+            Audit.from_dict({key: value for key, value in document.items() if key != "kind"})
+        ),
+    ),
 )

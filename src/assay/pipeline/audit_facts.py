@@ -1,4 +1,4 @@
-"""The audit document: everything a report shows, as plain JSON, built from values that already exist."""
+"""Facts of an audit: what its document says of model, examples, circuit, curve and numbers."""
 
 from bisect import bisect
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,24 @@ import numpy as np
 import torch
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.measurement import Measurement
-from assay.core.record import plain
+from assay.discovery.edges import get_method
 from assay.execution import CircuitRuns
-from assay.metrics import FaithfulnessCurve
+from assay.graph import Graph
+from assay.metrics import FaithfulnessCurve, faithfulness_curve
 from assay.metrics.curve import FRACTIONS
 from assay.metrics.metric import SIGNED_MARGINS
 from assay.models import Model
 from assay.page.text import EDGES_LIMIT
+from assay.pipeline.prompts import Division
+from assay.pipeline.runs import RunSettings
 from assay.pipeline.sizing import SizedCircuit
 from assay.tasks import PairTask, Task, Tokens
 
 
-SCHEMA = "assay-audit/1"
 OPENED_EDGES = 150  # of a larger circuit, a drawing opens on so many at most
 LISTED_EDGES = 600  # edges that a drawing shows at least, so that its circuit can be enlarged
 EXAMPLES = 3
+
 TITLES = {
     "ioi": "indirect-object identification",
     "greater-than": "greater-than",
@@ -38,12 +40,55 @@ TITLES = {
 }
 
 
-def title(model: Model, task: Task) -> str:
-    """Heading of a report."""
-    return f"A circuit for {TITLES.get(task.name, task.name)} in {model.id}"
+def facts_of(
+    halves: Division,
+    settings: RunSettings,
+    sized: SizedCircuit,
+    runs: CircuitRuns,
+    records: Mapping[str, Mapping[str, Any]],
+    *,
+    method: str,
+    steps: int | str,
+    target: float,
+) -> dict[str, Any]:
+    """What an audit's document says of examples, circuit and measurements.
+
+    Args:
+        halves: The examples.
+        settings: How circuits were run.
+        sized: The circuit.
+        runs: Its runs on the measured examples.
+        records: `Measurement.to_dict` by the key of the metric.
+        method: Key of the discovery method.
+        steps: Its quadrature nodes, as asked for.
+        target: Normalised faithfulness that the size was searched for.
+    """
+    model, name, faithfulness = settings.model, runs.task.name, records["faithfulness-norm"]
+    shown = _opening(sized)
+    facts: dict[str, Any] = {
+        "title": f"A circuit for {TITLES.get(name, name)} in {model.id}",
+        "model": _model_facts(model),
+        "task": _task_facts(runs),
+        "discovery": {
+            "n": halves.discovery.n,
+            "seed": settings.seed,
+            "data_hash": halves.discovery.data_hash,
+            "held_out": halves.held_out,
+        },
+        "graph": _graph_facts(model.graph),
+        "method": _method_facts(sized.scores, method, steps, runs.objective, runs.ablation),
+        "edges": _listed_edges(sized, shown),
+        "circuit": _circuit_facts(sized, target, faithfulness),
+        "random": _random_facts(faithfulness, sized.circuit.n_edges),
+        "measurements": list(records.values()),
+        "topk": _agreement_facts(records["topk"]) if "topk" in records else None,
+        "per_layer": _layer_table(sized.scores),
+        "per_head": _head_table(sized.scores),
+    }
+    return facts if shown is sized else facts | {"excerpt": _excerpt_facts(shown, sized, runs)}
 
 
-def model_facts(model: Model) -> dict[str, Any]:
+def _model_facts(model: Model) -> dict[str, Any]:
     """What a report says about the model."""
     return {
         **model.describe(),
@@ -55,7 +100,7 @@ def model_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def task_facts(runs: CircuitRuns) -> dict[str, Any]:
+def _task_facts(runs: CircuitRuns) -> dict[str, Any]:
     """What a report says about the prompts or images: counts, the model's own success, a few examples."""
     task = runs.task
     margins = runs.margins("full")
@@ -72,7 +117,7 @@ def task_facts(runs: CircuitRuns) -> dict[str, Any]:
         "accuracy": float((margins > 0).mean()) if signed else None,
         "mean_margin": float(margins.mean()) if signed else None,
         "examples": [
-            example(task, row, float(margins[row]) if signed else None)
+            _example(task, row, float(margins[row]) if signed else None)
             for row in range(min(EXAMPLES, task.n))
             if isinstance(task, PairTask)
         ],
@@ -90,7 +135,7 @@ def _with_bos(task: Task) -> bool | None:
     return bool((task.clean[:, : len(prefix)] == torch.tensor(prefix)).all())
 
 
-def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
+def _example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
     """One prompt for reading."""
 
     def decode(ids: torch.Tensor) -> str:
@@ -117,7 +162,7 @@ def example(task: PairTask, row: int, margin: float | None) -> dict[str, Any]:
     }
 
 
-def opening(sized: SizedCircuit) -> SizedCircuit:
+def _opening(sized: SizedCircuit) -> SizedCircuit:
     """What a drawing opens on: the circuit, or of a large one the strongest edges that are connected.
 
     Those are at most 150, but where so few of the strongest leave none on a path from input to logits.
@@ -134,16 +179,12 @@ def opening(sized: SizedCircuit) -> SizedCircuit:
     return replace(sized, size=size, circuit=circuit_of(size))
 
 
-def excerpt_facts(shown: SizedCircuit, sized: SizedCircuit, found: Measurement) -> dict[str, Any]:
-    """What a drawing opens on: its size, its share of the circuit's attribution, what it keeps alone.
-
-    Args:
-        shown: What it opens on.
-        sized: The circuit.
-        found: Normalised faithfulness of what is shown, on the measured prompts.
-    """
+def _excerpt_facts(shown: SizedCircuit, sized: SizedCircuit, runs: CircuitRuns) -> dict[str, Any]:
+    """What a drawing opens on: its size, its share of the circuit's attribution, what it keeps alone."""
+    shares = [(shown.size + 0.5) / runs.model.graph.n_edges, 1.0]
+    curve = faithfulness_curve(shown.scores, runs.model, runs.task, runs=runs, fractions=shares)
     part, whole = (float(sized.scores.values[each.circuit.mask].abs().sum()) for each in (shown, sized))
-    record = found.to_dict()
+    record = curve.points[0].to_dict()
     return {
         "size": shown.size,
         "n_edges": shown.circuit.n_edges,
@@ -152,7 +193,7 @@ def excerpt_facts(shown: SizedCircuit, sized: SizedCircuit, found: Measurement) 
     }
 
 
-def listed_edges(sized: SizedCircuit, shown: SizedCircuit) -> list[dict[str, Any]]:
+def _listed_edges(sized: SizedCircuit, shown: SizedCircuit) -> list[dict[str, Any]]:
     """The strongest edges by rank: those the circuit was cut from and more, as far as can be drawn.
 
     Where a drawing opens on less than the circuit, those that it shows are marked.
@@ -185,6 +226,32 @@ def drawn_fractions(n_edges: int, size: int, *, finer: bool) -> list[float]:
     return [min((each + 0.5) / n_edges, 1.0) for each in sorted(sizes - {0})]
 
 
+def _graph_facts(graph: Graph) -> dict[str, Any]:
+    return {
+        **graph.describe(),
+        "n_edges": graph.n_edges,
+        "n_sources": graph.n_sources,
+        "n_targets": graph.n_targets,
+        "fingerprint": graph.fingerprint,
+    }
+
+
+def _method_facts(
+    scores: EdgeScores, method: str, steps: int | str, objective: str, ablation: str
+) -> dict[str, Any]:
+    """How the edges were scored, and what that took."""
+    details = scores.details
+    return {
+        "key": method,
+        "objective": objective,
+        "ablation": ablation,
+        "steps": details.get("steps", steps) if get_method(method).integrates else None,
+        "quadrature": "midpoint",
+        **{key: details.get(key) for key in ("completeness_gap", "seconds", "passes")},
+        **{key: details[key] for key in ("routing",) if key in details},
+    }
+
+
 def curve_facts(curve: FaithfulnessCurve, fine: FaithfulnessCurve) -> dict[str, Any]:
     """A curve to draw (`fine`), with CPR, CMD and random circuits of the published sizes (`curve`).
 
@@ -211,7 +278,7 @@ def curve_facts(curve: FaithfulnessCurve, fine: FaithfulnessCurve) -> dict[str, 
     return facts
 
 
-def circuit_facts(sized: SizedCircuit, target: float, faithfulness: Mapping[str, Any]) -> dict[str, Any]:
+def _circuit_facts(sized: SizedCircuit, target: float, faithfulness: Mapping[str, Any]) -> dict[str, Any]:
     """The reported circuit: size, share, and its faithfulness on the measured prompts."""
     circuit = sized.circuit
     interval = faithfulness["interval"]
@@ -227,12 +294,13 @@ def circuit_facts(sized: SizedCircuit, target: float, faithfulness: Mapping[str,
         "discovery_faithfulness": sized.faithfulness,
         "confirmed": sized.confirmed,
         "sweep": list(sized.sweep),
+        "provenance": dict(circuit.provenance),
     }
 
 
 def random_of_curve(faithfulness: Mapping[str, Any], sized: SizedCircuit) -> dict[str, Any] | None:
     """Random circuits of the chosen size alone, as the curve draws them; None where none ran."""
-    found = random_facts(faithfulness, sized.size)
+    found = _random_facts(faithfulness, sized.size)
     if found is None or found["mean"] is None:
         return None
     ends = {"values": found["mean"], "low": found["low"], "high": found["high"]}
@@ -240,7 +308,7 @@ def random_of_curve(faithfulness: Mapping[str, Any], sized: SizedCircuit) -> dic
     return {"n_circuits": found["n_circuits"], "fractions": [share], **{key: [ends[key]] for key in ends}}
 
 
-def random_facts(faithfulness: Mapping[str, Any], n_edges: int) -> dict[str, Any] | None:
+def _random_facts(faithfulness: Mapping[str, Any], n_edges: int) -> dict[str, Any] | None:
     """Random circuits of the same number of edges: mean and range of their faithfulness."""
     if not faithfulness.get("baseline"):
         return None
@@ -256,7 +324,7 @@ def random_facts(faithfulness: Mapping[str, Any], n_edges: int) -> dict[str, Any
     }
 
 
-def agreement_facts(topk: Mapping[str, Any]) -> dict[str, Any]:
+def _agreement_facts(topk: Mapping[str, Any]) -> dict[str, Any]:
     """Top-K agreement by K, with random circuits and chance beside it."""
     parts = topk["parts"]
     sizes = sorted(int(key.partition("@")[2]) for key in parts if key.startswith("acc@"))
@@ -277,13 +345,13 @@ def agreement_facts(topk: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def layer_table(scores: EdgeScores) -> dict[str, Any]:
+def _layer_table(scores: EdgeScores) -> dict[str, Any]:
     """Sum of |score| over the edges between each writing and each reading layer."""
     layers = [f"layer {layer}" for layer in range(scores.graph.n_layers)]
     return {"rows": ["input", *layers], "columns": [*layers, "logits"], "values": scores.layer_sums()}
 
 
-def head_table(scores: EdgeScores) -> list[list[float]]:
+def _head_table(scores: EdgeScores) -> list[list[float]]:
     """`[layer][head]`: summed signed score of the edges that leave each head."""
     graph = scores.graph
     sums = scores.values.double().sum(1)
@@ -291,9 +359,3 @@ def head_table(scores: EdgeScores) -> list[list[float]]:
         [float(sums[graph.head_source(layer, head)]) for head in range(graph.n_heads)]
         for layer in range(graph.n_layers)
     ]
-
-
-def as_document(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Finite JSON of all parts, under the schema's name."""
-    document: dict[str, Any] = plain({"schema": SCHEMA, **parts})
-    return document

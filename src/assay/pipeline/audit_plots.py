@@ -1,20 +1,17 @@
-"""The pictures of an audit: faithfulness by size, top-K agreement, where the circuit lives."""
+"""The pictures of an audit: its curve, top-K agreement, attribution of heads and of pairs of layers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from assay.core.errors import InputError
 from assay.metrics.plots import CurveData, plot_curve
 from assay.page.draw import MUTED, RULE, SUPPORTS, axes_of
 from assay.page.matrix import Matrix
-from assay.report.save import HasDocument
-
-
-Document = Mapping[str, Any]
+from assay.pipeline.audit import Audit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,47 +37,51 @@ class AgreementData:
     n: int
 
 
-def curve_data(document: Document) -> CurveData:
-    """The faithfulness curve of an audit document."""
-    curve, circuit = document["curve"], document["circuit"]
+def curve_data(audit: Audit) -> CurveData:
+    """The faithfulness curve of an audit."""
+    curve, circuit = audit.curve, audit.reported
+    if curve is None:
+        raise InputError("this audit was made without the curve; run it again without --skip curve")
     random = curve.get("random") or {}
     faithfulness = circuit.get("faithfulness") or {}
     return CurveData(
         n_edges=tuple(curve["n_edges"]),
         fractions=tuple(curve["fractions"]),
-        values=_numbers(curve["values"]),
-        low=_numbers(curve.get("low") or [None] * len(curve["values"])),
-        high=_numbers(curve.get("high") or [None] * len(curve["values"])),
+        values=_floats(curve["values"]),
+        low=_floats(curve.get("low") or [None] * len(curve["values"])),
+        high=_floats(curve.get("high") or [None] * len(curve["values"])),
         random_fractions=tuple(random.get("fractions", [])),
-        random_values=_numbers(random.get("values", [])),
-        random_low=_numbers(random.get("low", [])),
-        random_high=_numbers(random.get("high", [])),
+        random_values=_floats(random.get("values", [])),
+        random_low=_floats(random.get("low", [])),
+        random_high=_floats(random.get("high", [])),
         target=float(circuit["target"]),
-        chosen=circuit["size"] / document["graph"]["n_edges"],
+        chosen=circuit["size"] / audit.graph["n_edges"],
         chosen_value=faithfulness.get("value"),
         n=int(curve["n"]),
     )
 
 
-def agreement_data(document: Document) -> AgreementData:
-    """Top-K agreement of an audit document."""
-    topk = document["topk"]
+def agreement_data(audit: Audit) -> AgreementData:
+    """Top-K agreement of an audit."""
+    topk = audit.topk
+    if topk is None:
+        raise InputError("this audit has no top-K agreement; it needs labels")
     size = len(topk["k"])
     return AgreementData(
         k=tuple(topk["k"]),
-        values=_numbers(topk["agreement"]),
-        low=_numbers(topk.get("low") or [None] * size),
-        high=_numbers(topk.get("high") or [None] * size),
-        random=_numbers(topk.get("random") or [None] * size),
-        chance=_numbers(topk.get("chance") or [None] * size),
-        tau=_numbers(topk.get("tau") or [None] * size),
+        values=_floats(topk["agreement"]),
+        low=_floats(topk.get("low") or [None] * size),
+        high=_floats(topk.get("high") or [None] * size),
+        random=_floats(topk.get("random") or [None] * size),
+        chance=_floats(topk.get("chance") or [None] * size),
+        tau=_floats(topk.get("tau") or [None] * size),
         n=int(topk["n"]),
     )
 
 
-def layer_data(document: Document) -> Matrix:
+def layer_data(audit: Audit) -> Matrix:
     """Share of the summed |score| between each pair of layers; rows write, columns read; NaN: no edges."""
-    table = document["per_layer"]
+    table = audit.per_layer
     values = np.array(table["values"], dtype=float)
     first_reader = np.maximum(np.arange(values.shape[0]) - 1, 0)
     values[np.arange(values.shape[1])[None, :] < first_reader[:, None]] = np.nan
@@ -94,9 +95,9 @@ def layer_data(document: Document) -> Matrix:
     )
 
 
-def head_data(document: Document) -> Matrix:
+def head_data(audit: Audit) -> Matrix:
     """Summed score of each head's outgoing edges: rows are heads, columns layers in forward order."""
-    values = np.array(document["per_head"], dtype=float).T
+    values = np.array(audit.per_head, dtype=float).T
     return Matrix(
         rows=tuple(f"head {head}" for head in range(values.shape[0])),
         columns=tuple(f"layer {layer}" for layer in range(values.shape[1])),
@@ -106,9 +107,9 @@ def head_data(document: Document) -> Matrix:
     )
 
 
-def plot_audit(audit: HasDocument, ax: Axes | None = None) -> Axes:
+def plot_audit(audit: Audit, ax: Axes | None = None) -> Axes:
     """Draw the faithfulness curve of an audit, with its circuit on it."""
-    return plot_curve(curve_data(audit.document), ax)
+    return plot_curve(curve_data(audit), ax)
 
 
 def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
@@ -142,5 +143,5 @@ def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _numbers(values: Sequence[float | None]) -> tuple[float, ...]:
+def _floats(values: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(math.nan if value is None else float(value) for value in values)
