@@ -15,6 +15,7 @@ from sphinx.application import Sphinx
 
 from assay.app.cli import app as application
 from assay.app.cli.parsing import EXIT_CODES, PREFIX, every_command
+from assay.app.settings import FILTERS
 
 
 NUMBERS = {int: "whole number", float: "number"}
@@ -179,7 +180,7 @@ def overview() -> dict[str, str]:
     rows = [
         (
             f"`{option}`",
-            f"`{variable_of(each)}`",
+            "–" if each.parameter.group == FILTERS.group else f"`{variable_of(each)}`",
             f"`{key_of(each)}`",
             ", ".join(f"`{name}`" for name in names),
         )

@@ -85,13 +85,6 @@ def print_block(table: "Table", title: str = "") -> None:
     _console().print(table_grid(table, title))
 
 
-def print_result(document: Any) -> None:
-    """What the page of a result says, on stdout."""
-    from assay.report.save import pages_of
-
-    print_pages(*pages_of(document))
-
-
 def print_pages(*pages: "Page") -> None:
     """Pages on stdout."""
     from assay.page.terminal import print_page

@@ -4,6 +4,7 @@ A command's settings are one frozen dataclass made of these and of fields of its
 docstrings are the help; of several bases, a help page shows the last first.
 """
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
-from assay.app.console import echo_files, echo_result, note, print_json, print_result
+from assay.app.console import echo_files, echo_result, note, print_json, print_pages
 from assay.core.errors import InputError, OutputError
 
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from assay.execution import CircuitRuns
     from assay.graph import Graph
     from assay.models import Model
+    from assay.page.blocks import Page
     from assay.pipeline.prompts import Division
     from assay.store import About, Store
     from assay.tasks import Task
@@ -139,10 +141,10 @@ def call(settings: object, function: Callable[..., Result], /, *arguments: Any, 
 
 
 class File(NamedTuple):
-    """Where a file goes, if it is wanted, and what writes it there."""
+    """Where a file goes, if it is wanted, and what writes it there; by default the page of the result."""
 
     path: Path | None
-    write: Callable[[Path], object]
+    write: Callable[[Path], object] | None = None
 
 
 def json_file(path: Path | None, document: object) -> File:
@@ -192,7 +194,7 @@ class Talking(Quiet):
 
     def deliver(
         self,
-        document: object,
+        document: Any,
         files: Mapping[str, File] = MappingProxyType({}),
         *,
         show: Callable[[], object] | None = None,
@@ -208,14 +210,26 @@ class Talking(Quiet):
             identity: Its id in the store.
             cached: Whether the store had it.
         """
+
+        @functools.cache
+        def pages() -> "list[Page]":
+            """Built once, for the file and for stdout."""
+            from assay.report.save import pages_of
+
+            return pages_of(document)
+
         for path, write in files.values():
-            if path is not None:
+            if path is not None and write is not None:
                 write(make_room(path))
+            elif path is not None:
+                from assay.report import save_report
+
+                save_report(make_room(path), *pages())
         if self.json:
             print_json(document)
             return
         if show is None:
-            print_result(document)
+            print_pages(*pages())
         else:
             show()
         echo_files(**{name: path for name, (path, _) in files.items()})
@@ -316,13 +330,9 @@ class Reporting(Saving):
 
     def files(self, document: Mapping[str, Any], name: str) -> dict[str, File]:
         """The document of a result and its page, by their names in the directory of `--out`."""
-        from assay.report import save_report
-
         return {
             "document": json_file(self.path_of(self.save, name), document),
-            "report": File(
-                self.path_of(self.report, "report.html"), lambda path: save_report(path, document)
-            ),
+            "report": File(self.path_of(self.report, "report.html")),
         }
 
 
