@@ -1,0 +1,280 @@
+"""What circuits of two published language models are worth: scores, curves, heads, worst cases and gates.
+
+    make real
+    python experiments/published_models/run.py .real/smollm2-135m --work WORK &
+    python experiments/published_models/run.py .real/gemma3-270m --work WORK
+    python experiments/published_models/tables.py WORK
+
+Two hours for each model on one core. Every piece is a file in WORK; a run that was stopped goes on with the
+first one that is not there. `tables.py` makes the CSV files and figures from them.
+"""
+
+import argparse
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import assay
+from assay.core.errors import AssayWarning
+from assay.execution.attention_patterns import attention_pattern
+from assay.pipeline.prompts import DrawnPrompts, draw_prompts
+
+
+N = 60  # prompts to find circuits on, and as many others to measure them on
+SIZES = {
+    "smollm2-135m": (64, 256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384, 24576, 32768),
+    "gemma3-270m": (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096),
+}
+EVERY_METHOD = ("ioi", "greater-than", "docstring")
+DEFAULT_METHOD = (
+    "arithmetic",
+    "capital-country",
+    "gendered-pronoun",
+    "induction",
+    "mcqa",
+    "sva",
+)
+DEFAULT = "eap-ig-inputs"
+# Method, objective (None: the task's own), and whether to rank by signed score too.
+METHODS: Sequence[tuple[str, str | None, bool]] = (
+    (DEFAULT, None, True),
+    ("relp", None, True),
+    ("eap", None, True),
+    ("clean-corrupted", None, True),
+    (DEFAULT, "kl", True),
+    ("clean-corrupted", "kl", False),
+    ("ifr", None, False),
+    ("random", None, False),
+)
+SLOW_METHODS: Sequence[tuple[str, str | None, dict[str, Any]]] = (
+    ("eap-ig-activations", None, {"steps": 3}),
+    ("edge-pruning", "kl", {}),
+    ("ugs", "kl", {}),
+)
+HEAD_METHODS = ("dla", "drop-effect", "activation-patching", "attribution-patching")
+PAIRS = 40  # a side, of the worst case
+GATE_PROMPTS = 20
+
+
+def stored(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a file holds, rankings first where there is none. Arrays go to .npz, the rest to .json."""
+    if path.suffix == ".npz":
+        if not path.exists():
+            write(path, lambda place: np.savez_compressed(place, **make()))
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    if not path.exists():
+        document = make()
+        write(path, lambda place: place.write_text(json.dumps(document, indent=1, default=float) + "\n"))
+    return json.loads(path.read_text())
+
+
+def write(path: Path, save: Callable[[Path], object]) -> None:
+    """Write a file whole or not at all, and say how long it took."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    scratch = path.with_name(f".{os.getpid()}-{path.name}")
+    save(scratch)
+    scratch.replace(path)
+    print(f"{time.strftime('%H:%M:%S')} {path.name} {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def label(method: str, objective: str | None, absolute: bool) -> str:
+    """Name of a ranking, a part of its file's name."""
+    return "+".join([method, objective or "own", "size" if absolute else "signed"])
+
+
+# ------------------------------------------------------------------------------------------ curves
+
+
+class Curves:
+    """The rankings of one model on one task."""
+
+    def __init__(self, model: assay.Model, name: str, task: str, work: Path) -> None:
+        self.model, self.task, self.work = model, task, work
+        self.sizes = SIZES[name]
+        self.drawn: DrawnPrompts = draw_prompts(model, task, n=N, seed=0)
+        self._runs: assay.CircuitRuns | None = None
+
+    def scores(self, method: str, objective: str | None, **options: Any) -> assay.EdgeScores:
+        """Scores of the edges, on the prompts to find circuits on."""
+        path = self.work / f"scores+{method}+{objective or 'own'}.npz"
+
+        def make() -> dict[str, Any]:
+            began = time.perf_counter()
+            scores = assay.discover(self.model, self.drawn.discovery, method, objective=objective, **options)
+            facts = {"seconds": time.perf_counter() - began, "passes": scores.details.get("passes")}
+            return {"values": scores.values.numpy(), "facts": json.dumps(facts, default=str)}
+
+        return assay.EdgeScores(self.model.graph, torch.from_numpy(stored(path, make)["values"]))
+
+    @property
+    def runs(self) -> assay.CircuitRuns:
+        """Runs on the other prompts; those of the model and of the empty circuit serve every ranking."""
+        if self._runs is None:
+            empty = assay.Circuit.empty(self.model.graph)
+            self._runs = assay.CircuitRuns(self.model, self.drawn.measured, empty)
+        return self._runs
+
+    def measured(self, circuit: assay.Circuit) -> dict[str, Any]:
+        """Margin, KL and agreement of the first and the first five outputs, for each prompt."""
+        runs = self.runs.of(circuit)
+        agreement = assay.measure(circuit, self.model, runs.task, "topk", runs=runs, K=[1, 5])
+        kl = assay.measure(circuit, self.model, runs.task, "kl", runs=runs)
+        return {
+            "margin": runs.margins("keep"),
+            "kl": kl.per_example,
+            "top1": agreement.parts["acc@1"].per_example,
+            "top5": agreement.parts["acc@5"].per_example,
+            "edges": circuit.n_edges,
+        }
+
+    def curve(self, scores: assay.EdgeScores, method: str, objective: str | None, absolute: bool) -> None:
+        """Measure the strongest connected edges of each size."""
+
+        def make() -> dict[str, Any]:
+            rows = []
+            for size in self.sizes:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", AssayWarning)  # most of a small signed set is cut off
+                    # Shares into different targets have no common scale: routes are grown from the logits.
+                strongest = scores.greedy(size) if method == "ifr" else scores.top(size, absolute=absolute)
+                circuit = strongest.connected()
+                rows.append(self.measured(circuit))
+            table = {key: np.stack([np.asarray(row[key]) for row in rows]) for key in rows[0]}
+            return {"sizes": np.asarray(self.sizes), **table}
+
+        stored(self.work / f"curve+{label(method, objective, absolute)}.npz", make)
+
+    def reference(self) -> None:
+        """Margins of the model and of the empty circuit."""
+
+        def make() -> dict[str, Any]:
+            empty = self.measured(assay.Circuit.empty(self.model.graph))
+            return {"full": self.runs.margins("full"), **{f"empty_{key}": empty[key] for key in empty}}
+
+        stored(self.work / "reference.npz", make)
+
+
+def curves(model: assay.Model, name: str, work: Path) -> None:
+    """All methods on three tasks, the default one on the others."""
+    for task in (*EVERY_METHOD, *DEFAULT_METHOD):
+        methods = METHODS if task in EVERY_METHOD else METHODS[:1]
+        rankings = Curves(model, name, task, work / task)
+        rankings.reference()
+        for method, objective, signed in methods:
+            scores = rankings.scores(method, objective)
+            for absolute in (True, False) if signed else (True,):
+                rankings.curve(scores, method, objective, absolute)
+
+
+def slow(model: assay.Model, name: str, work: Path) -> None:
+    """Methods whose cost allows one run: integrated gradients on activations, and the learned masks."""
+    rankings = Curves(model, name, "ioi", work / "ioi")
+    learned = {
+        # Goals near the sizes at which the default method's circuits keep the behaviour.
+        "edge-pruning": {"n_edges": 256 if name == "gemma3-270m" else 1024, "updates": 100},
+        "ugs": {"updates": 100, "samples": 2, "examples": 8, "rate": 0.1, "warm_start": DEFAULT},
+    }
+    for method, objective, options in SLOW_METHODS:
+        scores = rankings.scores(method, objective, **options, **learned.get(method, {}))
+        rankings.curve(scores, method, objective, absolute=True)
+
+
+# ------------------------------------------------------------------------------------------- heads
+
+
+def heads(model: assay.Model, name: str, work: Path) -> None:
+    """Scores of all heads by four methods, and where they look from the last token and the second name."""
+    task = draw_prompts(model, "ioi", n=N, seed=0).measured
+
+    def make() -> dict[str, Any]:
+        scores = {method: assay.discover_heads(model, task, method).values for method in HEAD_METHODS}
+        looks = np.zeros((len(PLACES), model.n_layers, model.n_heads))
+        for row in range(task.n):
+            pattern = attention_pattern(model, task, row).numpy()
+            for place, (query, key) in enumerate(spots(task, row)):
+                looks[place] += pattern[:, :, query, key] / task.n
+        return {**scores, "attention": looks}
+
+    stored(work / "ioi" / "heads.npz", make)
+
+
+PLACES = ("end to IO", "end to S1", "end to S2", "S2 to S1", "S2 to the token behind S1")
+
+
+def spots(task: assay.PairTask, row: int) -> Iterator[tuple[int, int]]:
+    """(query, key) of each of `PLACES` in one prompt."""
+    tokens = task.clean[row].tolist()
+    end = int(task.positions[row])
+    indirect = tokens.index(int(task.answers[row, 0]))
+    first = tokens.index(int(task.wrong[row, 0]))  # type: ignore[index]
+    # Behind a full stop the name may be written without its space, another token of some vocabularies.
+    second = [place for place in range(first + 1, end) if tokens[place] == tokens[first]][-1]
+    yield from ((end, indirect), (end, first), (end, second), (second, first), (second, first + 1))
+
+
+# ------------------------------------------------------------------------- the circuit of an audit
+
+
+def reported(model: assay.Model, work: Path) -> assay.Circuit:
+    """The circuit that `assay audit --task ioi` reports, with its document."""
+    path = work / "ioi" / "audit.json"
+
+    def make() -> dict[str, Any]:
+        audit = assay.audit(model, "ioi", n=N, skip=("attack", "calibrate", "curve", "random"))
+        audit.circuit.save(work / "ioi" / "circuit.json")
+        return {"measurements": audit.to_dict()["measurements"], "edges": audit.circuit.n_edges}
+
+    stored(path, make)
+    return assay.load_circuit(work / "ioi" / "circuit.json", model.graph)
+
+
+def worst(model: assay.Model, name: str, work: Path) -> None:
+    """The worst of 40 x 40 pairs under the reported circuit, with its certificates."""
+    circuit = reported(model, work)
+
+    def make() -> dict[str, Any]:
+        sample = assay.worst_case(circuit, model, "ioi", "all", PAIRS, PAIRS)
+        return {**sample.to_dict(), "certificate": sample.certificate(0.9).to_dict()}
+
+    stored(work / "ioi" / "worst.json", make)
+
+
+def gates(model: assay.Model, name: str, work: Path) -> None:
+    """All gates on the reported circuit."""
+    circuit = reported(model, work)
+
+    def make() -> dict[str, Any]:
+        task = draw_prompts(model, "ioi", n=N, seed=0).measured.subset(list(range(GATE_PROMPTS)))
+        folder = work / "ioi" / "tables"
+        return assay.calibrate_all(circuit, model, task, folder=folder).to_dict()
+
+    stored(work / "ioi" / "gates.json", make)
+
+
+PARTS = {"curves": curves, "worst": worst, "heads": heads, "gates": gates, "slow": slow}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder of a model, named as in SIZES")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all, in order")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = assay.load_model(options.model)
+    for part in options.part or PARTS:
+        PARTS[part](model, options.model.name, options.work / options.model.name)
+
+
+if __name__ == "__main__":
+    main()
