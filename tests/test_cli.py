@@ -65,6 +65,7 @@ def test_audit_writes_the_report_and_the_results(audited: Path) -> None:
         "audit.json",
         "circuit.safetensors",
         "report.html",
+        "requests",
         "scores.safetensors",
     }
     assert json.loads((audited / "out" / "audit.json").read_text()) == document

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Float64, Int, Int64
 from torch import Tensor
@@ -243,12 +244,10 @@ def clopper_pearson_limits(
     n: int, failure: float
 ) -> tuple[Float64[np.ndarray, " n1"], Float64[np.ndarray, " n1"]]:
     """Lower and upper limits of a share at 0, 1, ..., n successes of n, failing with `failure` / 2 each."""
-    from scipy import stats
-
     count = np.arange(n + 1)
     low, high = np.zeros(n + 1), np.ones(n + 1)
-    low[1:] = stats.beta.ppf(failure / 2, count[1:], n - count[1:] + 1)
-    high[:-1] = stats.beta.isf(failure / 2, count[:-1] + 1, n - count[:-1])
+    low[1:] = scipy.stats.beta.ppf(failure / 2, count[1:], n - count[1:] + 1)
+    high[:-1] = scipy.stats.beta.isf(failure / 2, count[:-1] + 1, n - count[:-1])
     return low, high
 
 
@@ -299,13 +298,11 @@ def _holm_decisions(
     At most one of the two is rejected, and the 2 E hypotheses together keep the chance of any false rejection
     at 1 - level whatever their dependence (Holm 1979).
     """
-    from scipy import stats
-
     from assay.stats.multiplicity import holm
 
     every = np.arange(n + 1)
-    above = stats.binom.sf(every - 1, n, 0.5 + margin)[counts]
-    below = stats.binom.cdf(every, n, 0.5 - margin)[counts]
+    above = scipy.stats.binom.sf(every - 1, n, 0.5 + margin)[counts]
+    below = scipy.stats.binom.cdf(every, n, 0.5 - margin)[counts]
     inside, outside = (holm(np.stack([above, below])) <= 1 - level).astype(np.int64)
     decision: Int64[np.ndarray, " E"] = inside - outside
     return decision

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64
-from scipy import special, stats
 
 from assay.core.errors import check_name
 from assay.core.measurement import Measurement
@@ -101,9 +101,9 @@ def pairwise_wins(
 
     The mean of either is the Mann-Whitney AUC.
     """
-    ranks = stats.rankdata(np.concatenate([signal, noise]))
-    above = (ranks[: len(signal)] - stats.rankdata(signal)) / len(noise)
-    below = 1 - (ranks[len(signal) :] - stats.rankdata(noise)) / len(signal)
+    ranks = scipy.stats.rankdata(np.concatenate([signal, noise]))
+    above = (ranks[: len(signal)] - scipy.stats.rankdata(signal)) / len(noise)
+    below = 1 - (ranks[len(signal) :] - scipy.stats.rankdata(noise)) / len(signal)
     return above, below
 
 
@@ -139,7 +139,7 @@ def _dprime(runs: CircuitRuns, spec: MetricSpec, *, correction: str = "loglinear
     details: dict[str, Any] = {"correction": correction}
     if used.any():
         rates = [float(components[each][used].mean()) for each in ("hit", "false_alarm")]
-        quantiles = special.ndtri(
+        quantiles = scipy.special.ndtri(
             corrected_rate(np.array(rates) * used.sum(), int(used.sum()), correction=correction)
         )
         details |= {"hit_rate": rates[0], "false_alarm_rate": rates[1], "criterion": -float(quantiles.mean())}

@@ -7,8 +7,8 @@ blocks, so a large vocabulary costs time but not memory.
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Float64, Int
-from scipy import special
 
 from assay.core.errors import InputError, ShapeError, check_name
 
@@ -36,7 +36,7 @@ def _by_rows(
 
 def log_probabilities(logits: Float[np.ndarray, "n d_vocab"]) -> Float64[np.ndarray, "n d_vocab"]:
     """Log-softmax over the vocabulary in float64, nats."""
-    return np.asarray(special.log_softmax(logits.astype(np.float64), axis=1))
+    return np.asarray(scipy.special.log_softmax(logits.astype(np.float64), axis=1))
 
 
 def _mean_log_ratio(
@@ -126,8 +126,8 @@ def answer_log_probability(
         answers: Ids of all valid answers, padded with -1.
     """
     check_answers(answers, logits.shape[1])
-    total = _by_rows(lambda block: special.logsumexp(block.astype(np.float64), axis=1)[:, None], logits)[:, 0]
-    return np.asarray(special.logsumexp(restrict(logits, answers), axis=1) - total)
+    sums = _by_rows(lambda block: scipy.special.logsumexp(block.astype(np.float64), axis=1)[:, None], logits)
+    return np.asarray(scipy.special.logsumexp(restrict(logits, answers), axis=1) - sums[:, 0])
 
 
 def answer_is_top(

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
 
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
@@ -15,6 +13,8 @@ from assay.page.draw import INK, MUTED, PAPER, RULE, SUPPORTS, axes_of
 
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from assay.metrics.curve import FaithfulnessCurve
 
 
@@ -49,7 +49,7 @@ class CurveData:
     n: int
 
 
-def plot_measurement(measurement: Measurement, ax: Axes | None = None) -> Axes:
+def plot_measurement(measurement: Measurement, ax: "Axes | None" = None) -> "Axes":
     """Draw a value with its interval, its parts of the same unit below it, and the limits of its rule.
 
     Raises:
@@ -82,7 +82,7 @@ def plot_measurement(measurement: Measurement, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_faithfulness(curve: "FaithfulnessCurve", ax: Axes | None = None) -> Axes:
+def plot_faithfulness(curve: "FaithfulnessCurve", ax: "Axes | None" = None) -> "Axes":
     """Draw faithfulness against size with its interval, and random circuits of the same sizes."""
     low, high = curve.band()
     none = np.empty((1, 0))
@@ -105,8 +105,10 @@ def plot_faithfulness(curve: "FaithfulnessCurve", ax: Axes | None = None) -> Axe
     return plot_curve(data, ax)
 
 
-def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
+def plot_curve(data: CurveData, ax: "Axes | None" = None) -> "Axes":
     """Draw the faithfulness curve on a logarithmic axis of circuit size."""
+    from matplotlib.ticker import NullFormatter
+
     ax = axes_of(ax, 6.6, 4.0)
     x = np.array(data.fractions)
     total = data.n_edges[-1] / data.fractions[-1]
@@ -163,7 +165,7 @@ def plot_curve(data: CurveData, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _label_line(ax: Axes, x: np.ndarray, y: Sequence[float], text: str, colour: str) -> None:
+def _label_line(ax: "Axes", x: np.ndarray, y: Sequence[float], text: str, colour: str) -> None:
     """Write a line's name to the left of where it first rises above one half."""
     values = np.array(y)
     above = np.flatnonzero(values > 0.5)

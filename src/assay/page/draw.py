@@ -11,15 +11,16 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter, LogFormatterSciNotation
+from typing import TYPE_CHECKING
 
 from assay.core.errors import InputError, writing
 
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# matplotlib is imported where something is drawn: a terminal shows pages without pictures.
 
 PAPER, INK, MUTED, RULE = "#fdfcf8", "#22262b", "#666d76", "#d8d5cc"
 LONGEST_TICK, LONGEST_LABEL = 40, 120  # characters of a name at an axis, of any other text
@@ -35,8 +36,17 @@ _CSS_VARIABLES = {
 }
 
 
-def _tame(figure: Figure) -> None:
+def _tame(figure: "Figure") -> None:
     """Texts of a picture are names as they are: no formula between dollars, none that fills the picture."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter, LogFormatterSciNotation
+
+    class PlainPowers(LogFormatterSciNotation):
+        """Ticks of a logarithmic axis without markup: 0.01, 1, 1,000, 10⁶; none where matplotlib has none."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return plain_power(x) if super().__call__(x, pos) else ""
+
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             for formatter, put in (
@@ -44,7 +54,7 @@ def _tame(figure: Figure) -> None:
                 (axis.get_minor_formatter(), axis.set_minor_formatter),
             ):
                 if isinstance(formatter, LogFormatter):
-                    put(_PlainPowers(labelOnlyBase=formatter.labelOnlyBase))
+                    put(PlainPowers(labelOnlyBase=formatter.labelOnlyBase))
             labels = [label.get_text() for label in axis.get_ticklabels()]
             if any(len(label) > LONGEST_TICK for label in labels):
                 axis.set_ticks(axis.get_ticklocs(), [clipped(label, LONGEST_TICK) for label in labels])
@@ -52,14 +62,6 @@ def _tame(figure: Figure) -> None:
         assert isinstance(text, Text)
         text.set_parse_math(False)
         text.set_text(clipped(text.get_text(), LONGEST_LABEL))
-
-
-class _PlainPowers(LogFormatterSciNotation):
-    """Ticks of a logarithmic axis without markup: 0.01, 1, 1,000, 10⁶."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        """The label, or nothing where matplotlib writes none."""
-        return plain_power(x) if super().__call__(x, pos) else ""
 
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -85,7 +87,7 @@ def clipped(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def to_svg(ax: Axes, *, label: str, key: str) -> str:
+def to_svg(ax: "Axes", *, label: str, key: str) -> str:
     """The figure of `ax` as one inline `<svg>` element for HTML.
 
     Text stays text, metadata and unused ids are dropped, ids that are needed get the prefix `key`
@@ -97,6 +99,9 @@ def to_svg(ax: Axes, *, label: str, key: str) -> str:
         label: Text alternative, read out instead of the picture.
         key: Prefix of ids, unique on the page.
     """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
     _tame(figure)
@@ -146,7 +151,7 @@ def _many_boxes(path: re.Match[str]) -> str:
     return re.sub(r"M (\S+) (\S+)\nL (\S+) \2\nL \3 (\S+)\nL \1 \4\nz\n", r"M\1 \2H\3V\4H\1z", path[0])
 
 
-def save_picture(draw: Callable[[], Axes], path: str | os.PathLike[str], *, key: str) -> Path:
+def save_picture(draw: "Callable[[], Axes]", path: str | os.PathLike[str], *, key: str) -> Path:
     """Write a picture to a file; the same picture always gives the same bytes.
 
     Args:
@@ -161,6 +166,9 @@ def save_picture(draw: Callable[[], Axes], path: str | os.PathLike[str], *, key:
         InputError: Another ending; nothing is drawn.
         OutputError: The file cannot be written.
     """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     path = Path(path)
     ending = path.suffix.lstrip(".").lower()
     if ending not in ("png", "svg"):
@@ -174,11 +182,12 @@ def save_picture(draw: Callable[[], Axes], path: str | os.PathLike[str], *, key:
     return path
 
 
-def axes_of(ax: Axes | None, width: float, height: float) -> Axes:
+def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
     """The axes given, or new ones of this size in inches, in the style of the report."""
     if ax is None:
+        from matplotlib.figure import Figure
+
         ax = Figure(figsize=(width, height), layout="constrained").subplots()
-        assert isinstance(ax, Axes)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):

@@ -2,18 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
-from matplotlib.transforms import Affine2D
 
 from assay.page.blocks import Column, Table
 from assay.page.draw import INK, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, plain_power
 from assay.page.text import MINUS, number
 from assay.page.text import percent as shown_percent
 
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LARGEST_PRINTED = 14  # rows or columns of a matrix whose cells hold numbers
 
@@ -29,7 +29,7 @@ class Matrix:
     column_title: str
 
 
-def plot_matrix(data: Matrix, ax: Axes | None = None, *, percent: bool = False) -> Axes:
+def plot_matrix(data: Matrix, ax: "Axes | None" = None, *, percent: bool = False) -> "Axes":
     """Draw a matrix as cells whose ink grows with |value|; hue gives the sign, digits the value.
 
     Args:
@@ -37,6 +37,10 @@ def plot_matrix(data: Matrix, ax: Axes | None = None, *, percent: bool = False) 
         ax: Where to draw; default a new figure of fitting size.
         percent: Print values as whole per cents instead of two significant digits.
     """
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+    from matplotlib.transforms import Affine2D
+
     n_rows, n_columns = data.values.shape
     cell = 0.52 if max(n_rows, n_columns) <= LARGEST_PRINTED else 0.3
     ax = axes_of(ax, 0.9 + cell * n_columns, 0.75 + cell * 0.72 * n_rows)

@@ -3,15 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from assay.core.errors import InputError
 from assay.metrics.plots import CurveData, plot_curve
 from assay.page.draw import MUTED, RULE, SUPPORTS, axes_of
 from assay.page.matrix import Matrix
 from assay.pipeline.audit import Audit
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +111,12 @@ def head_data(audit: Audit) -> Matrix:
     )
 
 
-def plot_audit(audit: Audit, ax: Axes | None = None) -> Axes:
+def plot_audit(audit: Audit, ax: "Axes | None" = None) -> "Axes":
     """Draw the faithfulness curve of an audit, with its circuit on it."""
     return plot_curve(curve_data(audit), ax)
 
 
-def plot_agreement(data: AgreementData, ax: Axes | None = None) -> Axes:
+def plot_agreement(data: AgreementData, ax: "Axes | None" = None) -> "Axes":
     """Draw top-K agreement: a point with its interval per K, random circuits and chance beside it."""
     ax = axes_of(ax, 6.6, 0.95 + 0.42 * len(data.k))
     rows = np.arange(len(data.k))

@@ -12,7 +12,6 @@ from assay.core.measurement import Measurement
 from assay.metrics.page import is_measurement, measurements_page
 from assay.page.blocks import Page
 from assay.page.form import PAGES, Document, PageForm, schema_of
-from assay.page.html import render_pages
 from assay.page.text import bounded
 
 
@@ -109,6 +108,8 @@ def render(*results: Reportable, served: bool = False) -> str:
     """
     if not results:
         raise InputError("a report needs at least one audit result or measurement; got none")
+    from assay.page.html import render_pages
+
     return render_pages([page for group in _grouped(results) for page in pages_of(group)], served=served)
 
 

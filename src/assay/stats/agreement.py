@@ -5,8 +5,8 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Int64, Real
-from scipy import stats as scipy_stats
 
 from assay.core.errors import DegenerateDataWarning, InputError, check_least
 from assay.core.record import Record
@@ -85,7 +85,7 @@ def kendall_w(
         )
     else:
         # Doubled average ranks are whole numbers, so permutations that tie with the sample tie exactly.
-        ranks = np.rint(2 * scipy_stats.rankdata(x, axis=1)).astype(np.int64)
+        ranks = np.rint(2 * scipy.stats.rankdata(x, axis=1)).astype(np.int64)
         counts = (np.unique(row, return_counts=True)[1] for row in x)
         ties = sum(int((count**3 - count).sum()) for count in counts)
         spread = int(_rank_sum_spread(ranks[None])[0])  # 4 n S
@@ -94,7 +94,7 @@ def kendall_w(
         w = Estimate(value=value)
         chi_square = SignificanceTest(
             statistic=statistic,
-            p_value=float(scipy_stats.chi2.sf(statistic, n - 1)),
+            p_value=float(scipy.stats.chi2.sf(statistic, n - 1)),
             degrees_of_freedom=(float(n - 1),),
         )
         reached, rows = 0, max(1, _BLOCK // ranks.size)
@@ -256,7 +256,7 @@ def intraclass_correlation(
         f, df = _ratio(squares), (n - 1, (n - 1) * (k - 1))
         targets_test = SignificanceTest(
             statistic=f,
-            p_value=float(scipy_stats.f.sf(f, *df)),
+            p_value=float(scipy.stats.f.sf(f, *df)),
             degrees_of_freedom=(float(df[0]), float(df[1])),
         )
     return IntraclassCorrelation(
@@ -307,7 +307,7 @@ def _consistency(
     """ICC(3,1) and ICC(3,k), functions of the ratio of mean squares alone."""
     f = _ratio(squares)
     quantiles = [
-        float(scipy_stats.f.ppf(q, n - 1, (n - 1) * (k - 1))) for q in ((1 + level) / 2, (1 - level) / 2)
+        float(scipy.stats.f.ppf(q, n - 1, (n - 1) * (k - 1))) for q in ((1 + level) / 2, (1 - level) / 2)
     ]
     ratios = (f, f / quantiles[0], f / quantiles[1])
     value, low, high = (1.0 if math.isinf(ratio) else (ratio - 1) / (ratio + k - 1) for ratio in ratios)
@@ -335,7 +335,7 @@ def _agreement(
         # Both parts of the published ratio times MSE squared, so that MSE = 0 needs no case of its own.
         df = (k - 1) * (n - 1) * (raters + error) ** 2 / ((n - 1) * raters**2 + error**2)
         q = (1 + level) / 2
-        f_rows, f_columns = float(scipy_stats.f.ppf(q, n - 1, df)), float(scipy_stats.f.ppf(q, df, n - 1))
+        f_rows, f_columns = float(scipy.stats.f.ppf(q, n - 1, df)), float(scipy.stats.f.ppf(q, df, n - 1))
         rest = k * msc + (k * n - k - n) * mse
         low = n * (msr - f_rows * mse) / (f_rows * rest + n * msr)
         high = n * (f_columns * msr - mse) / (rest + n * f_columns * msr)

@@ -4,8 +4,8 @@ import math
 from fractions import Fraction
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError, check_least, check_name
 from assay.stats.percentile_bounds import (
@@ -20,7 +20,7 @@ from assay.stats.percentile_bounds import (
 
 def _expected_excess(m: int, p: float) -> Float64[np.ndarray, " m"]:
     """E[(B - j)_+] for j = 0..m - 1, B ~ Binom(m, p): sums of upper tails, so that nothing cancels."""
-    tails = scipy_stats.binom.sf(np.arange(m), m, p)
+    tails = scipy.stats.binom.sf(np.arange(m), m, p)
     return np.asarray(np.cumsum(tails[::-1])[::-1])
 
 

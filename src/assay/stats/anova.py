@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Real
-from scipy import optimize, special
-from scipy import stats as scipy_stats
 
 from assay.core.record import Record
 from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
@@ -129,7 +128,7 @@ def group_differences(
 
 def _tests(groups: list[Float64[np.ndarray, " _"]]) -> tuple[SignificanceTest, ...]:
     """Welch, classic, Brown-Forsythe, Kruskal-Wallis, of groups not all of which are constant."""
-    ranks = scipy_stats.kruskal(*groups)
+    ranks = scipy.stats.kruskal(*groups)
     return (
         _welch(groups) if all(varies(group) for group in groups) else undefined_test("zero_variance"),
         _classic(groups),
@@ -145,7 +144,7 @@ def _tests(groups: list[Float64[np.ndarray, " _"]]) -> tuple[SignificanceTest, .
 def _classic(groups: list[Float64[np.ndarray, " _"]]) -> SignificanceTest:
     if not any(varies(group) for group in groups):
         return undefined_test("zero_variance")
-    test = scipy_stats.f_oneway(*groups)
+    test = scipy.stats.f_oneway(*groups)
     return SignificanceTest(
         statistic=float(test.statistic),
         p_value=float(test.pvalue),
@@ -163,7 +162,7 @@ def _welch(groups: list[Float64[np.ndarray, " _"]]) -> SignificanceTest:
     statistic = weights @ (means - centre) ** 2 / (n_groups - 1) / (1 + 2 * (n_groups - 2) * lack / 3)
     df = (float(n_groups - 1), float(1 / lack))
     return SignificanceTest(
-        statistic=float(statistic), p_value=float(scipy_stats.f.sf(statistic, *df)), degrees_of_freedom=df
+        statistic=float(statistic), p_value=float(scipy.stats.f.sf(statistic, *df)), degrees_of_freedom=df
     )
 
 
@@ -179,11 +178,11 @@ def _noncentrality(f: float, df_between: int, df_within: int, probability: float
     """Lambda at which a noncentral F lies below `f` with the given probability; 0 where there is none."""
 
     def excess(noncentrality: float) -> float:
-        return float(special.ncfdtr(df_between, df_within, noncentrality, f)) - probability
+        return float(scipy.special.ncfdtr(df_between, df_within, noncentrality, f)) - probability
 
-    if f <= 0 or float(special.fdtr(df_between, df_within, f)) <= probability:
+    if f <= 0 or float(scipy.special.fdtr(df_between, df_within, f)) <= probability:
         return 0.0
     high = max(1.0, 2 * df_between * f)
     while excess(high) > 0:
         high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-12 * high, rtol=1e-14))
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12 * high, rtol=1e-14))

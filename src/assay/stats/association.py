@@ -8,8 +8,8 @@ import math
 import warnings
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64, Int, Real
-from scipy import stats as scipy_stats
 
 from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
 from assay.stats._checks import EQUAL
@@ -63,7 +63,7 @@ def spearman(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
         Spearman (1904).
     """
     pair = _paired(x, y, "Spearman correlation")
-    return math.nan if pair is None else _product_moment(*(scipy_stats.rankdata(side) for side in pair))
+    return math.nan if pair is None else _product_moment(*(scipy.stats.rankdata(side) for side in pair))
 
 
 def pearson_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
@@ -104,7 +104,7 @@ def spearman_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarra
     """
     if not np.isfinite(scores).all():
         raise InputError("scores hold NaN or infinite entries; drop those items first")
-    return pearson_matrix(scipy_stats.rankdata(scores, axis=-1))
+    return pearson_matrix(scipy.stats.rankdata(scores, axis=-1))
 
 
 def kendall_tau(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
@@ -117,7 +117,7 @@ def kendall_tau(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
         Kendall (1945), doi:10.1093/biomet/33.3.239.
     """
     pair = _paired(x, y, "Kendall's tau")
-    return math.nan if pair is None else float(scipy_stats.kendalltau(*pair, variant="b").statistic)
+    return math.nan if pair is None else float(scipy.stats.kendalltau(*pair, variant="b").statistic)
 
 
 def _pair_signs(values: Real[np.ndarray, "rows n"]) -> np.ndarray:

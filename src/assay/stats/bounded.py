@@ -8,8 +8,8 @@ is the smallest m that such a capital does not refute.
 import math
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Real, Shaped
-from scipy import optimize, special
 
 from assay.core.errors import InputError, ShapeError, check_fraction
 from assay.core.verdict import Interval, undefined_interval
@@ -89,9 +89,9 @@ def _lower(z: Float64[np.ndarray, " n"], limit: float) -> float:
 
     def excess(mean: float) -> float:
         log_growth = np.log1p(_SHARES[:, None] * (distinct / mean - 1)) @ counts
-        return float(special.logsumexp(log_growth)) - math.log(N_BETS) - limit
+        return float(scipy.special.logsumexp(log_growth)) - math.log(N_BETS) - limit
 
     smallest = 1e-12
     if excess(smallest) < 0:
         return 0.0
-    return float(optimize.brentq(excess, smallest, 1.0, xtol=1e-12))
+    return float(scipy.optimize.brentq(excess, smallest, 1.0, xtol=1e-12))

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int, Int64, Real
-from scipy import special
 
 from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.random import stream
@@ -293,7 +293,7 @@ def _asymptotic_order(values: Float64[np.ndarray, "n_clean n_corrupted"], p: flo
     (all can, where z < 0).
     """
     n_columns = values.shape[1]
-    z = float(special.ndtri(delta))
+    z = float(scipy.special.ndtri(delta))
     skipped = math.ceil(share(p, "p") * values.size) - 1 if z >= 0 else 0
     flat = values.ravel()
     by_size = np.argpartition(flat, skipped)

@@ -1,8 +1,8 @@
 """How well a score tells the members of a set from the rest."""
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Real
-from scipy import stats as scipy_stats
 
 from assay.core.errors import ShapeError
 from assay.stats._checks import finite, varies
@@ -75,7 +75,7 @@ def auroc(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]) -> Es
     if reason:
         return undefined_estimate(reason)
     n_members = int(members.sum())
-    rank_sum = float(scipy_stats.rankdata(finite(scores, "scores"))[members].sum())
+    rank_sum = float(scipy.stats.rankdata(finite(scores, "scores"))[members].sum())
     pairs = n_members * (len(scores) - n_members)
     return Estimate(value=(rank_sum - n_members * (n_members + 1) / 2) / pairs)
 

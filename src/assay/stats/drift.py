@@ -1,9 +1,8 @@
 """Two-sample tests: do two sets of outputs come from one source? Arrays in, p-values out."""
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy import spatial
-from scipy import stats as scipy_stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -31,7 +30,7 @@ def ks_p_value(known: Float[np.ndarray, " n"], new: Float[np.ndarray, " m"]) -> 
         NonFiniteError: For NaN or infinite numbers.
     """
     _finite(known[:, None], new[:, None])
-    return float(scipy_stats.ks_2samp(known, new).pvalue)
+    return float(scipy.stats.ks_2samp(known, new).pvalue)
 
 
 def mmd_p_value(known: Rows, new: OtherRows, *, rng: np.random.Generator) -> float:
@@ -58,7 +57,7 @@ def mmd_p_value(known: Rows, new: OtherRows, *, rng: np.random.Generator) -> flo
     """
     _finite(known, new)
     rows = np.concatenate([known, new]).astype(np.float64)
-    squares = spatial.distance.squareform(spatial.distance.pdist(rows, "sqeuclidean"))
+    squares = scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(rows, "sqeuclidean"))
     median = float(np.median(squares[np.triu_indices(len(rows), 1)]))
     if not median:
         return 1.0
@@ -99,7 +98,7 @@ def classifier_p_value(known: Rows, new: OtherRows, *, rng: np.random.Generator)
     classifier.fit(train, np.repeat([0, 1], half))
     truth = np.repeat([0, 1], n - half)
     right = int((classifier.predict(test) == truth).sum())
-    return float(scipy_stats.binom.sf(right - 1, len(truth), 0.5))
+    return float(scipy.stats.binom.sf(right - 1, len(truth), 0.5))
 
 
 def _finite(known: Rows, new: OtherRows) -> None:

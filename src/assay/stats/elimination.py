@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
 
@@ -98,7 +98,7 @@ def paired_leads(sample: Candidates, n: int, *, error: float, n_pairs: int) -> P
     """
     m = len(sample.values)
     leads = sample.values[:, None] - sample.values[None]
-    quantile = float(scipy_stats.t.isf(error / (2 * n_pairs), max(1, min(n, len(sample.draws)) - 1)))
+    quantile = float(scipy.stats.t.isf(error / (2 * n_pairs), max(1, min(n, len(sample.draws)) - 1)))
     margins = np.full((m, m), np.inf)
     for row in range(m):
         apart = sample.draws[:, row, None] - sample.draws

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64, Int
-from scipy import special
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError, check_least, check_name
 from assay.core.verdict import Interval, undefined_interval
@@ -115,12 +114,12 @@ def _bca_levels(
     )
     if not 0 < below < 1:
         return np.full(2, np.nan)
-    bias = special.ndtri(below)
+    bias = scipy.special.ndtri(below)
     pull = left_out.mean() - left_out
     spread = (pull**2).sum()
     acceleration = (pull**3).sum() / (6 * spread**1.5) if spread > 0 else 0.0
-    shifted = bias + special.ndtri(tails)
-    return special.ndtr(bias + shifted / (1 - acceleration * shifted))
+    shifted = bias + scipy.special.ndtri(tails)
+    return scipy.special.ndtr(bias + shifted / (1 - acceleration * shifted))
 
 
 def delta_interval(point: float, influence: Float64[np.ndarray, " n"], *, level: float = 0.95) -> Interval:
@@ -137,7 +136,7 @@ def delta_interval(point: float, influence: Float64[np.ndarray, " n"], *, level:
     n = len(influence)
     if n < 2:
         return undefined_interval(level, "delta", "too_few")
-    margin = float(scipy_stats.t.ppf((1 + level) / 2, n - 1) * influence.std(ddof=1) / math.sqrt(n))
+    margin = float(scipy.stats.t.ppf((1 + level) / 2, n - 1) * influence.std(ddof=1) / math.sqrt(n))
     reason = None if margin > 0 else "degenerate"
     return Interval(low=point - margin, high=point + margin, level=level, method="delta", reason=reason)
 
@@ -260,7 +259,7 @@ def fieller_interval(
     n = len(numerator)
     if n < 2:
         return undefined_interval(level, "fieller", "too_few")
-    t = scipy_stats.t.ppf((1 + level) / 2, n - 1)
+    t = scipy.stats.t.ppf((1 + level) / 2, n - 1)
     ratio = float(numerator.sum() / denominator.sum())
     if np.abs(numerator - ratio * denominator).max() <= _EQUAL * np.abs(numerator).max():
         return Interval(low=ratio, high=ratio, level=level, method="fieller", reason="degenerate")
@@ -295,7 +294,7 @@ def clopper_pearson(successes: int, n: int, *, level: float = 0.95) -> Interval:
         raise InputError(f"successes is {successes} of n = {n}; expected a count between 0 and n")
     if n == 0:
         return undefined_interval(level, "clopper-pearson", "too_few")
-    ends = scipy_stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="exact")
+    ends = scipy.stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="exact")
     return Interval(low=float(ends.low), high=float(ends.high), level=level, method="clopper-pearson")
 
 
@@ -322,6 +321,6 @@ def fisher_z_interval(r: float, n: int, *, level: float = 0.95, kind: str = "pea
     if abs(r) == 1:
         return Interval(low=r, high=r, level=level, method="fisher-z", reason="degenerate")
     inflation = 1 + r * r / 2 if kind == "spearman" else 1.0
-    margin = float(special.ndtri((1 + level) / 2)) * math.sqrt(inflation / (n - 3))
+    margin = float(scipy.special.ndtri((1 + level) / 2)) * math.sqrt(inflation / (n - 3))
     z = math.atanh(r)
     return Interval(low=math.tanh(z - margin), high=math.tanh(z + margin), level=level, method="fisher-z")

@@ -16,8 +16,8 @@ Two ask how many are false: `partial_conjunction`, whether at least so many of a
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
 
@@ -102,7 +102,7 @@ def benjamini_hochberg(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarr
         >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5]))
         array([0.04      , 0.05333333, 0.05333333, 0.5       ])
     """
-    return _adjusted(p_values, lambda p: scipy_stats.false_discovery_control(p, method="bh"))
+    return _adjusted(p_values, lambda p: scipy.stats.false_discovery_control(p, method="bh"))
 
 
 def benjamini_yekutieli(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
@@ -121,7 +121,7 @@ def benjamini_yekutieli(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndar
         >>> benjamini_yekutieli(np.array([0.01, 0.04]))
         array([0.03, 0.06])
     """
-    return _adjusted(p_values, lambda p: scipy_stats.false_discovery_control(p, method="by"))
+    return _adjusted(p_values, lambda p: scipy.stats.false_discovery_control(p, method="by"))
 
 
 def e_benjamini_hochberg(e_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Literal, overload
 
 import numpy as np
-from scipy import special
-from scipy import stats as scipy_stats
+import scipy
 
 from assay.core.errors import InputError, check_fraction, check_least, check_name, unknown_name
 
@@ -99,7 +98,7 @@ def _divergence(of: Fraction, reference: Fraction) -> float:
 
     def term(x: float) -> float:
         if abs(x) > 0.01:
-            return float(special.xlog1py(1 + x, x)) - x
+            return float(scipy.special.xlog1py(1 + x, x)) - x
         return x * x * sum((-x) ** k / ((k + 1) * (k + 2)) for k in range(7))
 
     apart = of - reference
@@ -144,7 +143,7 @@ def percentile_failure(n: int, p: float, epsilon: float, bound: str = "exact") -
     percentile, target = _target(p, epsilon)
     order = order_of(n, p, epsilon)
     if bound == "exact":
-        return float(scipy_stats.binom.sf(order - 1, n, float(percentile)))
+        return float(scipy.stats.binom.sf(order - 1, n, float(percentile)))
     if bound in ("chernoff", "hoeffding"):
         return math.exp(-n * closed_form(bound, percentile, target))
     raise unknown_name("bound", bound, ("exact", "chernoff", "hoeffding"))
@@ -193,10 +192,10 @@ def best_order_statistic(n: int, p: float, delta: float) -> OrderStatistic:
         return OrderStatistic(order=None, failure=math.nan, n_needed=n_needed)
 
     def failure(order: int) -> float:
-        return float(scipy_stats.binom.sf(order - 1, n, float(percentile)))
+        return float(scipy.stats.binom.sf(order - 1, n, float(percentile)))
 
     # The quantile function may be off by one where the tail meets the level to the last digit.
-    order = min(int(scipy_stats.binom.isf(allowed, n, float(percentile))) + 1, n)
+    order = min(int(scipy.stats.binom.isf(allowed, n, float(percentile))) + 1, n)
     while order < n and not _within(failure(order), allowed):
         order += 1
     while order > 1 and _within(failure(order - 1), allowed):
@@ -283,10 +282,10 @@ class _Sawtooth:
         return max(1, -(-run * self.cut.denominator // self.cut.numerator))
 
     def _met(self, run: int, n: int) -> bool:
-        return _within(float(scipy_stats.binom.cdf(run, n, float(self.missing))), self.allowed)
+        return _within(float(scipy.stats.binom.cdf(run, n, float(self.missing))), self.allowed)
 
     def _met_at(self, n: list[int], runs: range) -> np.ndarray:
-        failures = scipy_stats.binom.cdf(np.array(runs), np.array(n), float(self.missing))
+        failures = scipy.stats.binom.cdf(np.array(runs), np.array(n), float(self.missing))
         return np.asarray(failures <= self.allowed * (1 + ROUNDING))
 
     def _deviate(self, n: int, step: int) -> float:
@@ -296,7 +295,7 @@ class _Sawtooth:
 
     @property
     def _allowed_deviate(self) -> float:
-        return max(-float(special.ndtri(self.allowed)), 0.0)
+        return max(-float(scipy.special.ndtri(self.allowed)), 0.0)
 
     def _beyond(self) -> int:
         """A size at and above which the condition holds, by the upper bound."""

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Int64, Real
-from scipy import stats as scipy_stats
 
 from assay.core.errors import ShapeError, check_least, check_name
 from assay.core.record import Record
@@ -98,7 +98,7 @@ def _t_test(x: Float64[np.ndarray, " n"]) -> SignificanceTest:
         return SignificanceTest(
             statistic=sign * math.inf, p_value=float(sign < 0), degrees_of_freedom=df, reason="degenerate"
         )
-    test = scipy_stats.ttest_1samp(x, 0.0, alternative="greater")
+    test = scipy.stats.ttest_1samp(x, 0.0, alternative="greater")
     return SignificanceTest(
         statistic=float(test.statistic), p_value=float(test.pvalue), degrees_of_freedom=df
     )
@@ -195,7 +195,7 @@ def _no_rank_test(reason: str, *, exact: bool) -> RankTest:
 
 def _centred_ranks(values: Float64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
     """Twice the average ranks, less twice their mean."""
-    return np.asarray(np.rint(2 * scipy_stats.rankdata(values)).astype(np.int64) - (len(values) + 1))
+    return np.asarray(np.rint(2 * scipy.stats.rankdata(values)).astype(np.int64) - (len(values) + 1))
 
 
 def _all_orders(n: int) -> Int64[np.ndarray, "orders n"]:

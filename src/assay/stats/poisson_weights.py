@@ -1,8 +1,8 @@
 """Weights of a bootstrap that runs along a stream: each example's own, whatever comes before or beside it."""
 
 import numpy as np
+import scipy
 from jaxtyping import Float32, Int, UInt64
-from scipy import stats as scipy_stats
 
 from assay.core.errors import check_least
 
@@ -10,8 +10,6 @@ from assay.core.errors import check_least
 _GOLDEN = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _BITS = 53
-# Counts above 16 have probability 2e-15 together, below the last place of a float64 sum.
-_LIMITS = np.floor(scipy_stats.poisson.cdf(np.arange(17), 1.0) * 2.0**_BITS).astype(np.uint64)
 
 
 def poisson_weights(
@@ -51,7 +49,9 @@ def poisson_weights(
     starts = _mixed(root ^ _mixed(ids.astype(np.uint64)))
     steps = np.arange(1, n_resamples + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     uniform = _mixed(starts + steps[:, None]) >> np.uint64(64 - _BITS)
-    return np.searchsorted(_LIMITS, uniform, side="right").astype(np.float32)
+    # Counts above 16 have probability 2e-15 together, below the last place of a float64 sum.
+    limits = np.floor(scipy.stats.poisson.cdf(np.arange(17), 1.0) * 2.0**_BITS).astype(np.uint64)
+    return np.searchsorted(limits, uniform, side="right").astype(np.float32)
 
 
 def _mixed(numbers: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Real
-from scipy import special
 
 from assay.core.errors import ShapeError
 from assay.core.verdict import ONE_SIDED_95
@@ -65,7 +65,7 @@ class RelativeErrors:
         ends[:, self.value == 0] = 0.0
         if not known.any():
             return ends
-        wide = self._wide(np.full(len(self.value), -float(special.ndtri(tail))))[:, known]
+        wide = self._wide(np.full(len(self.value), -float(scipy.special.ndtri(tail))))[:, known]
         far = np.full((2, int(known.sum())), np.inf) * np.array([[-1.0], [1.0]])
         percentiles, reach = far, far
         if rank > 0:
@@ -98,7 +98,7 @@ class RelativeErrors:
             middle = (inside + outside) / 2
             short = np.abs(self._wide(middle)[1]) < np.abs(log_limit)
             inside, outside = np.where(short, middle, inside), np.where(short, outside, middle)
-        wide = np.where(log_limit > 0, special.ndtr(-inside), 1.0)
+        wide = np.where(log_limit > 0, scipy.special.ndtr(-inside), 1.0)
         p[known] = np.maximum(resampled, wide)[known]
         return p
 

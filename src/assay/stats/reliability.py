@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Real
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
 from assay.core.record import Record
@@ -129,7 +129,7 @@ def _alpha(x: Float64[np.ndarray, "P K"], level: float) -> Estimate:
     alpha = float(n_items / (n_items - 1) * (1 - x.var(axis=0, ddof=1).sum() / total))
     df = (n_cases - 1, (n_cases - 1) * (n_items - 1))
     low, high = (
-        1 - (1 - alpha) * float(scipy_stats.f.ppf(q, *df)) for q in ((1 + level) / 2, (1 - level) / 2)
+        1 - (1 - alpha) * float(scipy.stats.f.ppf(q, *df)) for q in ((1 + level) / 2, (1 - level) / 2)
     )
     return Estimate(value=alpha, interval=Interval(low=low, high=high, level=level, method="feldt"))
 

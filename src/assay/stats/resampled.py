@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError, check_fraction
 from assay.core.verdict import Interval, undefined_interval
@@ -92,6 +92,6 @@ class ResampledValue:
             return Interval(
                 low=self.value, high=self.value, level=level, method="resampled", reason="degenerate"
             )
-        margin = float(scipy_stats.t.ppf((1 + level) / 2, self.n - 1)) * error
+        margin = float(scipy.stats.t.ppf((1 + level) / 2, self.n - 1)) * error
         low, high = max(self.bounds[0], self.value - margin), min(self.bounds[1], self.value + margin)
         return Interval(low=low, high=high, level=level, method="resampled")

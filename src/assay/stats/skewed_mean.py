@@ -8,8 +8,8 @@ sample repairs the order of that error. The result is always the more cautious o
 import math
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Real
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
 from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
@@ -58,7 +58,7 @@ def mean_above(values: Real[np.ndarray, "n k"], least: float = 0.0) -> Float64[n
     score = (centre[varied] - least) / spread[varied]
     g = skewness[varied]
     transformed = score + g * score**2 / 3 + g**2 * score**3 / 27 + g / (6 * n)
-    p[varied] = scipy_stats.t.sf(math.sqrt(n) * np.minimum(score, transformed), n - 1)
+    p[varied] = scipy.stats.t.sf(math.sqrt(n) * np.minimum(score, transformed), n - 1)
     return p
 
 
@@ -92,7 +92,7 @@ def skewed_mean_interval(
     spread, g = float(spreads[0]), float(skewnesses[0])
     if spread == 0:
         return Interval(low=point, high=point, level=level, method="hall", reason="degenerate")
-    student = float(scipy_stats.t.ppf((1 + level) / 2, n - 1)) / math.sqrt(n)
+    student = float(scipy.stats.t.ppf((1 + level) / 2, n - 1)) / math.sqrt(n)
     low = max(student, _solved(student, g, n))
     high = max(student, _solved(student, -g, n))
     return Interval(low=point - spread * low, high=point + spread * high, level=level, method="hall")

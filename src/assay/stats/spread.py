@@ -3,9 +3,8 @@
 import math
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int, Real
-from scipy import special
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError, NonFiniteError
 from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
@@ -60,7 +59,7 @@ def standard_deviation(values: Real[np.ndarray, " n"], *, level: float = ONE_SID
 
 def _bonett(x: Float64[np.ndarray, " n"], level: float) -> Interval:
     n = len(x)
-    z = float(special.ndtri((1 + level) / 2))
+    z = float(scipy.special.ndtri((1 + level) / 2))
     if n < FEWEST_FOR_BOUNDS or n <= z:
         return undefined_interval(level, "bonett", "too_few")
     scale = float(np.abs(x - x.mean()).max())  # fourth powers of the raw values could overflow
@@ -72,7 +71,7 @@ def _bonett(x: Float64[np.ndarray, " n"], level: float) -> Interval:
 def trimmed_kurtosis(x: Float64[np.ndarray, "n *k"]) -> Float64[np.ndarray, "*k"]:
     """Bonett's g4 of each column, from fourth powers around a trimmed mean."""
     n = len(x)
-    centre = scipy_stats.trim_mean(x, 1 / (2 * math.sqrt(n - 4)), axis=0)
+    centre = scipy.stats.trim_mean(x, 1 / (2 * math.sqrt(n - 4)), axis=0)
     squares = ((x - x.mean(axis=0)) ** 2).sum(axis=0)
     return np.asarray(n * ((x - centre) ** 4).sum(axis=0) / squares**2)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64
-from scipy import special
 
 from assay.core.errors import FileFormatError, InputError, unknown_name
 from assay.core.random import stream
@@ -227,7 +227,7 @@ class FunctionOfSums(Record):
 def _d_prime(sums: Float[np.ndarray, "*draws 2"], n: int, *, correction: str) -> Float[np.ndarray, "*draws"]:
     """Phi^-1(hit rate) - Phi^-1(false-alarm rate) from the counts of hits and false alarms."""
     rates = corrected_rate(sums, n, correction=correction)
-    return np.asarray(special.ndtri(rates[..., 0]) - special.ndtri(rates[..., 1]))
+    return np.asarray(scipy.special.ndtri(rates[..., 0]) - scipy.special.ndtri(rates[..., 1]))
 
 
 def corrected_rate(

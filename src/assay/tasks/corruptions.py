@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, UInt8
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageOps
-from scipy import ndimage
 
 from assay.core.errors import FileFormatError, InputError, ShapeError
 from assay.core.random import stream
@@ -194,12 +194,10 @@ def _shot_noise(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
 
 
 def _defocus_blur(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
-    from scipy import signal  # here: it takes a quarter of the time in which the store loads
-
     kernel = _disk(*((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[severity - 1])
     reach = len(kernel) // 2
     padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
-    blurred: Numbers = signal.fftconvolve(padded, kernel[..., None], mode="valid", axes=(0, 1))
+    blurred: Numbers = scipy.signal.fftconvolve(padded, kernel[..., None], mode="valid", axes=(0, 1))
     return blurred
 
 
@@ -216,7 +214,7 @@ def _disk(radius: int, sigma: float) -> Float64[np.ndarray, "size size"]:
     disk /= disk.sum()
     taps = np.exp(-(np.arange(-half, half + 1) ** 2) / (2 * sigma**2))
     for axis in (0, 1):
-        disk = ndimage.correlate1d(disk, taps / taps.sum(), axis=axis, mode="mirror")
+        disk = scipy.ndimage.correlate1d(disk, taps / taps.sum(), axis=axis, mode="mirror")
     return disk
 
 
@@ -305,7 +303,7 @@ def _zoomed(plane: Numbers, zoom: float) -> Numbers:
     """The centre of a plane, enlarged bilinearly to at least its old size."""
     parts = [int(np.ceil(side / zoom)) for side in plane.shape]
     top, left = ((side - part) // 2 for side, part in zip(plane.shape, parts, strict=True))
-    large: Numbers = ndimage.zoom(plane[top : top + parts[0], left : left + parts[1]], zoom, order=1)
+    large: Numbers = scipy.ndimage.zoom(plane[top : top + parts[0], left : left + parts[1]], zoom, order=1)
     return large
 
 
@@ -412,7 +410,7 @@ def _canny(x: Pixels, *, low: int, high: int) -> Bool[np.ndarray, "h w"]:
     diagonal = np.where((dx ^ dy) < 0, rising, falling)
     ridge = np.where(rise < flat, horizontal, np.where(rise > steep, vertical, diagonal)) & (strength > low)
     # A weak ridge counts where it touches, through others, a strong one.
-    pieces, _ = ndimage.label(ridge, np.ones((3, 3)))
+    pieces, _ = scipy.ndimage.label(ridge, np.ones((3, 3)))
     return np.isin(pieces, np.unique(pieces[ridge & (strength > high)]))
 
 

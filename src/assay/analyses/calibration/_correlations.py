@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64
-from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import halves, mirrored, percentile_bounds
 from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
@@ -69,7 +69,7 @@ def _mean_correlation(
     scores: Float64[np.ndarray, "rows m n"], ranked: bool
 ) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
     """Mean correlation of the pairs and its standard error; NaN where a method is constant."""
-    x = scipy_stats.rankdata(scores, axis=-1) if ranked else scores
+    x = scipy.stats.rankdata(scores, axis=-1) if ranked else scores
     m, n = x.shape[1:]
     x = x - x.mean(axis=-1, keepdims=True)
     spread = np.sqrt((x**2).mean(axis=-1, keepdims=True))

@@ -4,9 +4,8 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64
-from scipy import special
-from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import mirrored, percentile_bounds
 from assay.analyses.calibration.gate import gate_stream, undefined
@@ -55,9 +54,9 @@ def _areas(
         DeLong, DeLong and Clarke-Pearson (1988), doi:10.2307/2531595.
     """
     n, m = inside.shape[1], outside.shape[1]
-    ranks = scipy_stats.rankdata(np.concatenate([inside, outside], axis=1), axis=1)
-    above = (ranks[:, :n] - scipy_stats.rankdata(inside, axis=1)) / m
-    below = 1 - (ranks[:, n:] - scipy_stats.rankdata(outside, axis=1)) / n
+    ranks = scipy.stats.rankdata(np.concatenate([inside, outside], axis=1), axis=1)
+    above = (ranks[:, :n] - scipy.stats.rankdata(inside, axis=1)) / m
+    below = 1 - (ranks[:, n:] - scipy.stats.rankdata(outside, axis=1)) / n
     squared = above.var(axis=1, ddof=1) / n + below.var(axis=1, ddof=1) / m
     return above.mean(axis=1), np.sqrt(squared)
 
@@ -141,7 +140,7 @@ def _judged_area(
     error = float(_areas(inside[None], outside[None])[1][0]) / (area * (1 - area))
     logit = math.log(area / (1 - area))
     ends = [
-        float(special.expit(logit + float(scipy_stats.t.ppf(tail, fewest - 1)) * error))
+        float(scipy.special.expit(logit + float(scipy.stats.t.ppf(tail, fewest - 1)) * error))
         for tail in (_pass_tail(level), (1 + level) / 2)
     ]
     rows, columns = (rng.integers(0, len(side), (n_boot, len(side))) for side in (inside, outside))

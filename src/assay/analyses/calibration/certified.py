@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Int, Real, Shaped
-from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open
@@ -328,7 +328,7 @@ def _n_to_prove(ratios: Float64[np.ndarray, " k"], least: int, n: int) -> int | 
         return None
 
     def proven(size: int) -> bool:
-        return partial_conjunction(scipy_stats.t.sf(math.sqrt(size) * ratios, size - 1), least) <= ALPHA
+        return partial_conjunction(scipy.stats.t.sf(math.sqrt(size) * ratios, size - 1), least) <= ALPHA
 
     low, high = n, n + 1
     while not proven(high):  # ends: root(size) times the ratio of each of the best exceeds any quantile
@@ -342,7 +342,7 @@ def _n_to_prove(ratios: Float64[np.ndarray, " k"], least: int, n: int) -> int | 
 def _to_certify(x: Float64[np.ndarray, "n k"], contingent: Bool[np.ndarray, " k"]) -> list[int | None]:
     """Prompts at which each contingent head would reach a one-sided t of the level, others None."""
     n = len(x)
-    t = float(scipy_stats.t.ppf(1 - ALPHA, n - 1))
+    t = float(scipy.stats.t.ppf(1 - ALPHA, n - 1))
     needed: list[int | None] = [None] * x.shape[1]
     for at in np.flatnonzero(contingent).tolist():
         ratio = t * float(x[:, at].std(ddof=1)) / float(x[:, at].mean())

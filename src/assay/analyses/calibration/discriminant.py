@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Shaped
-from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import scored_heads
 from assay.analyses.calibration.gate import N_STUDENTIZED, SEED, Draft, gate, gate_stream
@@ -347,7 +347,7 @@ class _Effects:
             return found
         # Prompts of different tasks are independent; degrees of freedom: Welch (1947), Satterthwaite (1946).
         freedom = parts.sum() ** 2 / (parts**2 / (np.array(self.n_prompts) - 1)).sum()
-        reach = float(scipy_stats.t.ppf((1 + level) / 2, freedom)) * error
+        reach = float(scipy.stats.t.ppf((1 + level) / 2, freedom)) * error
         student = Interval(low=point - reach, high=point + reach, level=level, method="student")
         return outermost(found, student)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Shaped
-from scipy import stats as scipy_stats
 
 from assay.analyses.calibration._tables import halves, scored_heads
 from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream
@@ -264,7 +264,7 @@ def _permuted(
     n_perm: int,
 ) -> float:
     """Share of random sets of as many heads that rank at least as high."""
-    ranks = np.rint(2 * scipy_stats.rankdata(size)).astype(np.int64)  # whole: ties are exact
+    ranks = np.rint(2 * scipy.stats.rankdata(size)).astype(np.int64)  # whole: ties are exact
     observed = int(ranks[inside].sum())
     shuffled = rng.permuted(np.broadcast_to(ranks, (n_perm, len(ranks))), axis=1)
     reached = int(np.count_nonzero(shuffled[:, : int(inside.sum())].sum(axis=1) >= observed))

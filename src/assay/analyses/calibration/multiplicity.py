@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64
-from scipy import special
 
 from assay.analyses.calibration.gate import ALPHA, Draft, gate, left_open
 from assay.analyses.calibration.quantity import Quantity
@@ -99,7 +99,7 @@ def published_p_value(result: PooledResult) -> float | None:
         if width > 0
         else max(abs(result.value), abs(result.baseline), 1e-8) / math.sqrt(result.n)
     )
-    return 0.0 if error < 1e-15 else float(2 * special.ndtr(-difference / error))
+    return 0.0 if error < 1e-15 else float(2 * scipy.special.ndtr(-difference / error))
 
 
 def _published(pool: Sequence[PooledResult]) -> tuple[str, dict[str, float | None]]:

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-
 from assay.analyses.calibration.page_words import KINDS, judged_of, published_words
 from assay.core.verdict import Judged
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
 
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from assay.analyses.calibration.battery import CalibrationReport
 
 COLOURS = {"pass": SUPPORTS, "moderate": INK, "fail": OPPOSES}
@@ -73,7 +72,7 @@ def _gate_line(gate: Mapping[str, Any], judged: Judged) -> GateLine:
     )
 
 
-def plot_gates(lines: Sequence[GateLine], ax: Axes | None = None) -> Axes:
+def plot_gates(lines: Sequence[GateLine], ax: "Axes | None" = None) -> "Axes":
     """Draw a line per gate: the interval around its limit, the published number, both verdicts as text."""
     ax = axes_of(ax, 9.2, 0.9 + 0.3 * len(lines))
     ax.set_facecolor("none")
@@ -103,7 +102,7 @@ def plot_gates(lines: Sequence[GateLine], ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _draw_line(ax: Axes, at: int, line: GateLine) -> None:
+def _draw_line(ax: "Axes", at: int, line: GateLine) -> None:
     colour = COLOURS.get(line.state, MUTED)
     if line.low is not None and line.high is not None:
         ax.plot([line.low, line.high], [at, at], color=colour, linewidth=3, solid_capstyle="butt")
@@ -131,7 +130,9 @@ def _draw_line(ax: Axes, at: int, line: GateLine) -> None:
         ax.text(x, at, word, va="center", color=COLOURS.get(state, MUTED), fontsize=8.5, clip_on=False)
 
 
-def _explain_signs(ax: Axes) -> None:
+def _explain_signs(ax: "Axes") -> None:
+    from matplotlib.lines import Line2D
+
     signs = (
         ("number with interval", "o", 6, 3, INK),
         ("without", "o", 6, 0, PAPER),
@@ -161,6 +162,6 @@ def _explain_signs(ax: Axes) -> None:
     )
 
 
-def plot_calibration(report: "CalibrationReport", ax: Axes | None = None) -> Axes:
+def plot_calibration(report: "CalibrationReport", ax: "Axes | None" = None) -> "Axes":
     """Draw the gates of a calibration around the limit of a pass."""
     return plot_gates(gate_lines(report.to_dict()["gates"]), ax)

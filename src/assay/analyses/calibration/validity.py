@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Real, Shaped
-from scipy import stats as scipy_stats
 
 from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open
 from assay.analyses.calibration.quantity import Quantity
@@ -163,7 +163,7 @@ def _association(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> tuple[
     """Spearman's rho with scipy's two-sided p, as published; None where a side is constant."""
     if len(x) < 3 or (x == x[0]).all() or (y == y[0]).all():
         return None, None
-    found = scipy_stats.spearmanr(x, y)
+    found = scipy.stats.spearmanr(x, y)
     return float(found.statistic), float(found.pvalue)
 
 

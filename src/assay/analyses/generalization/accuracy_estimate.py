@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import optimize
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.random import stream
@@ -341,7 +341,7 @@ class AccuracyEstimator(Record):
         mean_z, mean_y = (np.average(each, axis=0, weights=votes**2) for each in (z, y))
         penalty = math.sqrt(RIDGE * total) * np.eye(z.shape[1])
         design = np.concatenate([(z - mean_z) * votes[:, None], penalty])
-        weights, _ = optimize.nnls(design, np.concatenate([(y - mean_y) * votes, np.zeros(z.shape[1])]))
+        weights, _ = scipy.optimize.nnls(design, np.concatenate([(y - mean_y) * votes, np.zeros(z.shape[1])]))
         return np.concatenate([[mean_y - mean_z @ weights], weights])
 
     @staticmethod

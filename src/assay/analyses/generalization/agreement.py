@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import stats
 
 from assay.analyses.generalization.tables import Labels, NewPredictions, Predictions, array_of
 from assay.core.errors import InputError, ShapeError, unknown_name
@@ -72,7 +72,7 @@ def agreement_on_the_line(
     agree_known, agree_new = (probits((each[first] == each[second]).mean(1)) for each in (known, new))
     if np.ptp(agree_known) == 0 or np.ptp(agree_new) == 0:
         raise InputError("every pair of models agrees equally often; give models that differ")
-    line = stats.linregress(agree_known, agree_new)
+    line = scipy.stats.linregress(agree_known, agree_new)
     slope, bias = float(line.slope), float(line.intercept)
     accuracy = probits((known == truth).mean(1))
     if method == "S":
@@ -84,7 +84,7 @@ def agreement_on_the_line(
         means = (accuracy[first] + accuracy[second]) / 2
         estimates = np.linalg.lstsq(design, agree_new + slope * (means - agree_known), rcond=None)[0]
     return AgreementLine(
-        estimates=np.asarray(stats.norm.cdf(estimates)),
+        estimates=np.asarray(scipy.stats.norm.cdf(estimates)),
         slope=slope,
         bias=bias,
         r2=float(line.rvalue) ** 2,
@@ -93,4 +93,4 @@ def agreement_on_the_line(
 
 def probits(rates: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
     """Normal quantiles of rates, clipped to [1e-6, 1 - 1e-6]."""
-    return np.asarray(stats.norm.ppf(np.clip(rates, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))
+    return np.asarray(scipy.stats.norm.ppf(np.clip(rates, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))

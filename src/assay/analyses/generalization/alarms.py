@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scipy import stats as scipy_stats
+import scipy
 
 from assay.analyses.generalization.thresholds import Threshold
 from assay.core.errors import InputError, NonFiniteError
@@ -113,7 +113,7 @@ class ConformalAlarm(Record):
             Vovk (2012), "Conditional validity of inductive conformal predictors", arXiv:1209.2673.
         """
         check_alpha(confidence, "confidence")
-        return float(scipy_stats.beta.ppf(confidence, self._rank, len(self.known) + 1 - self._rank))
+        return float(scipy.stats.beta.ppf(confidence, self._rank, len(self.known) + 1 - self._rank))
 
 
 def batches_for(alpha: float) -> int:

@@ -9,8 +9,8 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Int64, Real
-from scipy import linalg, optimize, sparse
 from scipy.special import log_softmax, logsumexp
 
 from assay.analyses.generalization.agreement import AgreementLine, agreement_on_the_line
@@ -181,7 +181,7 @@ def rankme(features: Table, *, center: bool = False, variant: str = "published")
     squared = variant == "eigenvalue_ratio"
     if center or squared:
         values = values - values.mean(0)
-    return effective_rank(linalg.svdvals(values), squared=squared)
+    return effective_rank(scipy.linalg.svdvals(values), squared=squared)
 
 
 def effective_rank(sizes: Float64[np.ndarray, " k"], *, squared: bool = False) -> float:
@@ -218,7 +218,7 @@ def alpha_req(features: Table, *, start: int = 11, stop: int = 100) -> float:
         Agrawal et al. (2022), "alpha-ReQ", NeurIPS.
     """
     values = table_of(features, "features")
-    return spectral_decay(linalg.svdvals(values - values.mean(0)), values.shape, start=start, stop=stop)
+    return spectral_decay(scipy.linalg.svdvals(values - values.mean(0)), values.shape, start=start, stop=stop)
 
 
 def spectral_decay(
@@ -350,7 +350,7 @@ def fit_temperature(logits: Table, labels: Labels) -> float:
     def loss(log_temperature: float) -> float:
         return -float(log_softmax(values / math.exp(log_temperature), axis=1)[rows, truth].mean())
 
-    optimum = optimize.minimize_scalar(loss, bounds=(math.log(0.01), math.log(100)), method="bounded")
+    optimum = scipy.optimize.minimize_scalar(loss, bounds=(math.log(0.01), math.log(100)), method="bounded")
     return math.exp(float(optimum.x))
 
 
@@ -446,9 +446,9 @@ def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, "
         rows, columns = used.nonzero()
         n = len(rows)
         cells = (np.concatenate([rows, m + columns]), np.tile(np.arange(n), 2))
-        solution = optimize.linprog(  # type: ignore[call-overload]  # the stubs know no sparse constraints
+        solution = scipy.optimize.linprog(  # type: ignore[call-overload]  # the stubs know no sparse constraints
             -gain[rows, columns],
-            A_eq=sparse.csr_array((np.ones(2 * n), cells), shape=(m + n_classes, n)),
+            A_eq=scipy.sparse.csr_array((np.ones(2 * n), cells), shape=(m + n_classes, n)),
             b_eq=totals,
             method="highs",
         )

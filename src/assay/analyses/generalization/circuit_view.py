@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float, Float64
-from scipy import linalg
 from torch import Tensor
 
 from assay.circuits import EdgeScores, prune
@@ -90,7 +90,9 @@ class WeightedCircuit:
             adjacency = adjacency[np.ix_(kept, kept)]
         if not len(adjacency):
             return np.zeros(0)
-        return np.asarray(linalg.eigvalsh(laplacian(adjacency, normalized=normalized)), dtype=np.float64)
+        return np.asarray(
+            scipy.linalg.eigvalsh(laplacian(adjacency, normalized=normalized)), dtype=np.float64
+        )
 
 
 def _pruned_once(

@@ -11,9 +11,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import linalg
-from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.signatures import SIGNATURES, Scores, Signature, Vectors
 from assay.circuits import EdgeScores
@@ -27,7 +26,7 @@ from assay.graph import Graph
 BLOCKS = 8  # of the images of a batch
 LEAST_BATCHES = 4  # of a reference: below, the spread of its batches is a guess
 # Seven halvings of the blocks in which every two blocks are apart equally often: McCarthy's half-samples.
-HALVINGS = np.asarray(linalg.hadamard(BLOCKS)[1:] > 0)
+HALVINGS = np.asarray(scipy.linalg.hadamard(BLOCKS)[1:] > 0)
 
 Blocks = Float64[np.ndarray, "n_blocks n_edges"]
 BlocksOfBatches = Float64[np.ndarray, "batches n_blocks n_edges"]
@@ -325,5 +324,5 @@ def _interval(value: float, variance: float, *, degrees: float, level: float) ->
         return undefined_interval(level, "jackknife", "undefined")
     if not variance:
         return Interval(low=value, high=value, level=level, method="jackknife", reason="degenerate")
-    margin = float(scipy_stats.t.ppf((1 + level) / 2, degrees)) * math.sqrt(variance)
+    margin = float(scipy.stats.t.ppf((1 + level) / 2, degrees)) * math.sqrt(variance)
     return Interval(low=value - margin, high=value + margin, level=level, method="jackknife")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64
-from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
 from assay.analyses.generalization.predictor import MetricEstimate, Predictor
@@ -40,7 +40,7 @@ def ranks(oriented: Values) -> Float64[np.ndarray, " models"]:
     """1 for the model predicted best; ties share the smaller rank; NaN where the metric is."""
     places = np.full(len(oriented), np.nan)
     defined = np.isfinite(oriented)
-    places[defined] = scipy_stats.rankdata(-oriented[defined], method="min")
+    places[defined] = scipy.stats.rankdata(-oriented[defined], method="min")
     return places
 
 
@@ -168,7 +168,7 @@ def correlation_with_intervals(
     x, y = (np.take_along_axis(each, rows, axis=1) for each in (metric_draws, performance_draws))
     finite = np.isfinite(x).all(1) & np.isfinite(y).all(1)
     x, y = x[finite], y[finite]
-    ranked = (scipy_stats.rankdata(each, axis=1) for each in (x, y))
+    ranked = (scipy.stats.rankdata(each, axis=1) for each in (x, y))
     correlations = {"r2": _pearson(x, y) ** 2, "srcc": _pearson(*ranked), "krcc": _tau_b(x, y)}
     return MetricCorrelation(
         point=point,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Float, Float64
-from scipy import stats as scipy_stats
 from torch import Tensor
 
 from assay.analyses.generalization.circuit_view import WeightedCircuit
@@ -329,7 +329,7 @@ def _agreements(a: WeightedCircuit, b: WeightedCircuit) -> dict[str, float]:
     }
     if a.reference:
         agreements |= {
-            "kendall_tau_c": float(scipy_stats.kendalltau(a.weights, b.weights, variant="c").statistic),
+            "kendall_tau_c": float(scipy.stats.kendalltau(a.weights, b.weights, variant="c").statistic),
             "largest_difference": float(np.abs(a.weights - b.weights).max()),
             "laplacian_10": _distance_of_smallest(a, b, 10),
         }
@@ -366,7 +366,7 @@ def rank_shift_map(
     """
     a, b = _views(reference_scores, shifted_scores)
     delta = torch.from_numpy(
-        (scipy_stats.rankdata(b.weights) - scipy_stats.rankdata(a.weights)) / len(a.weights)
+        (scipy.stats.rankdata(b.weights) - scipy.stats.rankdata(a.weights)) / len(a.weights)
     )
     counts = sum_by_layers(a.graph, torch.ones_like(delta), granularity)
     moved = sum_by_layers(a.graph, delta.abs() if absolute else delta, granularity)

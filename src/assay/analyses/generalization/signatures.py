@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Float64
-from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.circuit_view import WeightedCircuit
 from assay.analyses.generalization.shift import heat_signature
@@ -46,7 +46,7 @@ class Signature:
 
 def _ranks(graph: Graph, rows: Scores) -> Vectors:
     del graph
-    ranks = np.asarray(scipy_stats.rankdata(np.abs(rows), axis=-1), dtype=np.float64)
+    ranks = np.asarray(scipy.stats.rankdata(np.abs(rows), axis=-1), dtype=np.float64)
     return _units(ranks - (rows.shape[-1] + 1) / 2)
 
 

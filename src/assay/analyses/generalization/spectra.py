@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int64
-from scipy import linalg
 
 from assay.core.random import stream
 
@@ -88,5 +88,5 @@ def _factor(table: Float64[np.ndarray, "rows columns"]) -> Float64[np.ndarray, "
 def _singular_values(factors: list[Float64[np.ndarray, "_ d"]]) -> Float64[np.ndarray, "sets d"]:
     found = np.full((len(factors), factors[0].shape[1]), np.nan)
     for row, factor in zip(found, factors, strict=True):
-        row[: min(factor.shape)] = linalg.svdvals(factor)
+        row[: min(factor.shape)] = scipy.linalg.svdvals(factor)
     return found

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import optimize
 
 from assay.core.errors import InputError, NonFiniteError, unknown_name
 from assay.core.random import stream
@@ -176,7 +176,7 @@ def monotone(
     """
     places, group, counts = np.unique(x, return_inverse=True, return_counts=True)
     means = np.bincount(group, weights=y) / counts
-    fit = optimize.isotonic_regression(means, weights=counts, increasing=not falls).x
+    fit = scipy.optimize.isotonic_regression(means, weights=counts, increasing=not falls).x
     return places, np.asarray(fit, dtype=np.float64)
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64
-from scipy import special
 
 from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.line import probit
@@ -135,7 +135,7 @@ class Relaxation:
             gradient *= _like(gradient, 2 * r[:, None])
         excess = mass - self.size
         if self.penalty == "softplus":
-            cost, slope = np.logaddexp(0, -excess), -special.expit(-excess)
+            cost, slope = np.logaddexp(0, -excess), -scipy.special.expit(-excess)
         else:
             cost, slope = excess**2, 2 * excess
         gradient += _like(gradient, (weights * slope)[:, None])

@@ -9,8 +9,8 @@ examples, so the work grows with the number of models, not of pairs.
 """
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int64, Num
-from scipy import special
 
 from assay.analyses.subsets._arrays import Units
 from assay.analyses.subsets.splits import connected
@@ -81,13 +81,13 @@ class _Distinct:
         self.groups = np.eye(group.max() + 1)[group]
         level = np.argsort(self.by_share) * _LEVELS // len(share)
         cells, cell, self.n = np.unique(group * _LEVELS + level, return_inverse=True, return_counts=True)
-        odds = np.bincount(cell, weights=special.logit(share)) / self.n
+        odds = np.bincount(cell, weights=scipy.special.logit(share)) / self.n
         within, size = np.eye(group.max() + 1)[cells // _LEVELS], self.groups.sum(axis=0)
         shift = np.full((len(x), len(size)), -40.0)
         for step in 40.0 * 0.5 ** np.arange(40):
-            p = special.expit(odds + (shift + step) @ within.T)
+            p = scipy.special.expit(odds + (shift + step) @ within.T)
             shift += np.where((p * self.n) @ within < x @ self.groups, step, 0.0)
-        self.p = special.expit(odds + shift @ within.T)
+        self.p = scipy.special.expit(odds + shift @ within.T)
         # Scores spread less than answers of the same mean: 1 for answers.
         mean = x.mean(axis=0)
         self.spread = float(x.var(axis=0).sum() / (mean * (1 - mean)).sum())
@@ -121,13 +121,17 @@ class _Distinct:
         """Whether two models differ far less than models of their accuracies, wherever they differ."""
         differs = (self.x[a] - self.x[b]) ** 2
         found, expected = float(differs.sum()), self.expected(a, b)
-        if expected < _FEWEST or found > _LIKE * expected or special.pdtr(found, expected / 2) > _CHANCE:
+        if (
+            expected < _FEWEST
+            or found > _LIKE * expected
+            or scipy.special.pdtr(found, expected / 2) > _CHANCE
+        ):
             return False
         if found <= _SURE * expected:
             return True
         weight, share = float((differs**2).sum()), self.groups.mean(axis=0)
         uneven = ((differs @ self.groups - found * share) ** 2 / (weight * share)).sum()
-        if len(share) > 1 and special.chdtrc(len(share) - 1, uneven) < _CLASSES:
+        if len(share) > 1 and scipy.special.chdtrc(len(share) - 1, uneven) < _CLASSES:
             return False
         others = self.known[~np.isin(self.known, (a, b))]
         far = np.minimum(*(self._apart(np.full_like(others, each), others) for each in (a, b)))

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int64, Real
-from scipy import special
 
 from assay.analyses.subsets._arrays import Accuracies, Places, Units
 from assay.analyses.subsets.consistency import consistency_within
@@ -341,5 +341,5 @@ def unit_jackknife(
     n, r = (np.stack(column, axis=-1) for column in zip(*each, strict=True))
     z, *others = _combined(r[..., None], n)[:, 0]
     spread = math.sqrt((n_units - 1) / n_units * float(np.sum((np.array(others) - np.mean(others)) ** 2)))
-    margin = float(special.stdtrit(n_units - 1, (1 + level) / 2)) * spread
+    margin = float(scipy.special.stdtrit(n_units - 1, (1 + level) / 2)) * spread
     return math.tanh(z - margin), math.tanh(z + margin)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from assay.analyses.subsets._arrays import Accuracies, Places
 from assay.analyses.subsets.data import CorrectnessData
@@ -113,7 +113,7 @@ def _readings(subset: Subset, data: CorrectnessData, places: Places) -> dict[str
         if line is not None and not data.unrated:
             band = line.predict(data.id_accuracy, level=LEVEL)
             gap = probit(accuracy, eps=line.eps) - band[0]
-            found[f"expected{suffix}"] = _rows(*special.ndtr(band))
+            found[f"expected{suffix}"] = _rows(*scipy.special.ndtr(band))
             found[f"residual{suffix}"] = _rows(gap, gap + band[1] - band[0], gap + band[2] - band[0])
     return found
 

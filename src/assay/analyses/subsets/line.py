@@ -6,9 +6,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int64, Real
-from scipy import special
-from scipy import stats as scipy_stats
 
 from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.core.errors import InputError, ShapeError, check_least, check_name
@@ -47,7 +46,7 @@ def probit(p: Real[np.ndarray, "*shape"] | float | int, *, eps: float | int = EP
     """
     if not 0 < eps < 0.5:
         raise InputError(f"eps is {eps}; expected a clip between 0 and 0.5 ({EPS} by default)")
-    return special.ndtri(np.clip(np.asarray(p, dtype=np.float64), eps, 1 - eps))
+    return scipy.special.ndtri(np.clip(np.asarray(p, dtype=np.float64), eps, 1 - eps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +153,7 @@ class FittedLine(Line):
         if units > 2 and self.variance > 0:
             leverage = (1 + (x - self.centre) ** 2 / self.variance) / units
             spread = self.residual_sd * math.sqrt(units / (units - 2))
-            half = scipy_stats.t.ppf((1 + level) / 2, units - 2) * spread * np.sqrt(1 + leverage)
+            half = scipy.stats.t.ppf((1 + level) / 2, units - 2) * spread * np.sqrt(1 + leverage)
         return np.stack([value, value - half, value + half])
 
 

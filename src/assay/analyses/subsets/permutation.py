@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Int64
-from scipy import special
 
 from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.analyses.subsets.data import CorrectnessData
@@ -85,7 +85,7 @@ def permute_accuracy(
         home[fine] = coarse
         dealt += _dealt_inside(deviations, home, rng)[fine]
         residual, coarse = residual - deviations[fine], fine
-    return np.asarray(special.ndtr(dealt + _dealt_inside(residual, coarse, rng)))
+    return np.asarray(scipy.special.ndtr(dealt + _dealt_inside(residual, coarse, rng)))
 
 
 def _check_kind(kind: str, *, known: bool) -> None:

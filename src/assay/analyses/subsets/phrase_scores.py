@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int64
-from scipy import stats as scipy_stats
 
 from assay.core.errors import NonFiniteError, ShapeError
 from assay.core.record import Record
@@ -157,7 +157,7 @@ def rank_sum_p(one: Float64[np.ndarray, " a"], other: Float64[np.ndarray, " b"])
         return math.nan
     if np.ptp(np.concatenate([one, other])) == 0:
         return 1.0
-    return float(scipy_stats.mannwhitneyu(one, other, alternative="two-sided").pvalue)
+    return float(scipy.stats.mannwhitneyu(one, other, alternative="two-sided").pvalue)
 
 
 def _resampled_auroc(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int64
-from scipy import stats as scipy_stats
 
 from assay.analyses.subsets._columns import (
     MISSING,
@@ -154,7 +154,7 @@ def hypergeometric_p(n_selected_with: int, n_selected: int, n_pool_with: int, n_
         raise InputError(
             f"an overlap of {n_selected_with} is impossible for {n_selected} and {n_pool_with} of {n_pool}"
         )
-    return float(scipy_stats.fisher_exact(table).pvalue)
+    return float(scipy.stats.fisher_exact(table).pvalue)
 
 
 def prevalence_shift(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scipy import stats as scipy_stats
+import scipy
 
 from assay.analyses.subsets._arrays import Accuracies, Units
 from assay.analyses.subsets.header import LIES
@@ -53,7 +53,7 @@ def reliability(id_accuracy: Accuracies, n_id: Units | None) -> float:
     spread = float(z.var())
     if n_id is None or spread == 0:
         return math.nan
-    noise = id_accuracy * (1 - id_accuracy) / (n_id * scipy_stats.norm.pdf(z) ** 2)
+    noise = id_accuracy * (1 - id_accuracy) / (n_id * scipy.stats.norm.pdf(z) ** 2)
     return float(1 - noise.mean() / spread)
 
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int64
-from scipy import special
 
 from assay.analyses.subsets._arrays import Accuracies
 from assay.analyses.subsets.consistency import consistency_within
@@ -159,7 +159,7 @@ def slope_p_values(r: Float64[np.ndarray, " n"], df: float | int) -> Float64[np.
         return np.full(len(r), np.nan)
     with np.errstate(divide="ignore"):
         t = np.where(np.isnan(r), 0.0, r) * np.sqrt(df / (1 - np.nan_to_num(r) ** 2))
-    return np.where(np.isnan(r), 1.0, special.stdtr(df, t))
+    return np.where(np.isnan(r), 1.0, scipy.special.stdtr(df, t))
 
 
 def _share_negative(r: Float64[np.ndarray, " n"]) -> float:

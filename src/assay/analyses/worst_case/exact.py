@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import stats as scipy_stats
 
 from assay.stats import AnchorComparison, Summary, compare_with_anchor, summarize, weighted_quantiles
 from assay.stats.summary import PERCENTILES
@@ -70,6 +70,6 @@ def _ranks(
     values: Float64[np.ndarray, " n"], weights: Float64[np.ndarray, " n"]
 ) -> Float64[np.ndarray, " n"]:
     """Mid-ranks as probabilities: F(t-) + P(t) / 2."""
-    dense = scipy_stats.rankdata(values, method="dense").astype(np.int64) - 1
+    dense = scipy.stats.rankdata(values, method="dense").astype(np.int64) - 1
     mass = np.bincount(dense, weights=weights)
     return np.asarray((np.cumsum(mass) - mass / 2)[dense])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Int64
-from scipy.stats import rankdata
 
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.rows import pair_ids
@@ -208,7 +208,7 @@ def field_trends(
             continue
         x, y = _per_input(values, sample, labels, numbers)
         # A field in the same order as another, or in the opposite one, is another name of it.
-        order = (labels.axis, min(rankdata(x).tobytes(), rankdata(-x).tobytes()))
+        order = (labels.axis, min(scipy.stats.rankdata(x).tobytes(), scipy.stats.rankdata(-x).tobytes()))
         if order in records:
             records[order]["aliases"].append(name)
             continue

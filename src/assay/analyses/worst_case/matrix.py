@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64, Int64
-from scipy.sparse import csr_array
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError, check_least
 from assay.core.random import stream
@@ -275,8 +275,10 @@ class _TableSide:
         where = (self.own, self.other)
         shape = (self.n, len(others))
         squares = (others[:, :, None] * others[:, None, :]).reshape(len(others), -1)
-        gram = (csr_array((np.ones(len(rest)), where), shape) @ squares).reshape(self.n, rank, rank)
-        right = csr_array((rest, where), shape) @ others
+        gram = (scipy.sparse.csr_array((np.ones(len(rest)), where), shape) @ squares).reshape(
+            self.n, rank, rank
+        )
+        right = scipy.sparse.csr_array((rest, where), shape) @ others
         solved = np.linalg.solve(gram + FACTOR_PENALTY * np.eye(rank), right[:, :, None])
         return np.asarray(solved[:, :, 0])
 

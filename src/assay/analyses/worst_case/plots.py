@@ -3,13 +3,9 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from assay.analyses.worst_case.page_words import Percentile, counted, noun, percentiles, unit_of
 from assay.core.errors import InputError
@@ -17,6 +13,8 @@ from assay.page.draw import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, save
 
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from assay.analyses.worst_case.result import WorstCase
 
 FAR = 100.0  # a median that far below the largest value calls for a logarithmic axis
@@ -46,14 +44,16 @@ def save_histogram(path: str | os.PathLike[str], worst: "WorstCase | Document") 
     return save_picture(lambda: plot_tail(document), path, key="tail")
 
 
-def plot_worst_case(worst: "WorstCase", ax: Axes | None = None) -> Axes:
+def plot_worst_case(worst: "WorstCase", ax: "Axes | None" = None) -> "Axes":
     """Draw the divergences of all pairs and their percentiles; on given axes the histogram alone."""
     document = worst.distribution()
     return plot_tail(document) if ax is None else plot_histogram(document, ax)
 
 
-def plot_tail(document: Document) -> Axes:
+def plot_tail(document: Document) -> "Axes":
     """Draw the histogram above, its percentiles below; returns the axes of the histogram."""
+    from matplotlib.figure import Figure
+
     height = 0.7 + 0.27 * len(marks(document))
     figure = Figure(figsize=(7.6, height + 2.7), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=[2.7, height])
@@ -61,8 +61,7 @@ def plot_tail(document: Document) -> Axes:
     plot_percentiles(document, below)
     for ax in (above, below):
         ax.set_facecolor("none")
-    assert isinstance(above, Axes)
-    return above
+    return cast("Axes", above)
 
 
 def marks(document: Document) -> list[Percentile]:
@@ -71,11 +70,13 @@ def marks(document: Document) -> list[Percentile]:
     return [named[key] for key in MARKED if key in named]
 
 
-def plot_histogram(document: Document, ax: Axes | None = None) -> Axes:
+def plot_histogram(document: Document, ax: "Axes | None" = None) -> "Axes":
     """Draw the divergences of circuit and empty circuit, pairs on a logarithmic axis: the tail is the news.
 
     Pairs of an enumerated population count by their probability.
     """
+    from matplotlib.ticker import NullFormatter
+
     ax = axes_of(ax, 7.6, 3.0)
     histogram = document["histogram"]
     edges, counts, anchor = (
@@ -94,9 +95,7 @@ def plot_histogram(document: Document, ax: Axes | None = None) -> Axes:
             ax.stairs(shown, edges, baseline=floor, color=colour, linewidth=width)
     ax.set_ylim(floor, 2.5 * both.max(initial=1.0))
     ax.set_xlim(0, edges[-1] * 1.02)
-    ax.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
-    )
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel(f"divergence from the model, {unit_of(document)}")
     what = noun(document)
@@ -104,7 +103,7 @@ def plot_histogram(document: Document, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_percentiles(document: Document, ax: Axes | None = None) -> Axes:
+def plot_percentiles(document: Document, ax: "Axes | None" = None) -> "Axes":
     """Draw a row per percentile: the sample's, a line up to its certified bound, the empty circuit's.
 
     The axis is logarithmic where the circuit's median and the empty circuit's worst lie far apart.
@@ -115,7 +114,7 @@ def plot_percentiles(document: Document, ax: Axes | None = None) -> Axes:
     start, end = 0.0, max(shown, default=1.0) * 1.02
     if shown and end > FAR * min(shown):
         ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         start, end = min(shown) / 1.3, end * 1.1
     ax.set_xlim(start, end)
     for place, row in enumerate(rows):
@@ -139,7 +138,7 @@ def plot_percentiles(document: Document, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _write_beside(ax: Axes, row: int, text: str, value: float, anchor: float, start: float) -> None:
+def _write_beside(ax: "Axes", row: int, text: str, value: float, anchor: float, start: float) -> None:
     """Write into the widest gap of a row, at the end where a mark stands."""
 
     def place(x: float) -> float:
@@ -163,7 +162,9 @@ def _write_beside(ax: Axes, row: int, text: str, value: float, anchor: float, st
     )
 
 
-def _explain_marks(ax: Axes) -> None:
+def _explain_marks(ax: "Axes") -> None:
+    from matplotlib.lines import Line2D
+
     styles: dict[str, dict[str, Any]] = {
         "circuit, this sample": {"marker": "o", "color": SUPPORTS, "markersize": 5},
         "certified: at most here": {

@@ -62,22 +62,29 @@ def audit(settings: AuditSettings) -> None:
     """
     from assay.pipeline import check_options
     from assay.pipeline.audit import audit as run_audit
+    from assay.pipeline.audit_request import audit_of, keep_request, remarks, request_of
 
     call(settings, check_options)
     check_outputs(settings, settings.out / "report.html")
-    with progress_on_stderr() as progress:
-        result = call(
-            settings,
-            run_audit,
-            settings.load_model(),
-            settings.task,
-            skip=[name.strip() for names in settings.skip for name in names.split(",") if name.strip()],
-            store=settings.store or settings.out,
-            progress=progress,
-            out=settings.out,
-        )
+    store, device = settings.store or settings.out, settings.place(lambda text: None)
+    request = request_of(vars(settings), device)
+    result = None if request is None else audit_of(request, store, settings.out)
+    if result is None:
+        with progress_on_stderr() as progress, remarks() as texts:
+            result = call(
+                settings,
+                run_audit,
+                settings.load_model(),
+                settings.task,
+                skip=[name.strip() for names in settings.skip for name in names.split(",") if name.strip()],
+                store=store,
+                progress=progress,
+                out=settings.out,
+            )
+        if request is not None and request == request_of(vars(settings), device):  # no file changed meanwhile
+            keep_request(request, store, result, settings.out, texts)
     settings.deliver(
-        result.to_dict(),
+        result.to_dict() if settings.json else None,
         {"report": File(settings.out / "report.html", lambda path: None)},  # written with the results
         show=lambda: _print_audit(result),
         identity=result.id,

@@ -6,6 +6,7 @@ its docstring their help. Values come from the command line, else `ASSAY_NAME` v
 """
 
 import errno
+import gc
 import inspect
 import io
 import os
@@ -241,6 +242,7 @@ def _failed(settings: Quiet, message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the command."""
+    gc.set_threshold(10_000)  # imports make lasting objects: searching them took a tenth of a short command
     # One kind of progress at a time: transformers draws a bar even for weights on disk.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for stream in (sys.stdout, sys.stderr):  # signs that a terminal lacks are shown as ?

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
 from assay.core.random import stream
@@ -164,7 +164,7 @@ def edge_test(
         return EdgeTest(
             statistic=math.nan, p_value=math.nan, degrees_of_freedom=math.nan, reason=reason, **sizes
         )
-    found = scipy_stats.ttest_ind(edges, others, equal_var=False)
+    found = scipy.stats.ttest_ind(edges, others, equal_var=False)
     return EdgeTest(
         statistic=float(found.statistic),
         p_value=float(found.pvalue),
