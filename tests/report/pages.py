@@ -12,12 +12,35 @@ import test_evaluation_page
 import test_monitor_page
 import test_rank_page
 from synthetic import synthetic_document, synthetic_worst_case
-from synthetic_calibration import synthetic_calibration
+from synthetic_calibration import MIXED, UNSOUND, synthetic_calibration
 from synthetic_store import Filled, fill, measurement
 
 from assay.pipeline.compare import compare_page
 from assay.report import sweep_page
 from assay.store import Store
+
+
+KINDS = (
+    "audit",
+    "worst case",
+    "calibration",
+    "ranking",
+    "subset",
+    "monitor",
+    "evaluation",
+    "measurements",
+    "sweep",
+    "comparison",
+)
+# Of some kinds, documents that say something else.
+VARIANTS = (
+    "calibration unsound",
+    "calibration bare",
+    "worst case of independent pairs",
+    "worst case with search",
+    "subset inconclusive",
+    "monitor with domains",
+)
 
 
 @functools.cache
@@ -46,7 +69,7 @@ def documents(names: str | None = None) -> dict[str, Callable[[], Any]]:
     return {
         "audit": lambda: put(synthetic_document()),
         "worst case": lambda: put(synthetic_worst_case()),
-        "calibration": lambda: put(synthetic_calibration()),
+        "calibration": lambda: put(synthetic_calibration(world=MIXED)),
         "ranking": lambda: put(copy.deepcopy(test_rank_page.document())),
         "subset": lambda: put(synthetic_subset.document()),
         "monitor": lambda: put(test_monitor_page.monitor_document()),
@@ -54,6 +77,35 @@ def documents(names: str | None = None) -> dict[str, Callable[[], Any]]:
         "measurements": lambda: [measurement(model=name, task=task)],
         "sweep": lambda: sweep_page(store, "methods"),
         "comparison": lambda: compare_page(store, *ids.audits),
+        "calibration unsound": lambda: put(synthetic_calibration(world=UNSOUND)),
+        "calibration bare": lambda: put(synthetic_calibration(bare=True)),
+        "worst case of independent pairs": lambda: put(synthetic_worst_case("iid")),
+        "worst case with search": lambda: put(_searched()),
+        "subset inconclusive": lambda: put(synthetic_subset.document(bare=True, supported=False)),
+        "monitor with domains": lambda: put(
+            test_monitor_page.monitor_document() | {"domains": test_monitor_page.domain_shifts()}
+        ),
+    }
+
+
+def _searched() -> dict[str, Any]:
+    """A worst case with all of its optional parts."""
+    document = synthetic_worst_case()
+    edge = {"source": "m0", "target": "logits", "score": 0.7, "share": 0.28, "kept": False}
+    return document | {
+        "search": {"max": 12.9, "n_evaluations": 4896, "pairs": document["worst"][:3]},
+        "outside": [{"name": "animals", "n": 20, "mean": 3.5, "max": 11.0}],
+        "explanation": {
+            "n_pairs": 10,
+            "mean": 2.5,
+            "missing": {
+                "difference": 2.5,
+                "completeness_gap": 0.018,
+                "top": [edge],
+                "by_layer": {"block 1": 0.6},
+            },
+            "kept": None,
+        },
     }
 
 

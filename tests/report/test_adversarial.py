@@ -1,23 +1,20 @@
 """The page of a worst case: what it says, what it leaves out, and that its document cannot break it."""
 
-import copy
 import math
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure as Picture
-from synthetic import synthetic_document, synthetic_worst_case
-from test_html import HOSTILE, Page
+from synthetic import synthetic_worst_case
+from test_html import Page
 
 import assay
 from assay.analyses.worst_case import page_words, plots
 from assay.analyses.worst_case.page_fields import LARGEST_SIDE, LISTED_TESTS, field_blocks
 from assay.analyses.worst_case.page_pairs import LISTED_PAIRS
-from assay.core.errors import InputError, OutputError
+from assay.core.errors import InputError
 from assay.page.blocks import Figure, Section, Table
 from assay.page.text import plain_text
 from assay.report import save_histogram, save_report, tail_verdict
@@ -62,48 +59,10 @@ def heat_maps(worst: Document) -> list[Table]:
 # ----------------------------------------------------------------------------------------------- what it says
 
 
-def test_the_page_is_well_formed_and_small(page_text: str) -> None:
-    page = Page(page_text)
-    assert len(page_text.encode()) < 400_000
-    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
-    assert page.tags["h1"] == page.tags["article"] == 1
-    assert [link for link in page.links if not link.startswith("#")] == []
-    assert page.tags["img"] == page.tags["link"] == 0
-
-
-def test_the_verdict_holds_worst_mean_empty_circuit_and_certificate(worst: Document) -> None:
-    worst["summary"]["absolute"] |= {"max": 9.654, "mean": 0.34}
-    worst["anchor"]["absolute"] |= {"max": 13.2, "mean": 7.2}
-    worst["certificates"] = [
-        certificate(np.arange(1000.0), p).to_dict() | {"method": "ustat"} for p in (0.95, 0.99, 0.999)
-    ]
-    assert tail_verdict(worst) == (
-        "Worst divergence over 25,600 distinct pairs: 9.65 nats (28.4 times the mean of 0.340). "
-        "Empty circuit: mean 7.20, worst 13.2. With confidence 0.971, at least "
-        "99\N{NARROW NO-BREAK SPACE}% of all pairs of this kind stay at or below 995 nats. "
-        "Percentile 99.9 cannot be bounded: it needs 2,995 independent inputs; this sample has 1,000."
-    )
-
-
 def test_a_verdict_never_rounds_up_to_all_pairs_or_to_certainty(worst: Document) -> None:
     worst["certificates"] = [certificate(np.arange(150_000.0), 0.9999, delta=0.9999).to_dict()]
     space = "\N{NARROW NO-BREAK SPACE}"
     assert f"With confidence above 0.999, at least 99.99{space}% of all pairs" in tail_verdict(worst)
-
-
-def test_the_verdict_needs_no_anchor_and_no_spread(worst: Document) -> None:
-    worst["anchor"] = None
-    worst["summary"]["absolute"] |= {"max": 0.0, "mean": 0.0}
-    sentence = tail_verdict(worst)
-    assert sentence.startswith("Worst divergence over 25,600 distinct pairs: 0 nats. With")
-    assert "times" not in sentence
-
-
-@pytest.mark.parametrize(("unit", "words"), [("fraction", "0.500 of 1 ("), ("user", "0.500 units (")])
-def test_divergences_without_a_unit_of_their_own_are_sayable(worst: Document, unit: str, words: str) -> None:
-    worst["unit"] = unit
-    worst["summary"]["absolute"]["max"] = 0.5
-    assert f"distinct pairs: {words}" in render(worst)
 
 
 @pytest.mark.parametrize(
@@ -119,15 +78,6 @@ def test_without_a_certificate_the_page_says_why(worst: Document, changes: Docum
     worst |= {"certificates": [], **changes}
     assert f"No bound is certified: {page_words.no_certificate(worst)}." in tail_verdict(worst)
     assert reason in render(worst)
-
-
-def test_an_enumerated_population_is_exact(worst: Document) -> None:
-    worst["enumerated"] = True
-    assert tail_verdict(worst).endswith("These are all possible pairs, so the percentiles are exact.")
-    assert (
-        "All 25,600 pairs that the task’s grammar allows were run, each weighted by its probability."
-        in render(worst)
-    )
 
 
 def test_an_unsound_certificate_never_makes_the_verdict(worst: Document) -> None:
@@ -149,44 +99,6 @@ def test_percentiles_stand_beside_those_of_the_empty_circuit(worst: Document, pa
     assert rows["percentile 99"][2] == "none"
     assert rows["first token differs"][0] == "3.1\N{NARROW NO-BREAK SPACE}%"
     assert rows["above 1.00"][0].startswith("55.")
-
-
-def test_the_sound_certificate_stands_beside_the_published_one(worst: Document, page_text: str) -> None:
-    rows = rows_of(page_text, "certificates")[1:]
-    assert len(rows) == len(worst["certificates"]) == 6
-    assert [row[1] for row in rows[:2]] == ["all pairs, as a U-statistic theorem", "as published"]
-    assert rows[0][6] == ""
-    assert "no theorem" in rows[1][6]
-    assert rows[4][6] == "none: needs 2,995 independent inputs; there are 160"
-    assert rows[4][2] == rows[4][3] == "\N{EN DASH}"
-
-
-def test_a_certificate_short_of_its_confidence_says_what_it_takes() -> None:
-    made = certificate(np.arange(1000.0), 0.95, epsilon=0.01).to_dict()
-    assert page_words.certificate_note(made, "pairs") == (
-        "less than the requested 95\N{NARROW NO-BREAK SPACE}%; 1,326 pairs would be enough"
-    )
-
-
-def test_field_values_that_are_worse_are_named(worst: Document, page_text: str) -> None:
-    bad = [each for each in worst["fields"]["tests"] if each["significant"]]
-    assert [(each["field"], each["value"]) for each in bad] == [("object", "ring")]
-    assert (
-        "Object “ring” (6.0\N{NARROW NO-BREAK SPACE}% of its pairs) lies above the pooled 99th percentile"
-        in page_text
-    )
-    rows = rows_of(page_text, "field-tests")
-    assert (rows[1][:2], rows[1][-1]) == (["object", "ring"], "worse")
-    assert sum("worse" in row[-1] for row in rows) == 1
-    assert "corrupted object" in page_text
-
-
-def test_no_bad_value_is_said_in_words(worst: Document) -> None:
-    for each in worst["fields"]["tests"]:
-        each["significant"] = False
-    assert "None of 32 field values lies above the pooled 99th percentile more often than chance" in render(
-        worst
-    )
 
 
 def test_cells_are_inked_greyed_and_outlined(worst: Document, page_text: str) -> None:
@@ -217,15 +129,6 @@ def test_empty_cells_stay_empty(worst: Document) -> None:
     assert (cell.text, cell.style) == ("", "none sparse")
     assert cell.title.endswith("no pairs")
     Page(render(worst))
-
-
-def test_small_divergences_are_printed_in_a_unit_that_shows_them(worst: Document) -> None:
-    found = worst["fields"]["heatmaps"][0]
-    for name in ("max", "p99.9", "p99.99"):
-        found[name] = [[None if each is None else each / 1000 for each in row] for row in found[name]]
-    text = render(worst)
-    assert "in units of 10<sup>\N{MINUS SIGN}3</sup> nats" in text
-    assert ">12.9</td>" in text
 
 
 def test_large_tables_show_the_lines_with_the_largest_entries(worst: Document) -> None:
@@ -277,17 +180,6 @@ def test_prompts_are_aligned_and_differing_tokens_marked(worst: Document, page_t
     assert "".join(second or same for _, second, _, same in columns) == pair["corrupted"]["text"]
 
 
-def test_the_three_runs_stand_side_by_side(worst: Document, page_text: str) -> None:
-    rows = rows_of(page_text, "tokens")
-    top, answer = worst["worst"][0]["top"], worst["worst"][0]["answer"]
-    assert rows[0][1:] == ["model", "circuit", "model, corrupted prompt"]
-    assert rows[1][1:] == [f"&#39;{top[name][0]['token']}&#39; {top[name][0]['logit']:.2f}" for name in top]
-    assert rows[4][1:] == ["rank 1 17.20", "rank 2 12.10", "rank 40 3.30"]
-    assert f'<span class="right"><code>&#39;{answer["text"]}&#39;</code></span>' in page_text
-    assert "The circuit follows the corrupted prompt." in page_text
-    assert "drawn 2 times" in page_text
-
-
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
@@ -302,24 +194,6 @@ def test_whom_the_circuit_follows(tokens: tuple[str, str, str], words: str) -> N
         for name, token in zip(("model", "circuit", "corrupted"), tokens, strict=True)
     }
     assert page_words.following(top)[0] == words
-
-
-def test_white_space_tokens_can_be_seen(worst: Document) -> None:
-    worst["worst"][0]["clean"]["tokens"][0] = "\n"
-    text = render(worst)
-    assert "<mark>\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}</mark>" in text
-    assert "&#39;\\n&#39;" in text
-
-
-def test_prompts_of_unequal_length_are_padded(worst: Document) -> None:
-    worst["worst"][0]["corrupted"]["tokens"] = worst["worst"][0]["corrupted"]["tokens"][:-1]
-    assert "<mark> to</mark><mark></mark>" in render(worst)
-
-
-def test_single_prompts_that_do_harm_are_listed(worst: Document, page_text: str) -> None:
-    for side in ("clean", "corrupted"):
-        for each in worst[f"worst_{side}"]:
-            assert f"<td>{each['text']}</td>" in page_text
 
 
 def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
@@ -338,74 +212,13 @@ def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
 def test_parts_that_are_not_there_are_left_out(worst: Document, page_text: str) -> None:
     for title in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
         assert title not in page_text
-    bare = {
-        key: value
-        for key, value in worst.items()
-        if key
-        not in (
-            "fields",
-            "search",
-            "outside",
-            "explanation",
-            "worst_clean",
-            "worst_corrupted",
-            "seconds",
-            "warnings",
-            "provenance",
-            "anchor",
-            "maximum_exceedance",
-            "population",
-            "id",
-        )
-    } | {"worst": []}
+    optional = {"fields", "search", "outside", "explanation", "worst_clean", "worst_corrupted", "seconds"}
+    optional |= {"warnings", "provenance", "anchor", "maximum_exceedance", "population", "id"}
+    bare = {key: value for key, value in worst.items() if key not in optional} | {"worst": []}
     text = render(bare)
     Page(text)
     assert "The prompts of this task have no fields to compare." in text
     assert "None were kept." in text
-
-
-def test_search_outside_and_explanation_are_shown_apart(worst: Document) -> None:
-    worst["search"] = {
-        "maximum": 14.2,
-        "evaluations": 4896,
-        "pairs": [{"clean": "a b", "corrupted": "c d", "divergence": 14.2, "path": [1, 2]}],
-    }
-    worst["outside"] = [{"name": "animals", "n": 20, "mean": 3.5, "max": 11.0}]
-    worst["explanation"] = {
-        "n_pairs": 10,
-        "mean": 2.5,
-        "missing": {
-            "difference": 2.5,
-            "completeness_gap": 0.018,
-            "top": [{"source": "m0", "target": "logits", "score": 0.7, "share": 0.28, "kept": False}],
-            "by_layer": {"block 1": 0.6},
-        },
-        "kept": None,
-    }
-    text = render(worst)
-    Page(text)
-    for words in (
-        "bound the maximum from below",
-        "the numbers above do not cover them",
-        "4,896",
-        "14.2",
-        "animals",
-        "Missing edges by score",
-        "Missing edges by layer",
-        "account for 28",
-        "m0",
-    ):
-        assert words in text
-
-
-def test_pairs_that_search_found_look_like_the_worst_ones(worst: Document, page_text: str) -> None:
-    worst["search"] = {"max": 12.9, "n_evaluations": 4896, "pairs": worst["worst"][:3]}
-    text = render(worst)
-    Page(text)
-    assert text.count('class="worst-pair"') == page_text.count('class="worst-pair"') + 3
-    found = text[text.index("Worst pairs found by search") :]
-    assert found.count('class="aligned"') == 3
-    assert "4,896" in found
 
 
 def test_deep_and_long_extras_stay_bounded(worst: Document) -> None:
@@ -425,57 +238,6 @@ def test_deep_and_long_extras_stay_bounded(worst: Document) -> None:
     assert "11, and 4,988 more" in text
 
 
-def test_warnings_and_a_useless_circuit_are_pointed_out(worst: Document, page_text: str) -> None:
-    assert "p99.99 of this many pairs rests on less than one value." in page_text
-    worst["anchor"]["ratio_of_means"] = 0.97
-    assert "hardly closer to the model than the empty circuit (ratio of means 0.97)" in render(worst)
-
-
-@pytest.mark.parametrize(
-    ("protocol", "words"),
-    [
-        ("matched", "3,200 distinct pairs were run, each a clean prompt with a corrupted version of itself."),
-        ("iid", "drawn independently for"),
-        ("file", "The 3,200 distinct pairs of the task were run unchanged."),
-        ("other", "3,200 pairs were run (protocol other)."),
-    ],
-)
-def test_the_protocol_is_said_in_words(protocol: str, words: str) -> None:
-    document = synthetic_worst_case("iid") | {"protocol": protocol}
-    text = render(document)
-    Page(text)
-    assert words in text
-    assert "independent pairs" in text
-
-
-# ----------------------------------------------------------------------------------------------- hostile text
-
-
-def hostile(value: Any) -> Any:
-    """Every string of a document replaced, but those that choose what is drawn."""
-    if isinstance(value, dict):
-        kept = ("kind", "schema", "protocol", "method", "rows_field", "columns_field", "reason")
-        return {key: each if key in kept else hostile(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [hostile(each) for each in value]
-    return HOSTILE if isinstance(value, str) else value
-
-
-def test_hostile_text_stays_text(worst: Document, page_text: str) -> None:
-    worst["search"] = {"note": "x", "pairs": [{"clean": "y", "corrupted": "z"}], "names": ["a"]}
-    bad = hostile(worst)
-    bad["fields"]["heatmaps"][0]["rows_field"] = HOSTILE
-    bad["provenance"] = {HOSTILE: HOSTILE}
-    bad["search"][HOSTILE] = {HOSTILE: HOSTILE}
-    bad["protocol"] = HOSTILE
-    page = Page(render(bad))
-    harmless = Page(page_text)
-    assert page.tags["script"] == harmless.tags["script"]
-    assert page.tags["img"] == 0
-    assert {name for name, _ in page.attributes if name.startswith("on")} == set()
-    assert any("{{ 7 * 7 }}" in text for text in page.data["h1"])
-
-
 # ---------------------------------------------------------------------------------------------------- figures
 
 
@@ -488,35 +250,12 @@ def test_marks_hold_percentiles_bounds_and_what_is_missing(worst: Document) -> N
     assert marks["p99"].anchor == worst["anchor"]["absolute"]["p99"]
 
 
-def test_both_plots_draw_on_given_axes(worst: Document) -> None:
-    for plot in (plots.plot_histogram, plots.plot_percentiles):
-        ax = Picture().subplots()
-        assert plot(worst, ax) is ax
-        assert "nats" in ax.get_xlabel()
-    assert plots.plot_histogram(worst).get_yscale() == "log"
-
-
-def test_percentiles_far_below_the_empty_circuit_get_a_logarithmic_axis(worst: Document) -> None:
-    assert plots.plot_percentiles(worst).get_xscale() == "linear"
-    for name, value in worst["summary"]["absolute"].items():
-        worst["summary"]["absolute"][name] = value / 1000
-    assert plots.plot_percentiles(worst).get_xscale() == "log"
-
-
 def test_divergences_that_are_all_zero_are_drawn(worst: Document) -> None:
     for absolute in (worst["summary"]["absolute"], worst["anchor"]["absolute"]):
         absolute.update(dict.fromkeys(absolute, 0.0))
     worst["histogram"] = {"edges": [0.0, 0.0], "counts": [25600], "anchor_counts": [25600]}
     worst["certificates"] = []
     Page(render(worst))
-
-
-def test_undefined_numbers_are_drawn_and_said(worst: Document) -> None:
-    worst["summary"]["absolute"]["std"] = None
-    worst["summary"]["z"] = dict.fromkeys(worst["summary"]["z"])
-    worst["anchor"] |= {"ratio_of_means": None, "spearman": None, "share_above": None}
-    text = render(worst)
-    assert rows_of(text, "percentiles")[2][:2] == ["standard deviation", "n/a"]
 
 
 @pytest.mark.parametrize(
@@ -547,49 +286,12 @@ def test_the_histogram_is_written_as_a_picture(worst: Document, tmp_path: Path, 
         assert "percentile 99.9" in first.read_text()
 
 
-def test_pictures_have_two_endings(worst: Document, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot write 'a\.pdf': give a name ending in \.png or \.svg"):
-        save_histogram(tmp_path / "a.pdf", worst)
-    with pytest.raises(OutputError, match="cannot write"):
-        save_histogram(tmp_path / "missing" / "a.png", worst)
-
-
 # -------------------------------------------------------------------------------------------------- documents
 
 
-def test_a_result_and_its_document_give_the_same_page(worst: Document, tmp_path: Path) -> None:
-    class Result:
-        document = None  # a result read back may hold the document it was saved with
-
-        def to_dict(self) -> Document:
-            return worst
-
-    first = save_report(tmp_path / "a.html", Result())
-    second = save_report(tmp_path / "b.html", worst)
-    assert first.read_bytes() == second.read_bytes()
-
-
-def test_the_document_is_left_alone(worst: Document) -> None:
-    before = copy.deepcopy(worst)
-    assert render(worst) == render(worst)
-    assert worst == before
-
-
-def test_an_audit_and_a_worst_case_share_a_page(worst: Document) -> None:
-    page = Page(render(synthetic_document(), worst, synthetic_worst_case("iid")))
-    assert page.tags["article"] == 3
-    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
-
-
-def test_other_documents_are_refused(worst: Document, tmp_path: Path) -> None:
+def test_a_histogram_of_something_else_is_refused(worst: Document, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="got kind None"):
         save_histogram(tmp_path / "a.png", worst | {"kind": None})
-    with pytest.raises(
-        InputError, match=r"schema 'assay-worst-case/9'; this version reads 'assay-worst-case/1'"
-    ):
-        render(worst | {"schema": "assay-worst-case/9"})
-    with pytest.raises(InputError, match="the document of the worst case lacks summary; it is incomplete"):
-        render({key: value for key, value in worst.items() if key not in ("summary", "worst")})
 
 
 def test_a_real_worst_case_of_mini_makes_a_page(tmp_path: Path) -> None:

@@ -67,28 +67,6 @@ def document() -> dict[str, Any]:
     return evaluation().to_dict()
 
 
-def test_the_page_says_what_goes_with_performance_and_what_to_know_first() -> None:
-    page = evaluation_page(document())
-    assert "Over 6 test domains, accuracy is 0.40 to 0.90; in distribution it is 0.95" in str(page.verdict)
-    assert [section.title for section in page.sections] == [
-        "Shift and performance",
-        "What goes with performance",
-        "What an alarm would have been worth",
-        "Accuracy without labels",
-        "Where in the network",
-    ]
-    caveats = " ".join(map(str, page.caveats))
-    assert "1 domain had too few images and was left out: tiny (3)" in caveats
-    assert "alpha-ReQ is undefined on some domain" in caveats
-    text = render(document())
-    assert f"{evaluation().correlations['spearman']['r2']:.2f}" in text
-    assert "an alarm that is always on" in text
-    assert "excess (spearman)" in text
-    assert "test of confidences (KS)" in text
-    # Two families of calibration domains are too few: silent on every test domain, with the reason.
-    assert "2 families of domains were calibrated; 9 are needed" in text
-
-
 def test_estimates_that_speak_stand_beside_the_truth() -> None:
     rng = np.random.default_rng(0)
 

@@ -6,7 +6,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from synthetic import audit_of
 
 from assay.metrics.plots import plot_curve
@@ -49,24 +48,6 @@ def test_heads_are_rows_and_layers_columns_in_forward_order(document: Document) 
     data = figures.head_data(audit_of(document))
     assert data.values.shape == (8, 4)
     assert data.values[3, 1] == document["per_head"][1][3]
-
-
-def test_plots_draw_on_given_axes_and_return_them(document: Document) -> None:
-    for plot, data in (
-        (plot_curve, figures.curve_data(audit_of(document))),
-        (figures.plot_agreement, figures.agreement_data(audit_of(document))),
-        (plot_matrix, figures.head_data(audit_of(document))),
-    ):
-        ax = Figure().subplots()
-        assert plot(data, ax) is ax
-        assert ax.get_xlabel()
-
-
-def test_axes_are_labelled_and_intervals_shown(document: Document) -> None:
-    ax = plot_curve(figures.curve_data(audit_of(document)))
-    assert ax.get_ylabel() == "normalised faithfulness"
-    assert ax.get_xscale() == "log"
-    assert len(ax.collections) == 2, "one band for the interval, one for the random circuits"
 
 
 @pytest.mark.slow

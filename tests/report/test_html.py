@@ -1,5 +1,4 @@
 import base64
-import copy
 import hashlib
 import json
 import re
@@ -12,14 +11,12 @@ from typing import Any
 
 import pytest
 from synthetic import synthetic_document
+from synthetic_store import measurement
 
-from assay.core.errors import AssayError, InputError, OutputError
-from assay.core.measurement import Measurement
-from assay.core.random import stream
+from assay.core.errors import InputError, OutputError
 from assay.page.html import source
 from assay.report import save_report
 from assay.report.save import render
-from assay.stats.statistic import mean_of
 
 
 Document = dict[str, Any]
@@ -73,46 +70,14 @@ class Page(HTMLParser):
             self.data.setdefault(self.open[-1], []).append(data)
 
 
-def test_the_page_is_well_formed_and_small(page_text: str) -> None:
-    text = page_text
-    page = Page(text)
-    assert len(text.encode()) < 3_000_000
-    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
-    assert page.tags["h1"] == 1
-    assert page.tags["figure"] == 6
-
-
-def test_the_page_asks_the_network_for_nothing(page_text: str) -> None:
-    text = page_text
-    page = Page(text)
-    assert [link for link in page.links if not link.startswith("#")] == []
-    assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", text)
-    assert page.tags["link"] == page.tags["img"] == page.tags["iframe"] == 0
-    # An SVG name space of a picture is not in the page either, so no address occurs at all.
+def test_the_policy_of_a_page_names_its_scripts_alone(page_text: str) -> None:
+    text, page = page_text, Page(page_text)
     assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= {"http://www.w3.org/2000/svg"}
     policy = next(value for name, value in page.attributes if "default-src 'none'" in value)
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     assert f"script-src 'sha256-{digests[0]}' 'sha256-{digests[1]}';" in policy
     assert "http" not in policy
-
-
-def test_hostile_names_stay_text(document: Document, page_text: str) -> None:
-    harmless = Page(page_text)
-    bad = copy.deepcopy(document)
-    bad["title"] = bad["model"]["id"] = bad["task"]["name"] = bad["created"] = HOSTILE
-    bad["model"]["weight_hash"] = bad["provenance"]["id"] = bad["method"]["key"] = HOSTILE
-    bad["task"]["examples"][0] |= {"clean": HOSTILE, "corrupted": "x", "answers": [HOSTILE]}
-    bad["measurements"][0] |= {"name": HOSTILE, "id": HOSTILE, "unit": HOSTILE, "warnings": [HOSTILE]}
-    bad["measurements"][1] |= {"value": None, "reason": HOSTILE}
-    bad["provenance"]["record"] = {HOSTILE: HOSTILE}
-    bad["provenance"]["machine"] = {HOSTILE: HOSTILE}
-    bad["topk"]["patterns"] = [HOSTILE]
-    page = Page(render(bad))
-    assert page.tags["script"] == harmless.tags["script"]
-    assert page.tags["img"] == 0
-    assert {name for name, _ in page.attributes if name.startswith("on")} == set()
-    assert any("alert(2)" in text and "{{ 7 * 7 }}" in text for text in page.data["h1"])
 
 
 def test_hostile_edges_are_refused_by_the_graph(document: Document) -> None:
@@ -145,28 +110,6 @@ def test_without_a_script_the_strongest_edges_of_the_circuit_are_drawn(
     assert drawing.count("minus") == sum(edge["score"] < 0 for edge in kept)
 
 
-def test_the_area_says_how_edges_were_ranked(document: Document, page_text: str) -> None:
-    assert "With edges ranked by |score|, the area under the curve (CPR) is" in page_text
-    document["curve"]["ranking"] = "signed score"
-    assert "With edges ranked by signed score, the area" in render(document)
-
-
-def test_undefined_numbers_say_why(page_text: str) -> None:
-    text = page_text
-    assert "n/a" in text
-    assert "undefined: all values are equal" in text
-
-
-def test_long_lists_of_answers_are_shortened(document: Document) -> None:
-    document["task"]["examples"][0] |= {
-        "answers": [str(year) for year in range(56, 100)],
-        "wrong": ["54", "55"],
-    }
-    text = render(document)
-    shown = re.findall(r'<span class="word">([^<]+)</span>', text)[:8]
-    assert shown == ["56", "57", "58", "…", "99", "(44 in all)", "54", "55"]
-
-
 def test_every_measurement_and_part_has_a_row(document: Document) -> None:
     whole = document["measurements"][0] | {"statistic": {"kind": "mean", "of": "a"}}
     document["measurements"][0] = {
@@ -177,24 +120,10 @@ def test_every_measurement_and_part_has_a_row(document: Document) -> None:
         },
     }
     text = render(document)
-    for measurement in document["measurements"]:
-        assert measurement["id"] in text
+    for each in document["measurements"]:
+        assert each["id"] in text
     assert "faithfulness norm: other" in text
     assert "X.same" not in text, "a part that is the measurement itself is left out"
-
-
-def test_the_method_and_the_facts_name_number_type_and_revision(document: Document) -> None:
-    document["model"] |= {"dtype": "bfloat16", "revision": "0123456789abcdef"}
-    text = " ".join(render(document).split())
-    assert ", with weights in bfloat16." in text
-    assert "revision 0123456789ab, bfloat16, hash of the weights" in text
-
-
-@pytest.mark.slow
-def test_several_audits_share_a_page(document: Document, make_document: Callable[..., Document]) -> None:
-    page = Page(render(document, make_document(n_layers=2, n_heads=4, size=60)))
-    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
-    assert page.tags["article"] == 2
 
 
 @pytest.mark.slow
@@ -208,42 +137,6 @@ def test_other_shapes_are_drawn(make_document: Callable[..., Document], shape: d
     assert ("Keys and values are shared by 4 heads" in text) == ("n_kv_heads" in shape)
 
 
-def test_an_audit_without_a_solved_task_says_so(document: Document) -> None:
-    document["measurements"][0]["warnings"] = ["task_not_solved"]
-    document["circuit"]["faithfulness"] = {"value": None, "low": None, "high": None}
-    document["measurements"][0]["value"] = None
-    document["curve"] |= {
-        "values": [None] * 10,
-        "low": [None] * 10,
-        "high": [None] * 10,
-        "random": None,
-        "cpr": None,
-        "cmd": None,
-    }
-    document["task"] |= {"accuracy": 0.51}
-    text = render(document)
-    assert "mini does not solve ioi (right on 51" in text
-
-
-def test_the_same_document_gives_the_same_page(document: Document, page_text: str) -> None:
-    assert render(document) == page_text
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        ({"schema": "assay-audit/9"}, r"schema 'assay-audit/9'; this version reads 'assay-audit/1'"),
-        (
-            {"schema": "assay-audit/1", "title": "x"},
-            "required field missing",
-        ),
-    ],
-)
-def test_other_documents_are_refused(result: Document, message: str) -> None:
-    with pytest.raises(AssayError, match=message):
-        render(result)
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("result", [3, [3], [[]], None], ids=repr)
 def test_other_objects_are_refused(result: Any) -> None:
@@ -253,23 +146,9 @@ def test_other_objects_are_refused(result: Any) -> None:
         render(result)
 
 
-def measurement(**changes: Any) -> Measurement:
-    values = stream(0, "measured").normal(0.9, 0.1, 20)
-    facts: dict[str, Any] = {
-        "id": "D03.kl",
-        "name": "kl",
-        "statistic": mean_of("kl"),
-        "components": {"kl": values},
-        "value": float(values.mean()),
-        "n": 20,
-        "provenance": {"task": {"name": "ioi"}, "model": {"id": "mini"}, "metric": {"key": "kl"}},
-    }
-    return Measurement(**{**facts, **changes})
-
-
 def test_measurements_make_a_table(document: Document, tmp_path: Path) -> None:
     one = measurement()
-    other = measurement(provenance={"task": {"name": "sva"}, "model": {"id": "mini"}})
+    other = measurement(task="sva")
     alone = save_report(tmp_path / "m.html", one, [other]).read_text()
     assert source("page.js") in alone
     assert source("viewer.js") not in alone, "a page that draws no circuit"
@@ -279,16 +158,13 @@ def test_measurements_make_a_table(document: Document, tmp_path: Path) -> None:
     assert page.tags["tr"] == 3
     text = render(document, one)
     assert Page(text).tags["article"] == 2
-    assert ">Measurement: faithfulness on ioi in mini<" in text or "on ioi in mini<" in text
+    assert "Measurement: kl on ioi in mini" in text
     assert one.id_hash in text
 
 
-def test_an_empty_list_is_refused() -> None:
+def test_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="one of the lists of measurements is empty"):
         render([])
-
-
-def test_no_result_is_refused() -> None:
     with pytest.raises(InputError, match="at least one audit"):
         render()
 
@@ -313,17 +189,3 @@ def test_an_unwritable_place_is_refused_and_nothing_is_left(document: Document, 
         save_report(tmp_path / "directory.html", document)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["directory.html", "file"]
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_captions_are_numbered_in_the_order_of_their_article(document: Document) -> None:
-    articles = render(document, document).split("<article")[1:]
-    assert len(articles) == 2
-    for article in articles:  # what its sentences call figure 1 is its own
-        for kind in ("Figure", "Table"):
-            numbers = [int(each) for each in re.findall(rf"<b>{kind} ([0-9]+)\.</b>", article)]
-            assert numbers == list(range(1, len(numbers) + 1))
-            assert numbers
-    own = copy.deepcopy(document)
-    own["task"]["seed"] = None  # a file: nothing was drawn
-    assert "seed None" not in render(own)
-    assert "drawn with seed" not in render(own)

@@ -61,23 +61,6 @@ def test_batches_open_to_their_images_below_the_picture(visit: Visit) -> None:
 # ---- words --------------------------------------------------------------------------------------
 
 
-def test_the_reason_names_statistic_limit_and_since_when() -> None:
-    document = monitor_document()
-    why, may, do = monitor_words.alarm_reasons(document)
-    assert why == (
-        "The alarm is on since batch 3 (2026-03-03 10:00 UTC), for 2 batches in a row. The circuit shift "
-        "(spearman) of batch 4 is 0.400, above the limit of 0.200 that 3 known batches set (p = 0.050; the "
-        "alarm is raised at 0.05 or less)."
-    )
-    assert may.startswith("It may mean that the images come from another source")
-    assert do.startswith("What to do: look at the images of these batches")
-    document["readings"].append(reading(4, 0.1))
-    assert monitor_words.alarm_reasons(document)[0].startswith(
-        "The last alarm lasted from batch 3 (2026-03-03 10:00 UTC) to batch 4; 1 batch since then did not "
-        "raise it."
-    )
-
-
 def test_the_reason_follows_the_rule() -> None:
     document = monitor_document()
     document |= {

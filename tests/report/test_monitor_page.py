@@ -1,6 +1,5 @@
 """The page of a monitor: data of its pictures, its words, and that it is one self-contained document."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ from matplotlib.axes import Axes
 
 from assay.analyses.generalization import monitor_page, monitor_plots
 from assay.core.errors import InputError
-from assay.page.blocks import Block, Details, Table
 from assay.report.save import render
 
 
@@ -77,8 +75,9 @@ def document() -> dict[str, Any]:
     return monitor_document()
 
 
-@pytest.fixture
-def domains() -> dict[str, Any]:
+def domain_shifts() -> dict[str, Any]:
+    """Shifts and performances of three domains, with two curves."""
+
     def row(name: str, performance: float, shift: float) -> dict[str, Any]:
         return {
             "domain": name,
@@ -165,17 +164,6 @@ def test_the_map_has_a_cell_where_edges_join_two_layers(document: dict[str, Any]
     assert np.isnan(data.values[1, 0])
 
 
-def test_the_verdict_says_what_happened(document: dict[str, Any]) -> None:
-    said = monitor_page.verdict(document)
-    assert "2 of 4 batches raised the alarm, the first at batch 3, 2026-03-03 10:00 UTC" in said
-    assert "3 batches in distribution have 0.100 to 0.200" in said
-    for each in document["readings"]:
-        each["alarm"] = False
-    assert monitor_page.verdict(document).startswith("No alarm in 4 batches.")
-    document["rule"] = None
-    assert monitor_page.verdict(document).endswith("No alarm is set.")
-
-
 def test_caveats_name_sizes_far_thresholds_and_files_left_out(document: dict[str, Any]) -> None:
     assert monitor_page.caveats(document) == []
     document["calibration"] = None
@@ -190,84 +178,6 @@ def test_caveats_name_sizes_far_thresholds_and_files_left_out(document: dict[str
     assert "(1 unreadable)" in page
 
 
-def test_the_threshold_is_said_to_be_what_it_is(document: dict[str, Any]) -> None:
-    threshold = {"value": 0.3, "domain": "fog-1", "performance": 0.8, "target": 0.8, "method": "isotonic"}
-    facts = dict(monitor_page._facts({**document, "threshold": threshold}, {}))
-    assert facts["threshold"][1].text == (
-        " interpolated between corrupted domains, where performance is 0.80; the target is 0.80"
-    )
-    threshold |= {"method": "nearest", "performance": 0.78}
-    facts = dict(monitor_page._facts({**document, "threshold": threshold}, {}))
-    assert facts["threshold"][1].text.startswith(" read off fog-1, where performance is 0.78;")
-
-
-def test_a_sequential_rule_states_no_drop_of_one_batch(document: dict[str, Any]) -> None:
-    stated = {"domains": {"known": []}, "detectable": []}
-    (note,) = monitor_page._detectable({**document, **stated, "rule": "sequential"})
-    assert "no drop is stated" in note.text
-    assert monitor_page._detectable({**document, **stated, "rule": "conformal"}) == []
-
-
-def test_the_page_is_whole_and_escapes_what_it_is_given(
-    document: dict[str, Any], domains: dict[str, Any]
-) -> None:
-    text = render({**document, "domains": domains})
-    assert "<b>model</b>" not in text
-    assert "a &lt;b&gt;model&lt;/b&gt;" in text
-    for piece in (
-        "Shift over time",
-        "Where in the network",
-        "What a shift means",
-        "At most 0.05 false alarms.",
-    ):
-        assert piece in text
-    assert text.count('<svg class="plot"') == 6
-    assert "http://" not in text.replace("http://www.w3.org", "")
-    assert "<td>sketch</td>" in text
-    assert '<th class="n" data-sort title="average confidence">AC</th>' in text
-    assert "conformal p-value" in text
-
-
-def test_the_page_does_without_what_is_not_there(document: dict[str, Any]) -> None:
-    document |= {"calibration": None, "conformal": None, "rule": None}
-    document["readings"] = [
-        reading(0, 0.2, alarm=None, p_value=None, e_value=None, layers=[], baselines={}),
-    ]
-    text = render(document)
-    assert text.count('<svg class="plot"') == 1
-    assert "Where in the network" not in text
-    assert "What a shift means" not in text
-
-
-def tables(document: dict[str, Any], title: str) -> list[Table]:
-    """The tables behind a click of a section."""
-    (section,) = (each for each in monitor_page.monitor_page(document).sections if each.title == title)
-    folded: list[Block] = [
-        each for block in section.blocks if isinstance(block, Details) for each in block.blocks
-    ]
-    return [block for block in folded if isinstance(block, Table)]
-
-
-def test_one_map_where_the_last_reading_is_the_worst(document: dict[str, Any]) -> None:
-    document["readings"] = document["readings"][:3]
-    (table,) = tables(document, "Where in the network")
-    assert table.columns[0].name == "batch 3: from"
-    assert table.rows[0] == ["1", "2", "−0.250"]
-
-
-def test_the_curve_lists_shift_first(document: dict[str, Any], domains: dict[str, Any]) -> None:
-    domains["curves"] = {"ac": domains["curves"]["ac"], "spearman": domains["curves"]["spearman"]}
-    curve, _ = tables({**document, "domains": domains}, "What a shift means")
-    assert [each.name for each in curve.columns[1:]] == ["shift (spearman)", "average confidence"]
-    assert curve.rows[0] == ["0.50", "0.90", "n/a"]
-
-
-def test_other_documents_are_refused(document: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="schema 'old'"):
-        render({**document, "schema": "old"})
-    lacking = copy.deepcopy(document)
-    del lacking["guarantee"]
-    with pytest.raises(InputError, match="lacks guarantee"):
-        render(lacking)
+def test_a_monitor_without_a_reading_is_refused(document: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="no reading yet"):
         render({**document, "readings": []})

@@ -16,7 +16,6 @@ from assay.analyses.generalization.comparison import compare_rankings
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.core.errors import InputError
 from assay.page.text import plain_text
 from assay.report import save_report
 
@@ -35,17 +34,6 @@ def ranked(*, labelled: bool = True, seed: int = 0) -> Ranking:
 @functools.cache
 def document(*, labelled: bool = True) -> dict[str, Any]:
     return ranked(labelled=labelled).to_dict()
-
-
-def test_the_page_shows_every_model_and_metric_and_fetches_nothing(tmp_path: Path) -> None:
-    text = save_report(tmp_path / "page.html", document()).read_text()
-    assert "Which of 5 models to deploy on target" in text
-    assert "q&lt;0.9&gt;" in text
-    assert "q<0.9>" not in text
-    for metric in document()["metrics"]:
-        assert metric["name"] in text
-    assert not re.search(r'(src|href)="https?:', text)
-    assert text.count('role="img"') == 6  # forest, scatter, motif, two matrices, cost
 
 
 def test_the_result_itself_can_be_given(tmp_path: Path) -> None:
@@ -79,35 +67,12 @@ def test_the_verdict_names_the_pick_and_what_is_better_if_anything() -> None:
     assert "the highest is 1.00, of q<0.1>" in text
 
 
-def test_many_tied_picks_are_counted_and_not_listed() -> None:
-    tied = copy.deepcopy(document())
-    for row in tied["metrics"][0]["rows"]:
-        row["rank"] = 1.0
-    assert rank_words.picks(tied, rank_words.picked(tied["metrics"][0])) == "q<0.1> and 4 others that tie"
-    assert "picks q<0.1> and 4 others that tie." in rank_words.verdict(tied)
-
-
 def test_without_labels_the_page_says_what_is_not_known(tmp_path: Path) -> None:
     text = save_report(tmp_path / "page.html", document(labelled=False)).read_text()
     assert "the cost of picking by a metric is not known here" in text
     assert "expected regret</th>" not in text
     assert "Each metric against true" not in text
     assert "No motif: a motif needs the performance of the models" in text
-
-
-def test_regret_elsewhere_is_shown_where_it_is_known(tmp_path: Path) -> None:
-    shown = {f"q{q:g}": planted(q, labelled=False) for q in QUALITIES}
-    found = rank_inspections(shown, settings=SETTINGS, elsewhere=[ranked()])
-    text = save_report(tmp_path / "page.html", found).read_text()
-    assert "regret elsewhere</th>" in text
-    assert "only on other domains" in text
-    assert "absent: needs labelled images" in text
-
-
-def test_few_models_and_images_are_cautioned_about() -> None:
-    notes = rank_words.caveats(document())
-    assert any(note.startswith("With only 5 models, correlations") for note in notes)
-    assert any(note.startswith("With 60 images,") for note in notes)
 
 
 @pytest.mark.slow
@@ -118,25 +83,6 @@ def test_a_comparison_is_followed_by_its_rankings(tmp_path: Path) -> None:
     assert text.count("Which of 5 models to deploy on target") == 4  # headings, and the title of the page
     assert len(set(re.findall(r'<article class="page rank" id="([^"]+)"', text))) == 3
     assert "Universal motif" in text
-
-
-def test_a_comparison_without_labels_has_nothing_to_compare(tmp_path: Path) -> None:
-    both = compare_rankings([ranked(labelled=False)])
-    text = save_report(tmp_path / "page.html", both).read_text()
-    assert "No target has labels" in text
-    assert "No universal motif" in text
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"schema": "assay-ranking/9"}, "schema 'assay-ranking/9'"), ({"metrics": None}, "lacks metrics")],
-)
-def test_documents_that_cannot_be_read_are_refused(tmp_path: Path, change: dict, message: str) -> None:
-    broken = {**document(), **change}
-    broken = {key: value for key, value in broken.items() if value is not None or key == "performance"}
-    with pytest.raises(InputError, match=message):
-        save_report(tmp_path / "page.html", broken)
-    assert not (tmp_path / "page.html").exists()
 
 
 # ------------------------------------------------------------------------------------------- pictures

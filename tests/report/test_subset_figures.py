@@ -1,19 +1,16 @@
 """Pictures of a subset: what is drawn is what the document says."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from synthetic_subset import SIZES, document
 
 from assay.analyses.subsets import content_plots, plots, probit_plots
 from assay.analyses.subsets.line import probit
-from assay.analyses.subsets.page_words import BASELINES, signed
+from assay.analyses.subsets.page_words import signed
 from assay.page.draw import to_svg
 
 
@@ -48,13 +45,6 @@ def test_sizes_are_drawn_in_ascending_order_whatever_the_order_of_the_rows() -> 
         np.testing.assert_array_equal(line.get_xydata(), other.get_xydata())
 
 
-def test_the_spearman_version_reads_the_rank_correlations() -> None:
-    found = document()
-    ax = plots.plot_size(found, statistic="spearman")
-    assert curves(ax)[0].get_ydata().tolist() == [row["test"]["spearman"] for row in found["rows"]]
-    assert "Spearman" in ax.get_ylabel()
-
-
 def test_supported_sizes_are_filled_and_inconclusive_ones_open() -> None:
     ax = plots.plot_size(document())
     dots = [line for line in ax.get_lines() if line.get_marker() == "o" and line.get_markersize() == 5.5]
@@ -63,26 +53,6 @@ def test_supported_sizes_are_filled_and_inconclusive_ones_open() -> None:
     assert ax.get_xscale() == "log"
     assert texts(ax)[:4] == ["chosen subset", "random subset", "hardest examples", "one-pass screening"]
     assert len(ax.collections) == 2, "bands of the chosen and of the random subsets"
-
-
-def test_the_ring_marks_the_size_of_the_page() -> None:
-    ax = plots.plot_size(document())
-    (ring,) = [line for line in ax.get_lines() if line.get_markersize() == 11]
-    assert ring.get_xdata()[0] == 250
-
-
-def test_the_comparison_at_one_size_has_all_examples_first() -> None:
-    found = document(path=False)
-    ax = plots.plot_comparison(found)
-    assert rows_of(ax) == [
-        "all examples",
-        "chosen subset",
-        "random subset",
-        "hardest examples",
-        "one-pass screening",
-    ]
-    dots = [line for line in ax.get_lines() if len(line.get_xdata()) == 1]
-    assert [dots[0].get_xdata()[0], dots[1].get_xdata()[0]] == [found["full"]["test"]["r"], -0.86]
 
 
 def test_the_scatter_shows_the_test_models_alone() -> None:
@@ -119,50 +89,12 @@ def test_the_probit_axes_are_labelled_with_accuracies() -> None:
     assert "intercept" in texts(ax)[1]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "ticks"),
-    [
-        ((20, 40), ["20", "40"]),
-        ((60, 90), ["60", "90"]),
-        ((11, 990), ["20", "50", "100", "200", "500"]),
-        ((1000, 4000), ["1,000", "2,000"]),
-        ((10, 100, 10_000), ["10", "100", "1,000", "10,000"]),
-    ],
-)
-def test_an_axis_of_sizes_has_two_labels_at_least(sizes: tuple[int, ...], ticks: list[str]) -> None:
-    ax = Figure().subplots()
-    ax.set_xscale("log")
-    plots.size_axis(ax, sizes)
-    ax.figure.canvas.draw()
-    assert [text.get_text() for text in ax.get_xticklabels()] == ticks
-    low, high = ax.get_xlim()
-    assert all(low <= tick <= high for tick in ax.get_xticks())
-
-
-def test_a_narrow_range_of_accuracies_still_has_round_ticks() -> None:
-    found = document()
-    rng = np.random.default_rng(0)
-    for name in ("all", "selected", "rest"):
-        found["models"][name] = rng.uniform(0.701, 0.719, 480).tolist()
-    labels = rows_of(probit_plots.plot_scatter(found))
-    assert len(labels) >= 4
-    assert all(len(label) <= 5 for label in labels)
-
-
 def test_models_at_exactly_zero_stand_at_the_clip_and_are_labelled_so() -> None:
     found = document()
     found["models"]["selected"] = [0.0] * 240 + found["models"]["selected"][240:]
     ax = probit_plots.plot_scatter(found)
     assert rows_of(ax)[0] == "0"
     assert ax.get_yticks()[0] == pytest.approx(-4.753, abs=1e-3)
-
-
-def test_each_set_of_examples_has_a_panel() -> None:
-    found = document()
-    panels = probit_plots.plot_three(found).get_figure().axes
-    assert [ax.get_title("left") for ax in panels] == ["All (8,000)", "Chosen (250)", "Not chosen (7,750)"]
-    found["models"]["rest"] = None
-    assert probit_plots.example_sets(found) == ["all", "selected"]
 
 
 def test_the_histograms_count_every_model() -> None:
@@ -186,27 +118,6 @@ def test_prevalence_has_the_largest_differences_first_and_no_means() -> None:
     assert hollow == [not row["significant"] for row in rows]
 
 
-def test_undefined_overlaps_are_a_dash() -> None:
-    ax = plots.plot_consistency(document()["consistency"])
-    shown = [text.get_text() for text in ax.texts]
-    assert shown.count("–") == 18
-    assert "\N{MINUS SIGN}.08" in shown
-    assert len(ax.patches) == 100 - 18
-
-
-def test_the_model_curve_marks_where_it_settles() -> None:
-    needed = document()["models_needed"]
-    assert "settled at 130" in [text.get_text() for text in plots.plot_models(needed).texts]
-    assert not [*plots.plot_models(needed | {"median": None, "range": [60, None]}).texts]
-
-
-def test_the_composition_is_lines_over_sizes_and_rows_at_one_size() -> None:
-    ax = content_plots.plot_composition(document())
-    assert texts(ax)[0] == "dog"
-    assert texts(ax)[-1] == "3 others"
-    assert rows_of(content_plots.plot_composition(document(path=False)))[0] == "dog"
-
-
 def test_the_null_is_counted_and_the_observed_value_named() -> None:
     ax = plots.plot_null(document()["null"])
     assert sum(bar.get_height() for bar in ax.patches if hasattr(bar, "get_height")) == 99
@@ -219,27 +130,6 @@ def test_example_correlations_are_counted_on_both_sides() -> None:
     assert sum(ax.patches[-1].get_data().values) == pytest.approx(100)
 
 
-@pytest.mark.parametrize(
-    ("plot", "part"),
-    [
-        (plots.plot_size, None),
-        (plots.plot_comparison, None),
-        (probit_plots.plot_scatter, None),
-        (content_plots.plot_composition, None),
-        (content_plots.plot_prevalence, "prevalence"),
-        (plots.plot_consistency, "consistency"),
-        (plots.plot_models, "models_needed"),
-        (plots.plot_null, "null"),
-        (plots.plot_replication, "replication"),
-    ],
-)
-def test_plots_draw_on_given_axes_and_return_them(plot: Callable[..., Axes], part: str | None) -> None:
-    found: dict[str, Any] = document()
-    ax = Figure().subplots()
-    assert plot(found if part is None else found[part], ax) is ax
-    assert ax.get_xlabel()
-
-
 def test_names_are_drawn_as_they_are() -> None:
     found = document()
     names = ["$\\frac{$", "US$ or A$", "bell\x07"]
@@ -247,7 +137,3 @@ def test_names_are_drawn_as_they_are() -> None:
     axes = content_plots.plot_composition(found)
     to_svg(axes, key="k", label="l")  # a formula that is none would fail here
     assert "\x07" not in " ".join(texts(axes))
-
-
-def test_every_baseline_has_a_style() -> None:
-    assert {"selection", "holdout", *BASELINES} == set(plots.STYLES)
