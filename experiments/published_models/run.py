@@ -5,16 +5,16 @@
     python experiments/published_models/run.py .real/gemma3-270m --work WORK
     python experiments/published_models/tables.py WORK
 
-Two hours for each model on one core. Every piece is a file in WORK; a run that was stopped goes on with the
-first one that is not there. `tables.py` makes the CSV files and figures from them.
+About three hours for each model on one core. Every piece is a file in WORK; a run that was stopped goes on
+with the first one that is not there. `tables.py` makes the CSV files and figures from them.
 """
 
 import argparse
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 import assay
-from assay.core.errors import AssayWarning
 from assay.execution.attention_patterns import attention_pattern
 from assay.pipeline.prompts import DrawnPrompts, draw_prompts
 
@@ -64,15 +63,18 @@ GATE_PROMPTS = 20
 
 
 def stored(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a file holds, rankings first where there is none. Arrays go to .npz, the rest to .json."""
+    """What a file holds, which is made first where there is none. Arrays go to .npz, the rest to .json."""
     if path.suffix == ".npz":
         if not path.exists():
             write(path, lambda place: np.savez_compressed(place, **make()))
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     if not path.exists():
-        document = make()
-        write(path, lambda place: place.write_text(json.dumps(document, indent=1, default=float) + "\n"))
+
+        def save(place: Path) -> None:
+            place.write_text(json.dumps(make(), indent=1, default=float) + "\n")
+
+        write(path, save)
     return json.loads(path.read_text())
 
 
@@ -142,11 +144,9 @@ class Curves:
         def make() -> dict[str, Any]:
             rows = []
             for size in self.sizes:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", AssayWarning)  # most of a small signed set is cut off
-                    # Shares into different targets have no common scale: routes are grown from the logits.
+                # Shares into different targets have no common scale: routes are grown from the logits.
                 strongest = scores.greedy(size) if method == "ifr" else scores.top(size, absolute=absolute)
-                circuit = strongest.connected()
+                circuit = strongest.connected(warn=False)  # most of a small signed set is cut off
                 rows.append(self.measured(circuit))
             table = {key: np.stack([np.asarray(row[key]) for row in rows]) for key in rows[0]}
             return {"sizes": np.asarray(self.sizes), **table}
@@ -206,6 +206,21 @@ def heads(model: assay.Model, name: str, work: Path) -> None:
 
     stored(work / "ioi" / "heads.npz", make)
 
+    def names() -> dict[str, Any]:
+        """Direct effect on either name of a prompt, each against the indirect object of another prompt."""
+        generator = torch.Generator().manual_seed(0)
+        others = task.answers[torch.randperm(task.n, generator=generator)]
+        differ = (others != task.answers).all(1) & (others != task.wrong).all(1)
+        rows = differ.nonzero().flatten().tolist()
+        sides = {"IO": task.answers, "S": task.wrong}
+        pairs = {
+            side: replace(task.subset(rows), answers=tokens[rows], wrong=others[rows])
+            for side, tokens in sides.items()
+        }
+        return {side: assay.discover_heads(model, each, "dla").values for side, each in pairs.items()}
+
+    stored(work / "ioi" / "names.npz", names)
+
 
 PLACES = ("end to IO", "end to S1", "end to S2", "S2 to S1", "S2 to the token behind S1")
 
@@ -230,11 +245,11 @@ def reported(model: assay.Model, work: Path) -> assay.Circuit:
 
     def make() -> dict[str, Any]:
         audit = assay.audit(model, "ioi", n=N, skip=("attack", "calibrate", "curve", "random"))
-        audit.circuit.save(work / "ioi" / "circuit.json")
+        audit.circuit.save(work / "ioi" / "circuit.safetensors")
         return {"measurements": audit.to_dict()["measurements"], "edges": audit.circuit.n_edges}
 
     stored(path, make)
-    return assay.load_circuit(work / "ioi" / "circuit.json", model.graph)
+    return assay.load_circuit(work / "ioi" / "circuit.safetensors", model.graph)
 
 
 def worst(model: assay.Model, name: str, work: Path) -> None:

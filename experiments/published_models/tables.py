@@ -27,7 +27,8 @@ HERE = Path(__file__).parent
 DRAWS = 2000
 NAMES = {"smollm2-135m": "SmolLM2 135M", "gemma3-270m": "Gemma 3 270M"}
 STRONGEST = {"smollm2-135m": 2048, "gemma3-270m": 256}  # edges of each ranking that agreement compares
-SHOWN_HEADS = 15
+SHOWN_HEADS = 15  # by each effect
+LOOKING_HEADS = 3  # at each place
 NAMED_HEADS = 7  # of a figure
 STYLES = {
     (DEFAULT, "own", "size"): ("EAP-IG, by size", "C0", "-"),
@@ -104,6 +105,8 @@ def references(work: Path) -> pd.DataFrame:
     for model in SIZES:
         for path in sorted((work / model).glob("*/reference.npz")):
             margins = arrays(path)
+            once = np.isfinite(margins["empty_kl"])  # a prompt that was drawn again has no number of its own
+            margins = {name: values[once] for name, values in margins.items() if values.size == once.size}
             rows.append(
                 {
                     "model": model,
@@ -112,7 +115,7 @@ def references(work: Path) -> pd.DataFrame:
                     "right": (margins["full"] > 0).mean(),
                     "margin": margins["full"].mean(),
                     "empty_margin": margins["empty_margin"].mean(),
-                    "empty_kl": np.nanmean(margins["empty_kl"]),
+                    "empty_kl": margins["empty_kl"].mean(),
                 }
             )
     return pd.DataFrame(rows)
@@ -128,38 +131,38 @@ def agreement(work: Path) -> pd.DataFrame:
         }
         for (one, first), (other, second) in combinations(rankings.items(), 2):
             by_default = one[1:] == other[1:] == (DEFAULT, "own")
-            if "random" in (one[1], other[1]) or (one[0] != other[0] and not by_default):
+            # Largest shares of routes into different targets have no common scale.
+            if {"random", "ifr"} & {one[1], other[1]} or (one[0] != other[0] and not by_default):
                 continue
             sets = [np.argsort(-abs(values))[: STRONGEST[model]] for values in (first, second)]
-            shared = np.intersect1d(*sets).size
-            both = np.union1d(*sets)
+            jaccard = np.intersect1d(*sets).size / np.union1d(*sets).size
             rows.append(
                 {
                     "model": model,
                     "first": " ".join(one),
                     "second": " ".join(other),
-                    "jaccard": shared / both.size,
-                    "spearman": spearmanr(abs(first[both]), abs(second[both])).statistic,
+                    "jaccard": jaccard,
+                    "spearman": spearmanr(abs(first), abs(second)).statistic,
                 }
             )
     return pd.DataFrame(rows)
 
 
 def heads(work: Path) -> pd.DataFrame:
-    """The heads of largest direct effect and of largest effect when dropped, with where they look."""
+    """The heads of largest effect, direct or when dropped, and those that look at a place most."""
     rows = []
     for model in SIZES:
         scores = arrays(work / model / "ioi" / "heads.npz")
         looks = scores.pop("attention")
-        strongest = {
-            int(place)
-            for method in ("dla", "drop-effect")
-            for place in np.argsort(-abs(scores[method]).ravel())[:SHOWN_HEADS]
-        }
+        names = arrays(work / model / "ioi" / "names.npz")
+        orders = [(abs(scores[method]), SHOWN_HEADS) for method in ("dla", "drop-effect")]
+        orders += [(pattern, LOOKING_HEADS) for pattern in looks]
+        strongest = {int(place) for values, n in orders for place in np.argsort(-values.ravel())[:n]}
         for place in strongest:
             layer, head = np.unravel_index(place, scores["dla"].shape)
             row = {"model": model, "layer": layer, "head": head}
             row |= {method: values[layer, head] for method, values in scores.items()}
+            row |= {f"dla on {name}": values[layer, head] for name, values in names.items()}
             rows.append(row | {name: looks[at, layer, head] for at, name in enumerate(PLACES)})
     table = pd.DataFrame(rows)
     return table.sort_values(["model", "dla"], ascending=[True, False])
@@ -230,7 +233,7 @@ def draw_curves(table: pd.DataFrame, empty: pd.DataFrame, task: str, path: Path)
         axes[1, column].annotate("empty circuit", (here.asked.min(), nothing), fontsize=8, va="bottom")
         axes[0, column].axhline(1, color="0.4", lw=0.8, ls="--")
         axes[0, column].set(xscale="log", title=NAMES[model], ylim=(-0.6, 3.4))
-        axes[1, column].set(xlabel="edges kept, before those off all paths go", ylim=(0, None))
+        axes[1, column].set(xlabel="strongest edges asked for", ylim=(0, None))
     axes[0, 0].set_ylabel("normalised faithfulness")
     axes[1, 0].set_ylabel("KL(model, circuit), nats")
     axes[0, 0].legend(fontsize=8, frameon=False)
@@ -254,7 +257,7 @@ def draw_heads(table: pd.DataFrame, path: Path) -> None:
         axis.axhline(0, color="0.4", lw=0.8)
         axis.set(title=NAMES[model], xlabel="attention")
     axes[0].set_ylabel("direct effect, logits")
-    axes[0].legend(fontsize=8, frameon=False, loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     save(figure, path)
 
 
