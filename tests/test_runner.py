@@ -12,7 +12,7 @@ from torch import nn
 
 import assay
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-from assay.core.errors import AssayWarning, InputError, OutputError, UnknownNameError
+from assay.core.errors import AssayWarning, InputError, OutputError
 from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit
 from assay.graph import build_graph
@@ -38,7 +38,6 @@ from assay.pipeline.inputs import draw_inputs, read_inputs
 from assay.pipeline.sizing import recovery
 from assay.pipeline.stage import Memo, Stage
 from assay.pipeline.worst import usual_sizes
-from assay.report import save_report
 from assay.store import Store
 from assay.tasks import PairTask, draw_shapes, load_task
 from assay.tasks.seen import found_on
@@ -82,59 +81,46 @@ def found(tiny: Model, task: PairTask) -> Audit:
 # ---- the audit ----------------------------------------------------------------------------------
 
 
-def test_the_document_is_finite_json_that_a_report_can_show(found: Audit, tmp_path: Path) -> None:
-    text = json.dumps(found.to_dict(), allow_nan=False)
-    assert json.loads(text) == found.to_dict()
-    page = save_report(tmp_path / "report.html", found).read_text()
-    assert found.id in page
-    assert found.circuit.hash in page
-
-
 def test_the_document_agrees_with_what_was_found(found: Audit, tiny: Model, task: PairTask) -> None:
     document, circuit = found.to_dict(), found.circuit
-    assert document["circuit"]["n_edges"] == circuit.n_edges
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["circuit"]["n_edges"] == circuit.n_edges <= document["circuit"]["size"]
     assert document["circuit"]["id"] == circuit.hash
-    assert document["circuit"]["size"] >= circuit.n_edges
-    kept = {f"{edge['source']}->{edge['target']}" for edge in document["edges"] if edge["kept"]}
-    assert kept == set(circuit.edges())
+    edges = {f"{edge['source']}->{edge['target']}" for edge in document["edges"] if edge["kept"]}
+    assert edges == set(circuit.edges())
     for edge in document["edges"][:5]:
         row, column = tiny.graph.source_index(edge["source"]), tiny.graph.target_index(edge["target"])
         assert edge["score"] == pytest.approx(float(found.scores.values[row, column]))
-    assert np.sum(document["per_layer"]["values"]) == pytest.approx(
-        float(found.scores.values.abs().sum()), rel=1e-5
-    )
+    total = float(found.scores.values.abs().sum())
+    assert np.sum(document["per_layer"]["values"]) == pytest.approx(total, rel=1e-5)
     head = float(found.scores.values[tiny.graph.head_source(1, 2)].sum())
     assert document["per_head"][1][2] == pytest.approx(head, rel=1e-5)
-    assert document["task"]["accuracy"] == 1.0
-    assert document["task"]["n"] == task.n
+    assert (document["task"]["accuracy"], document["task"]["n"]) == (1.0, task.n)
 
 
 def test_the_circuit_meets_its_target_on_the_discovery_prompts(
     found: Audit, tiny: Model, task: PairTask
 ) -> None:
+    """Here discovery and measurement share their prompts, so the reported number is the same."""
     runs = CircuitRuns(tiny, task, Circuit.full(tiny.graph))
     value = recovery(runs, found.circuit)
     assert value >= 0.9
-    assert found.to_dict()["circuit"]["discovery_faithfulness"] == pytest.approx(value)
-    # Here discovery and measurement share their prompts, so the reported number is the same.
-    assert found.to_dict()["circuit"]["faithfulness"]["value"] == pytest.approx(value)
-    assert found.to_dict()["discovery"]["held_out"] is False
+    assert recovery(runs, Circuit.full(tiny.graph)) == pytest.approx(1.0, abs=1e-5)
+    assert recovery(runs, Circuit.empty(tiny.graph)) == pytest.approx(0.0, abs=1e-5)
+    document = found.to_dict()
+    assert document["circuit"]["discovery_faithfulness"] == pytest.approx(value)
+    assert document["circuit"]["faithfulness"]["value"] == pytest.approx(value)
+    assert document["discovery"]["held_out"] is False
 
 
 def test_every_metric_is_measured_once_with_random_circuits_where_promised(found: Audit) -> None:
-    names = [record["name"] for record in found.measurements]
-    assert names == [
-        "faithfulness-norm",
-        "faithfulness",
-        "completeness",
-        "kl",
-        "ce-delta",
-        "topk",
-        "minimality",
-    ]
-    by_name = dict(zip(names, found.measurements, strict=True))
-    assert len(by_name["faithfulness-norm"]["baseline"]["random"]["values"]) == 2
-    assert found.to_dict()["random"]["values"] == by_name["faithfulness-norm"]["baseline"]["random"]["values"]
+    by_name = {record["name"]: record for record in found.measurements}
+    assert len(by_name) == len(found.measurements)
+    usual = {"faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk"}
+    assert set(by_name) == {*usual, "minimality"}
+    random = by_name["faithfulness-norm"]["baseline"]["random"]["values"]
+    assert len(random) == 2
+    assert found.to_dict()["random"]["values"] == random
     assert found.to_dict()["topk"]["agreement"][0] == by_name["topk"]["value"]
 
 
@@ -142,24 +128,9 @@ def test_the_same_call_gives_the_same_result(found: Audit, tiny: Model, task: Pa
     again = audit(tiny, task, n_random=2, full=True, batch_size=5)
     assert again.id == found.id
     assert again.circuit == found.circuit
-    machine = ("created", "provenance", "method")
-    one, other = (
-        {key: value for key, value in each.to_dict().items() if key not in machine} for each in (found, again)
-    )
-    assert _close(one, other)
-
-
-def _close(one: Any, other: Any) -> bool:
-    """Equal but for rounding: another batch size adds floats in another order."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(
-            key in ("hash", "provenance") or _close(one[key], other[key]) for key in one
-        )
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_close, one, other))
-    if isinstance(one, float):
-        return other is not None and bool(np.isclose(one, other, rtol=1e-3, atol=1e-4))
-    return bool(one == other)
+    for one, other in zip(again.measurements, found.measurements, strict=True):
+        assert one["name"] == other["name"]
+        assert one["value"] == pytest.approx(other["value"], rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +158,7 @@ def test_every_choice_is_part_of_the_identity(
     assert seen[0] != found.id
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [{"objective": "kl"}, {"ablation": "mean"}, {"ablation": "zero", "method": "eap"}],
-    ids=str,
-)
+@pytest.mark.parametrize("choice", [{"objective": "kl"}, {"ablation": "zero", "method": "eap"}], ids=str)
 def test_other_objectives_and_ablations_make_a_report_too(
     tiny: Model, task: PairTask, choice: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -247,18 +214,19 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(
     assert not audit(tiny, task, n_random=1, store=tmp_path).cached
 
 
-def test_saving_writes_four_files_that_read_back(found: Audit, tiny: Model, tmp_path: Path) -> None:
+def test_saving_writes_four_files_that_read_back(
+    found: Audit, tiny: Model, task: PairTask, tmp_path: Path
+) -> None:
     page = found.save(tmp_path / "out")
-    assert page == tmp_path / "out" / "report.html"
-    assert sorted(path.name for path in page.parent.iterdir()) == [
-        "audit.json",
-        "circuit.safetensors",
-        "report.html",
-        "scores.safetensors",
-    ]
-    assert load_circuit(page.parent / "circuit.safetensors", tiny.graph) == found.circuit
-    assert torch.equal(load_scores(page.parent / "scores.safetensors").values, found.scores.values)
-    assert json.loads((page.parent / "audit.json").read_text()) == found.to_dict()
+    out = page.parent
+    names = ["audit.json", "circuit.safetensors", "report.html", "scores.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert found.id in page.read_text()
+    assert json.loads((out / "audit.json").read_text()) == found.to_dict()
+    assert torch.equal(load_scores(out / "scores.safetensors").values, found.scores.values)
+    circuit = load_circuit(out / "circuit.safetensors", tiny.graph)
+    assert circuit == found.circuit
+    assert torch.equal(run_circuit(tiny, task, circuit), run_circuit(tiny, task, found.circuit))
 
 
 def test_an_unwritable_place_is_refused_before_any_work(
@@ -273,15 +241,18 @@ def test_an_unwritable_place_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n": 1}, "n is 1; an audit needs at least 2 prompts"),
-        ({"n_random": 0}, "n_random is 0; give at least 1"),
+        ({"n": 1}, "n is 1"),
+        ({"n_random": 0}, "n_random is 0"),
         ({"target": 0.0}, r"target is 0.0; .* in \(0, 1\]"),
-        ({"target": 1.5}, r"target is 1.5"),
-        ({"method": "eap-ig-input"}, "unknown method 'eap-ig-input'; did you mean 'eap-ig-inputs'"),
-        ({"task": "iio"}, "unknown task 'iio'; did you mean 'ioi'"),
-        ({"ablation": "resampled"}, "unknown ablation 'resampled'; did you mean 'resample'"),
+        ({"target": 1.5}, "target is 1.5"),
+        ({"method": "eap-ig-input"}, "did you mean 'eap-ig-inputs'"),
+        ({"task": "iio"}, "did you mean 'ioi'"),
+        ({"task": "my/own.json"}, "unknown task"),
+        ({"ablation": "resampled"}, "did you mean 'resample'"),
         ({"objective": "logit-dif"}, "unknown objective"),
-        ({"metrics": ["fathfulness"]}, "unknown metric 'fathfulness'; did you mean 'faithfulness'"),
+        ({"metrics": ["fathfulness"]}, "did you mean 'faithfulness'"),
+        ({"skip": ["atack"]}, "did you mean 'attack'"),
+        ({"device": "gpu"}, "device 'gpu' does not exist"),
     ],
 )
 def test_bad_options_are_refused_before_a_model_is_loaded(change: dict[str, Any], message: str) -> None:
@@ -290,37 +261,32 @@ def test_bad_options_are_refused_before_a_model_is_loaded(change: dict[str, Any]
 
 
 def test_an_audit_on_the_embedded_model_holds_prompts_out(mini: Model) -> None:
-    told = []
-    small = audit(
-        mini, "ioi", n=12, n_random=1, steps=1, metrics=[], progress=lambda *step: told.append(step[0])
-    )
-    assert small.to_dict()["discovery"]["held_out"] is True
-    assert small.to_dict()["task"]["data_hash"] != small.to_dict()["discovery"]["data_hash"]
-    assert small.to_dict()["task"]["examples"][0]["answers"]
-    stages = ["load", "discover", "sweep sizes", "faithfulness curve", "measure", "attack", "calibrate"]
-    assert list(dict.fromkeys(told)) == stages
-    names = [record["name"] for record in small.measurements]
-    assert names == ["faithfulness-norm", "faithfulness", "topk"]
+    stages: list[str] = []
+    options: dict[str, Any] = {"n": 12, "n_random": 1, "steps": 1, "metrics": []}
+    small = audit(mini, "ioi", **options, progress=lambda *step: stages.append(step[0])).to_dict()
+    assert small["discovery"]["held_out"] is True
+    assert small["task"]["data_hash"] != small["discovery"]["data_hash"]
+    assert small["task"]["examples"][0]["answers"]
+    assert all("same_prompts" not in record["warnings"] for record in small["measurements"])
+    expected = ["load", "discover", "sweep sizes", "faithfulness curve", "measure", "attack", "calibrate"]
+    assert list(dict.fromkeys(stages)) == expected
+    assert [record["name"] for record in small["measurements"]] == [
+        "faithfulness-norm",
+        "faithfulness",
+        "topk",
+    ]
 
 
 # ---- prompts ------------------------------------------------------------------------------------
 
 
-def test_no_prompt_is_discovered_on_and_measured_on(mini: Model) -> None:
-    for name in ("ioi", "sva"):
-        draws = draw_prompts(mini, name, n=60, seed=1)
-        one = {tuple(row) for row in draws.discovery.clean.tolist()}
-        other = {tuple(row) for row in draws.measured.clean.tolist()}
-        assert draws.held_out
-        assert one
-        assert other
-        assert not one & other
-        assert draws.discovery.n + draws.measured.n == 120
-
-
-def test_draws_depend_on_the_seed_alone(mini: Model) -> None:
-    hashes = [draw_prompts(mini, "ioi", n=10, seed=seed).measured.data_hash for seed in (0, 0, 1)]
-    assert hashes[0] == hashes[1] != hashes[2]
+@pytest.mark.parametrize("name", ["ioi", "sva"])
+def test_no_prompt_is_discovered_on_and_measured_on(name: str, mini: Model) -> None:
+    draws, again, other = (draw_prompts(mini, name, n=60, seed=seed) for seed in (1, 1, 2))
+    assert draws.held_out
+    assert draws.discovery.n + draws.measured.n == 120
+    assert not cleans(draws.discovery) & cleans(draws.measured)
+    assert draws.measured.data_hash == again.measured.data_hash != other.measured.data_hash
 
 
 def ioi_lines(mini: Model, n: int, **fields: list[Any]) -> list[dict[str, Any]]:
@@ -348,66 +314,62 @@ def cleans(task: PairTask) -> set[tuple[int, ...]]:
 def test_few_prompts_of_a_file_or_own_task_serve_for_both(
     mini: Model, tiny: Model, task: PairTask, tmp_path: Path
 ) -> None:
-    own = draw_prompts(tiny, task, n=None, seed=0)
-    assert own.discovery is own.measured is task
-    assert not own.held_out
     path = write_lines(tmp_path / "own.jsonl", 3 * ioi_lines(mini, 39))  # 117 lines of 39 prompts
-    file = draw_prompts(mini, path, n=None, seed=0)
-    assert not file.held_out
-    assert file.measured is file.discovery
-    assert file.measured.n == 117
-    assert draw_prompts(mini, path, n=2, seed=0).measured.n == 2
+    for draws, n in (
+        (draw_prompts(tiny, task, n=None, seed=0), task.n),
+        (draw_prompts(mini, path, n=None, seed=0), 117),
+        (draw_prompts(mini, path, n=2, seed=0), 2),
+    ):
+        assert draws.measured is draws.discovery
+        assert not draws.held_out
+        assert draws.measured.n == n
 
 
 def test_a_file_and_an_own_task_are_dealt_to_two_halves(mini: Model, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "own.jsonl", 2 * ioi_lines(mini, 40))
-    whole = load_task(path, mini)
-    for source in (path, whole):
-        draws = draw_prompts(mini, source, n=None, seed=1)
+    for source in (path, load_task(path, mini)):
+        draws, again, other = (draw_prompts(mini, source, n=None, seed=seed) for seed in (1, 1, 2))
         assert draws.held_out
-        one, other = cleans(draws.discovery), cleans(draws.measured)
-        assert len(one) == len(other) == 20
-        assert not one & other
+        assert draws.measured.data_hash == again.measured.data_hash != other.measured.data_hash
+        discovered, measured = cleans(draws.discovery), cleans(draws.measured)
+        assert len(discovered) == len(measured) == 20
+        assert not discovered & measured
         assert draws.discovery.n == draws.measured.n == 40  # both lines of a prompt are on one side
         lines = [*draws.discovery.ids.tolist(), *draws.measured.ids.tolist()]
-        assert sorted(lines) == list(range(1, 81))
-        assert lines != sorted(lines)
-        again = draw_prompts(mini, source, n=None, seed=1)
-        assert again.measured.data_hash == draws.measured.data_hash
-        assert draw_prompts(mini, source, n=None, seed=2).measured.data_hash != draws.measured.data_hash
+        assert sorted(lines) == list(range(1, 81)) != lines
         few = draw_prompts(mini, source, n=5, seed=1)
         assert few.discovery.n == few.measured.n == 5
-        assert cleans(few.measured) <= other
+        assert cleans(few.measured) <= measured
 
 
 def test_a_field_says_what_lines_are_for(mini: Model, tmp_path: Path) -> None:
-    marks = ["discover", "measure", "discover"] * 4
-    path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 12, split=marks))
+    def marked(*marks: str) -> str:
+        return write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 12, split=[*marks] * 4))
+
+    path = marked("discover", "measure", "discover")
     draws = draw_prompts(mini, path, n=None, seed=0)
     assert draws.held_out  # the user's own halves may be small
-    assert set(draws.discovery.fields["split"]) == {"discover"}
-    assert set(draws.measured.fields["split"]) == {"measure"}
-    assert (draws.discovery.n, draws.measured.n) == (8, 4)
+    assert list(draws.discovery.fields["split"]) == ["discover"] * 8
+    assert list(draws.measured.fields["split"]) == ["measure"] * 4
     assert prompts_to_measure(mini, path, n=None, seed=0).n == 4
-    marks[3] = "train"
-    path = write_lines(tmp_path / "other.jsonl", ioi_lines(mini, 12, split=marks))
-    with pytest.raises(InputError, match="'split' of 'other' is 'train' for pair 4; give 'discover' or"):
-        draw_prompts(mini, path, n=None, seed=0)
-    path = write_lines(tmp_path / "one.jsonl", ioi_lines(mini, 12, split=["measure"] * 12))
-    with pytest.raises(InputError, match="no pair of 'one' has 'discover' in its field 'split'"):
-        draw_prompts(mini, path, n=None, seed=0)
+    for marks, message in (
+        (("discover", "measure", "train"), "'split' of 'own' is 'train' for pair 3"),
+        (("measure",) * 3, "no pair of 'own' has 'discover' in its field 'split'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            draw_prompts(mini, marked(*marks), n=None, seed=0)
+
+
+PARTS = {"a.jsonl": slice(8), "b.jsonl": slice(8, None)}
 
 
 def test_files_of_their_own_to_discover_and_to_measure_on(mini: Model, tmp_path: Path) -> None:
     lines = ioi_lines(mini, 12)
-    one, other = (
-        write_lines(tmp_path / name, part) for name, part in (("a.jsonl", lines[:8]), ("b.jsonl", lines[8:]))
-    )
-    draws = draw_prompts(mini, "ioi", n=None, seed=0, discover_on=one, measure_on=other)
-    assert draws.held_out
-    assert (draws.discovery.n, draws.measured.n) == (8, 4)
-    draws = draw_prompts(mini, one, n=None, seed=0, measure_on=other)
-    assert (draws.discovery.n, draws.measured.n) == (8, 4)
+    one, other = (write_lines(tmp_path / name, lines[part]) for name, part in PARTS.items())
+    for source, places in (("ioi", {"discover_on": one, "measure_on": other}), (one, {"measure_on": other})):
+        draws = draw_prompts(mini, source, n=None, seed=0, **places)
+        assert draws.held_out
+        assert (draws.discovery.n, draws.measured.n) == (8, 4)
     with pytest.raises(InputError, match="8 of the 8 prompts to measure on are also prompts to discover on"):
         draw_prompts(mini, one, n=None, seed=0, discover_on=one)
 
@@ -422,16 +384,13 @@ def test_a_circuit_is_measured_on_prompts_it_was_not_found_on(mini: Model, tmp_p
     assert not cleans(fresh) & cleans(drawn)
     path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 50))
     whole = load_task(path, mini)
-    circuit = discover(mini, whole.subset(list(range(30))), "eap").top(60)
-    fresh = prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit)
-    note = "30 of the 50 prompts of 'own' are skipped, because the circuit was found on them"
-    assert fresh.notes == (note,)
-    assert assay.measure(circuit, mini, fresh, "kl").notes == (note,)
-    assert sorted(fresh.ids.tolist()) == list(range(31, 51))  # line numbers
-    circuit = discover(mini, whole.subset(list(range(31))), "eap").top(60)
-    assert (
-        prompts_to_measure(mini, str(path), n=None, seed=0, circuit=circuit).n == 50
-    )  # 19 others are too few
+    for n_seen, rest in ((30, range(31, 51)), (31, range(1, 51))):  # line numbers; 19 others are too few
+        circuit = discover(mini, whole.subset(list(range(n_seen))), "eap").top(60)
+        fresh = prompts_to_measure(mini, path, n=None, seed=0, circuit=circuit)
+        assert sorted(fresh.ids.tolist()) == list(rest)
+        if n_seen == 30:
+            (note,) = assay.measure(circuit, mini, fresh, "kl").notes
+            assert note.startswith("30 of the 50 prompts of 'own' are skipped")
 
 
 def test_scores_out_of_a_store_know_their_prompts(mini: Model, tmp_path: Path) -> None:
@@ -443,19 +402,15 @@ def test_scores_out_of_a_store_know_their_prompts(mini: Model, tmp_path: Path) -
 
 def test_more_prompts_than_there_are_is_said(mini: Model, tmp_path: Path) -> None:
     few = write_lines(tmp_path / "few.jsonl", ioi_lines(mini, 12))
-    with pytest.warns(
-        AssayWarning, match="'few' has 12 prompts to discover and measure on, fewer than the requested 20"
-    ):
+    with pytest.warns(AssayWarning, match="'few' has 12 prompts to discover and measure on, fewer than"):
         both = draw_prompts(mini, few, n=20, seed=1)
     assert both.measured.data_hash == load_task(few, mini).data_hash
-    with pytest.warns(AssayWarning, match="'few' has 12 prompts to measure on, fewer than the requested 20"):
+    with pytest.warns(AssayWarning, match="'few' has 12 prompts to measure on, fewer than"):
         assert prompts_to_measure(mini, few, n=20, seed=1).data_hash == both.measured.data_hash
     many = write_lines(tmp_path / "many.jsonl", ioi_lines(mini, 50))
-    with pytest.warns(AssayWarning) as said:
+    with pytest.warns(AssayWarning, match="'many' has 25 prompts to (discover|measure) on") as warned:
         assert draw_prompts(mini, many, n=40, seed=0).measured.n == 25
-    assert [str(each.message).partition(";")[0] for each in said] == [
-        f"'many' has 25 prompts to {part} on, fewer than the requested 40" for part in ("discover", "measure")
-    ]
+    assert len(warned) == 2
 
 
 def test_examples_that_serve_for_both_are_said(mini: Model, tmp_path: Path) -> None:
@@ -478,11 +433,10 @@ def test_a_seed_that_draws_no_lines_is_passed_without_a_word(mini: Model, tmp_pa
     path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 12))
     whole = load_task(path, mini)
     assert read_inputs(path, None, mini, n=None, seed=5).data_hash == whole.data_hash
-    circuit = Circuit.empty(mini.graph)
-    runs = runs_of(mini, path, circuit, method="eap", seed=5, progress=silent)
+    runs = runs_of(mini, path, Circuit.empty(mini.graph), method="eap", seed=5, progress=silent)
     assert runs.task.data_hash == whole.data_hash
-    drawn = [read_inputs(path, None, mini, n=6, seed=seed).ids.tolist() for seed in (0, 5)]
-    assert drawn[0] != drawn[1]
+    one, other = (read_inputs(path, None, mini, n=6, seed=seed).ids.tolist() for seed in (0, 5))
+    assert one != other
 
 
 def test_a_table_of_a_file_is_a_random_draw_and_the_rest_its_pool(mini: Model, tmp_path: Path) -> None:
@@ -501,27 +455,18 @@ def test_a_table_of_a_file_is_a_random_draw_and_the_rest_its_pool(mini: Model, t
 
 def test_an_audit_on_the_same_prompts_says_nothing_with_confidence(found: Audit) -> None:
     document = found.to_dict()
-    assert document["discovery"]["held_out"] is False
     for record in document["measurements"]:
         assert "same_prompts" in record["warnings"]
-        assert record["status"] in ("inconclusive", "none")
-        assert record["verdict"]["status"] in ("inconclusive", "none")
-    table = next(each for each in found.page().sections if each.title == "Every number").blocks[0].blocks[0]
-    assert len(table.rows) == 6
-    assert all("inconclusive found on these examples" in row[-1] for row in table.texts())
-    gates = document["calibration"]["gates"]
-    assert all("same_prompts" in gate["verdict"]["warnings"] for gate in gates)
-    assert {gate["verdict"]["status"] for gate in gates} == {"inconclusive"}
-    assert any(gate["verdict"]["reason"] == "same_prompts" for gate in gates)
-    assert any(gate["verdict"]["published"] != "inconclusive" for gate in gates)
-
-
-def test_an_audit_of_a_file_holds_half_of_it_out(mini: Model, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "own.jsonl", ioi_lines(mini, 44))
-    found = audit(mini, path, n_random=1, steps=1, metrics=[])
-    assert found.to_dict()["discovery"]["held_out"] is True
-    assert found.to_dict()["discovery"]["n"] == found.to_dict()["task"]["n"] == 22
-    assert all("same_prompts" not in record["warnings"] for record in found.measurements)
+        assert {record["status"], record["verdict"]["status"]} <= {"inconclusive", "none"}
+    (section,) = (each for each in found.page().sections if each.title == "Every number")
+    rows = section.blocks[0].blocks[0].texts()
+    assert len(rows) == 6
+    assert all("inconclusive found on these examples" in row[-1] for row in rows)
+    verdicts = [gate["verdict"] for gate in document["calibration"]["gates"]]
+    assert all("same_prompts" in each["warnings"] for each in verdicts)
+    assert {each["status"] for each in verdicts} == {"inconclusive"}
+    assert any(each["reason"] == "same_prompts" for each in verdicts)
+    assert any(each["published"] != "inconclusive" for each in verdicts)
 
 
 # ---- the size of a circuit ----------------------------------------------------------------------
@@ -575,12 +520,6 @@ def test_a_size_can_be_confirmed_on_other_prompts(ranked: EdgeScores) -> None:
     assert max(step["size"] for step in never.sweep) == max(128, 2 * never.size)
 
 
-def test_recovery_is_one_for_the_model_and_zero_for_nothing(tiny: Model, task: PairTask) -> None:
-    runs = CircuitRuns(tiny, task, Circuit.full(tiny.graph))
-    assert recovery(runs, Circuit.full(tiny.graph)) == pytest.approx(1.0, abs=1e-5)
-    assert recovery(runs, Circuit.empty(tiny.graph)) == pytest.approx(0.0, abs=1e-5)
-
-
 # ---- stages and plans ---------------------------------------------------------------------------
 
 
@@ -599,6 +538,9 @@ def test_stored_scores_and_measurements_come_back_unchanged(
     assert measure_stored(runs, "kl", store=store) == record
     with pytest.raises(AssertionError, match="computed before"):
         measure_stored(runs, "kl", random_circuits=2, store=store)
+    (stored,) = store.results("scores")
+    with pytest.raises(InputError, match="is a scores, not an audit"):
+        load_audit(store, stored.id)
 
 
 def test_results_under_unregistered_objectives_and_ablations_stay_out_of_the_store(
@@ -620,12 +562,7 @@ def test_results_under_unregistered_objectives_and_ablations_stay_out_of_the_sto
     assert [result.kind for result in store.results()] == ["scores", "measurement"]
     audit(tiny, task, n_random=1, metrics=[], objective=double, store=store)
     assert store.count() == 2
-
-
-def test_what_is_registered_is_known_by_its_key() -> None:
-    usual = OBJECTIVES["kl"]
     assert all(registered(usual, ablation) for ablation in ABLATIONS.values())
-    assert all(registered(objective, ABLATIONS["zero"]) for objective in OBJECTIVES.values())
     assert not registered(replace(usual), ABLATIONS["zero"])
 
 
@@ -642,47 +579,19 @@ def test_writable_places_are_made_on_request_and_others_named(tmp_path: Path) ->
     check_writable(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
     check_writable(tmp_path / "a" / "b", make=True)
-    assert (tmp_path / "a" / "b").is_dir()
-    assert list((tmp_path / "a" / "b").iterdir()) == []
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write to"):
-        check_writable(tmp_path / "file")
-
-
-def test_options_are_checked_by_name() -> None:
-    check_options(method="eap", task="greater_than", ablation="mean", objective="kl", metrics=["D05"])
-    check_options(task="my/own.jsonl")
-    with pytest.raises(UnknownNameError, match="unknown task"):
-        check_options(task="my/own.json")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a", tmp_path / "a" / "b"]
 
 
 def test_devices_are_named_when_there_is_no_such_one(monkeypatch: pytest.MonkeyPatch) -> None:
     check_options(device="cpu")
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    for name in ("cuda", "cuda:0", "gpu", "meta", ""):
-        with pytest.raises(InputError, match=f"device '{name}' does not exist: PyTorch .* here has cpu$"):
-            check_options(device=name)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    check_options(device="cuda")
-    check_options(device="cuda:1")
-    with pytest.raises(InputError, match="here has cpu, cuda:0, cuda:1"):
-        check_options(device="cuda:2")
-
-
-def test_another_kind_of_result_is_no_audit(tiny: Model, task: PairTask, tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    discover_stored(tiny, task, "eap", store=store)
-    (stored,) = store.results()
-    with pytest.raises(InputError, match="is a scores, not an audit"):
-        load_audit(store, stored.id)
-
-
-def test_a_saved_circuit_runs_identically(found: Audit, tiny: Model, task: PairTask, tmp_path: Path) -> None:
-    found.circuit.save(tmp_path / "c.safetensors")
-    again = load_circuit(tmp_path / "c.safetensors")
-    assert torch.equal(run_circuit(tiny, task, again), run_circuit(tiny, task, found.circuit))
+    for name in ("cuda", "cuda:1"):
+        check_options(device=name)
+    for name in ("cuda:2", "gpu", "meta", ""):
+        with pytest.raises(InputError, match="here has cpu, cuda:0, cuda:1"):
+            check_options(device=name)
 
 
 def test_an_audit_shows_its_circuit_at_its_worst(tmp_path: Path) -> None:

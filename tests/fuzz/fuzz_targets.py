@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import shutil
 import struct
@@ -16,19 +17,48 @@ from typing import Any
 
 import mutations
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import safetensors.torch
-import store_content
 import torch
 from PIL import Image
+from planted_subsets import planted_matrix
 from reader_guard import watched
+from transformers import GPT2Config, GPT2LMHeadModel
 from type_checks import no_type_checks
 
 import assay
+from assay.analyses.benchmark import DiscoveryBenchmark
+from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
+from assay.analyses.subsets import CorrectnessData, load_predictions, load_subset
+from assay.analyses.worst_case import WorstCase, worst_case
+from assay.circuits import (
+    files,
+    load_head_circuit,
+    load_submission,
+    read_eap_ig,
+    save_submission,
+    write_eap_ig,
+)
+from assay.circuits.graph_files import their_target
+from assay.circuits.slots import edge_slots
+from assay.circuits.spans import Spans
 from assay.core.errors import AssayError
+from assay.core.record import canonical_json
 from assay.graph import build_graph
+from assay.models.loading import MINI
+from assay.pipeline.monitoring import _read_domains
+from assay.pipeline.plan import read_plan
+from assay.pipeline.subset_data import read_data
+from assay.store import DATABASE_NAME, Store
+from assay.tasks import EvalTransform, ReadOptions, read_image_folder, read_npz, read_parquet, read_table
+from assay.tasks.load import read_pairs
+from assay.zoo import Correctness, Zoo
+from assay.zoo.grid import Grid
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+GRAPH = build_graph(2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +66,17 @@ class Target:
     """A reader.
 
     Attributes:
-        name: What it reads.
         make: Writes a valid file or folder below the given folder and returns what is given to `read`.
         read: The reader.
-        only: Suffixes of the files to damage; default: all.
-        names: Their names; default: all.
+        only: Ends of the names of the files to damage.
         reseal: Makes the hashes of a damaged file right again, so that what comes after the hash sees the
             damage; may fail.
         writes: The reader may write below the folder.
     """
 
-    name: str
     make: Callable[[Path], Path]
     read: Callable[[Path], object]
-    only: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    only: str = ""
     reseal: Callable[[Path], None] | None = None
     writes: bool = False
 
@@ -58,9 +84,11 @@ class Target:
 TARGETS: dict[str, Target] = {}
 
 
-def target(name: str, **facts: Any) -> Callable[[Callable[[Path], Path]], Callable[[Path], Path]]:
+def target(
+    name: str, read: Callable[[Path], object], **facts: Any
+) -> Callable[[Callable[[Path], Path]], Callable[[Path], Path]]:
     def register(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
-        TARGETS[name] = Target(name=name, make=make, **facts)
+        TARGETS[name] = Target(make=make, read=read, **facts)
         return make
 
     return register
@@ -68,31 +96,17 @@ def target(name: str, **facts: Any) -> Callable[[Callable[[Path], Path]], Callab
 
 @functools.cache
 def _valid(name: str) -> tuple[str, Mapping[str, bytes]]:
-    """What `read` is given, relative to the folder, and the content of all files."""
+    """What `read` is given, relative to the folder, and the content of all files, which can be read.
+
+    Reading for the first time imports modules, some of which write caches of their own.
+    """
     with tempfile.TemporaryDirectory() as folder, no_type_checks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         root = Path(folder)
-        given = TARGETS[name].make(root)
-        found = {
-            p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
-        }
-        return given.relative_to(root).as_posix(), found
-
-
-def laid_out(name: str, root: Path) -> Path:
-    """The valid files of a target, in a folder; what `read` is given."""
-    given, files = _valid(name)
-    for relative, content in files.items():
-        (root / relative).parent.mkdir(parents=True, exist_ok=True)
-        (root / relative).write_bytes(content)
-    return root / given
-
-
-@functools.cache
-def _read_once(name: str) -> None:
-    """Reading for the first time imports modules, some of which write caches of their own."""
-    with tempfile.TemporaryDirectory() as folder, no_type_checks():
-        TARGETS[name].read(laid_out(name, Path(folder)))
+        place = TARGETS[name].make(root)
+        content = {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+        TARGETS[name].read(place)
+        return place.relative_to(root).as_posix(), dict(sorted(content.items()))
 
 
 def attack(name: str, random: Random, root: Path) -> str:
@@ -104,219 +118,116 @@ def attack(name: str, random: Random, root: Path) -> str:
     Raises:
         BaseException: What must not happen: any other error, and `reader_guard.Breach`.
     """
-    what = TARGETS[name]
-    _, files = _valid(name)
-    _read_once(name)
+    subject = TARGETS[name]
+    place, content = _valid(name)
     shutil.rmtree(root, ignore_errors=True)
-    given = laid_out(name, root)
-    names = [each for each in files if not what.only or Path(each).suffix in what.only]
-    names = [each for each in names if not what.names or Path(each).name in what.names]
-    victim = random.choice(names)
-    (root / victim).write_bytes(mutations.damage(root / victim, files[victim], random))
-    if what.reseal is not None and random.randint(0, 4):
+    for relative, each in content.items():
+        (root / relative).parent.mkdir(parents=True, exist_ok=True)
+        (root / relative).write_bytes(each)
+    victim = random.choice([each for each in content if each.endswith(subject.only)])
+    (root / victim).write_bytes(mutations.damage(root / victim, content[victim], random))
+    if subject.reseal is not None and random.randint(0, 4):
         with contextlib.suppress(Exception):  # damaged beyond what has a hash
-            what.reseal(root / victim)
+            subject.reseal(root / victim)
     try:
-        with no_type_checks(), warnings.catch_warnings(), watched(root if what.writes else None):
+        with no_type_checks(), warnings.catch_warnings(), watched(root if subject.writes else None):
             warnings.simplefilter("ignore")
-            what.read(given)
+            subject.read(root / place)
     except AssayError as error:
         str(error).encode()  # it can be printed
         return type(error).__name__
     return "read"
 
 
+def written(path: Path, content: object, *, lines: bool = False) -> Path:
+    """A text, or JSON, or a line of JSON for each of a list."""
+    texts = [json.dumps(each) for each in content] if lines and isinstance(content, list) else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        content if isinstance(content, str) else "\n".join([*texts, ""]) if lines else json.dumps(content)
+    )
+    return path
+
+
 # -------------------------------------------------------------------------------------- circuits and scores
 
 
-def _parts(path: Path) -> tuple[dict[str, Any], bytes]:
+def _reseal_arrays(path: Path) -> None:
     content = path.read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
-    return json.loads(content[8 : 8 + length]), content[8 + length :]
-
-
-def _joined(path: Path, header: Mapping[str, Any], data: bytes) -> None:
+    header = json.loads(content[8 : 8 + length])
+    metadata = header["__metadata__"]
+    metadata["sha256"] = files._digest(safetensors.torch.load(content), metadata["assay"])
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def _reseal_arrays(path: Path) -> None:
-    """Of files that `write_arrays` wrote."""
-    from assay.circuits import files
-
-    header, data = _parts(path)
-    arrays = safetensors.torch.load(path.read_bytes())
-    header["__metadata__"]["sha256"] = files._digest(arrays, header["__metadata__"]["assay"])
-    _joined(path, header, data)
-
-
-def _circuit() -> assay.Circuit:
-    graph = build_graph(2, 3)
-    draw = torch.rand(graph.valid.shape, generator=torch.Generator().manual_seed(0))
-    return assay.Circuit(
-        graph=graph,
-        mask=graph.valid & (draw < 0.5),
-        heads=((0, 1), (1, 2)),
-        roles={"mover": ((1, 2),), "sender": ((0, 1),)},
-        provenance={"method": "made", "seed": 0},
-    )
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
 
 
 def _scores() -> assay.EdgeScores:
-    graph = build_graph(2, 3)
-    draw = torch.randn(2, *graph.valid.shape, generator=torch.Generator().manual_seed(0))
-    per_example = draw.where(graph.valid, 0)
-    return assay.EdgeScores(
-        graph,
-        per_example.mean(0),
-        per_example=per_example,
-        provenance={"method": "made"},
-        details={"steps": 5},
-    )
+    values = torch.randn(2, *GRAPH.valid.shape, generator=torch.Generator().manual_seed(0))
+    values = values.where(GRAPH.valid, 0)
+    return assay.EdgeScores(GRAPH, values.mean(0), per_example=values, details={"steps": 5})
 
 
-@target("circuit", read=lambda path: assay.load_circuit(path), reseal=_reseal_arrays)
+def _circuit() -> assay.Circuit:
+    roles = {"mover": ((1, 2),), "sender": ((0, 1),)}
+    mask = _scores().top(20).mask
+    return assay.Circuit(graph=GRAPH, mask=mask, heads=((0, 1), (1, 2)), roles=roles)
+
+
+SPANS = Spans.each(4)
+AT_SPANS = assay.EdgeScores(GRAPH, edge_slots(GRAPH, SPANS).float(), spans=SPANS)
+
+
+def saved(name: str, value: assay.Circuit | assay.EdgeScores) -> None:
+    read = assay.load_circuit if isinstance(value, assay.Circuit) else assay.load_scores
+    target(name, read, reseal=_reseal_arrays)(lambda folder: value.save(folder / "file.safetensors"))
+
+
+saved("circuit", _circuit())
+saved("circuit at spans", _circuit().everywhere(SPANS))
+saved("scores", _scores())
+saved("scores at spans", AT_SPANS)
+
+
+@target("eap-ig", read_eap_ig)
 def _(folder: Path) -> Path:
-    return _circuit().save(folder / "circuit.safetensors")
-
-
-@target("scores", read=lambda path: assay.load_scores(path), reseal=_reseal_arrays)
-def _(folder: Path) -> Path:
-    return _scores().save(folder / "scores.safetensors")
-
-
-def _spans() -> Any:
-    from assay.circuits.spans import Spans
-
-    return Spans.each(4)
-
-
-@target("circuit at spans", read=lambda path: assay.load_circuit(path), reseal=_reseal_arrays)
-def _(folder: Path) -> Path:
-    return _circuit().everywhere(_spans()).save(folder / "circuit.safetensors")
-
-
-@target("scores at spans", read=lambda path: assay.load_scores(path), reseal=_reseal_arrays)
-def _(folder: Path) -> Path:
-    from assay.circuits import EdgeScores
-    from assay.circuits.slots import edge_slots
-
-    slots = edge_slots(build_graph(2, 3), _spans())
-    values = torch.randn(slots.shape, generator=torch.Generator().manual_seed(0)).where(slots, 0)
-    return EdgeScores(build_graph(2, 3), values, spans=_spans()).save(folder / "scores.safetensors")
-
-
-def _read_eap_ig(path: Path) -> object:
-    from assay.circuits import read_eap_ig
-
-    return read_eap_ig(path)
-
-
-def _read_eap_ig_grouped(path: Path) -> object:
-    from assay.circuits import read_eap_ig
-
-    return read_eap_ig(path, build_graph(2, 4, 2), shared="any", partial=True)
-
-
-@target("eap-ig", read=_read_eap_ig)
-def _(folder: Path) -> Path:
-    from assay.circuits import write_eap_ig
-
     return write_eap_ig(_scores(), folder / "graph.json", circuit=_circuit(), d_model=24)
 
 
-@target("eap-ig grouped", read=_read_eap_ig_grouped)
+@target("eap-ig torch", read_eap_ig)
 def _(folder: Path) -> Path:
-    from assay.circuits import write_eap_ig
-
-    graph = build_graph(2, 4, 2)
-    scores = assay.EdgeScores(graph, torch.ones(graph.valid.shape).where(graph.valid, 0))
-    return write_eap_ig(scores, folder / "graph.json")
-
-
-@target("eap-ig torch", read=_read_eap_ig)
-def _(folder: Path) -> Path:
-    from assay.circuits.graph_files import their_target
-
-    graph = build_graph(2, 3)
-    torch.save(
-        {
-            "cfg": {"n_layers": 2, "n_heads": 3, "parallel_attn_mlp": False, "d_model": 24},
-            "src_nodes": list(graph.sources),
-            "dst_nodes": [their_target(name) for name in graph.targets],
-            "edges_scores": torch.ones(graph.valid.shape),
-            "edges_in_graph": graph.valid.clone(),
-        },
-        folder / "graph.pt",
-    )
+    content = {
+        "cfg": {"n_layers": 2, "n_heads": 3, "parallel_attn_mlp": False, "d_model": 24},
+        "src_nodes": list(GRAPH.sources),
+        "dst_nodes": [their_target(name) for name in GRAPH.targets],
+        "edges_scores": torch.ones(GRAPH.valid.shape),
+        "edges_in_graph": GRAPH.valid.clone(),
+    }
+    torch.save(content, folder / "graph.pt")
     return folder / "graph.pt"
 
 
-def _read_submission(path: Path) -> object:
-    from assay.circuits import load_submission
-
-    return load_submission(path)
-
-
-@target("submission", read=_read_submission)
+@target("submission", load_submission)
 def _(folder: Path) -> Path:
-    from assay.circuits import save_submission
-
     return save_submission({("ioi", "gpt2"): _scores(), ("mcqa", "llama3"): _scores()}, folder / "sent")
 
 
-def _read_head_circuit(path: Path) -> object:
-    from assay.circuits import load_head_circuit
-
-    found = load_head_circuit(path)
-    return found.to_dict(), found.depths, found.mean_layers
-
-
-@target("head circuit", read=_read_head_circuit)
+@target("head circuit", lambda path: load_head_circuit(path).to_dict())
 def _(folder: Path) -> Path:
-    from assay.circuits import load_head_circuit
-
-    content = load_head_circuit("ioi_gpt2_core15").to_dict()
-    (folder / "heads.json").write_text(json.dumps(content))
-    return folder / "heads.json"
-
-
-# -------------------------------------------------------------------------------------- measurement tables
-
-
-def _shelf(folder: Path) -> Any:
-    from assay.discovery.heads.shelf import Shelf
-
-    return Shelf(folder, "0123456789abcdef", {"model": {"id": "m"}, "seed": 0})
-
-
-@target(
-    "measurement table",
-    read=lambda folder: _shelf(folder).read("y_drop1"),
-    reseal=_reseal_arrays,
-    writes=True,
-)
-def _(folder: Path) -> Path:
-    shelf = _shelf(folder / "table")
-    shelf.write("y_drop1", 0, np.arange(12.0).reshape(3, 4))
-    return folder / "table"
+    return written(folder / "heads.json", load_head_circuit("ioi_gpt2_core15").to_dict())
 
 
 # -------------------------------------------------------------------------------------- subsets
 
 
-def _correctness(*, packed: bool = False) -> Any:
-    from assay.analyses.subsets.data import CorrectnessData
-    from assay.analyses.subsets.layouts import PackedMatrix
-
+@functools.cache
+def _correctness() -> CorrectnessData:
     rng = np.random.default_rng(0)
-    correct = rng.integers(0, 2, (9, 12)).astype(np.uint8)
     return CorrectnessData.of(
-        PackedMatrix.pack(correct) if packed else correct,
+        rng.integers(0, 2, (9, 12)).astype(np.uint8),
         rng.uniform(0.5, 1, 9),
         groups=[f"run{number // 2}" for number in range(9)],
         families=[f"family{number // 4}" for number in range(9)],
-        example_ids=[f"image {number}" for number in range(12)],
         labels=np.arange(12) % 3,
         label_names=["cat", "dog", "=owl"],
         n_id=100,
@@ -326,138 +237,53 @@ def _correctness(*, packed: bool = False) -> Any:
     )
 
 
-def _saved(data: Any, path: Path) -> Path:
-    data.save(path)
-    return path
-
-
-def _read_correctness(path: Path) -> object:
-    from assay.analyses.subsets.data import CorrectnessData
-
-    return CorrectnessData.load(path)
-
-
-@target("correctness npz", read=_read_correctness)
+@target("correctness npz", CorrectnessData.load)
 def _(folder: Path) -> Path:
-    return _saved(_correctness(), folder / "data.npz")
+    _correctness().save(folder / "data.npz")
+    return folder / "data.npz"
 
 
-@target("correctness bits", read=_read_correctness)
+@target("correctness parquet", CorrectnessData.load)
 def _(folder: Path) -> Path:
-    return _saved(_correctness(packed=True), folder / "data.npz")
+    _correctness().save(folder / "data.parquet")
+    return folder / "data.parquet"
 
 
-@target("correctness parquet", read=_read_correctness)
+@target("prediction files", lambda folder: load_predictions(folder, ood_env=2))
 def _(folder: Path) -> Path:
-    return _saved(_correctness(), folder / "data.parquet")
-
-
-def _read_predictions(folder: Path) -> object:
-    from assay.analyses.subsets import load_predictions
-
-    return load_predictions(folder, ood_env=2)
-
-
-_ROWS = (
-    ("env0_in", 0, 9, 1, 1),
-    ("env0_out", 1, 0, 2, 1),
-    ("env1_out", 2, 0, 0, 1),
-    ("env2_in", 1, -1, 5, 2),
-    ("env2_out", 0, 4, 4, 0),
-)
-
-
-@target("prediction files", read=_read_predictions)
-def _(folder: Path) -> Path:
-    text = "\n".join(["domain,label,p_0,p_1,p_2", *(",".join(map(str, row)) for row in _ROWS), ""])
+    rows = ["env0_in,0,9,1,1", "env0_out,1,0,2,1", "env1_out,2,0,0,1", "env2_in,1,-1,5,2", "env2_out,0,4,4,0"]
+    text = "\n".join(["domain,label,p_0,p_1,p_2", *rows, ""])
     for run in ("alexnet/a", "alexnet/b", "vit/a", "vit/b"):
-        place = folder / "runs" / run
-        place.mkdir(parents=True)
-        (place / "global_step_200_predictions.csv").write_text(text)
+        written(folder / "runs" / run / "global_step_200_predictions.csv", text)
     return folder / "runs"
 
 
-def _read_table(path: Path) -> object:
-    from assay.pipeline.subset_data import read_data
-
-    return read_data(path, groups="run", examples=path.with_name("examples.csv"))
-
-
-@target("correctness table", read=_read_table)
+@target(
+    "correctness table",
+    lambda path: read_data(path, groups="run", examples=path.with_name("examples.csv")),
+)
 def _(folder: Path) -> Path:
-    lines = [
-        f"m{model},e{example},{(model + example) % 2},0.{5 + model},r{model}"
-        for model in range(4)
-        for example in range(5)
-    ]
-    (folder / "table.csv").write_text("\n".join(["model,example_id,correct,id_accuracy,run", *lines, ""]))
+    cells = [(model, example) for model in range(4) for example in range(5)]
+    rows = [f"m{model},e{example},{(model + example) % 2},0.{5 + model},r{model}" for model, example in cells]
     facts = [f"e{example},{example % 2}" for example in range(5)]
-    (folder / "examples.csv").write_text("\n".join(["example_id,colour", *facts, ""]))
-    return folder / "table.csv"
+    written(folder / "examples.csv", "\n".join(["example_id,colour", *facts, ""]))
+    return written(folder / "table.csv", "\n".join(["model,example_id,correct,id_accuracy,run", *rows, ""]))
 
 
-def _read_wide(path: Path) -> object:
-    from assay.pipeline.subset_data import read_data
-
-    return read_data(path, groups="model")
-
-
-@target("correctness parquet table", read=_read_wide)
+@target("subset", lambda path: repr(load_subset(path)))
 def _(folder: Path) -> Path:
-    import pandas as pd
-
-    frame = pd.DataFrame(np.arange(20).reshape(4, 5) % 2, columns=[f"e{number}" for number in range(5)])
-    frame.insert(0, "model", [f"m{number}" for number in range(4)])
-    frame.insert(1, "id_accuracy", [0.5, 0.6, 0.7, 0.8])
-    frame.to_parquet(folder / "table.parquet")
-    return folder / "table.parquet"
-
-
-def _read_subset(path: Path) -> object:
-    from assay.analyses.subsets import load_subset
-
-    found = load_subset(path)
-    return found.id, repr(found)
-
-
-@target("subset", read=_read_subset)
-def _(folder: Path) -> Path:
-    from planted_subsets import planted_matrix
-
     planted = planted_matrix(60, 80, planted=0.2, slope=0.6, n_families=12, seed=5)
-    selected = assay.oodselect(planted.correct, planted.id_accuracy, 12, families=planted.families)
-    return selected.save(folder / "subset.json")
-
-
-def _read_published(path: Path) -> object:
-    from assay.analyses.subsets import load_published
-
-    return load_published(path).consistency()
-
-
-@target("published selections", read=_read_published)
-def _(folder: Path) -> Path:
-    np.savez_compressed(
-        folder / "pacs.npz",
-        ids=np.array([f"c{number % 2}/{number}.png" for number in range(10)]),
-        labels=np.arange(10) % 2,
-        sizes=np.array([2, 4]),
-        offsets=np.array([0, 2, 6]),
-        index=np.array([1, 2, 1, 2, 3, 4]),
-        score=np.linspace(0, 1, 6, dtype=np.float32),
-        universe=np.array(10),
-        corrected_of_published=np.arange(10)[::-1].copy(),
-    )
-    return folder / "pacs.npz"
+    subset = assay.oodselect(planted.correct, planted.id_accuracy, 12, families=planted.families)
+    return subset.save(folder / "subset.json")
 
 
 # -------------------------------------------------------------------------------------- tasks and images
 
 
-def _read_pairs(path: Path) -> object:
-    from assay.tasks.load import read_pairs
-
-    return read_pairs(path)
+@target("prompts of ids", read_pairs)
+def _(folder: Path) -> Path:
+    pairs = [{"clean": [1, 2, n], "corrupted": [1, 3, n], "answers": [4], "wrong": [5]} for n in range(4)]
+    return written(folder / "prompts.jsonl", pairs, lines=True)
 
 
 @functools.cache
@@ -465,339 +291,155 @@ def _tokenizer() -> Any:
     return assay.load_model("mini").tokenizer
 
 
-def _read_text_pairs(path: Path) -> object:
-    from assay.tasks.load import read_pairs
-
-    return read_pairs(path, _tokenizer())
-
-
-@target("prompts of ids", read=_read_pairs)
+@target("prompts", lambda path: read_pairs(path, _tokenizer()))
 def _(folder: Path) -> Path:
+    text = "Then, {} and {} went to the store. {} gave a ring to"
     lines = [
-        {
-            "clean": [1, 2, number],
-            "corrupted": [1, 3, number],
-            "answers": [[4]],
-            "wrong": [[5]],
-            "name": f"n{number}",
-        }
-        for number in range(4)
+        {"clean": text.format(a, b, b), "corrupted": text.format(a, b, a), "answers": [f" {a}"], "subject": b}
+        for a, b in (("Mary", "John"), ("Sara", "Paul"), ("John", "Sara"))
     ]
-    for line in lines:
-        line["answers"], line["wrong"] = [4], [5]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder / "prompts.jsonl"
+    return written(folder / "prompts.jsonl", lines, lines=True)
 
 
-@target("prompts", read=_read_text_pairs)
-def _(folder: Path) -> Path:
-    names = ("Mary", "John", "Sara", "Paul", "Amy")
-    lines = [
-        {
-            "clean": f"Then, {a} and {b} went to the store. {b} gave a ring to",
-            "corrupted": f"Then, {a} and {b} went to the store. {a} gave a ring to",
-            "answers": [f" {a}"],
-            "wrong": [f" {b}"],
-            "subject": b,
-        }
-        for a, b in (names[:2], names[2:4], names[1:3])
-    ]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder / "prompts.jsonl"
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
 
 
-def _pixels(n: int = 6, side: int = 8) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
-
-
-def _read_npz(path: Path) -> object:
-    from assay.tasks import read_npz
-
-    return read_npz(path)
-
-
-@target("images npz", read=_read_npz)
-def _(folder: Path) -> Path:
-    np.savez_compressed(
-        folder / "images.npz",
-        images=_pixels(),
-        labels=np.arange(6) % 2,
-        class_names=np.array(["a", "b"]),
-        place=np.arange(6),
-    )
-    return folder / "images.npz"
-
-
-@functools.cache
-def _encoded(kind: str = "PNG", n: int = 6) -> tuple[bytes, ...]:
-    import io
-
-    found = []
-    for pixels in _pixels(n):
-        buffer = io.BytesIO()
+def _encoded(kind: str = "png") -> list[bytes]:
+    buffers = [io.BytesIO() for _ in PIXELS]
+    for buffer, pixels in zip(buffers, PIXELS, strict=True):
         Image.fromarray(pixels).save(buffer, kind)
-        found.append(buffer.getvalue())
-    return tuple(found)
+    return [buffer.getvalue() for buffer in buffers]
 
 
-@target("encoded images npz", read=_read_npz)
+@target("images npz", read_npz)
 def _(folder: Path) -> Path:
-    files = _encoded()
-    ends = np.cumsum([0, *map(len, files)])
-    blob = np.frombuffer(b"".join(files), dtype=np.uint8)
-    np.savez_compressed(folder / "images.npz", blob=blob, offsets=ends, labels=np.arange(6) % 2)
+    facts = {"labels": np.arange(6) % 2, "class_names": np.array(["a", "b"]), "place": np.arange(6)}
+    np.savez_compressed(folder / "images.npz", images=PIXELS, **facts)
     return folder / "images.npz"
 
 
-def _read_images_parquet(path: Path) -> object:
-    from assay.tasks import read_parquet
-
-    return read_parquet(path)
-
-
-@target("images parquet", read=_read_images_parquet)
+@target("images parquet", read_parquet)
 def _(folder: Path) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    table = pa.table(
-        {
-            "image": [{"bytes": each, "path": None} for each in _encoded()],
-            "label": [number % 2 for number in range(6)],
-            "place": list("abcabc"),
-        }
-    )
+    images = [{"bytes": each, "path": None} for each in _encoded()]
+    table = pa.table({"image": images, "label": [0, 1] * 3, "place": list("abcabc")})
     described = {"info": {"features": {"label": {"names": ["a", "b"]}}}}
     table = table.replace_schema_metadata({b"huggingface": json.dumps(described).encode()})
     parquet.write_table(table, folder / "images.parquet")
     return folder / "images.parquet"
 
 
-def _read_folder(folder: Path) -> object:
-    from assay.tasks import EvalTransform, ReadOptions, read_image_folder
-
-    return read_image_folder(folder, options=ReadOptions(transform=EvalTransform(resize=(8, 8))))
+SMALL = ReadOptions(transform=EvalTransform(resize=(8, 8)))
 
 
-@target("image folder", read=_read_folder)
+@target("image folder", lambda folder: read_image_folder(folder, options=SMALL))
 def _(folder: Path) -> Path:
     for number, kind in enumerate(("png", "gif", "webp", "tiff", "bmp", "jpeg", "ppm")):
-        place = folder / "domain" / f"class{number % 2}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number}.{kind}").write_bytes(_encoded(kind.upper(), 1)[0])
+        path = folder / "domain" / f"class{number % 2}" / f"{number}.{kind}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_encoded(kind)[0])
     return folder / "domain"
 
 
-def _read_metadata(folder: Path) -> object:
-    from assay.tasks import read_table
-
-    return read_table(folder, "camelyon17")
-
-
-@target("table of images", read=_read_metadata, only=(".csv",))
+@target("table of images", lambda folder: read_table(folder, "camelyon17"), only=".csv")
 def _(folder: Path) -> Path:
-    root = folder / "camelyon"
     lines = ["patient,node,x_coord,y_coord,tumor,center,split,slide"]
     for number in range(4):
         lines.append(f"00{number},1,{number},2,{number % 2},{number % 3},{number % 2},7")
         name = f"patient_00{number}_node_1"
-        place = root / "patches" / name
-        place.mkdir(parents=True)
-        (place / f"patch_{name}_x_{number}_y_2.png").write_bytes(_encoded()[0])
-    (root / "metadata.csv").write_text("\n".join(lines) + "\n")
-    return root
+        path = folder / "patches" / name / f"patch_{name}_x_{number}_y_2.png"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(_encoded()[0])
+    return written(folder / "metadata.csv", "\n".join([*lines, ""])).parent
 
 
 # -------------------------------------------------------------------------------------- worst pairs
 
+TINY = {"vocab_size": 61, "n_positions": 16, "n_embd": 24, "n_layer": 1, "n_head": 3}
 
-@functools.cache
-def _worst() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
 
-    from assay.analyses.worst_case import worst_case
-
+def _module() -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=61, n_positions=32, n_embd=24, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0
-    )
-    model = assay.load_model(GPT2LMHeadModel(config).eval())
-    with tempfile.TemporaryDirectory() as folder:
-        task = assay.load_task(laid_out("prompts of ids", Path(folder)), model)
-        circuit = assay.Circuit.full(model.graph)
-        return worst_case(circuit, model, task, n_clean=4, n_corrupted=3, thresholds=(0.5,))
+    return GPT2LMHeadModel(GPT2Config(**TINY, bos_token_id=0, eos_token_id=0)).eval()
 
 
 def _read_worst(path: Path) -> object:
-    from assay.analyses.worst_case import WorstCase
-
-    found = WorstCase.load(path)
-    return found.summary(), found.to_dict()
+    worst = WorstCase.load(path)
+    return worst.summary(), worst.to_dict()
 
 
 def _reseal_worst(path: Path) -> None:
-    from assay.core.record import canonical_json
-
-    folder = path.parent
-    record = json.loads((folder / "worst.json").read_text())
+    record = json.loads(path.with_suffix(".json").read_text())
     record.pop("record_sha256", None)
-    record["sha256"] = hashlib.sha256((folder / "worst.safetensors").read_bytes()).hexdigest()
+    record["sha256"] = hashlib.sha256(path.with_suffix(".safetensors").read_bytes()).hexdigest()
     record["record_sha256"] = hashlib.sha256(canonical_json(record).encode()).hexdigest()
-    (folder / "worst.json").write_text(json.dumps(record))
+    written(path.with_suffix(".json"), record)
 
 
-@target("worst-case result", read=_read_worst, reseal=_reseal_worst)
+@target("worst-case result", _read_worst, reseal=_reseal_worst)
 def _(folder: Path) -> Path:
-    _worst().save(folder / "worst.safetensors")
+    model = assay.load_model(_module())
+    with tempfile.TemporaryDirectory() as scratch:
+        task = assay.load_task(TARGETS["prompts of ids"].make(Path(scratch)), model)
+    circuit = assay.Circuit.full(model.graph)
+    worst = worst_case(circuit, model, task, n_clean=4, n_corrupted=3, thresholds=(0.5,))
+    worst.save(folder / "worst.safetensors")
     return folder / "worst.safetensors"
 
 
-def _blocks(folder: Path) -> Any:
-    from assay.analyses.worst_case.blocks import FolderShelf
-
-    return FolderShelf(folder, {"model": "m", "seed": 0})
+# -------------------------------------------------------------------------------------- plans, zoos, models
 
 
-def _reseal_block(path: Path) -> None:
-    from assay.analyses.worst_case.blocks import _digest
-
-    header, data = _parts(path)
-    inner = json.loads(header["__metadata__"]["assay"])
-    arrays = {name: value.numpy() for name, value in safetensors.torch.load(path.read_bytes()).items()}
-    inner["sha256"] = _digest(arrays)
-    header["__metadata__"]["assay"] = json.dumps(inner)
-    _joined(path, header, data)
-
-
-@target("blocks of pairs", read=lambda folder: _blocks(folder).read(0), reseal=_reseal_block, writes=True)
+@target("sweep plan", lambda path: repr(read_plan(path)))
 def _(folder: Path) -> Path:
-    from assay.analyses.worst_case.blocks import PairValues
+    lines = (
+        'name = "small"',
+        "n = 8",
+        "seeds = [0, 1]",
+        'models = ["mini"]',
+        'tasks = ["ioi", "greater-than"]',
+        'methods = ["eap", { method = "eap-ig-inputs", steps = 5 }]',
+        "sizes = [100, 200]",
+        'metrics = ["faithfulness"]',
+        'gates = ["bootstrap-stability"]',
+        'attack = { protocol = "all", n-clean = 20, n-corrupted = 20 }',
+        "[limits]",
+        "workers = 2",
+        'timeout = "10m"',
+        "batch-size = 8",
+    )
+    return written(folder / "plan.toml", "\n".join(lines))
 
-    values = np.arange(6.0).reshape(2, 3)
-    _blocks(folder / "kept").write(0, PairValues(values, values + 1, values > 2), finished=0, total=1)
-    return folder / "kept"
 
-
-def _read_words(path: Path) -> object:
-    from assay.analyses.worst_case.outside import read_words
-
-    return read_words(path)
-
-
-@target("word list", read=_read_words)
+@target("grid", lambda path: Grid.read(path).n_combinations)
 def _(folder: Path) -> Path:
-    (folder / "words.txt").write_text("# words\nhammer\nbook\n")
-    return folder / "words.txt"
-
-
-def _toml(content: Mapping[str, Any]) -> str:
-    """One line per key, so that a line can be damaged; lists of tables with their headers."""
-    lines = []
-
-    def value(each: Any) -> str:
-        if isinstance(each, dict):
-            return "{ " + ", ".join(f"{json.dumps(key)} = {value(held)}" for key, held in each.items()) + " }"
-        return "[" + ", ".join(map(value, each)) + "]" if isinstance(each, list | tuple) else json.dumps(each)
-
-    for key, each in content.items():
-        if not isinstance(each, dict) and not (isinstance(each, list) and each and isinstance(each[0], dict)):
-            lines.append(f"{key} = {value(each)}")
-    for key, each in content.items():
-        if isinstance(each, dict):
-            lines += [f"[{key}]", *(f"{json.dumps(name)} = {value(held)}" for name, held in each.items())]
-        elif isinstance(each, list) and each and isinstance(each[0], dict):
-            for table in each:
-                lines += [
-                    f"[[{key}]]",
-                    *(f"{json.dumps(name)} = {value(held)}" for name, held in table.items()),
-                ]
-    return "\n".join(lines) + "\n"
-
-
-# -------------------------------------------------------------------------------------- sweep plans
-
-PLAN: Mapping[str, Any] = {
-    "name": "small",
-    "n": 8,
-    "seeds": [0, 1],
-    "models": ["mini"],
-    "tasks": ["ioi", "greater-than"],
-    "methods": ["eap", {"method": "eap-ig-inputs", "steps": 5}],
-    "sizes": [100, 200],
-    "metrics": ["faithfulness"],
-    "gates": ["bootstrap-stability"],
-    "attack": {"protocol": "all", "n-clean": 20, "n-corrupted": 20},
-    "limits": {
-        "workers": 2,
-        "retries": 2,
-        "timeout": "10m",
-        "threads": 1,
-        "batch-size": 8,
-    },
-}
-
-
-def _read_plan(path: Path) -> object:
-    from assay.pipeline.plan import read_plan
-
-    return repr(read_plan(path))
-
-
-@target("sweep plan", read=_read_plan, only=(".toml",))
-def _(folder: Path) -> Path:
-    (folder / "plan.toml").write_text(_toml(PLAN))
-    return folder / "plan.toml"
-
-
-# -------------------------------------------------------------------------------------- zoos and models
+    lines = (
+        'name = "small"',
+        "skip = [{ lr = 0.01, weight_decay = 0.1 }]",
+        "[inits.small]",
+        'source = "scratch"',
+        "architecture = { hidden_size = 32, num_hidden_layers = 2 }",
+        "[axes]",
+        "lr = [0.001, 0.01]",
+        "weight_decay = [0.0, 0.1]",
+        "[fixed]",
+        "steps = 40",
+    )
+    return written(folder / "grid.toml", "\n".join(lines))
 
 
 def _read_zoo(folder: Path) -> object:
-    from assay.zoo import Zoo
-
     zoo = Zoo.open(folder)
     return repr(zoo), [zoo.folder(key) for key in zoo.keys]
 
 
-@target("zoo", read=_read_zoo)
+@target("zoo", _read_zoo)
 def _(folder: Path) -> Path:
-    entries = [
-        {
-            "key": f"m{number}",
-            "path": f"models/m{number}",
-            "status": "done",
-            "id_accuracy": 0.5,
-            "best_step": 3,
-            "recipe": {"lr": 0.1},
-            "weight_hash": "0",
-            "checkpoints": [{"step": 1, "path": f"models/m{number}/checkpoints/1"}],
-        }
-        for number in range(3)
-    ]
-    content = {
-        "schema": "assay-zoo/1",
-        "name": "made",
-        "id_domain": "flat",
-        "classes": ["a", "b"],
-        "data": {"n_validation": 10},
-        "selection": None,
-        "models": entries,
-    }
-    (folder / "zoo").mkdir()
-    (folder / "zoo" / "zoo.json").write_text(json.dumps(content))
-    return folder / "zoo"
+    shutil.copy(Zoo.embedded().path / "zoo.json", folder)
+    return folder
 
 
-def _read_zoo_correctness(path: Path) -> object:
-    from assay.zoo import Correctness
-
-    return Correctness.load(path)
-
-
-@target("zoo correctness", read=_read_zoo_correctness)
+@target("zoo correctness", Correctness.load)
 def _(folder: Path) -> Path:
-    from assay.zoo import Correctness
-
     return Correctness(
         correct=np.eye(3, 4, dtype=np.uint8),
         id_accuracy=np.array([0.5, 0.6, 0.7]),
@@ -810,170 +452,62 @@ def _(folder: Path) -> Path:
     ).save(folder / "correctness.npz")
 
 
-def _read_grid(path: Path) -> object:
-    from assay.zoo.grid import Grid
-
-    return Grid.read(path).n_combinations
-
-
-_GRID = {
-    "name": "small",
-    "inits": {"small": {"source": "scratch", "architecture": {"hidden_size": 32, "num_hidden_layers": 2}}},
-    "axes": {"lr": [0.001, 0.01], "weight_decay": [0.0, 0.1]},
-    "fixed": {"steps": 40, "batch_size": 4},
-    "skip": [{"lr": 0.01, "weight_decay": 0.1}],
-}
-
-
-@target("grid", read=_read_grid)
+@target("model", lambda folder: assay.load_model(folder))
 def _(folder: Path) -> Path:
-    (folder / "grid.toml").write_text(_toml(_GRID))
-    return folder / "grid.toml"
-
-
-@target("grid json", read=_read_grid)
-def _(folder: Path) -> Path:
-    (folder / "grid.json").write_text(json.dumps(_GRID))
-    return folder / "grid.json"
-
-
-@target("model directory", read=lambda folder: assay.load_model(folder))
-def _(folder: Path) -> Path:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=61, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    _module().save_pretrained(folder / "model")
     return folder / "model"
 
 
-def _read_with_tokenizer(folder: Path) -> object:
-    return assay.load_model(folder).tokenizer("Mary and John went to the store.")
-
-
-@target("tokenizer", read=_read_with_tokenizer, names=("tokenizer.json", "tokenizer_config.json"))
+@target("tokenizer", lambda folder: assay.load_model(folder).tokenizer("Mary went."), only="r.json")
 def _(folder: Path) -> Path:
-    from assay.models.loading import MINI
-
-    root = laid_out("model directory", folder)
     for path in MINI.glob("tokenizer*.json"):
-        shutil.copy(path, root)
-    return root
+        shutil.copy(path, folder)
+    _module().save_pretrained(folder)
+    return folder
 
 
-@target("model that asks for a kernel", read=lambda folder: assay.load_model(folder), only=(".json",))
+@target("vision model", lambda folder: assay.load_model(folder))
 def _(folder: Path) -> Path:
-    root = laid_out("model directory", folder)
-    content = json.loads((root / "config.json").read_text())
-    wish = {"attn_implementation": "some/kernel", "_attn_implementation": "kernels-community/flash-attn"}
-    (root / "config.json").write_text(json.dumps(content | wish))
-    return root
+    source = Zoo.embedded().folder(Zoo.embedded().keys[0])
+    return Path(shutil.copytree(source, folder / "model", ignore=shutil.ignore_patterns("checkpoints")))
 
 
-@target("vision model directory", read=lambda folder: assay.load_model(folder))
-def _(folder: Path) -> Path:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    from assay.tasks import EvalTransform
-    from assay.zoo import save_model
-
-    torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=16,
-        patch_size=8,
-        num_labels=2,
-    )
-    return save_model(
-        ViTForImageClassification(config),
-        folder / "model",
-        transform=EvalTransform(resize=(16, 16)),
-        classes=("a", "b"),
-    )
+# -------------------------------------------------------------------------------------- stores and documents
 
 
-# -------------------------------------------------------------------------------------- stores
-
-
-def _read_store(path: Path) -> object:
-    from assay.store import Store
-
+def _read_store(path: Path) -> None:
     store = Store(path.parent, create=False)
-    seen: list[object] = []
     for ask in (
         lambda: [store.get(each.id).payload for each in store.query(order="-value")],
         lambda: store.query(task="ioi", metric=["kl", "js"]),
         lambda: len(store.to_frame()),
+        lambda: list(store.results()),
         store.verify,
-        lambda: store_content.content(store),
         store.clean,
         lambda: store.put("measurement", {"seed": 9}, {"value": 1.0}),
     ):
         with contextlib.suppress(AssayError):  # each of them, not only the first that fails
-            seen.append(ask())
-    return store_content.content(store), seen
+            ask()
+    list(store.results())
 
 
-@target("store", read=_read_store, only=(".db",), writes=True)
+@target("store", _read_store, only=".db", writes=True)
 def _(folder: Path) -> Path:
-    from assay.store import DATABASE_NAME, Store
-
-    store = Store(folder / "store")
+    store = Store(folder)
     for seed in range(6):
         provenance = {"model": {"id": "mini"}, "task": {"name": "ioi"}, "metric": {"key": "kl"}, "seed": seed}
         payload = {"name": "kl", "value": 0.25 * seed, "unit": "nats", "details": {"n": 5, "of": [[1], [2]]}}
         store.put("measurement", provenance, payload, {"values": np.arange(3.0)})
-    return folder / "store" / DATABASE_NAME
+    return folder / DATABASE_NAME
 
 
-# -------------------------------------------------------------------------------------- documents and logs
-
-
-def _read_journal(path: Path) -> object:
-    from assay.analyses.generalization.journal import Journal
-
-    return Journal(path).read()
-
-
-@target("readings", read=_read_journal)
-def _(folder: Path) -> Path:
-    from assay.analyses.generalization.journal import Journal
-
-    journal = Journal(folder / "readings.jsonl")
-    journal.append("monitor", {"id": "0", "rule": "threshold"})
-    journal.append("reading", {"index": 0, "shift": 0.25, "alarm": False, "time": None})
-    return folder / "readings.jsonl"
-
-
-def _read_benchmark(path: Path) -> object:
-    from assay.analyses.benchmark import DiscoveryBenchmark
-
-    return DiscoveryBenchmark.load(path).to_dict()
-
-
-@target("benchmark", read=_read_benchmark)
+@target("benchmark", lambda path: DiscoveryBenchmark.load(path).to_dict())
 def _(folder: Path) -> Path:
     source = REPOSITORY / "experiments" / "discovery_benchmark" / "mini-ioi-warm.json"
     return Path(shutil.copy(source, folder / "benchmark.json"))
 
 
-def _read_domains(path: Path) -> object:
-    from assay.pipeline.monitoring import _read_domains
-
-    return _read_domains(path)
-
-
-@target("corrupted domains", read=_read_domains)
+@target("corrupted domains", _read_domains)
 def _(folder: Path) -> Path:
-    from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
-
     one = DomainShift(domain="noise/1", n=8, performance=0.5, shifts={"spearman": 0.5}, baselines={"ac": 0.5})
-    content = DomainCalibration(known=(one,), test=(one,)).to_dict()
-    assert DomainCalibration.from_dict(content)
-    (folder / "domains.json").write_text(json.dumps(content))
-    return folder / "domains.json"
+    return written(folder / "domains.json", DomainCalibration(known=(one,), test=(one,)).to_dict())

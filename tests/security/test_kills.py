@@ -1,7 +1,6 @@
 """Sweeps killed at random times leave what an undisturbed one leaves; the harness is an experiment's."""
 
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,17 +23,6 @@ def kills() -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
-
-
-@pytest.mark.skipif(
-    not os.environ.get("ASSAY_THOROUGH"),
-    reason="with ASSAY_THOROUGH=1; a kill and two sweeps at once are in test_cli_sweep.py, in a fixed order",
-)
-def test_a_few_kills_lose_and_double_nothing(kills: ModuleType, tmp_path: Path) -> None:
-    found = kills.run(kills=2, seeds=range(2), folder=tmp_path, seed=1, longest=1.0)
-    assert found["disagreements"] == []
-    assert found["kills"] == 2
-    assert found["jobs"] == 20
 
 
 @pytest.mark.slow

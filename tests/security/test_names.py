@@ -23,53 +23,35 @@ from assay.zoo import Correctness, Zoo
 
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202eb"
-OUTSIDE = (
-    "../out",
-    "/tmp/out",
-    "a/../../out",
-    "..",
-    ".",
-    ".hidden",
-    "a\0b",
-    "a/b",
-    "a\\b",
-    "",
-    "x" * 300,
-    "a\nb",
-)
+OUTSIDE = ("../out", "/tmp/out", "a/../../out", "..", ".", ".hidden", "a\0b", "a\\b", "", "x" * 300, "a\nb")
 
 
 # ------------------------------------------------------------------------------------------ paths
 
 
-def zoo_of(folder: Path, **changed: object) -> Path:
+def open_zoo(folder: Path, **changed: object) -> Zoo:
     entry = {"key": "m0", "path": "models/m0", "status": "done", **changed}
     facts = {"id_domain": None, "classes": None, "data": {}, "selection": None}
     content = {"schema": "assay-zoo/1", "name": "z", **facts, "models": [entry]}
-    folder.mkdir(exist_ok=True)
     (folder / "zoo.json").write_text(json.dumps(content))
-    return folder
+    return Zoo.open(folder)
 
 
-def test_keys_and_places_of_a_zoo_stay_inside(tmp_path: Path) -> None:
-    assert Zoo.open(zoo_of(tmp_path / "zoo")).keys == ("m0",)
-    for name in OUTSIDE:
-        with pytest.raises(FileFormatError, match="invalid model name"):
-            Zoo.open(zoo_of(tmp_path / "zoo", key=name))
-    for place in ("../out", "/etc", "models/../../out"):
-        with pytest.raises(FileFormatError, match="outside the zoo"):
-            Zoo.open(zoo_of(tmp_path / "zoo", path=place))
-        with pytest.raises(FileFormatError, match="outside the zoo"):
-            Zoo.open(zoo_of(tmp_path / "zoo", checkpoints=[{"step": 1, "path": place}]))
-
-
-def test_folders_of_a_submission_stay_inside(tmp_path: Path) -> None:
+def test_names_in_a_zoo_and_in_a_submission_stay_inside(tmp_path: Path) -> None:
     graph = build_graph(1, 1)
     scores = assay.EdgeScores(graph, graph.valid.float())
     for name in OUTSIDE:
         with pytest.raises(InputError):
             save_submission({(name, "gpt2"): scores}, tmp_path / "sent")
     assert not list(tmp_path.iterdir())
+    assert open_zoo(tmp_path).keys == ("m0",)
+    for name in OUTSIDE:
+        with pytest.raises(FileFormatError, match="invalid model name"):
+            open_zoo(tmp_path, key=name)
+    for place in ("../out", "/etc", "models/../../out"):
+        for changed in ({"path": place}, {"checkpoints": [{"step": 1, "path": place}]}):
+            with pytest.raises(FileFormatError, match="outside the zoo"):
+                open_zoo(tmp_path, **changed)
 
 
 def test_members_of_an_archive_are_never_unpacked_to_files(tmp_path: Path) -> None:
@@ -77,39 +59,33 @@ def test_members_of_an_archive_are_never_unpacked_to_files(tmp_path: Path) -> No
     folder.mkdir(parents=True)
     np.savez(folder / "data.npz", **{"../../out": np.zeros(3), "/tmp/assay-out": np.zeros(3)})
     assert set(load_npz(folder / "data.npz")) == {"../../out", "/tmp/assay-out"}
-    with pytest.raises(FileFormatError, match="unknown array"):
-        CorrectnessData.load(folder / "data.npz")
-    with pytest.raises(FileFormatError):
-        Correctness.load(folder / "data.npz")
+    for read in (CorrectnessData.load, Correctness.load):
+        with pytest.raises(FileFormatError):
+            read(folder / "data.npz")
     assert [path.name for path in tmp_path.rglob("*")] == ["deep", "er", "data.npz"]
 
 
 def test_rows_of_a_table_name_images_below_its_folder(tmp_path: Path) -> None:
-    root = tmp_path / "camelyon"
-    root.mkdir()
-    head = "patient,node,x_coord,y_coord,tumor,center,split\n"
     for patient in ("../../..", "x/../../../etc", "a\0"):
-        (root / "metadata.csv").write_text(f"{head}{patient},/../../1,2,3,1,1,0\n")
+        head = "patient,node,x_coord,y_coord,tumor,center,split\n"
+        (tmp_path / "metadata.csv").write_text(f"{head}{patient},/../../1,2,3,1,1,0\n")
         with pytest.raises(FileFormatError):
-            read_table(root, "camelyon17")
+            read_table(tmp_path, "camelyon17")
 
 
 def test_links_in_a_folder_of_images_are_followed_for_reading(tmp_path: Path) -> None:
     """As decided in docs/security.md: data sets are made of links, and what a link shows must be an image."""
-    (tmp_path / "real").mkdir()
-    Image.new("RGB", (4, 4)).save(tmp_path / "real" / "one.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "one.png")
     (tmp_path / "secret.txt").write_text("top secret")
     folder = tmp_path / "domain" / "cat"
     folder.mkdir(parents=True)
-    (folder / "linked.png").symlink_to(tmp_path / "real" / "one.png")
-    assert read_image_folder(folder.parent).n == 1
-    (folder / "text.png").symlink_to(tmp_path / "secret.txt")
-    with pytest.raises(FileFormatError) as found:
-        read_image_folder(folder.parent)
-    assert "top secret" not in str(found.value)
-    (folder / "text.png").unlink()
+    (folder / "linked.png").symlink_to(tmp_path / "one.png")
     (folder / "loop").symlink_to(folder, target_is_directory=True)
     assert read_image_folder(folder.parent).n == 1
+    (folder / "text.png").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(FileFormatError) as error:
+        read_image_folder(folder.parent)
+    assert "top secret" not in str(error.value)
 
 
 # ------------------------------------------------------------------------------------------ terminals
@@ -131,21 +107,16 @@ def test_what_is_printed_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> N
     assert obeyed(err) == []
     assert "\\x1b[2J" in out
     assert "two\\nlines\\tand a tab" in out
-
-
-def test_printable_keeps_text_of_every_script() -> None:
     for text in ("naïve café", "日本語", "עברית", "emoji 🙂", "a\nb\tc", "\\x1b"):
         assert printable(text) == text
-    assert printable("a\nb\tc", lines=False) == "a\\nb\\tc"
 
 
 @pytest.mark.usefixtures("unchecked")  # as for a user
-@pytest.mark.parametrize("place", ["clean", "answers"])
 def test_errors_about_hostile_prompts_on_a_real_terminal(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = {"clean": [1, 2], "corrupted": [1, 3], "answers": [" a"], place: [HOSTILE, HOSTILE]}
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(line | {"clean": HOSTILE}) + "\n")
+    line = {"clean": HOSTILE, "corrupted": [1, 3], "answers": [HOSTILE, HOSTILE]}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
     monkeypatch.chdir(tmp_path)
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal, redirect_stdout(terminal), redirect_stderr(terminal):
@@ -157,7 +128,4 @@ def test_errors_about_hostile_prompts_on_a_real_terminal(
     os.close(ours)
     said = seen.decode()
     assert "error:" in said
-    assert b"\x1b[2J" not in seen
-    assert b"\x1b]0" not in seen
-    assert "\x9b" not in said
-    assert "\u202e" not in said
+    assert not any(each in said for each in ("\x1b[2J", "\x1b]0", "\x9b", "\u202e"))
