@@ -36,7 +36,7 @@ STYLES = {
     (DEFAULT, "kl", "size"): ("EAP-IG on KL, by size", "C2", "-"),
     ("relp", "own", "size"): ("RelP, by size", "C1", "-"),
     ("relp", "own", "signed"): ("RelP, signed", "C1", ":"),
-    ("edge-pruning", "kl", "size"): ("edge pruning", "C3", "-"),
+    ("ugs", "kl", "size"): ("learned mask (UGS), by probability", "C3", "-"),
     ("random", "own", "size"): ("random", "0.6", "-"),
 }
 

@@ -53,6 +53,17 @@ def test_the_config_says_how_to_draw_the_task_again(mini_tokenizer: Any) -> None
     json.dumps(task.config)
 
 
+@pytest.mark.parametrize(
+    ("name", "beginning"),
+    [("ioi", "daca86751983"), ("greater-than", "127b9ee3776c"), ("arithmetic", "33298b3818a5")],
+)
+def test_prompts_of_a_tokenizer_that_keeps_numbers_whole_stay(
+    name: str, beginning: str, gpt2_tokenizer: Any
+) -> None:
+    """As they were drawn before tasks knew tokenizers that split numbers."""
+    assert load_task(name, gpt2_tokenizer, n=30).data_hash.startswith(beginning)
+
+
 def test_two_hundred_pairs_are_the_default(mini_tokenizer: Any) -> None:
     assert load_task("sva", mini_tokenizer).n == 200
 
