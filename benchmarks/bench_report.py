@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from assay.app.site.web import create_app
 from assay.page.html import PAGE_LIMIT
-from assay.report import compare_page
+from assay.pipeline.compare import compare_page
 from assay.report.save import render
 from assay.store import Store
 

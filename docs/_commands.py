@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 
 from assay.app.cli import app as application
 from assay.app.cli.parsing import EXIT_CODES, PREFIX, every_command
-from assay.app.settings import FILTERS
+from assay.app.options import FILTERS
 
 
 NUMBERS = {int: "whole number", float: "number"}

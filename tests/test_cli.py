@@ -20,7 +20,8 @@ from tiny_classifier import draw_files
 from assay.app.cli import app
 from assay.app.cli.parsing import HELP_ALL, every_command
 from assay.app.cli.results import LISTED
-from assay.app.settings import OfCircuit, Placed, RareGroup, keywords
+from assay.app.options import RareGroup, keywords
+from assay.app.settings import OfCircuit, Placed
 from assay.zoo import Zoo
 
 
@@ -65,7 +66,6 @@ def test_audit_writes_the_report_and_the_results(audited: Path) -> None:
         "audit.json",
         "circuit.safetensors",
         "report.html",
-        "requests",
         "scores.safetensors",
     }
     assert json.loads((audited / "out" / "audit.json").read_text()) == document

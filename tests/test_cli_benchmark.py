@@ -57,16 +57,15 @@ def test_a_benchmark_prints_quality_cost_and_the_order(made: tuple[Path, Outcome
     assert "not measured: eap-ig-inputs did not compete" in text
 
 
-def test_a_benchmark_writes_json_csv_markdown_and_pictures(made: tuple[Path, Outcome]) -> None:
+def test_a_benchmark_writes_json_csv_and_pictures(made: tuple[Path, Outcome]) -> None:
     folder = made[0] / "out"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md", ".png", ".svg"]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".png", ".svg"]
     loaded = DiscoveryBenchmark.load(folder / "benchmark.json")
     assert [row.name for row in loaded.rows] == ["random", "eap"]
     with (folder / "benchmark.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["random", "eap"]
     assert float(rows[1]["forward_equivalents"]) > 0
-    assert (folder / "benchmark.md").read_text().count("| eap |") == 1
 
 
 def test_scores_are_kept_exported_and_read_again(made: tuple[Path, Outcome]) -> None:

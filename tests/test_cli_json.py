@@ -15,10 +15,11 @@ from small_runs import GRID, ZOO_OPTIONS, SmallRun, trained_zoo
 from type_checks import no_type_checks
 
 from assay.app.cli.parsing import app
-from assay.app.settings import KINDS
+from assay.app.delivery import KINDS
 from assay.page.blocks import Page
 from assay.page.form import PAGES, PageForm, schema_of
-from assay.report.record import result_page
+from assay.page.html import render_pages
+from assay.report.record import pages_of_result
 from assay.store import Store
 
 
@@ -159,7 +160,7 @@ def test_a_result_is_shown_by_the_page_of_its_kind(
         make=lambda document: Page(kind=kind, title=f"A page of {document['kind']}"),
     )
     monkeypatch.setitem(PAGES._entries, kind, form)
-    assert f"A page of {kind}" in result_page(result)
+    assert f"A page of {kind}" in render_pages(pages_of_result(result))
     assert f"A page of {kind}" in invoke("show", result.id, "--store", folder / "store").stdout
     invoke("report", result.id, "--store", folder / "store", "--save", folder / "page.html")
     assert f"A page of {kind}" in (folder / "page.html").read_text()

@@ -241,7 +241,7 @@ def test_every_option_on_which_the_answer_depends_is_part_of_the_identity(
     from typing import get_args
 
     from assay.app.cli.select import SELECTION, VERDICT, PoolSettings, SelectSettings, _sizes
-    from assay.app.settings import RARE
+    from assay.app.options import RARE
     from assay.core.record import record_id
     from assay.pipeline.subsets import KIND, job_record
 

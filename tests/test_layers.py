@@ -168,12 +168,17 @@ def test_the_command_line_loads_only_what_help_needs() -> None:
         "assay.core.untrusted",
         "assay.app.cli",
         "assay.app.console",
+        "assay.app.delivery",
+        "assay.app.options",
         "assay.app.settings",
         "assay.app.monitor.settings",
     )
     slow = {"torch", "numpy", "scipy", "safetensors", "jaxtyping", "rich"}
     slow |= HEAVY_HOMES.keys() - {"cyclopts"}
-    settings = [SOURCE / "app" / name for name in ("console.py", "settings.py", "monitor/settings.py")]
+    settings = [
+        SOURCE / "app" / name
+        for name in ("console.py", "delivery.py", "options.py", "settings.py", "monitor/settings.py")
+    ]
     cli = [*settings, *(path for path in FILES if path.is_relative_to(SOURCE / "app/cli"))]
     wrong = [
         f"{path.name} line {found.line}: {found.module}"

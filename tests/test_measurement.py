@@ -80,9 +80,8 @@ def test_the_library_knows_its_version() -> None:
 # ------------------------------------------------------------------------------------------- intervals
 
 
-def test_an_interval_knows_its_half_width_and_what_it_holds() -> None:
+def test_an_interval_knows_what_it_holds() -> None:
     interval = Interval(low=0.5, high=1.0, level=0.95, method="bca")
-    assert interval.half_width == 0.25
     assert 0.5 in interval
     assert 0.7 in interval
     assert 1.1 not in interval

@@ -1,6 +1,5 @@
 """Every result can be drawn, tabulated and named in a line."""
 
-import dataclasses
 import functools
 import importlib
 import math
@@ -18,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from planted_subsets import planted_matrix
 from planted_zoo import SETTINGS, planted
-from report.synthetic import audit_of, synthetic_document
+from report.synthetic_store import made_audit
 
 import assay
 from assay.analyses.benchmark import (
@@ -41,7 +40,6 @@ from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.core.plotted import Plotted
 from assay.core.verdict import Interval
-from assay.pipeline import Audit
 from assay.tasks import draw_shapes
 
 
@@ -133,11 +131,6 @@ def pick() -> StablePick:
     return pick_until_stable(models, draw_shapes("sketch", 24, size=32), settings=few, first=12)
 
 
-def audit() -> Audit:
-    made = mini()
-    return dataclasses.replace(audit_of(synthetic_document()), scores=made.scores, circuit=made.circuit)
-
-
 def measurement() -> Measurement:
     return assay.measure(mini().circuit, mini().model, mini().task, "kl")
 
@@ -148,7 +141,7 @@ def worst() -> assay.WorstCase:
 
 # Makes a result, and says how many rows its table has.
 MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
-    "Audit": (audit, lambda each: len(each.measurements)),
+    "Audit": (made_audit, lambda each: len(each.measurements) + len(each.other_ablations)),
     "CalibrationReport": (calibration, len),
     "CertifiedCircuit": (
         lambda: assay.certify(mini().scores, 30, resamples=200),

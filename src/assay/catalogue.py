@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,37 +101,21 @@ def list_entries(kind: str) -> Catalogue:
     return Catalogue(entries)
 
 
-def _published() -> list[Entry]:
+def _published() -> Iterator[Entry]:
     """Circuits that come with the package, which `--circuit` names."""
-    from assay.circuits import (
-        load_head_circuit,
-        published_circuit,
-        published_circuits,
-        published_head_circuits,
-    )
+    from assay import circuits
 
-    edges = [(name, published_circuit(name)) for name in published_circuits()]
-    heads = [(name, load_head_circuit(name)) for name in published_head_circuits()]
-    return [
-        *(
-            Entry(
-                key=name,
-                summary=f"{found.n_edges:,} edges of a model of {found.graph.n_layers} layers of "
-                f"{found.graph.n_heads} heads.",
-                facts={"of": "edges", "n_edges": found.n_edges, "graph": found.graph.describe()},
-            )
-            for name, found in edges
-        ),
-        *(
-            Entry(
-                key=name,
-                summary=f"{len(found.heads)} heads of a model of {found.n_layers} layers of {found.n_heads} "
-                f"heads, for {found.task}.",
-                facts={"of": "heads", "n_heads": len(found.heads), "task": found.task},
-            )
-            for name, found in heads
-        ),
-    ]
+    for name in circuits.published_circuits():
+        edges = circuits.published_circuit(name)
+        graph, n_edges = edges.graph, edges.n_edges
+        summary = f"{n_edges:,} edges of a model of {graph.n_layers} layers of {graph.n_heads} heads."
+        facts = {"of": "edges", "n_edges": n_edges, "graph": graph.describe()}
+        yield Entry(key=name, summary=summary, facts=facts)
+    for name in circuits.published_head_circuits():
+        found = circuits.load_head_circuit(name)
+        of = f"a model of {found.n_layers} layers of {found.n_heads} heads, for {found.task}."
+        facts = {"of": "heads", "n_heads": len(found.heads), "task": found.task}
+        yield Entry(key=name, summary=f"{len(found.heads)} heads of {of}", facts=facts)
 
 
 def _family(entry: Entry, family: "Family") -> Entry:
@@ -140,22 +124,16 @@ def _family(entry: Entry, family: "Family") -> Entry:
     return dataclasses.replace(entry, facts={**entry.facts, **facts})
 
 
-def _embedded() -> list[Entry]:
+def _embedded() -> Iterator[Entry]:
     """Models that come with the package, which a name loads."""
     from assay.models.planted import planted_names
 
-    return [
-        Entry(key="mini", summary="The embedded language model.", facts={"reads": "prompts"}),
-        Entry(
-            key="colour-digits",
-            summary="The embedded image classifier: coloured digits, where the colour misleads.",
-            facts={"reads": "images"},
-        ),
-        *(
-            Entry(key=f"planted:{name}", summary="Weights written by hand; its circuit is known.", facts={})
-            for name in planted_names()
-        ),
-    ]
+    yield Entry(key="mini", summary="The embedded language model.", facts={"reads": "prompts"})
+    summary = "The embedded image classifier: coloured digits, where the colour misleads."
+    yield Entry(key="colour-digits", summary=summary, facts={"reads": "images"})
+    for name in planted_names():
+        summary = "Weights written by hand; its circuit is known."
+        yield Entry(key=f"planted:{name}", summary=summary, facts={})
 
 
 def _summary(registered: object) -> str:
@@ -178,31 +156,15 @@ def _summary(registered: object) -> str:
 
 
 def _facts(registered: object) -> dict[str, Any]:
-    names: Iterable[str]
-    if dataclasses.is_dataclass(registered):
-        names = [*_class_variables(registered), *(field.name for field in dataclasses.fields(registered))]
-    else:
-        owner = registered if inspect.isclass(registered) else type(registered)
-        names = [name for base in reversed(owner.__mro__[:-1]) for name in vars(base)]
+    """Its plain attributes: of a described function or class those that are declared, else all."""
+    owner = registered if inspect.isclass(registered) else type(registered)
+    declared = inspect.get_annotations if dataclasses.is_dataclass(registered) else vars
     facts = {}
-    for name in names:
+    for name in (name for base in reversed(owner.__mro__[:-1]) for name in declared(base)):
         value = getattr(registered, name, None)
-        if isinstance(value, frozenset):
-            value = tuple(sorted(value))
-        plain = isinstance(value, bool | int | float | str) or (
-            isinstance(value, tuple) and all(isinstance(item, bool | int | float | str) for item in value)
-        )
+        value = tuple(sorted(value)) if isinstance(value, frozenset) else value
+        items = value if isinstance(value, tuple) else (value,)
+        plain = all(isinstance(item, bool | int | float | str) for item in items)
         if plain and value not in ("", ()) and re.fullmatch(r"[a-z][a-z0-9_]*", name) and name != "key":
             facts[name] = value
     return facts
-
-
-def _class_variables(registered: object) -> list[str]:
-    """Names that a described object's class declares for all its instances."""
-    owner = registered if inspect.isclass(registered) else type(registered)
-    return [
-        name
-        for base in reversed(owner.__mro__[:-1])
-        for name, annotation in inspect.get_annotations(base).items()
-        if "ClassVar" in str(annotation)
-    ]

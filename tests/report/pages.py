@@ -1,148 +1,230 @@
-"""One page of every kind that a report has, from made-up documents; drawn once per process."""
+"""One small real result of every kind that has a page, each made once in a process."""
 
 import copy
-import functools
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import synthetic_subset
-import test_evaluation_page
-import test_monitor_page
-import test_rank_page
-from synthetic import synthetic_document, synthetic_worst_case
-from synthetic_calibration import MIXED, UNSOUND, synthetic_calibration
-from synthetic_store import Filled, fill, measurement
+import numpy as np
+import torch
+from generalization.small_vits import untrained_vit
+from planted_subsets import planted_matrix
+from planted_zoo import SETTINGS, planted
+from synthetic_store import Filled, fill, made_audit, mini
+from type_checks import no_type_checks
 
+import assay
+from assay.analyses.generalization.batches import labelled_outputs
+from assay.analyses.generalization.comparison import compare_rankings
+from assay.analyses.generalization.domain_evaluation import (
+    DomainEvaluation,
+    DomainProbe,
+    EvaluationSettings,
+)
+from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.monitoring import Monitor
+from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.ranking import rank_inspections
+from assay.analyses.generalization.ranking_table import Ranking
+from assay.analyses.generalization.stable_pick import pick_until_stable
+from assay.circuits import EdgeScores
+from assay.graph import build_graph
 from assay.pipeline.compare import compare_page
-from assay.report import sweep_page
+from assay.pipeline.subset_evaluation import evaluate_models
+from assay.report import circuit_document, sweep_page
 from assay.store import Store
+from assay.tasks import EvalTransform, corrupt, draw_shapes
 
 
-KINDS = (
-    "audit",
-    "worst case",
-    "calibration",
-    "ranking",
-    "subset",
-    "monitor",
-    "evaluation",
-    "measurements",
-    "sweep",
-    "comparison",
-)
-# Of some kinds, documents that say something else.
-VARIANTS = (
-    "calibration unsound",
-    "calibration bare",
-    "worst case of independent pairs",
-    "worst case with search",
-    "subset inconclusive",
-    "monitor with domains",
-)
+Document = dict[str, Any]
+TRANSFORM = EvalTransform()
 
 
-@functools.cache
-def _filled(names: str | None) -> tuple[Store, Filled]:
-    # Kept for the process: the directory goes when the interpreter does.
-    folder = tempfile.TemporaryDirectory(prefix="pages-")
-    _KEPT.append(folder)
-    store = Store(Path(folder.name) / "store")
+def _audit() -> Document:
+    return made_audit().to_dict()
+
+
+def _whole_audit() -> Document:
+    return {**_audit(), "worst_case": document("worst_case"), "calibration": document("calibration")}
+
+
+def _worst_case() -> Document:
+    made = mini()
+    found = assay.worst_case(made.circuit, made.model, made.task, "all", n_clean=60, n_corrupted=60)
+    return found.to_dict()
+
+
+def _worst_case_with_extras() -> Document:
+    """Of prompts with their own corruptions, and what a search, other words and an explanation add."""
+    made = mini()
+    found = assay.worst_case(
+        made.circuit, made.model, made.task, "matched", n_clean=24, n_corrupted=24, thresholds=(5.0,)
+    ).to_dict()
+    edge = {"source": "m0", "target": "logits", "score": 0.7, "share": 0.28, "kept": False}
+    missing = {"difference": 2.5, "completeness_gap": 0.018, "top": [edge], "by_layer": {"block 1": 0.6}}
+    return found | {
+        "search": {"max": 12.9, "n_evaluations": 4896, "pairs": found["worst"][:3]},
+        "outside": [{"name": "animals", "n": 20, "mean": 3.5, "max": 11.0}],
+        "explanation": {"n_pairs": 10, "mean": 2.5, "missing": missing, "kept": None},
+    }
+
+
+def _some_gates() -> Document:
+    """Of one that passes, one that is open, one that fails and one with parts."""
+    made = document("calibration")
+    return made | {"gates": [each for each in made["gates"] if each["code"] in ("C11", "C13", "C14", "M98")]}
+
+
+def _calibration() -> Document:
+    made = mini()
+    other = assay.load_task("greater-than", made.model, n=made.task.n, seed=0)
+    circuit = assay.discover(made.model, other, "eap").top(100).connected()
+    against = [(other, circuit)]
+    task = assay.load_task("ioi", made.model, n=40, seed=1)  # not those that the circuit was found on
+    return assay.calibrate_all(made.circuit, made.model, task, against=against, groups="object").to_dict()
+
+
+def _circuit() -> Document:
+    made = mini()
+    return circuit_document(
+        made.scores.top(40), scores=made.scores, model=made.model, task=made.task, prompts=2
+    )
+
+
+@cache
+def ranked(*, labelled: bool = True, seed: int = 0) -> Ranking:
+    """Five planted models by all metrics but one."""
+    qualities = (0.1, 0.5, 0.9, 0.3, 0.7)
+    shown = {f"q<{q:g}>": planted(q, seed=seed, labelled=labelled) for q in qualities}
+    known = {f"q<{q:g}>": planted(q, n=80, seed=seed + 5) for q in qualities}
+    metrics = [key for key in ORDER if key != "cot"]
+    return rank_inspections(shown, known, metrics=metrics, settings=SETTINGS)
+
+
+def _pick() -> Document:
+    models = {f"m{seed}": assay.load_model(untrained_vit(seed)) for seed in range(2)}
+    size = {"height": 32, "width": 32}
+    for model in models.values():
+        model.preprocessing = {"image_processor_type": "ViTImageProcessor", "size": size}
+    few = InspectionSettings(draws=60, steps=2)
+    return pick_until_stable(models, draw_shapes("sketch", 24, size=32), settings=few, first=12).to_dict()
+
+
+@cache
+def _planted_subsets() -> SimpleNamespace:
+    data = planted_matrix(60, 120, planted=0.3, slope=0.6, n_families=12, seed=5)
+    path = assay.selection_path(data.correct, data.id_accuracy, [20, 40], families=data.families)
+    return SimpleNamespace(data=data, path=path)
+
+
+def _subset_evaluation() -> Document:
+    made = _planted_subsets()
+    return evaluate_models([made.path[20]], made.path[20].data.take_models(np.arange(5)), order="data")
+
+
+@cache
+def vit() -> SimpleNamespace:
+    """An image classifier with the edges of its circuit on images of one style."""
+    model = assay.load_model(untrained_vit(seed=1))
+    scores = assay.discover(model, draw_shapes("flat", 24).task(TRANSFORM), steps=2)
+    return SimpleNamespace(model=model, scores=scores)
+
+
+def _monitor() -> Document:
+    """Two batches as known, two of other styles, which raise the alarm."""
+    monitor = Monitor(vit().model, vit().scores, alpha=0.2, transform=TRANSFORM)
+    monitor.calibrate(draw_shapes("flat", 108, start=1000), batch_size=12)
+    for style, start in (("flat", 2000), ("flat", 2100), ("neon", 500), ("sketch", 600)):
+        monitor.observe(draw_shapes(style, 12, start=start))
+    return monitor.to_dict()
+
+
+@cache
+def evaluated() -> DomainEvaluation:
+    """A model on its own images, on three corruptions of them and on four other styles."""
+    labelled = labelled_outputs(vit().model, draw_shapes("flat", 18, start=100).task(TRANSFORM))
+    settings = EvaluationSettings(n=12, n_subsets=5)
+    probe = DomainProbe(
+        model=vit().model, reference=vit().scores, labelled=labelled, settings=settings, transform=TRANSFORM
+    )
+    flat = draw_shapes("flat", 16, start=700)
+    known = [corrupt(flat, key) for key in ("fog-1", "fog-5", "solarize")]
+    test = [draw_shapes(style, 16, start=800) for style in ("neon", "sketch", "stripes", "relief")]
+    return DomainEvaluation(
+        model=vit().model.describe(),
+        graph=vit().model.graph.describe(),
+        reference={"method": "eap-ig-inputs", "steps": 2, "task": {"name": "shapes", "n": 24}},
+        settings=settings,
+        own=probe.measure(flat),
+        known=tuple(map(probe.measure, known)),
+        test=tuple(map(probe.measure, test)),
+        provenance={},
+    )
+
+
+@cache
+def stored(names: str | None = None) -> tuple[Store, Filled]:
+    """A store of results; with `names` that text is in every name they hold. It stays for the process."""
+    store = Store(Path(tempfile.mkdtemp(prefix="pages-")) / "store")
     if names is None:
         return store, fill(store)
     return store, fill(store, model=f"m{names}", task=f"t{names}", metric=f"k{names}")
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
-
-
-def documents(names: str | None = None) -> dict[str, Callable[[], Any]]:
-    """Makers of a document per kind of page; with `names` that text stands for every name they hold."""
-    store, ids = _filled(names)
-
-    def put(document: dict[str, Any]) -> Any:
-        return document if names is None else renamed(document, names)
-
-    name = "mini" if names is None else f"m{names}"
-    task = "ioi" if names is None else f"t{names}"
-    return {
-        "audit": lambda: put(synthetic_document()),
-        "worst case": lambda: put(synthetic_worst_case()),
-        "calibration": lambda: put(synthetic_calibration(world=MIXED)),
-        "ranking": lambda: put(copy.deepcopy(test_rank_page.document())),
-        "subset": lambda: put(synthetic_subset.document()),
-        "monitor": lambda: put(test_monitor_page.monitor_document()),
-        "evaluation": lambda: put(test_evaluation_page.document()),
-        "measurements": lambda: [measurement(model=name, task=task)],
-        "sweep": lambda: sweep_page(store, "methods"),
-        "comparison": lambda: compare_page(store, *ids.audits),
-        "calibration unsound": lambda: put(synthetic_calibration(world=UNSOUND)),
-        "calibration bare": lambda: put(synthetic_calibration(bare=True)),
-        "worst case of independent pairs": lambda: put(synthetic_worst_case("iid")),
-        "worst case with search": lambda: put(_searched()),
-        "subset inconclusive": lambda: put(synthetic_subset.document(bare=True, supported=False)),
-        "monitor with domains": lambda: put(
-            test_monitor_page.monitor_document() | {"domains": test_monitor_page.domain_shifts()}
-        ),
-    }
-
-
-def _searched() -> dict[str, Any]:
-    """A worst case with all of its optional parts."""
-    document = synthetic_worst_case()
-    edge = {"source": "m0", "target": "logits", "score": 0.7, "share": 0.28, "kept": False}
-    return document | {
-        "search": {"max": 12.9, "n_evaluations": 4896, "pairs": document["worst"][:3]},
-        "outside": [{"name": "animals", "n": 20, "mean": 3.5, "max": 11.0}],
-        "explanation": {
-            "n_pairs": 10,
-            "mean": 2.5,
-            "missing": {
-                "difference": 2.5,
-                "completeness_gap": 0.018,
-                "top": [edge],
-                "by_layer": {"block 1": 0.6},
-            },
-            "kept": None,
-        },
-    }
-
-
-# What people and files name; everything else a page reads is a key, a code or a number.
-FREE = {
-    "clean",
-    "corrupted",
-    "text",
-    "title",
-    "statement",
-    "domain",
-    "label",
-    "finding",
-    "supply",
-    "created",
-    "token",
-    "answer",
-    "meaning",
-    "question",
-    "on_pass",
-    "on_fail",
-    "generalises_over",
-    "weakness",
-    "source_text",
+# By the kind that a document names; then what no document names, and documents that say something else.
+MAKERS: dict[str, Callable[[], Any]] = {
+    "audit": _audit,
+    "worst_case": _worst_case,
+    "calibration": _calibration,
+    "circuit-view": _circuit,
+    "ranking": lambda: ranked().to_dict(),
+    "ranking-comparison": lambda: compare_rankings([ranked(), ranked(seed=1)]).to_dict(),
+    "stable-pick": _pick,
+    "subset": lambda: _planted_subsets().path[20].document,
+    "subset-path": lambda: _planted_subsets().path.document,
+    "subset-evaluation": _subset_evaluation,
+    "monitor": _monitor,
+    "domain-evaluation": lambda: evaluated().to_dict(),
+    "measurements": lambda: [mini().measured],
+    "sweep": lambda: sweep_page(stored()[0], "methods"),
+    "comparison": lambda: compare_page(stored()[0], *stored()[1].audits),
+    "worst case with extras": _worst_case_with_extras,
+    "some gates": _some_gates,
+    "whole audit": _whole_audit,
 }
-NAMED = {"model", "task", "dataset", "data"}
+KINDS = tuple(MAKERS)[:15]
+DOCUMENTS = KINDS[:12]
 
 
-def renamed(value: Any, text: str, *, inside: str = "") -> Any:
-    """A document in which free texts, and names and ids of models, tasks and data sets, are `text`."""
-    if isinstance(value, dict):
-        return {
-            key: text
-            if isinstance(item, str) and (key in FREE or (key in ("id", "name") and inside in NAMED))
-            else renamed(item, text, inside=key)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [renamed(item, text, inside=inside) for item in value]
-    return value
+@cache
+def _made(kind: str) -> Any:
+    with no_type_checks():
+        return MAKERS[kind]()
+
+
+def document(kind: str) -> Any:
+    """What a page of this kind is made of, yours to change."""
+    return copy.deepcopy(_made(kind))
+
+
+def large_document(n_edges: int = 5_000) -> Document:
+    """An audit of a graph as large as GPT-2's whose drawing opens on what is connected of 60 edges."""
+    graph = build_graph(12, 12)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(graph.n_sources, graph.n_targets, generator=generator).exp()
+    values[0], values[:, -1] = 12 * values[0], 25 * values[:, -1]
+    scores = EdgeScores(graph, values)
+    viewed = circuit_document(scores.top(n_edges), scores=scores)
+    first = circuit_document(scores.top(60).connected(), scores=scores)["edges"]
+    shown = {(edge["source"], edge["target"]) for edge in first}
+    for edge in viewed["edges"]:
+        if (edge["source"], edge["target"]) in shown:
+            edge["shown"] = True
+    made = document("audit")
+    share = {"value": 0.2, "low": 0.1, "high": 0.3, "level": 0.95}
+    made["excerpt"] = {"size": 60, "n_edges": len(shown), "attribution": 0.25, "faithfulness": share}
+    made["circuit"] |= {"size": n_edges, "n_edges": n_edges}
+    return {**made, "graph": {**made["graph"], **viewed["graph"]}, "edges": viewed["edges"]}

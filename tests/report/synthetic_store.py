@@ -1,18 +1,17 @@
-"""A store filled without a model: audits, measurements with their rows, gates, a sweep."""
+"""A store with an audit, measurements of made-up rows, a worst case, gates and a sweep; and what it is of."""
 
 from dataclasses import dataclass, replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
-from synthetic import synthetic_document, synthetic_worst_case
-from synthetic_calibration import synthetic_calibration
+from type_checks import no_type_checks
 
+import assay
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.core.verdict import Rule
-from assay.graph import build_graph
-from assay.page.graph import graph_of
+from assay.pipeline import Audit
 from assay.stats.statistic import mean_of
 from assay.store import About, Store
 
@@ -30,12 +29,28 @@ class Filled:
 
     audits: tuple[str, str]
     scores: str
-    circuit: str
     measurement: str
     calibration: str
     worst_case: str
     sweep: str
-    failed: str
+
+
+@cache
+def mini() -> SimpleNamespace:
+    """The embedded model with prompts, scores, a circuit and one measurement of it."""
+    model = assay.load_model("mini")
+    task = assay.load_task("ioi", model, n=40, seed=0)
+    scores = assay.discover(model, task, "eap")
+    circuit = scores.top(100).connected()
+    measured = assay.measure(circuit, model, task, "kl")
+    return SimpleNamespace(model=model, task=task, scores=scores, circuit=circuit, measured=measured)
+
+
+@cache
+def made_audit() -> Audit:
+    """An audit of the embedded model without its worst case and gates."""
+    with no_type_checks():
+        return assay.audit(mini().model, "ioi", n=24, n_random=2, skip=("attack", "calibrate"))
 
 
 def measurement(
@@ -89,99 +104,51 @@ def put_measurement(store: Store, made: Measurement) -> str:
     return store.put("measurement", record, made.to_dict(), made.arrays(), about=about)
 
 
-def put_audit(store: Store, *, model: str, task: str, seed: int, n: int = 40) -> str:
-    """An audit whose circuit depends on the seed, with one measurement of its own."""
-    document = synthetic_document()
+def _put_audit(store: Store, *, model: str, task: str, seed: int) -> str:
+    """The audit under other names, with one more measurement, which depends on the seed."""
+    audit = made_audit()
+    document = audit.to_dict()
     document["model"]["id"], document["task"]["name"] = model, task
-    graph = graph_of(document["graph"])
-    made = measurement(model=model, task=task, seed=seed, shift=0.05 * seed, n=n)
+    made = measurement("made-up", model=model, task=task, seed=seed, shift=0.05 * seed)
     put_measurement(store, made)
     document["measurements"] = [*document["measurements"], made.to_dict()]
-    scores = torch.zeros(graph.n_sources, graph.n_targets)
-    mask = torch.zeros_like(scores, dtype=torch.bool)
-    for place, edge in enumerate(document["edges"]):
-        row, column = graph.source_index(edge["source"]), graph.target_index(edge["target"])
-        scores[row, column] = edge["score"] * (1 + 0.1 * seed)
-        mask[row, column] = edge["kept"] and (place + seed) % 5 != 0
-    record = {
-        "job": "audit",
-        "model": {"id": model},
-        "measured": {"name": task},
-        "seed": seed,
-        "library": "0.1.0",
-    }
-    (headline,) = (each for each in document["measurements"] if each["name"] == "faithfulness-norm")
-    about = About(
-        model=model,
-        task=task,
-        metric="faithfulness-norm",
-        **{key: headline[key] for key in ("n", "value", "status")},
-        **{key: headline["interval"][key] for key in ("low", "high")},
-        seed=seed,
-        name=f"{document['circuit']['n_edges']:,} edges",
-        circuit=document["circuit"]["id"],
-    )
-    return store.put("audit", record, document, {"scores": scores, "mask": mask}, about=about)
+    record = {"job": "audit", "model": {"id": model}, "measured": {"name": task}, "seed": seed}
+    arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
+    about = About(model=model, task=task, metric="faithfulness-norm", seed=seed, name="an audit")
+    return store.put("audit", record, document, arrays, about=about)
 
 
 def fill(store: Store, *, model: str = "mini", task: str = "ioi", metric: str = "faithfulness") -> Filled:
     """One of everything that a store can hold and a page can show."""
-    audits = tuple(put_audit(store, model=model, task=task, seed=seed) for seed in (0, 1))
-    jobs: list[dict[str, Any]] = []
+    made, jobs = mini(), list[dict[str, Any]]()
     for other in ("greater-than", task):
         for method in ("eap", "acdc"):
-            made = measurement(metric, model=model, task=other, seed=len(jobs), shift=0.02 * len(jobs))
-            key = put_measurement(store, made)
-            jobs.append(
-                {
-                    "name": f"measure {model} {other} {method}",
-                    "id": f"{len(jobs):016x}",
-                    "kind": "measure",
-                    "status": "done",
-                    "record": {"method": method},
-                    "results": [key],
-                }
-            )
-    failed = f"attack {model} {task}"
-    jobs.append(
-        {
-            "name": failed,
-            "id": "f" * 16,
-            "kind": "attack",
-            "status": "failed",
-            "error": f"OutOfMemory: {model} needs more than 4 GiB",
-            "results": [],
-        }
-    )
-    graph = build_graph(2, 3)
-    values = torch.from_numpy(
-        np.where(graph.valid.numpy(), stream(0, "scores").normal(size=graph.valid.shape), 0)
-    )
-    shape = {"graph": graph.describe(), "details": {"seconds": 1.0}}
+            row = measurement(metric, model=model, task=other, seed=len(jobs), shift=0.02 * len(jobs))
+            job = {"name": f"measure {model} {other} {method}", "kind": "measure", "status": "done"}
+            jobs.append(job | {"record": {"method": method}, "results": [put_measurement(store, row)]})
+    failed = {"name": f"attack {model} {task}", "kind": "attack", "status": "failed", "results": []}
+    jobs.append(failed | {"error": f"OutOfMemory: {model} needs more than 4 GiB"})
     facts: dict[str, Any] = {"model": {"id": model}, "task": {"name": task}}
     about = About(model=model, task=task)
-    calibration = synthetic_calibration()
-    calibration["model"]["id"], calibration["task"]["name"] = model, task
-    worst = synthetic_worst_case()
+    graph = made.scores.graph
+    worst = assay.worst_case(made.circuit, made.model, made.task, n_clean=6, n_corrupted=6).to_dict()
+    gates = assay.calibrate_all(made.circuit, made.model, made.task, gates=["C11", "C23"]).to_dict()
+    gates["model"]["id"], gates["task"]["name"] = model, task
+    sweep = {"name": "methods", "jobs": [{"id": f"{place:016x}", **job} for place, job in enumerate(jobs)]}
     return Filled(
-        audits=(audits[0], audits[1]),
+        audits=(
+            _put_audit(store, model=model, task=task, seed=0),
+            _put_audit(store, model=model, task=task, seed=1),
+        ),
         scores=store.put(
             "scores",
             {**facts, "method": "eap"},
-            shape,
-            {"values": values.float()},
+            {"graph": graph.describe(), "details": {"seconds": 1.0}},
+            {"values": made.scores.values},
             about=replace(about, method="eap"),
         ),
-        circuit=store.put(
-            "circuit", {"model": {"id": model}}, shape, {"mask": graph.valid}, about=About(model=model)
-        ),
         measurement=put_measurement(store, measurement(metric, model=model, task=task, seed=9)),
-        calibration=store.put(
-            "calibration",
-            {"table": facts, "gates": ["a", "b"]},
-            calibration,
-            about=replace(about, name="2 gates", circuit=calibration["circuit"]["hash"]),
-        ),
+        calibration=store.put("calibration", {"table": facts}, gates, about=replace(about, name="2 gates")),
         worst_case=store.put(
             "worst_case",
             {**facts, "divergence": "kl"},
@@ -191,8 +158,7 @@ def fill(store: Store, *, model: str = "mini", task: str = "ioi", metric: str = 
         sweep=store.put(
             "sweep",
             {"name": "methods", "plan": {"models": [model]}},
-            {"name": "methods", "jobs": jobs},
+            sweep,
             about=About(name="methods"),
         ),
-        failed=failed,
     )

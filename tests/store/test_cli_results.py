@@ -11,7 +11,7 @@ import pytest
 from command_line import Outcome, invoke
 
 from assay.app.cli import run as command
-from assay.app.settings import KINDS
+from assay.app.delivery import KINDS
 from assay.store import About, Store
 
 

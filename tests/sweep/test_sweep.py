@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from store_content import content
 from work_functions import InProcess, begun, behave, job, journal
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, StoreError
 from assay.pipeline import Job, Limits, SweepOutcome, run_jobs
 from assay.pipeline.workers import Ended, attempt
 from assay.store import Outbox, Store
@@ -108,6 +108,14 @@ def test_failures_are_logged_and_are_no_results_and_warnings_and_counts_come_bac
     began = [name for what, name, _ in journal(tmp_path) if what == "begin"]
     assert began == ["bad", "warned", "good", "bad", "bad"], "what failed waits for all others"
     assert (counts[-1], sorted(counts)) == ((3, 3), counts)
+
+
+def test_a_store_that_cannot_be_reached_ends_the_sweep_and_counts_against_no_job(tmp_path: Path) -> None:
+    jobs = [job("first"), job("second", "lose", "work"), job("third")]
+    with pytest.raises(StoreError, match="at S: connection refused; what is done is kept"):
+        run(tmp_path, *jobs)
+    assert not (tmp_path / "sweeps").exists(), "no attempt is noted"
+    assert run(tmp_path, *jobs).names("skipped") == ["first"]
 
 
 def test_workers_end_with_an_interrupted_sweep(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from assay.core.errors import AssayWarning, InputError, NonFiniteError
+from assay.core.errors import AssayWarning, InputError, NonFiniteError, StoreError
 from assay.pipeline.jobs import Job
 from assay.pipeline.plan import Limits
 from assay.pipeline.workers import Worker, Workers, attempt
@@ -62,6 +62,8 @@ def behave(job: Job, store: Store) -> tuple[str, ...]:
         raise NonFiniteError("the logits are NaN")
     elif what == "refuse":
         raise InputError("n is 1; at least 2 are needed")
+    elif what == "lose":
+        raise StoreError("cannot use the results store at S: connection refused")
     elif what == "print":
         print("a line that no reader of JSON wants")
     elif what == "see":

@@ -18,6 +18,7 @@ AssayError
 ├── HubError (OSError)                  a model repository is missing, gated or out of reach
 ├── EndpointError (OSError)             an address that answers prompts is out of reach or gives no answer
 ├── OutputError (OSError)               a result cannot be written
+│   └── StoreError                      a results store cannot be reached
 ├── MissingExtraError (ImportError)     an optional dependency is not installed
 └── PluginError (ImportError)           what another package registers cannot be used
 AssayWarning (UserWarning)
@@ -104,6 +105,10 @@ class EndpointError(AssayError, OSError):
 
 class OutputError(AssayError, OSError):
     """A result cannot be written where it was asked for."""
+
+
+class StoreError(OutputError):
+    """A results store cannot be reached, or its database cannot be used."""
 
 
 class MissingExtraError(AssayError, ImportError):

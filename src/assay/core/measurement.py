@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# What `Measurement.to_dict` writes, in this order.
+_WRITTEN = (
+    *("id", "name", "hash", "value", "standard_error", "interval", "n", "n_excluded", "unit", "direction"),
+    *("passed", "status", "verdict", "reason", "warnings", "notes", "details", "baseline", "parts"),
+    *("statistic", "seed", "provenance"),
+)
+
+
 @runtime_checkable
 class Statistic(Protocol):
     """A named function of sums over examples and a `Record`; `assay.stats` has the implementations."""
@@ -227,35 +235,17 @@ class Measurement(Plotted):
             level: Coverage of the reported interval.
             per_example: Also list the per-example values.
         """
-        record = {
-            "id": self.id,
-            "name": self.name,
+        written = {
             "hash": self.id_hash,
-            "value": self.value,
-            "standard_error": self.standard_error,
             "interval": self.interval(level).to_dict(),
-            "n": self.n,
-            "n_excluded": self.n_excluded,
-            "unit": self.unit,
-            "direction": self.direction,
-            "passed": self.passed,
-            "status": self.status,
             "verdict": self.verdict.to_dict(),
-            "reason": self.reason,
-            "warnings": self.warnings,
-            "notes": self.notes,
-            "details": self.details,
-            "baseline": self.baseline,
             "parts": {key: part._part_dict(level) for key, part in self.parts.items()},
-            "statistic": self.statistic,
-            "seed": self.seed,
-            "provenance": self.provenance,
         }
-        more = {"meaning": self.meaning} if self.meaning else {}
-        found: dict[str, Any] = plain(
-            record | more | ({"per_example": self.per_example} if per_example else {})
+        names = [*_WRITTEN, *(["meaning"] if self.meaning else ()), *(["per_example"] if per_example else ())]
+        document: dict[str, Any] = plain(
+            {name: written[name] if name in written else getattr(self, name) for name in names}
         )
-        return found
+        return document
 
     def _part_dict(self, level: float) -> dict[str, Any]:
         """A part's record: it shares the provenance and seed of the whole."""

@@ -88,10 +88,10 @@ class Record:
         return record
 
 
-def _fields_of(record: Record) -> dict[str, Any]:
-    """The fields, then the derived values."""
+def _fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a record, which is a dataclass, then the derived values."""
     entries: dict[str, Any] = {}
-    for field in dataclasses.fields(record):  # type: ignore[arg-type]  # subclasses are dataclasses
+    for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         use = field.metadata.get("record")
         if use != "hidden" and not (use == "brief" and _empty(value)):

@@ -282,22 +282,22 @@ def check_unpacked(archive: zipfile.ZipFile, path: Path, *, whole: bool = True) 
             )
 
 
-def check_declared(
-    shape: tuple[int, ...], dtype: "np.dtype[Any]", size: int, *, key: str, path: Path
-) -> None:
-    """Refuse an array whose header declares other bytes than its member of the archive has.
+def _declared(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NpzMember:
+    """An array of an archive, whose header must not declare other bytes than its member has."""
+    import numpy as np  # not above: commands show their help without it
 
-    Args:
-        shape: As declared.
-        dtype: As declared.
-        size: Bytes of the member, header included.
-        key: Name of the array, for the message.
-        path: The archive, for the message.
-
-    Raises:
-        UnsafeFileError: For pickled objects.
-        FileFormatError: For a size that does not fit.
-    """
+    key, size = member.filename.removesuffix(".npy"), member.file_size
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise FileFormatError(
+                f"{path}: the array {key!r} has the unsupported format {version}; write plain arrays"
+            )
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read(stream)
+        start = stream.tell()
     if dtype.hasobject:
         raise UnsafeFileError(
             f"{path}: the array {key!r} holds pickled objects, which are not read, since that could run "
@@ -310,26 +310,7 @@ def check_declared(
             f"{path}: the array {key!r} declares {dtype} of shape {shape}, {needed:,} bytes, and {size:,} "
             "are there; it is cut off or damaged"
         )
-
-
-def _declared(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NpzMember:
-    import numpy as np  # not above: commands show their help without it
-
-    key = member.filename.removesuffix(".npy")
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise FileFormatError(
-                f"{path}: the array {key!r} has the unsupported format {version}; write plain arrays"
-            )
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read(stream)
-        check_declared(shape, dtype, member.file_size, key=key, path=path)
-        return NpzMember(
-            key=key, shape=shape, dtype=dtype, by_rows=not fortran, start=stream.tell(), info=member
-        )
+    return NpzMember(key=key, shape=shape, dtype=dtype, by_rows=not fortran, start=start, info=member)
 
 
 def printable(text: str, *, lines: bool = True) -> str:

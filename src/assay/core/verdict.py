@@ -39,11 +39,6 @@ class Interval(Record):
         """False where either end is NaN."""
         return not (math.isnan(self.low) or math.isnan(self.high))
 
-    @property
-    def half_width(self) -> float:
-        """Half the distance between the ends."""
-        return (self.high - self.low) / 2
-
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 

@@ -78,7 +78,7 @@ def plot_matrix(data: Matrix, ax: "Axes | None" = None, *, percent: bool = False
 
 
 def _short(value: float) -> str:
-    text = f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
+    text = f"{value:.2f}" if abs(value) < 9.995 else f"{value:.0f}"
     return text.replace("0.", ".", 1).replace("-", MINUS)
 
 

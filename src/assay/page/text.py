@@ -235,6 +235,11 @@ def bounded(value: Any, *, limit: int = TEXT_LIMIT) -> Any:
     return value
 
 
+def subject_of(document: Mapping[str, Any]) -> tuple[str, str]:
+    """The model and the task that a document names, for a heading."""
+    return document["model"].get("id", "a model"), document["task"].get("name", "its task")
+
+
 def record_text(record: Any) -> str:
     """A record as indented JSON, at most `RECORD_LIMIT` characters of it."""
     return cut_text(json.dumps(plain(record), indent=2, sort_keys=True, ensure_ascii=False), RECORD_LIMIT)

@@ -33,6 +33,7 @@ from assay.pipeline.audit_scope import HEADLINE, RANDOM_PER_SIZE, LeftOut, Scope
 from assay.pipeline.checks import check_options, check_writable, registered
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
 from assay.pipeline.inputs import divide
+from assay.pipeline.prompts import Division
 from assay.pipeline.runs import RunSettings, measure_stored
 from assay.pipeline.sizing import SizedCircuit, discover_circuit
 from assay.pipeline.stage import Content, Progress, Stage, silent
@@ -136,11 +137,19 @@ class Audit(Plotted, Record):
         """Its page, then those of its worst case and its gates, where it has them."""
         from assay.report.save import pages_of
 
-        return pages_of(self.to_dict())
+        parts = filter(None, (self.worst_case, self.calibration))
+        return [self.page(), *(page for part in parts for page in pages_of(part))]
 
     def page(self) -> "Page":
         """Its page."""
-        return self.pages[0]
+        return self._page
+
+    @cached_property
+    def _page(self) -> "Page":
+        from assay.page.text import bounded
+        from assay.report.save import page_of
+
+        return page_of(bounded(self.to_dict()))
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Write `report.html`, `audit.json`, `circuit.safetensors` and `scores.safetensors`.
@@ -155,21 +164,32 @@ class Audit(Plotted, Record):
 
         folder = Path(directory)
         check_writable(folder, make=True)
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        write_atomically(folder / "audit.json", text.encode())
         self.circuit.save(folder / "circuit.safetensors")
         self.scores.save(folder / "scores.safetensors")
         page: Path = save_report(folder / "report.html", self)
+        write_atomically(folder / "audit.json", self._json())
         return page
 
+    def _json(self) -> bytes:
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False).encode()
 
-def load_audit(store: Store, identity: str, *, model: Model | None = None) -> Audit:
+    def is_saved(self, directory: str | os.PathLike[str]) -> bool:
+        """Whether `save` has left its files in a directory, and the report and the document are still its."""
+        folder = Path(directory)
+        try:
+            page, document = ((folder / name).read_bytes() for name in ("report.html", "audit.json"))
+        except OSError:
+            return False
+        arrays = all((folder / f"{name}.safetensors").is_file() for name in ("circuit", "scores"))
+        return arrays and document == self._json() and self.id.encode() in page
+
+
+def load_audit(store: Store, identity: str) -> Audit:
     """An audit out of a store, without running anything.
 
     Args:
         store: Where it was kept.
         identity: Its id or the beginning of it.
-        model: Its graph is used instead of one built anew.
 
     Raises:
         UnknownNameError: No result of this id.
@@ -178,7 +198,22 @@ def load_audit(store: Store, identity: str, *, model: Model | None = None) -> Au
     stored = store.get(identity)
     if stored.kind != "audit":
         raise InputError(f"{stored.id} is a {stored.kind}, not an audit; see `assay store ls --kind audit`")
-    return _restored(stored, graph_of(stored.payload["graph"]) if model is None else model.graph)
+    return _restored(stored, graph_of(stored.payload["graph"]))
+
+
+def stored_answer(request: str, location: str | Path) -> Audit | None:
+    """The audit that a store holds for a request; None where there is none, or no store.
+
+    Args:
+        request: What `assay.pipeline.request.request_of` gives.
+        location: Of the store.
+    """
+    try:
+        store = Store(location, create=False)
+    except InputError:  # nothing was stored there yet
+        return None
+    identity = store.answer(request)
+    return None if identity is None else load_audit(store, identity)
 
 
 def _restored(stored: StoredResult, graph: Graph) -> Audit:
@@ -305,62 +340,125 @@ def audit(
         measure_on=measure_on,
         skip_bad=skip_bad,
     )
-    task = halves.measured
     store = store if isinstance(store, Store) or store is None else Store(store)
     progress("load", 1, 1)
 
-    loss, replacement = get_objective(objective or task.objective), get_ablation(ablation or task.ablation)
-    settings = RunSettings(
-        model=model, objective=loss, ablation=replacement.key, batch_size=batch_size, seed=seed
+    measured = halves.measured
+    loss, replacement = (
+        get_objective(objective or measured.objective),
+        get_ablation(ablation or measured.ablation),
     )
-    scope = scope_of(model, task, replacement, metrics=metrics, n_random=n_random, full=full, skip=skip)
-    record = {
-        "job": "audit",
-        "schema": SCHEMA,
-        "library": library_version(),
-        "model": model.describe(),
-        "graph": model.graph.fingerprint,
-        "discovery": halves.discovery.describe(),
-        "measured": task.describe(),
-        "held_out": halves.held_out,
-        "method": {"key": method, "steps": steps, "quadrature": "midpoint"},
-        "objective": loss.key,
-        "ablation": replacement.key,
-        "target": target,
-        **scope.describe(),
-        **RULES,
-        "seed": seed,
-    }
-    kept = store if registered(loss, replacement) else None
+    making = _Making(
+        halves=halves,
+        settings=RunSettings(
+            model=model, objective=loss, ablation=replacement.key, batch_size=batch_size, seed=seed
+        ),
+        scope=scope_of(
+            model, measured, replacement, metrics=metrics, n_random=n_random, full=full, skip=skip
+        ),
+        method=method,
+        steps=steps,
+        target=target,
+        store=store if registered(loss, replacement) else None,
+        progress=progress,
+    )
+    result = making.stage.run(making.store).value
+    if out is not None:
+        result.save(out)
+    return result
 
-    def compute() -> Audit:
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Making:
+    """An audit that is made: `run` goes through its stages in their order.
+
+    Attributes:
+        halves: The examples.
+        settings: How circuits are run; its objective is looked up already.
+        scope: What is run.
+        method, steps, target: How the circuit is found.
+        store: Where results are kept; None under an objective whose name does not identify it.
+        progress: Told of each stage.
+    """
+
+    halves: Division
+    settings: RunSettings
+    scope: Scope
+    method: str
+    steps: int | str
+    target: float
+    store: Store | None
+    progress: Progress
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """All that the audit is a function of."""
+        model, objective = self.settings.model, self.settings.objective
+        assert isinstance(objective, Objective)
+        return {
+            "job": "audit",
+            "schema": SCHEMA,
+            "library": library_version(),
+            "model": model.describe(),
+            "graph": model.graph.fingerprint,
+            "discovery": self.halves.discovery.describe(),
+            "measured": self.halves.measured.describe(),
+            "held_out": self.halves.held_out,
+            "method": {"key": self.method, "steps": self.steps, "quadrature": "midpoint"},
+            "objective": objective.key,
+            "ablation": self.settings.ablation,
+            "target": self.target,
+            **self.scope.describe(),
+            **RULES,
+            "seed": self.settings.seed,
+        }
+
+    @cached_property
+    def stage(self) -> Stage[Audit]:
+        """The whole as one result of a store."""
+        graph = self.settings.model.graph
+        return Stage(
+            kind="audit",
+            record=self.record,
+            compute=self.run,
+            write=_content,
+            read=lambda stored: _restored(stored, graph),
+        )
+
+    def run(self) -> Audit:
+        """Find the circuit, then everything that is asked of it."""
         began = time.perf_counter()
-        how: dict[str, Any] = {"method": method, "steps": steps, "target": target}
-        sized = discover_circuit(halves, settings, **how, search=scope.search, store=kept, progress=progress)
+        how: dict[str, Any] = {"method": self.method, "steps": self.steps, "target": self.target}
+        sized = discover_circuit(
+            self.halves,
+            self.settings,
+            **how,
+            search=self.scope.search,
+            store=self.store,
+            progress=self.progress,
+        )
         runs = cast(CircuitRuns, sized.runs)  # on the other half; everything below reads them
-        curve = _curve(sized, runs, scope, progress)
-        records = _measured(runs, scope, kept, progress)
+        curve = self.curve(sized, runs)
+        records = self.measurements(runs)
         if curve is not None and curve["random"] is None:
             curve["random"] = random_of_curve(records["faithfulness-norm"], sized)
-        worst = _worst_case(runs, scope, kept, progress)
-        gates = _calibration(runs, settings, scope, kept, progress)
         document = {
             "schema": SCHEMA,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            **facts_of(halves, settings, sized, runs, records, **how),
+            **facts_of(self.halves, self.settings, sized, runs, records, **how),
             "curve": curve,
-            "worst_case": worst,
-            "calibration": gates,
-            "other_ablations": _under_other_ablations(runs, scope, kept),
-            "left_out": scope.left_out,
+            "worst_case": self.worst_case(runs),
+            "calibration": self.calibration(runs),
+            "other_ablations": self.under_other_ablations(runs),
+            "left_out": self.scope.left_out,
             "provenance": {
-                "id": stage.id,
+                "id": self.stage.id,
                 "library": f"assay {library_version()}",
-                "record": record,
+                "record": self.record,
                 "scores": dict(sized.scores.provenance),
                 MACHINE: {
-                    "device": str(model.device),
-                    "dtype": str(model.dtype).removeprefix("torch."),
+                    "device": str(runs.model.device),
+                    "dtype": str(runs.model.dtype).removeprefix("torch."),
                     "torch": torch.__version__,
                     "seconds": round(time.perf_counter() - began, 1),
                 },
@@ -368,18 +466,82 @@ def audit(
         }
         return replace(Audit.from_dict(plain(document)), scores=sized.scores, circuit=sized.circuit)
 
-    graph = model.graph
-    stage = Stage(
-        kind="audit",
-        record=record,
-        compute=compute,
-        write=_content,
-        read=lambda stored: _restored(stored, graph),
-    )
-    result = stage.run(kept).value
-    if out is not None:
-        result.save(out)
-    return result
+    def curve(self, sized: SizedCircuit, runs: CircuitRuns) -> dict[str, Any] | None:
+        """Faithfulness by size: the published sizes; in full random circuits and a finer grid, too."""
+        if "curve" in self.scope.causes:
+            return None
+        self.progress("faithfulness curve", 0, 1)
+        of, full = (sized.scores, runs.model, runs.task), self.scope.full
+        curve = faithfulness_curve(*of, runs=runs, random_circuits=RANDOM_PER_SIZE if full else 0)
+        shares = drawn_fractions(runs.model.graph.n_edges, sized.size, finer=full)
+        drawn = faithfulness_curve(*of, runs=runs, fractions=shares)
+        self.progress("faithfulness curve", 1, 1)
+        return curve_facts(curve, drawn)
+
+    def measurements(self, runs: CircuitRuns) -> dict[str, dict[str, Any]]:
+        """Record of each metric."""
+        records = {}
+        for place, key in enumerate(self.scope.metrics):
+            self.progress("measure", place, len(self.scope.metrics))
+            circuits = self.scope.n_random if key in BASELINED else 0
+            records[key] = measure_stored(runs, key, random_circuits=circuits, store=self.store)
+        self.progress("measure", len(records), len(records))
+        return records
+
+    def under_other_ablations(self, runs: CircuitRuns) -> list[dict[str, Any]]:
+        """Records of the normalised faithfulness with other values on the cut edges."""
+        return [
+            {
+                **measure_stored(runs.under(key), HEADLINE[0], random_circuits=0, store=self.store),
+                "name": f"{HEADLINE[0]}, {key} ablation",
+            }
+            for key in self.scope.other_ablations
+            if runs.counted.any()  # else there is no number to stand beside
+        ]
+
+    def worst_case(self, runs: CircuitRuns) -> dict[str, Any] | None:
+        """The circuit on fresh prompts, on pairs of images, or on what was measured."""
+        if "attack" in self.scope.causes or runs.ablation_object.draws > 1:
+            return None
+        task = runs.task
+        self.progress("attack", 0, 1)
+        if self.scope.full:
+            if isinstance(task, ImageRows):
+                task = task.subset(range(min(task.n, USUAL_SIDE)))
+            worst = worst_case_stored(
+                *(runs.circuit, runs.model, task, *usual_sizes(task, runs.ablation)),
+                ablation=runs.ablation,
+                seed=runs.seed,
+                store=self.store,
+                progress=self.progress,
+            ).value
+        else:
+            worst = worst_measured(runs, store=self.store)
+            self.progress("attack", 1, 1)
+        document = worst.to_dict()
+        document["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
+        # Time and machine are facts of the audit.
+        document["provenance"] = _without(document["provenance"], MACHINE)
+        return _without(document, "seconds")
+
+    def calibration(self, runs: CircuitRuns) -> dict[str, Any] | None:
+        """The gates on what the audit measured, under its own objective and ablation."""
+        if "calibrate" in self.scope.causes or not isinstance(runs.task, PairTask):
+            return None
+        kept: dict[str, Any] = {"store": self.store, "progress": self.progress}
+        if self.scope.full:
+            judged = calibrate_measured(runs.circuit, runs.task, self.settings, **kept)
+        else:
+            judged = calibrate_runs(runs, **kept)
+        document = judged.document
+        # What was run now and what a store already held, and how long it took, are not part of the result.
+        table = _without(document["table"], "passes", "columns")
+        gates = [_without(gate, "seconds") for gate in document["gates"]]
+        return _without(document, "seconds") | {"gates": gates, "table": table}
+
+
+def _without(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key not in names}
 
 
 def _content(audit: Audit) -> Content:
@@ -400,93 +562,3 @@ def _content(audit: Audit) -> Content:
     )
     arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
     return Content(payload=audit.to_dict(), about=about, arrays=arrays)
-
-
-# ---- stages -------------------------------------------------------------------------------------
-
-
-def _curve(sized: SizedCircuit, runs: CircuitRuns, scope: Scope, progress: Progress) -> dict[str, Any] | None:
-    """Faithfulness by size: the published sizes; in full random circuits and a finer grid, too."""
-    if "curve" in scope.causes:
-        return None
-    progress("faithfulness curve", 0, 1)
-    of = sized.scores, runs.model, runs.task
-    curve = faithfulness_curve(*of, runs=runs, random_circuits=RANDOM_PER_SIZE if scope.full else 0)
-    shares = drawn_fractions(runs.model.graph.n_edges, sized.size, finer=scope.full)
-    drawn = faithfulness_curve(*of, runs=runs, fractions=shares)
-    progress("faithfulness curve", 1, 1)
-    return curve_facts(curve, drawn)
-
-
-def _measured(
-    runs: CircuitRuns, scope: Scope, store: Store | None, progress: Progress
-) -> dict[str, dict[str, Any]]:
-    """Record of each metric."""
-    records = {}
-    for place, key in enumerate(scope.metrics):
-        progress("measure", place, len(scope.metrics))
-        circuits = scope.n_random if key in BASELINED else 0
-        records[key] = measure_stored(runs, key, random_circuits=circuits, store=store)
-    progress("measure", len(records), len(records))
-    return records
-
-
-def _under_other_ablations(runs: CircuitRuns, scope: Scope, store: Store | None) -> list[dict[str, Any]]:
-    """Records of the normalised faithfulness with other values on the cut edges."""
-    return [
-        {
-            **measure_stored(runs.under(key), HEADLINE[0], random_circuits=0, store=store),
-            "name": f"{HEADLINE[0]}, {key} ablation",
-        }
-        for key in scope.other_ablations
-        if runs.counted.any()  # else there is no number to stand beside
-    ]
-
-
-def _worst_case(
-    runs: CircuitRuns, scope: Scope, store: Store | None, progress: Progress
-) -> dict[str, Any] | None:
-    """The circuit on fresh prompts, on pairs of images, or on what was measured."""
-    if "attack" in scope.causes or runs.ablation_object.draws > 1:
-        return None
-    task = runs.task
-    progress("attack", 0, 1)
-    if scope.full:
-        if isinstance(task, ImageRows):
-            task = task.subset(range(min(task.n, USUAL_SIDE)))
-        worst = worst_case_stored(
-            runs.circuit,
-            runs.model,
-            task,
-            *usual_sizes(task, runs.ablation),
-            ablation=runs.ablation,
-            seed=runs.seed,
-            store=store,
-            progress=progress,
-        ).result
-    else:
-        worst = worst_measured(runs, store=store)
-        progress("attack", 1, 1)
-    document = worst.to_dict()
-    document["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
-    # Time and machine are facts of the audit.
-    provenance = {key: value for key, value in document["provenance"].items() if key != MACHINE}
-    return {key: value for key, value in document.items() if key != "seconds"} | {"provenance": provenance}
-
-
-def _calibration(
-    runs: CircuitRuns, settings: RunSettings, scope: Scope, store: Store | None, progress: Progress
-) -> dict[str, Any] | None:
-    """The gates on what the audit measured, under its own objective and ablation."""
-    if "calibrate" in scope.causes or not isinstance(runs.task, PairTask):
-        return None
-    if scope.full:
-        judged = calibrate_measured(runs.circuit, runs.task, settings, store=store, progress=progress)
-    else:
-        judged = calibrate_runs(runs, store=store, progress=progress)
-    document = judged.document
-    # What was run now and what a store already held, and how long it took, are not part of the result.
-    table = {key: value for key, value in document["table"].items() if key not in ("passes", "columns")}
-    gates = [{key: value for key, value in gate.items() if key != "seconds"} for gate in document["gates"]]
-    rest = {key: value for key, value in document.items() if key != "seconds"}
-    return rest | {"gates": gates, "table": table}

@@ -1,5 +1,6 @@
 """Benchmarks of discovery methods as files: what is written, what is read, and the quick setting."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.benchmark import DiscoveryBenchmark, plots, tables
+from assay.analyses.benchmark import DiscoveryBenchmark, plots
 from assay.circuits import (
     EdgeScores,
     load_scores,
@@ -20,7 +21,6 @@ from assay.circuits.exchange import split_folder_name
 from assay.core.errors import FileFormatError, InputError
 from assay.discovery.edges.method import METHODS
 from assay.models import Model
-from assay.page.markdown import markdown_table
 from assay.pipeline.checks import check_writable
 
 
@@ -31,19 +31,17 @@ QUICK_WITHOUT = ("exact", "eap-ig-activations")  # one run per edge; runs per bl
 
 @dataclass(frozen=True, kw_only=True)
 class Quick:
-    """What a quick benchmark shrinks, and what is left.
+    """What a quick benchmark runs.
 
     Attributes:
         n: Examples of each sample.
         methods: Methods that compete.
         options: Their options.
-        said: The same as sentences, one line each.
     """
 
     n: int
     methods: tuple[str, ...]
     options: Mapping[str, Mapping[str, Any]]
-    said: tuple[str, ...]
 
 
 def quick_settings(
@@ -58,23 +56,15 @@ def quick_settings(
         options: Options asked for.
         n: Examples asked for.
     """
-    said = [] if n is not None else [f"{QUICK_N} examples instead of the usual number"]
-    chosen = tuple(methods) if methods is not None else tuple(
-        [key for key in METHODS if key not in QUICK_WITHOUT] + [name for name in options if "@" in name]
-    )  # fmt: skip
-    if methods is None:
-        said.append(f"without {' and '.join(QUICK_WITHOUT)}")
+    variants = [name for name in options if "@" in name]
+    usual = [key for key in METHODS if key not in QUICK_WITHOUT]
+    chosen = tuple([*usual, *variants] if methods is None else methods)
     shrunk = {name: dict(own) for name, own in options.items()}
     for name in chosen:
         key = name.partition("@")[0]
-        usual = getattr(METHODS[key], "updates", None) if key in METHODS else None
-        if usual is None:
-            continue
-        if "updates" not in shrunk.setdefault(name, {}):
-            shrunk[name]["updates"] = QUICK_UPDATES
-            said.append(f"{name}: {QUICK_UPDATES} updates instead of {usual:,}, far from converged")
-    kept = {name: own for name, own in shrunk.items() if own}
-    return Quick(n=QUICK_N if n is None else n, methods=chosen, options=kept, said=tuple(said))
+        if key in METHODS and hasattr(METHODS[key], "updates"):
+            shrunk.setdefault(name, {}).setdefault("updates", QUICK_UPDATES)
+    return Quick(n=QUICK_N if n is None else n, methods=chosen, options=shrunk)
 
 
 def read_scores(path: Path, model: Model, task: str | None = None) -> EdgeScores:
@@ -146,46 +136,14 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")
 
 
-def write_benchmark(
-    folder: Path, benchmark: DiscoveryBenchmark, *, name: str = "benchmark"
-) -> dict[str, Path]:
-    """Write a benchmark as JSON, CSV, Markdown and as a picture (PNG and SVG).
-
-    Args:
-        folder: Made if it does not exist.
-        benchmark: What to write.
-        name: Stem of the files.
-
-    Returns:
-        The files by kind: `json`, `csv`, `markdown`, `png`, `svg`.
-    """
-    written = _write(folder, name, benchmark, benchmark_markdown(benchmark))
-    label = plots.benchmark_label(benchmark)
-    return written | plots.write_picture(folder, name, plots.plot_benchmark(benchmark), label=label)
-
-
-def benchmark_markdown(benchmark: DiscoveryBenchmark) -> str:
-    """Tables of a benchmark in Markdown: quality and cost, the published order, notes."""
-    parts = [
-        markdown_table(tables.quality_table(benchmark)),
-        markdown_table(tables.order_of(benchmark)),
-    ]
-    parts.insert(1, f"{tables.LEGEND}\n")
-    remarks = tables.notes(benchmark)
-    if remarks:
-        parts.append("".join(f"- {each}\n" for each in remarks))
-    return f"{tables.heading(benchmark)}.\n\n" + "\n".join(parts)
-
-
-def _write(folder: Path, name: str, result: DiscoveryBenchmark, markdown: str) -> dict[str, Path]:
-    """A result as JSON, CSV (undefined numbers are empty cells) and Markdown."""
+def write_benchmark(folder: Path, benchmark: DiscoveryBenchmark) -> None:
+    """Write `benchmark.json`, `.csv` (undefined numbers are empty cells), and the picture as PNG and SVG."""
     check_writable(folder, make=True)
-    table = result.to_frame().to_csv(index=False, lineterminator="\n")
-    return {
-        "json": result.save(folder / f"{name}.json"),
-        "csv": write_atomically(folder / f"{name}.csv", table.encode()),
-        "markdown": write_atomically(folder / f"{name}.md", markdown.encode()),
-    }
+    benchmark.save(folder / "benchmark.json")
+    table = benchmark.to_frame().to_csv(index=False, lineterminator="\n")
+    write_atomically(folder / "benchmark.csv", table.encode())
+    label = plots.benchmark_label(benchmark)
+    plots.write_picture(folder, "benchmark", plots.plot_benchmark(benchmark), label=label)
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -213,12 +171,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         key = name.strip().replace("-", "_")
         if key in own:
             raise InputError(f"option {method}.{key} is given twice; give it once")
-        own[key] = _value(value.strip())
+        own[key] = value.strip()
+        with contextlib.suppress(ValueError):
+            own[key] = json.loads(own[key])
     return options
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

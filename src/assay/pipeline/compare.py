@@ -1,6 +1,6 @@
 """Two stored results beside each other: what both measured, in one table and its page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from assay.core.errors import InputError
@@ -41,10 +41,11 @@ def compare_frame(store: Store, a: str, b: str) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    return pd.DataFrame(_rows(store, a, b))
+    return pd.DataFrame(compare_rows(store, a, b))
 
 
-def _rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
+def compare_rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
+    """The rows of `compare_frame`."""
     sides = {"a": _measured(store, a), "b": _measured(store, b)}
     shared = [name for name in sides["a"] if name in sides["b"]]
     if not shared:
@@ -122,11 +123,15 @@ def _examples(measurement: Measurement) -> tuple[Any, ...]:
 
 def compare_page(store: Store, a: str, b: str) -> Page:
     """The table of `compare_frame` as a page."""
+    return rows_page(compare_rows(store, a, b), a, b)
+
+
+def rows_page(rows: Sequence[Mapping[str, Any]], a: str, b: str) -> Page:
+    """The page of `compare_rows`, which were made already, for results of these names."""
     columns = [
         Column(name="measure", sort=True),
         *(Column(name=name, numeric=True, sort=True) for name in ("A", "B", f"B {words.MINUS} A")),
     ]
-    rows = _rows(store, a, b)
     cut = "" if len(rows) <= ROWS else f"The first {ROWS:,} of {len(rows):,} rows. "
     table = Table(
         columns=columns,

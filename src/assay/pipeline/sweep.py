@@ -20,7 +20,7 @@ from typing import Any
 
 from assay.analyses.worst_case import PROTOCOLS
 from assay.analyses.worst_case.sampling import check_ablation, grammar_of, usual_protocol
-from assay.core.errors import InputError, check_name, writing
+from assay.core.errors import InputError, StoreError, check_name, writing
 from assay.core.record import BRIEF, Record, library_version, record_id
 from assay.discovery.edges import get_method
 from assay.models import Model
@@ -246,11 +246,12 @@ def run_jobs(
 
     Raises:
         InputError: For a job that needs what is nowhere.
-        AssayError: If the store or the cluster is lost for good.
+        StoreError: If the store cannot be reached; what is done is kept.
+        AssayError: If the cluster is lost for good.
         KeyboardInterrupt: After the workers have ended; running jobs are given up, and may be run again.
     """
     store, began = Store(location), time.monotonic()
-    sweep = _Sweep(jobs, store, limits, log)
+    sweep = _Driving(jobs, store, limits, log)
     try:
         sweep.look()
         if sweep.ready:
@@ -258,7 +259,7 @@ def run_jobs(
         while sweep.ready or sweep.running:
             while sweep.ready and workers.free:
                 workers.submit(sweep.next_job())
-            for ended in workers.wait(TICK_SECONDS):
+            for ended in sorted(workers.wait(TICK_SECONDS), key=lambda ended: ended.fault == "store"):
                 sweep.settle(ended)
             sweep.look()
             progress("jobs", len(sweep.outcomes), len(sweep.jobs))
@@ -267,7 +268,7 @@ def run_jobs(
     return SweepOutcome(jobs=sweep.end(), seconds=time.monotonic() - began)
 
 
-class _Sweep:
+class _Driving:
     """The state of a sweep: a job has an outcome, runs, is ready to run, or needs others."""
 
     def __init__(self, jobs: Sequence[Job], store: Store, limits: Limits, log: str) -> None:
@@ -308,7 +309,12 @@ class _Sweep:
         return self.jobs[identity]
 
     def settle(self, ended: Ended) -> None:
-        """Store what an attempt leaves; after a failure try again, or give up."""
+        """Store what an attempt leaves; after a failure try again, or give up.
+
+        Without its store no job can end well, so none is given up for that.
+        """
+        if ended.fault == "store":
+            raise StoreError(f"{ended.message}; what is done is kept: run the sweep again to go on")
         self.store.add(ended.contents)
         identity, attempts = ended.job, self.running.pop(ended.job) + 1
         if not ended.fault:

@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from typing import TYPE_CHECKING, Any
 
-from assay.core.errors import AssayError, AssayWarning, InputError, MissingExtraError, UnsupportedModelError
+from assay.core.errors import (
+    AssayError,
+    AssayWarning,
+    InputError,
+    MissingExtraError,
+    StoreError,
+    UnsupportedModelError,
+)
 from assay.core.extras import needs_extra
 from assay.core.machine import usable_cores
 from assay.core.signals import handled
@@ -51,7 +58,7 @@ class Ended:
         results: Ids of the results of a job that ended well.
         notes: Warnings it gave.
         fault: Empty if it ended well, else `error` (the job raised), `input` (it raised what it would raise
-            again), `died` (its worker ended) or `timeout`.
+            again), `store` (the store cannot be reached), `died` (its worker ended) or `timeout`.
         message: The fault in one line.
         trace: Where it was raised, if it was.
     """
@@ -90,6 +97,8 @@ def attempt(work: Work, job: "Job", location: str) -> Ended:
         warnings.simplefilter("always", AssayWarning)
         try:
             end["results"] = work(job, Outbox(location, contents))
+        except StoreError as error:
+            end = {"fault": "store", "message": str(error)}
         except Exception as error:  # noqa: BLE001 - it is reported with its job, and the worker lives on
             end = {"fault": "input" if isinstance(error, PERMANENT) else "error"}
             end |= {"message": f"{type(error).__name__}: {error}"}

@@ -23,7 +23,7 @@ from assay.core.errors import InputError
 from assay.execution import CircuitRuns
 from assay.execution.forward import check_finite
 from assay.models import Model
-from assay.pipeline.stage import Content, Progress, Stage, silent
+from assay.pipeline.stage import Content, Memo, Progress, Stage, silent
 from assay.store import About, Store, StoredResult
 from assay.tasks import ImageTask, PairTask, Task
 
@@ -42,19 +42,6 @@ class PairCounts:
 
     n_clean: int
     n_corrupted: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StoredWorstCase:
-    """A worst case and where it came from.
-
-    Attributes:
-        result: The result.
-        cached: Whether the store held it.
-    """
-
-    result: WorstCase
-    cached: bool
 
 
 def sizes(
@@ -193,13 +180,13 @@ def worst_case_stored(
     store: Store | None = None,
     progress: Progress | None = None,
     **sampling: Any,
-) -> StoredWorstCase:
+) -> Memo[WorstCase]:
     """`assay.worst_case`, its numbers taken from the store where they were computed before.
 
     Finished blocks are kept in `directory`, if one is given. `ablation`, `reuse_clean`, `independent`,
     `enumerate` and `max_pairs` are those of `assay.worst_case`.
     """
-    memo = worst_case_stage(
+    return worst_case_stage(
         circuit,
         model,
         pairs_of(model.bind(task), protocol, size, seed=seed, **sampling),
@@ -208,7 +195,6 @@ def worst_case_stored(
         directory=directory,
         progress=progress,
     ).run(store)
-    return StoredWorstCase(result=memo.value, cached=memo.cached)
 
 
 def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCase:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from assay.page.blocks import Block, Column, Note, Page, Section, Table, folded_record
-from assay.page.html import render_pages
 from assay.page.text import code, cut_text, number
 from assay.report.save import is_reportable, pages_of
 from assay.store import StoredResult
@@ -11,16 +10,6 @@ from assay.store import StoredResult
 
 ENTRIES = 400  # of a record in its table
 SHORT_LIST = 12  # entries of a list that are written out
-
-
-def result_page(result: StoredResult, *, served: bool = True) -> str:
-    """The page of a stored result as a document.
-
-    Args:
-        result: As the store gives it.
-        served: For `assay serve`: ids become links of the site.
-    """
-    return render_pages(pages_of_result(result), served=served)
 
 
 def pages_of_result(result: StoredResult) -> list[Page]:

@@ -124,9 +124,13 @@ def pages_of(result: Subject) -> list[Page]:
     document = bounded(_document(result))
     if is_measurement(document):
         return [measurements_page([document])]
+    return [page_of(document), *(page for part in _parts(document) for page in pages_of(part))]
+
+
+def page_of(document: Document) -> Page:
+    """The page of a document, its texts cut to a length already, without those of its parts."""
     form = _form(document)
-    own = form.make(form.read(document))
-    return [own, *(page for part in _parts(document) for page in pages_of(part))]
+    return form.make(form.read(document))
 
 
 def _grouped(

@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 
 from assay.circuits.files import TEMPORARY, write_atomically
-from assay.core.errors import FileFormatError, InputError, OutputError, UnknownNameError, check_name, writing
-from assay.core.extras import needs_extra
+from assay.core.errors import FileFormatError, InputError, UnknownNameError, check_name, writing
 from assay.core.record import plain, record_id
+from assay.store.database import RESULTS, Database
 from assay.store.result import COLUMNS, About, ResultSummary, StoredResult
 
 
@@ -30,42 +29,13 @@ if TYPE_CHECKING:
 
 Content = tuple[Mapping[str, Any], bytes | None]  # a row of the database, and its file of arrays
 
-DATABASE_NAME = "assay.db"
-SCHEMA_VERSION = 4
-BUSY_SECONDS = 120.0  # how long a writer of SQLite waits for the others
 SETTLED = 3600.0  # seconds: a file unchanged for so long is not being written any more
 CHUNK = 500  # below every database's limit of bound parameters
 NAMED = 10  # ids in a message
 _OWN_FILE = re.compile(rf"[0-9a-f]{{16}}\.safetensors|{TEMPORARY.pattern}")  # in the folder of arrays
 
 
-def _text() -> sa.types.TypeEngine[str]:
-    """Text that sorts by code point on every database, as it does in Python."""
-    return sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-
-
-def _type(column: str) -> sa.types.TypeEngine[Any]:
-    if column in ("n", "seed", "size"):
-        return sa.BigInteger()
-    return sa.Double() if column in ("value", "low", "high") else _text()
-
-
-METADATA = sa.MetaData()
-SCHEMA = sa.Table("schema", METADATA, sa.Column("version", sa.Integer, primary_key=True))
-RESULTS = sa.Table(
-    "results",
-    METADATA,
-    *(sa.Column(name, _type(name), primary_key=name == "id") for name in COLUMNS),
-    sa.Column("digest", sa.Text),
-    # Last: a question about the other columns does not read on to them.
-    sa.Column("provenance", sa.Text, nullable=False),
-    sa.Column("payload", sa.Text, nullable=False),
-    sa.Index("by_kind", "kind", "created"),
-    sa.Index("by_circuit", "circuit"),
-)
-
-
-class Store:
+class Store(Database):
     """Results under the hash of how they came to be. Opening is cheap; several processes may write at once.
 
     Args:
@@ -80,7 +50,8 @@ class Store:
         directory: Where the arrays and other files of the store lie.
 
     Raises:
-        OutputError: The store cannot be made there, or its server cannot be reached.
+        OutputError: The store cannot be made there.
+        StoreError: Its server cannot be reached.
         InputError: There is no store and `create` is false, or the location cannot be read.
         FileFormatError: A file that is not a store, or a store of another version.
         MissingExtraError: PostgreSQL needs the extra `postgres`.
@@ -94,65 +65,6 @@ class Store:
         >>> [found.value for found in store.query("measurement", metric="kl")]
         [0.25]
     """
-
-    def __init__(self, location: str | os.PathLike[str], *, create: bool = True) -> None:
-        url, self.directory = _located(os.fspath(location))
-        self._sqlite = url.get_backend_name() == "sqlite"
-        self.location = str(self.directory) if self._sqlite else os.fspath(location)
-        self.shown = str(self.directory) if self._sqlite else url.set(query={}).render_as_string()
-        if self._sqlite and not (self.directory / DATABASE_NAME).exists():
-            if not create:
-                raise InputError(f"there is no results store at {self.shown}: nothing was stored there yet")
-            with writing(f"make a results store at {self.directory}"):
-                self.directory.mkdir(parents=True, exist_ok=True)
-        self._engine = _engine(url)
-        self._open(create=create)
-
-    def __repr__(self) -> str:
-        return f"Store({self.shown!r})"
-
-    def _open(self, *, create: bool) -> None:
-        """Check the version of the schema, and make the tables where there are none."""
-        with self._transaction() as connection:
-            version = _version(connection, self.shown)
-        if version is None:
-            if self._sqlite and (self.directory / "arrays").is_dir():
-                raise FileFormatError(
-                    f"the database in {self.shown} is empty, but arrays of results lie beside it: restore "
-                    f"{DATABASE_NAME} from a copy, or move the directory away to start again"
-                )
-            if not create:
-                raise InputError(f"there is no results store at {self.shown}: nothing was stored there yet")
-            with self._transaction(write=True) as connection:
-                if not self._sqlite:
-                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_VERSION)))
-                version = _version(connection, self.shown)
-                if version is None:  # no other process was first
-                    METADATA.create_all(connection, checkfirst=False)
-                    connection.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION))
-                    version = SCHEMA_VERSION
-        if version != SCHEMA_VERSION:
-            raise FileFormatError(
-                f"the results store at {self.shown} has version {version}, and this version of assay reads "
-                f"{SCHEMA_VERSION}; use another directory or database"
-            )
-
-    @contextmanager
-    def _transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
-        """One transaction; of SQLite, a writing one holds the write lock from its start."""
-        try:
-            with self._engine.execution_options(assay_write=write).begin() as connection:
-                yield connection
-        except sa.exc.IntegrityError:
-            raise
-        except sa.exc.OperationalError as error:
-            cause = " ".join(str(error.orig).split())
-            raise OutputError(f"cannot use the results store at {self.shown}: {cause}") from error
-        except sa.exc.DatabaseError as error:
-            cause = " ".join(str(error.orig).split())
-            raise FileFormatError(
-                f"{self.shown} is damaged, or is not a results store: {cause}; restore it from a copy"
-            ) from error
 
     # ---- one result ---------------------------------------------------------------------------------
 
@@ -264,6 +176,21 @@ class Store:
             raise InputError(f"{start!r} is ambiguous, give more digits: {shown}")
         return ResultSummary(**rows[0]._mapping)
 
+    def answer(self, request: str) -> str | None:
+        """Id of the result that last answered a request, if there is one; see `keep_request`."""
+        rows = self._rows([RESULTS.c.id], RESULTS.c.request == request)
+        return str(rows[0].id) if rows else None
+
+    def keep_request(self, request: str, identity: str) -> None:
+        """Note by which request a result is found, besides by its record.
+
+        Args:
+            request: A hash of what was asked for; that of a record needs the loaded model.
+            identity: Full id of the result.
+        """
+        with self._transaction(write=True) as connection:
+            connection.execute(sa.update(RESULTS).where(RESULTS.c.id == identity).values(request=request))
+
     # ---- many results -------------------------------------------------------------------------------
 
     def query(
@@ -289,6 +216,8 @@ class Store:
         """
         names = [RESULTS.c[name] for name in COLUMNS]
         rows = self._rows(names, *_equal(kind, columns), order=_ordered(order), limit=limit, offset=offset)
+        if any(row.id is None for row in rows):
+            raise FileFormatError(f"a row of {self.shown} lost its id; restore the database from a copy")
         return [ResultSummary(**row._mapping) for row in rows]
 
     def count(self, kind: str | None = None, **columns: Any) -> int:
@@ -314,20 +243,6 @@ class Store:
         found = list(self.results(kind, **columns))
         rows = [{name: getattr(each, name) for name in (*COLUMNS, "payload", "provenance")} for each in found]
         return pd.json_normalize(rows).set_index("id") if rows else pd.DataFrame(columns=COLUMNS[1:])
-
-    def _rows(
-        self,
-        columns: Sequence[Any],
-        *conditions: sa.ColumnElement[bool],
-        order: Iterable[Any] = (),
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> "list[sa.Row[Any]]":
-        if limit is None and offset and self._sqlite:
-            limit = -1  # SQLite has no offset without a limit
-        query = sa.select(*columns).select_from(RESULTS).where(*conditions)
-        with self._transaction() as connection:
-            return list(connection.execute(query.order_by(*order).limit(limit).offset(offset or None)))
 
     # ---- the whole ----------------------------------------------------------------------------------
 
@@ -438,52 +353,6 @@ class Outbox(Store):
         self._contents.append((row, data))
 
 
-def _located(text: str) -> tuple[sa.URL, Path]:
-    """The database and the directory of the arrays that a text names."""
-    if "://" not in text:
-        directory = Path(text).expanduser().absolute()
-        return sa.URL.create("sqlite", database=str(directory / DATABASE_NAME)), directory
-    wanted = "a results store is a directory or postgresql+psycopg://USER@HOST/DATABASE?arrays=DIR"
-    try:
-        url = sa.make_url(text)
-    except (sa.exc.ArgumentError, ValueError):
-        raise InputError(f"{wanted}; the URL given cannot be read") from None  # it may hold a password
-    if url.get_backend_name() != "postgresql" or not url.database or "arrays" not in url.query:
-        raise InputError(f"{wanted}, got {url.set(query={}).render_as_string()!r}")
-    directory = Path(str(url.query["arrays"])).expanduser().absolute()
-    return url.set(drivername="postgresql+psycopg").difference_update_query(["arrays"]), directory
-
-
-def _engine(url: sa.URL) -> sa.Engine:
-    """No connection is kept open, and none is shared after a fork."""
-    if url.get_backend_name() == "postgresql":
-        with needs_extra("postgres", "a PostgreSQL store needs psycopg"):
-            return sa.create_engine(url, poolclass=sa.pool.NullPool)
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"timeout": BUSY_SECONDS})
-
-    # The driver's own habit delays BEGIN past the first read; see SQLAlchemy's notes on SQLite, "Serializable
-    # isolation / Savepoints / Transactional DDL".
-    @sa.event.listens_for(engine, "connect")
-    def connect(connection: Any, record: Any) -> None:
-        del record
-        connection.isolation_level = None
-
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        write = connection.get_execution_options().get("assay_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine
-
-
-def _version(connection: sa.Connection, shown: str) -> int | None:
-    """Version of the schema; None where there are no tables."""
-    tables = sa.inspect(connection).get_table_names()
-    if tables and SCHEMA.name not in tables:
-        raise FileFormatError(f"{shown} is a database, but not a results store; give another place")
-    return connection.scalar(sa.select(sa.func.max(SCHEMA.c.version))) if tables else None
-
-
 def _begins(column: sa.ColumnElement[Any], start: str) -> sa.ColumnElement[bool]:
     return sa.and_(column >= start, column < start + "g")  # a range that an index knows
 
@@ -539,7 +408,7 @@ def _result(row: "sa.Row[Any]", file: Path) -> StoredResult:
     Raises:
         FileFormatError: If one of its documents is not JSON of a table.
     """
-    columns = dict(row._mapping)
+    columns = {name: value for name, value in row._mapping.items() if name != "request"}
     for name in ("provenance", "payload"):
         try:
             columns[name] = json.loads(columns[name])

@@ -266,19 +266,6 @@ class PairTask:
             return 0
         return int((~one_by_one(self.alignment, self.lengths, self.corrupted_lengths)).sum())
 
-    @property
-    def how_aligned(self) -> str | None:
-        """How many pairs differ in length and what that leaves out, for notes; None where none does."""
-        if self.alignment is None:
-            return None
-        both = int((self.alignment >= 0).sum())
-        clean, other = int(self.lengths.sum()), int(self.corrupted_lengths.sum())
-        return (
-            f"{self.unequal} of {self.n} pairs differ in length; aligned span by span from their ends, "
-            f"{clean - both} of {clean} clean and {other - both} of {other} corrupted tokens have no "
-            "counterpart"
-        )
-
     @cached_property
     def data_hash(self) -> str:
         """SHA-256 over all values that a result depends on, padding left out, and shapes, 64 hex digits."""

@@ -104,10 +104,9 @@ def calibration_page(report: CalibrationReport | Document) -> Page:
     """Everything that is shown of calibrations."""
     document = calibration_document(report)
     gates = ordered(document)
-    model, task = document["model"].get("id", "a model"), document["task"].get("name", "its task")
     return Page(
         kind="calibrations",
-        title=f"What can be trusted of the measurements on a circuit of {model} for {task}",
+        title=page_summary.title(document),
         subject=page_summary.subject_words(document),
         verdict=page_summary.overview(document),
         caveats=page_summary.caveats(document),

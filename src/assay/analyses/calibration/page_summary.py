@@ -8,7 +8,7 @@ from assay.analyses.calibration.names import sentence
 from assay.analyses.calibration.page_words import JUDGED, KINDS, judged_of
 from assay.analyses.calibration.reasons import REASONS
 from assay.core.verdict import Judged
-from assay.page.text import listed, number, percent, precision, rounded
+from assay.page.text import listed, number, percent, precision, rounded, subject_of
 
 
 Record = Mapping[str, Any]
@@ -26,6 +26,11 @@ _VERBS = {
     "undefined": ("is undefined on these data", "are undefined on these data"),
     "none": ("has no verdict", "have no verdict"),
 }
+
+
+def title(document: Record) -> str:
+    """What the page is about."""
+    return "What can be trusted of the measurements on a circuit of {} for {}".format(*subject_of(document))
 
 
 def overview(document: Record) -> str:

@@ -25,6 +25,7 @@ from assay.analyses.worst_case.page_words import (
     single,
     tail_caveats,
     tail_verdict,
+    title,
     unit_of,
     worst_pair,
 )
@@ -45,12 +46,11 @@ def worst_case_page(document: Document) -> Page:
         document: What `WorstCase.to_dict` gave.
     """
     circuit, unit = document["circuit"], unit_of(document)
-    model, task = document["model"].get("id", "a model"), document["task"].get("name", "its task")
     of = kind(document)
     read = ", at the position that predicts the answer" if of == "prompt" else ""
     return Page(
         kind="worst case",
-        title=f"A circuit of {model} at its worst on {task}",
+        title=title(document),
         verdict=tail_verdict(document),
         remark=worst_pair(document),
         caveats=tail_caveats(document),
@@ -156,7 +156,7 @@ def _certificates(document: Document, unit: str) -> Block:
     exceedance = document.get("maximum_exceedance")
     if exceedance is not None:
         caption += (
-            " With confidence 0.95, a new "
+            "With confidence 0.95, a new "
             f"{f'pair of new {single_input}s' if shared else what.removesuffix('s')} "
             f"exceeds the worst one here with probability at most {percent(exceedance)}."
         )

@@ -17,7 +17,7 @@ from assay.page.blocks import (
     Table,
     columns,
 )
-from assay.page.text import Span, Text, bold, code, number, percent, quiet
+from assay.page.text import Span, Text, bold, code, number, percent, plural, quiet
 from assay.page.thumbnail import png_source
 
 
@@ -307,7 +307,8 @@ def _missing_sentence(explanation: Document, unit: str) -> str:
     within = "" if gap is None else f" The scores add up to all of it within {percent(gap)}."
     return (
         f"On {number(explanation['n_pairs'])} pairs the mean divergence of the circuit is "
-        f"{significant(explanation['mean'])} {unit}; the {number(len(top))} missing edges below account for "
+        f"{significant(explanation['mean'])} {unit}; the {plural(len(top), 'missing edge')} below "
+        f"{'accounts' if len(top) == 1 else 'account'} for "
         f"{percent(sum(each['share'] for each in top))} of that.{within}"
     )
 

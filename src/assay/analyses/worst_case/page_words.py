@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.analyses.worst_case.bounds import NOT_CERTIFIED
-from assay.page.text import MINUS, NARROW, cut_text, listed, number, percent
+from assay.page.text import MINUS, NARROW, cut_text, listed, number, percent, subject_of
 
 
 Document = Mapping[str, Any]
@@ -165,6 +165,11 @@ def counted(document: Document) -> str:
 
 
 # --------------------------------------------------------------------------------------------- the heading
+
+
+def title(document: Document) -> str:
+    """What the page is about."""
+    return "A circuit of {} at its worst on {}".format(*subject_of(document))
 
 
 def tail_verdict(document: Document) -> str:

@@ -224,19 +224,16 @@ class PairStatistics:
         """
         return table_by_field(self.divergence, self.sample, field, other, percentile=percentile)
 
-    def significant_fields(self) -> list[dict[str, Any]]:
-        """Values of fields whose pairs exceed the pooled 99th percentile more often than chance.
+    @cached_property
+    def field_tests(self) -> list[dict[str, Any]]:
+        """Values of fields, tested for more pairs above the pooled 99th percentile than by chance.
 
         Permutation tests over inputs, Benjamini-Hochberg at 5 % over the values of each field.
 
         Returns:
-            Records `field`, `value`, `n_inputs`, `n_pairs`, `mean`, `exceed`, `pooled`, `p_value`, `q_value`.
+            Records `field`, `value`, `n_inputs`, `n_pairs`, `mean`, `exceed`, `pooled`, `p_value`, `q_value`,
+            `significant`, by ascending p-value.
         """
-        return [record for record in self.field_tests if record["significant"]]
-
-    @cached_property
-    def field_tests(self) -> list[dict[str, Any]]:
-        """The records of every value that was tested, by ascending p-value."""
         return field_tests(self.divergence, self.sample, seed=self.sample.seed)
 
     @cached_property

@@ -7,20 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.settings import (
-    INPUTS,
-    RARE,
-    Count,
-    File,
-    OfCircuit,
-    OnImages,
-    OnTask,
-    Reporting,
-    at_least,
-    call,
-    check_outputs,
-    own_group,
-)
+from assay.app.delivery import File, Reporting, check_outputs
+from assay.app.options import INPUTS, RARE, Count, at_least, call, own_group
+from assay.app.settings import OfCircuit, OnImages, OnTask
 from assay.core.errors import InputError, OutputError
 
 
@@ -152,7 +141,7 @@ def attack(settings: AttackSettings) -> None:
         result = call(
             settings,
             pipeline.with_findings,
-            *(stored.result, circuit, model, task),
+            *(stored.value, circuit, model, task),
             explained=settings.explain,
             words=words,
             progress=progress,

@@ -8,23 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import print_pages, progress_on_stderr
-from assay.app.settings import (
-    DEFAULT_STORE,
-    DISCOVERY,
-    INPUTS,
-    OUTPUT,
-    Ablating,
-    Count,
-    File,
-    HeldOut,
-    OnImages,
-    OnTask,
-    RunningModels,
-    Sizing,
-    call,
-    check_outputs,
-    own_group,
-)
+from assay.app.delivery import DEFAULT_STORE, File, check_outputs
+from assay.app.options import DISCOVERY, INPUTS, OUTPUT, Count, call, own_group
+from assay.app.settings import Ablating, HeldOut, OnImages, OnTask, RunningModels, Sizing
 
 
 if TYPE_CHECKING:
@@ -60,17 +46,19 @@ def audit(settings: AuditSettings) -> None:
 
     The report is report.html in the directory of --out, beside the results. It lists what was not run.
     """
-    from assay.pipeline import check_options
     from assay.pipeline.audit import audit as run_audit
-    from assay.pipeline.audit_request import audit_of, keep_request, remarks, request_of
+    from assay.pipeline.audit import stored_answer
+    from assay.pipeline.checks import check_options
+    from assay.pipeline.request import request_of
+    from assay.store import Store
 
     call(settings, check_options)
     check_outputs(settings, settings.out / "report.html")
     store, device = settings.store or settings.out, settings.place(lambda text: None)
     request = request_of(vars(settings), device)
-    result = None if request is None else audit_of(request, store, settings.out)
+    result = None if request is None else stored_answer(request, store)
     if result is None:
-        with progress_on_stderr() as progress, remarks() as texts:
+        with progress_on_stderr() as progress:
             result = call(
                 settings,
                 run_audit,
@@ -82,7 +70,9 @@ def audit(settings: AuditSettings) -> None:
                 out=settings.out,
             )
         if request is not None and request == request_of(vars(settings), device):  # no file changed meanwhile
-            keep_request(request, store, result, settings.out, texts)
+            Store(store).keep_request(request, result.id)
+    elif not result.is_saved(settings.out):
+        result.save(settings.out)
     settings.deliver(
         result.to_dict() if settings.json else None,
         {"report": File(settings.out / "report.html", lambda path: None)},  # written with the results
@@ -94,10 +84,17 @@ def audit(settings: AuditSettings) -> None:
 
 def _print_audit(result: "Audit") -> None:
     """The page of the audit; of worst case and calibrations, which have pages of their own, the finding."""
+    from assay.analyses.calibration import page_summary
+    from assay.analyses.worst_case import page_words
     from assay.page.blocks import Page
 
-    audit_page, *others = result.pages
-    findings = (
-        Page(kind=each.kind, title=each.title, verdict=each.verdict, remark=each.remark) for each in others
-    )
-    print_pages(audit_page, *findings)
+    findings, worst, gates = [], result.worst_case, result.calibration
+    if worst is not None:
+        verdict, remark = page_words.tail_verdict(worst), page_words.worst_pair(worst)
+        findings.append(
+            Page(kind="worst case", title=page_words.title(worst), verdict=verdict, remark=remark)
+        )
+    if gates is not None:
+        title, verdict = page_summary.title(gates), page_summary.overview(gates)
+        findings.append(Page(kind="calibrations", title=title, verdict=verdict))
+    print_pages(result.page(), *findings)

@@ -9,20 +9,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
 from assay.app.console import echo, print_block, progress_on_stderr, remark
-from assay.app.settings import (
-    DISCOVERY,
-    INPUTS,
-    OUTPUT,
-    RUNNING,
-    Ablating,
-    Count,
-    File,
-    OnModel,
-    RunningModels,
-    call,
-    check_outputs,
-    make_room,
-)
+from assay.app.delivery import File, check_outputs, make_room
+from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, call
+from assay.app.settings import Ablating, OnModel, RunningModels
 from assay.core.errors import InputError
 
 
@@ -45,14 +34,14 @@ class BenchmarkSettings(RunningModels, Ablating, OnModel):
         methods: Methods, separated by commas or repeated; METHOD@WORD adds a second variant. Default: all
             registered.
         options: Option of a method, METHOD.NAME=VALUE, e.g. ugs.updates=300; repeat for several.
-        quick: Take about a minute: fewer examples and updates, no method by single edges; prints what.
+        quick: Take about a minute: fewer examples and updates, no method by single edges.
         n: Examples of each sample, to discover on and to judge on. Default: 200.
         evaluate: Examples that judge the circuits: held-out, or same as for discovery.
         imports: Scores from other tools: .safetensors, JSON of EAP-IG, a folder of a MIB submission; repeat
             for several.
         export: Directory for the scores as MIB-style submissions, one folder per method.
         scores_dir: Directory for the scores of every method, METHOD.safetensors.
-        out: Directory for benchmark.json, .csv, .md and the figure.
+        out: Directory for benchmark.json, .csv and the figure.
     """
 
     task: Annotated[str | None, INPUTS] = None
@@ -78,7 +67,13 @@ def discovery(settings: BenchmarkSettings) -> None:
     """
     from assay.analyses.benchmark import benchmark_discovery, choose_entries
     from assay.analyses.benchmark.targets import find_target
-    from assay.pipeline.benchmark import export_submission, parse_options, quick_settings, write_benchmark
+    from assay.pipeline.benchmark import (
+        QUICK_WITHOUT,
+        export_submission,
+        parse_options,
+        quick_settings,
+        write_benchmark,
+    )
 
     methods: Sequence[str] | None = _methods(settings.methods)
     options: Mapping[str, Mapping[str, Any]] = parse_options(settings.options)
@@ -86,8 +81,10 @@ def discovery(settings: BenchmarkSettings) -> None:
     if settings.quick:
         shrunk = quick_settings(methods, options, n)
         methods, options, n = shrunk.methods, shrunk.options, shrunk.n
-        for text in shrunk.said:
-            remark(f"quick: {text}")
+        remark(
+            f"quick: {n} examples, learned masks far from converged"
+            + ("" if settings.methods else f", without {' and '.join(QUICK_WITHOUT)}")
+        )
     choose_entries(methods, options)  # wrong names cost no loading
     check_outputs(settings, folders=(settings.export, settings.scores_dir))
     with progress_on_stderr() as progress:

@@ -7,21 +7,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import GATE_FIRED, TRUST, command
 from assay.app.console import progress_on_stderr, say
-from assay.app.settings import (
-    INPUTS,
-    RARE,
-    RUNNING,
-    Ablating,
-    Count,
-    HeldOut,
-    OfCircuit,
-    OnTask,
-    Reporting,
-    at_least,
-    call,
-    check_outputs,
-    own_group,
-)
+from assay.app.delivery import Reporting, check_outputs
+from assay.app.options import INPUTS, RARE, RUNNING, Count, at_least, call, own_group
+from assay.app.settings import Ablating, HeldOut, OfCircuit, OnTask
 from assay.core.errors import InputError
 
 

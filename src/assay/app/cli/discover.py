@@ -8,24 +8,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_table, progress_on_stderr
-from assay.app.settings import (
-    CIRCUIT,
-    DISCOVERY,
-    INPUTS,
-    OUTPUT,
-    RARE,
-    Ablating,
-    Count,
-    Discovering,
-    File,
-    OnImages,
-    OnTask,
-    Quadrature,
-    RunningModels,
-    Saving,
-    call,
-    check_outputs,
-)
+from assay.app.delivery import File, Saving, check_outputs
+from assay.app.options import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, RARE, Count, call
+from assay.app.settings import Ablating, Discovering, OnImages, OnTask, Quadrature, RunningModels
 from assay.core.errors import InputError
 
 

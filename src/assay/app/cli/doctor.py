@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, note, print_table
-from assay.app.settings import Talking
+from assay.app.delivery import Talking
 from assay.core.extras import DISTRIBUTION, EXTRAS, install_command, installed_version
 
 

@@ -9,26 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from assay.app.cli.monitor import monitor  # noqa: F401 - the command that this one belongs to
 from assay.app.cli.parsing import app, command
 from assay.app.console import progress_on_stderr, remark
+from assay.app.delivery import File, Reporting, check_outputs
 from assay.app.monitor.settings import ALARM
-from assay.app.settings import (
-    DISCOVERY,
-    INPUTS,
-    OUTPUT,
-    RARE,
-    STEPS,
-    Ablating,
-    ComparingCircuits,
-    Count,
-    File,
-    OnClassifier,
-    Reporting,
-    RunningModels,
-    SkipBad,
-    Steps,
-    at_least,
-    call,
-    check_outputs,
-)
+from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RARE, STEPS, Count, Steps, at_least, call
+from assay.app.settings import Ablating, ComparingCircuits, OnClassifier, RunningModels, SkipBad
 from assay.core.errors import InputError
 
 

@@ -8,7 +8,8 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_json
-from assay.app.settings import CIRCUIT, INPUTS, OUTPUT, Count, Storing, Talking, make_room
+from assay.app.delivery import Storing, Talking, make_room
+from assay.app.options import CIRCUIT, INPUTS, OUTPUT, Count
 from assay.core.errors import InputError
 
 

@@ -6,18 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo_result, print_pages, progress_on_stderr
-from assay.app.settings import (
-    INPUTS,
-    Ablating,
-    OfCircuit,
-    OnImages,
-    Saving,
-    at_least,
-    call,
-    check_outputs,
-    json_file,
-    own_group,
-)
+from assay.app.delivery import Saving, check_outputs, json_file
+from assay.app.options import INPUTS, at_least, call, own_group
+from assay.app.settings import Ablating, OfCircuit, OnImages
 
 
 if TYPE_CHECKING:

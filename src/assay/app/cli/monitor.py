@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from assay.app.cli.parsing import GATE_FIRED, IMAGES, command
 from assay.app.console import echo, echo_result, note, print_json, progress_on_stderr, remark, say
+from assay.app.delivery import Computing
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.settings import RUNNING, Computing
+from assay.app.options import RUNNING
 
 
 if TYPE_CHECKING:

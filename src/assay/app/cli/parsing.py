@@ -20,7 +20,9 @@ from cyclopts import App, ArgumentCollection, CoercionError, CycloptsError, Grou
 from cyclopts.config import Env, Toml
 
 from assay.app.console import print_json, quiet, say, show_warning
-from assay.app.settings import FILTERS, ImageWorkers, Quiet, RareGroup, Talking
+from assay.app.delivery import Quiet, Talking
+from assay.app.options import FILTERS, RareGroup
+from assay.app.settings import ImageWorkers
 from assay.core.errors import AssayError, AssayWarning, InputError, by_option, unknown_name
 from assay.core.machine import decoding_with
 
@@ -32,7 +34,9 @@ CIRCUITS, TRUST, IMAGES, SUBSETS, STORE = (
     for place, name in enumerate(("Circuits", "Trust", "Image classifiers", "Subsets", "Store"))
 )
 PREFIX = "ASSAY_"
-_VARIABLES = Env(PREFIX, source="an ASSAY_ variable", command=False, show=False)
+_VARIABLES: Callable[[App, tuple[str, ...], ArgumentCollection], None] = Env(
+    PREFIX, source="an ASSAY_ variable", command=False, show=False
+)
 HELP_ALL = "--help-all"
 GATE_FIRED = 3
 INTERRUPTED = 130
@@ -118,7 +122,7 @@ def _with_default(parameter: inspect.Parameter) -> inspect.Parameter:
 def read_variables(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Values of `ASSAY_NAME` variables; filters take none: ASSAY_MODEL is for what computes."""
     settable = [each for each in arguments if each.parameter.group != FILTERS.group]
-    _VARIABLES(application, commands, ArgumentCollection(settable))  # type: ignore[no-untyped-call]
+    _VARIABLES(application, commands, ArgumentCollection(settable))  # type: ignore[no-untyped-call]  # cyclopts'
 
 
 def read_config(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

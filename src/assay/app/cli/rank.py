@@ -9,22 +9,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.settings import (
-    INPUTS,
-    RARE,
-    Ablating,
-    Count,
-    Quadrature,
-    Reporting,
-    RunningModels,
-    SkipBad,
-    Typed,
-    at_least,
-    call,
-    check_outputs,
-    keywords,
-    own_group,
-)
+from assay.app.delivery import Reporting, check_outputs
+from assay.app.options import INPUTS, RARE, Count, at_least, call, keywords, own_group
+from assay.app.settings import Ablating, Quadrature, RunningModels, SkipBad, Typed
 from assay.core.errors import InputError
 
 

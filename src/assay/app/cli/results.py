@@ -9,7 +9,8 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, print_pages, print_table
-from assay.app.settings import OUTPUT, File, Storing, Talking, own_group
+from assay.app.delivery import File, Storing, Talking
+from assay.app.options import OUTPUT, own_group
 from assay.core.errors import InputError, check_name
 from assay.core.untrusted import printable
 
@@ -126,10 +127,10 @@ def report(
         raise InputError(f"{' and '.join(names)} select different pages; give one of them")
     store = settings.existing_store()
     if settings.compare is not None:
-        from assay.pipeline.compare import compare_frame, compare_page
+        from assay.pipeline.compare import compare_rows, rows_page
 
-        page = compare_page(store, *settings.compare)
-        rows = compare_frame(store, *settings.compare).to_dict("records")
+        rows = compare_rows(store, *settings.compare)
+        page = rows_page(rows, *settings.compare)
         settings.deliver(rows, {"report": _html(settings.save, [page])}, show=lambda: print_pages(page))
         return
     about, pages = _pages(store, identity, settings.sweep)

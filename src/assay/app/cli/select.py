@@ -9,25 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assay.app.cli.parsing import GATE_FIRED, SUBSETS, app, command
 from assay.app.console import note, print_json, print_table, progress_on_stderr, say
-from assay.app.settings import (
-    INPUTS,
-    OUTPUT,
-    RARE,
-    RUNNING,
-    Computing,
-    Count,
-    File,
-    Placed,
-    Reporting,
-    Seeded,
-    Talking,
-    at_least,
-    call,
-    check_outputs,
-    count_or,
-    json_file,
-    own_group,
-)
+from assay.app.delivery import Computing, File, Reporting, Talking, check_outputs, json_file
+from assay.app.options import INPUTS, OUTPUT, RARE, RUNNING, Count, at_least, call, count_or, own_group
+from assay.app.settings import Placed, Seeded
 from assay.core.errors import InputError, check_name
 
 

@@ -7,7 +7,8 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import note
-from assay.app.settings import Quiet, Storing, at_least, own_group
+from assay.app.delivery import Quiet, Storing
+from assay.app.options import at_least, own_group
 
 
 SITE = own_group("Site")

@@ -11,7 +11,8 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import STORE, command, family
 from assay.app.cli.results import StoreSettings, show
 from assay.app.console import echo, print_table, remark, say
-from assay.app.settings import FILTERS, KINDS, OUTPUT, RUNNING, STORED, Storing, Talking, at_least
+from assay.app.delivery import KINDS, Storing, Talking
+from assay.app.options import FILTERS, OUTPUT, RUNNING, STORED, at_least
 from assay.core.errors import InputError
 
 

@@ -9,16 +9,8 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import GATE_FIRED, app, command
 from assay.app.cli.select import AnswerSettings
 from assay.app.console import echo, progress_on_stderr, say
-from assay.app.settings import (
-    INPUTS,
-    OUTPUT,
-    RUNNING,
-    Reporting,
-    Storing,
-    Talking,
-    check_outputs,
-    make_room,
-)
+from assay.app.delivery import Reporting, Storing, Talking, check_outputs, make_room
+from assay.app.options import INPUTS, OUTPUT, RUNNING
 
 
 @dataclass(frozen=True, kw_only=True)

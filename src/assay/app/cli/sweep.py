@@ -12,7 +12,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, note, print_table, progress_on_stderr, remark, say
-from assay.app.settings import RUNNING, Computing, Count, Mapped, Typed, check_outputs
+from assay.app.delivery import Computing, check_outputs
+from assay.app.options import RUNNING, Count
+from assay.app.settings import Mapped, Typed
 from assay.core.signals import handled, interrupt
 
 

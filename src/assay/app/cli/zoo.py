@@ -9,26 +9,9 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command, family
 from assay.app.console import echo, echo_result, note, print_table, progress_on_stderr, remark
-from assay.app.settings import (
-    DISCOVERY,
-    INPUTS,
-    OUTPUT,
-    Ablating,
-    Computing,
-    Count,
-    Discovering,
-    Placed,
-    RunningModels,
-    Seeded,
-    SkipBad,
-    Talking,
-    Typed,
-    at_least,
-    call,
-    json_file,
-    make_room,
-    own_group,
-)
+from assay.app.delivery import Computing, Talking, json_file, make_room
+from assay.app.options import DISCOVERY, INPUTS, OUTPUT, Count, at_least, call, own_group
+from assay.app.settings import Ablating, Discovering, Placed, RunningModels, Seeded, SkipBad, Typed
 from assay.core.errors import InputError
 
 

@@ -6,23 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from assay.app.settings import (
-    DISCOVERY,
-    INPUTS,
-    OUTPUT,
-    RARE,
-    STEPS,
-    Ablating,
-    Batched,
-    ComparingCircuits,
-    Count,
-    ImageWorkers,
-    OnClassifier,
-    Seeded,
-    Steps,
-    at_least,
-    own_group,
-)
+from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RARE, STEPS, Count, Steps, at_least, own_group
+from assay.app.settings import Ablating, Batched, ComparingCircuits, ImageWorkers, OnClassifier, Seeded
 
 
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")

@@ -14,7 +14,7 @@ from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.shift import ShiftView
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
-from assay.app.settings import call
+from assay.app.options import call
 from assay.circuits import write_atomically
 from assay.core.errors import InputError
 from assay.core.signals import handled

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict
 from urllib.parse import urlencode
@@ -11,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from assay.app.settings import KINDS
+from assay.app.delivery import KINDS
 from assay.core.errors import AssayError, InputError, UnknownNameError
 from assay.page import text as words
 from assay.page.blocks import Block, Cell, Column, Interactive, Note, Page, Table
@@ -26,8 +25,6 @@ PAGE_SIZE = 100  # results of one page of the list
 FILTERS = ("kind", "model", "task", "metric", "status")
 COLUMNS = ("kind", "model", "task", "method", "ablation", "metric", "n", "seed", "value", "status", "created")
 NUMERIC = ("n", "seed", "value")
-# Pictures come from one library whose settings are global, so pages are drawn one at a time.
-_DRAWING = threading.Lock()
 _LOG = logging.getLogger("assay.serve")
 
 
@@ -92,10 +89,9 @@ class Pages:
         if not re.fullmatch(r"[0-9a-f]{4,64}", identity):
             raise UnknownNameError("a result's id is 4 or more hex digits; see the list of results")
         result = self._store.get(identity)
-        with _DRAWING:
-            of_sweep = result.kind == "sweep"
-            pages = [sweep_page(self._store, result.id)] if of_sweep else pages_of_result(result)
-            return HTMLResponse(render_pages(pages, served=True))
+        of_sweep = result.kind == "sweep"
+        pages = [sweep_page(self._store, result.id)] if of_sweep else pages_of_result(result)
+        return HTMLResponse(render_pages(pages, served=True))
 
 
 def _row(summary: ResultSummary) -> list[Cell | Text]:

@@ -59,7 +59,6 @@ class Ifr(BatchMethod):
     aligns = True
     needs_gradients = False
     cuts = False
-    signed = False
     source = "Ferrando and Voita 2024, arXiv:2403.00824"
 
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:

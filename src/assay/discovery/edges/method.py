@@ -81,8 +81,6 @@ class EdgeMethod(abc.ABC):
         needs_gradients: Whether backward passes are made.
         integrates: Whether `steps` and `quadrature` are used.
         source: Author, year, arXiv id.
-        signed: Whether scores have a sign: positive, where ablating the edge raises the objective. Else they
-            are shares, probabilities or ranks, and do not tell whether the edge helps.
         objective: What it attributes unless told otherwise; None: the task's own.
         keeps_examples: Whether the scores of each example can be kept.
         splits: Whether it serves experts that are nodes; see `Model.with_experts`.
@@ -96,7 +94,6 @@ class EdgeMethod(abc.ABC):
     needs_gradients: ClassVar[bool]
     integrates: ClassVar[bool] = False
     source: ClassVar[str]
-    signed: ClassVar[bool] = True
     objective: ClassVar[str | None] = None
     keeps_examples: ClassVar[bool] = True
     splits: ClassVar[bool] = False

@@ -140,7 +140,6 @@ class Random(BatchMethod):
     """Uniform scores on (-1, 1): the baseline that a method has to beat."""
 
     key = "random"
-    signed = False
     aligns = True
     splits = True
     needs_gradients = False

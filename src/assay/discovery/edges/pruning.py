@@ -46,7 +46,6 @@ class EdgePruning(EdgeMethod):
 
     key = "edge-pruning"
     needs_gradients = True
-    signed = False
     objective = "kl"
     keeps_examples = False
     many_passes = True

@@ -61,7 +61,6 @@ class Ugs(EdgeMethod):
 
     key = "ugs"
     needs_gradients = True
-    signed = False
     objective = "kl"
     keeps_examples = False
     many_passes = True

@@ -48,8 +48,6 @@ def test_the_same_request_loads_no_model_and_says_and_writes_the_same(loads: Loa
     again, n_again = loads("--batch-size", "2")
     assert (n_first, n_again) == (1, 0)
     assert again.stdout.replace(" (taken from the store)", "") == first.stdout
-    assert "note: " in first.stderr
-    assert [line for line in first.stderr.splitlines() if "note: " in line] == again.stderr.splitlines()
     assert [path.read_bytes() for path in files] == written
 
 
@@ -71,7 +69,7 @@ def test_whatever_can_change_an_audit_is_computed_anew(loads: Loads) -> None:
 @pytest.mark.parametrize("option", [("--chat",), ("--images", "shapes:flat")])
 def test_what_only_loading_tells_is_not_found_by_its_name(option: tuple[str, ...]) -> None:
     from assay.app.cli.audit import AuditSettings
-    from assay.pipeline.audit_request import request_of
+    from assay.pipeline.request import request_of
 
     options = vars(AuditSettings())
     assert request_of(options, None) is not None

@@ -1,0 +1,279 @@
+"""How a command runs, where it keeps what it computed, and where its result goes."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from cyclopts import Parameter
+
+from assay.app.console import echo_files, echo_result, print_json, print_pages
+from assay.app.options import OUTPUT, RARE, RUNNING, STORED
+from assay.core.errors import InputError, OutputError
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from assay.page.blocks import Page
+    from assay.store import About, Store
+
+DEFAULT_STORE = Path("assay-out")
+
+# Kinds of stored results.
+KINDS = (
+    "audit",
+    "benchmark",
+    "calibration",
+    "circuit",
+    "correctness",
+    "domain-evaluation",
+    "job",
+    "measurement",
+    "monitor",
+    "ranking",
+    "ranking-comparison",
+    "scores",
+    "stable-pick",
+    "subset-evaluation",
+    "subset-part",
+    "subset-path",
+    "sweep",
+    "worst_case",
+    "zoo",
+)
+
+
+class File(NamedTuple):
+    """Where a file goes, if it is wanted, and what writes it there; by default the page of the result."""
+
+    path: Path | None
+    write: Callable[[Path], object] | None = None
+
+
+def json_file(path: Path | None, document: object) -> File:
+    """A document as JSON."""
+    from assay.circuits import write_atomically
+    from assay.core.record import plain
+
+    return File(
+        path,
+        lambda path: write_atomically(path, json.dumps(plain(document), indent=1, allow_nan=False).encode()),
+    )
+
+
+def make_room(path: Path) -> Path:
+    """The file to write, in a directory that exists."""
+    from assay.pipeline import check_writable
+
+    check_writable(path.parent, make=True)
+    return path
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """How a command runs.
+
+    Attributes:
+        quiet: Print no progress on stderr; notes on the result remain.
+        config: TOML file of options.
+        traceback: Show the traceback of an error.
+    """
+
+    quiet: Annotated[bool, RUNNING] = False
+    config: Annotated[Path | None, RARE] = None
+    traceback: Annotated[bool, RARE] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talking(Quiet):
+    """How a command runs and prints.
+
+    Attributes:
+        json: Print one JSON document and nothing else on stdout.
+    """
+
+    json: Annotated[bool, OUTPUT] = False
+
+    def deliver(
+        self,
+        document: Any,
+        files: Mapping[str, File] = MappingProxyType({}),
+        *,
+        show: Callable[[], object] | None = None,
+        identity: str = "",
+        cached: bool = False,
+    ) -> None:
+        """A result to its files and to stdout.
+
+        Args:
+            document: The result.
+            files: By what each is called.
+            show: Prints the result for reading. Default: as its page.
+            identity: Its id in the store.
+            cached: Whether the store had it.
+        """
+
+        @functools.cache
+        def pages() -> "list[Page]":
+            """Built once, for the file and for stdout."""
+            from assay.report.save import pages_of
+
+            return pages_of(document)
+
+        for path, write in files.values():
+            if path is not None and write is not None:
+                write(make_room(path))
+            elif path is not None:
+                from assay.report import save_report
+
+                save_report(make_room(path), *pages())
+        if self.json:
+            print_json(document)
+            return
+        if show is None:
+            print_pages(*pages())
+        else:
+            show()
+        echo_files(**{name: path for name, (path, _) in files.items()})
+        if identity:
+            echo_result(identity, cached=cached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storing:
+    """Where results are kept.
+
+    Attributes:
+        store: Store: DIR or postgresql+psycopg://USER@HOST/DB?arrays=DIR. Default: assay-out.
+    """
+
+    # Text, not Path: a path would take slashes from a URL.
+    store: Annotated[str | None, STORED, Parameter(metavar="DIR|URL")] = None
+
+    def open_store(self) -> "Store":
+        """The results store, made where there is none.
+
+        It is opened once model and task are loaded, so that a failure leaves none behind.
+        """
+        from assay.store import Store
+
+        return Store(self.store or DEFAULT_STORE)
+
+    def existing_store(self) -> "Store":
+        """The results store, which must be there.
+
+        Raises:
+            InputError: If it is not.
+        """
+        from assay.store import Store
+
+        return Store(self.store or DEFAULT_STORE, create=False)
+
+    def store_folder(self) -> Path:
+        """The directory in which the files of a store lie; a database is asked for it, none is made."""
+        if self.store and "://" in self.store:
+            return self.open_store().directory
+        return Path(self.store or DEFAULT_STORE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing(Talking, Storing):
+    """How a command that computes runs and prints, and where it keeps what it computed."""
+
+    def keep(
+        self,
+        kind: str,
+        provenance: Mapping[str, Any],
+        document: Mapping[str, Any],
+        about: "About",
+        arrays: "Mapping[str, np.ndarray] | None" = None,
+    ) -> str:
+        """Store a document; returns its id.
+
+        Args:
+            kind: What it is.
+            provenance: All that the result is a function of, beside the version of the library.
+            document: What `--json` prints.
+            about: What it is found by.
+            arrays: Its large parts by name.
+        """
+        from assay.core.record import library_version
+
+        record = {"library": library_version(), **provenance}
+        return self.open_store().put(kind, record, document, arrays, about=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Files for the result.
+
+    Attributes:
+        out: Output directory; every file gets its usual name there.
+        save: File for the result.
+    """
+
+    out: Annotated[Path | None, OUTPUT] = None
+    save: Annotated[Path | None, OUTPUT] = None
+
+    def path_of(self, file: Path | None, name: str) -> Path | None:
+        """Where a file goes: where its own option says, else under a name in the output directory."""
+        return self.out / name if file is None and self.out is not None else file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting(Saving):
+    """Files for the result and its page.
+
+    Attributes:
+        report: HTML page to write.
+    """
+
+    report: Annotated[Path | None, OUTPUT] = None
+
+    def files(self, document: Mapping[str, Any], name: str) -> dict[str, File]:
+        """The document of a result and its page, by their names in the directory of `--out`."""
+        return {
+            "document": json_file(self.path_of(self.save, name), document),
+            "report": File(self.path_of(self.report, "report.html")),
+        }
+
+
+def check_outputs(settings: object, *files: Path | None, folders: Sequence[Path | None] = ()) -> None:
+    """Refuse places that cannot be written, or are given twice, before the work is done.
+
+    A directory is not made yet.
+
+    Args:
+        settings: Its store, `out`, `save` and `report` are checked, where it has them.
+        files: Further files.
+        folders: Further directories.
+    """
+    from assay.pipeline import check_writable
+
+    options = vars(settings)
+    if isinstance(settings, Storing):
+        check_writable(settings.store_folder())
+    for folder in filter(None, (options.get("out"), *folders)):
+        check_writable(folder)
+    report: Path | None = options.get("report")
+    if report is not None and report.suffix not in (".html", ".htm") and _becomes_file(report):
+        raise InputError(f"--report is {report}; give NAME.html, the format that is written")
+    placed: set[Path] = set()
+    for path in filter(None, (*files, report, options.get("save"))):
+        if path.is_dir():
+            raise OutputError(f"{path} is a directory; give the name of a file to write")
+        check_writable(path.parent)
+        if path.resolve() in placed:
+            raise InputError(f"{path} is given for two outputs; give each a file of its own")
+        if _becomes_file(path):
+            placed.add(path.resolve())
+
+
+def _becomes_file(path: Path) -> bool:
+    """Whether a file is written there; /dev/null stays what it is."""
+    return path.is_file() or not path.exists()

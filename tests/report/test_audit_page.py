@@ -1,0 +1,212 @@
+"""The page of an audit: what its sentences claim, and that figures and drawing hold its numbers."""
+
+import base64
+import json
+import re
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from pages import document, large_document
+
+from assay.core.errors import InputError
+from assay.page.graph import UNSCRIPTED
+from assay.page.matrix import plot_matrix
+from assay.pipeline import Audit, audit_plots
+from assay.pipeline.audit_words import caveats, solved, strongest_heads, verdict
+from assay.report.save import render
+
+
+Document = dict[str, Any]
+
+
+@pytest.fixture
+def own() -> Document:
+    """An audit that nothing speaks against, yours to change."""
+    made = document("audit")
+    made["circuit"]["faithfulness"] |= {"value": 0.92, "low": 0.9, "high": 0.94}
+    made["circuit"]["confirmed"] = True
+    return made | {"other_ablations": []}
+
+
+def audit_of(own: Document) -> Audit:
+    return Audit.from_dict(own)
+
+
+def plain_faithfulness(own: Document) -> Document:
+    (measured,) = [each for each in own["measurements"] if each["name"] == "faithfulness"]
+    plain: Document = measured
+    return plain
+
+
+# ---- sentences ----------------------------------------------------------------------------------
+
+
+def test_the_verdict_names_both_faithfulnesses_where_they_differ(own: Document) -> None:
+    own["circuit"] |= {"n_edges": 149, "fraction": 149 / 1893}
+    own["graph"]["n_edges"] = 1893
+    own["random"] = {"mean": 0.031, "n_circuits": 20}
+    plain_faithfulness(own).update(value=0.82, interval={"low": 0.79, "high": 0.85, "level": 0.95})
+    assert verdict(audit_of(own)) == (
+        "149 of 1,893 edges (7.9\N{NARROW NO-BREAK SPACE}%) reach a normalised faithfulness of 0.92 "
+        "[0.90, 0.94] (0: empty circuit, 1: model) and a plain faithfulness of 0.82 [0.79, 0.85] (share of "
+        "the model’s margin); random circuits of that size reach 0.03 normalised."
+    )
+    own["random"] = {"mean": 0.03, "n_circuits": 1}
+    assert verdict(audit_of(own)).endswith("a random circuit of that size reaches 0.03 normalised.")
+    for value in (0.9211, None):
+        plain_faithfulness(own)["value"] = value
+        assert "plain" not in verdict(audit_of(own))
+    own["random"] = None
+    assert "random" not in verdict(audit_of(own))
+
+
+def test_the_whole_model_is_no_finding(own: Document) -> None:
+    own["circuit"] |= {"n_edges": own["graph"]["n_edges"], "fraction": 1.0}
+    assert verdict(audit_of(own)).startswith("No circuit smaller than the model reaches 0.90: ")
+
+
+@pytest.mark.parametrize("code", ["task_not_solved", "unstable_denominator"])
+def test_an_unsolved_task_has_no_faithful_circuit(own: Document, code: str) -> None:
+    assert solved(audit_of(own))
+    own["measurements"][0]["warnings"] = [code]
+    assert not solved(audit_of(own))
+    assert "does not solve ioi" in verdict(audit_of(own))
+    assert "divides by the model’s gain over its corrupted run" in caveats(audit_of(own))[0]
+
+
+def test_the_strongest_heads_are_those_of_the_circuit(own: Document) -> None:
+    own["per_head"] = [[0.5, -2.0], [None, 1.25]]
+    own["circuit"]["nodes"] = ["input", "a0.h1", "a1.h0", "a1.h1", "m1", "logits"]
+    assert strongest_heads(audit_of(own)) == (
+        "Strongest heads of the circuit, by summed outgoing attribution: "
+        "a0.h1 (\N{MINUS SIGN}2.000) and a1.h1 (+1.250)."
+    )
+    own["circuit"]["nodes"] = ["input", "m1", "logits"]
+    assert strongest_heads(audit_of(own)) == "The circuit contains no head."
+
+
+def test_caveats_name_what_weakens_the_verdict(own: Document) -> None:
+    assert caveats(audit_of(own)) == []
+    own["circuit"]["faithfulness"] |= {"value": 0.88, "low": 0.85, "high": 0.91}
+    assert caveats(audit_of(own))[0].endswith("is 0.88, with the target inside the interval.")
+    own["circuit"]["faithfulness"] |= {"value": 0.7, "low": 0.6, "high": 0.8}
+    assert caveats(audit_of(own))[0].endswith("is 0.70.")
+    own["discovery"]["held_out"] = False
+    own["method"]["completeness_gap"] = 0.2
+    same, gap = caveats(audit_of(own))[1:]
+    assert "the same prompts" in same
+    assert "completeness gap of the attribution is 20" in gap
+    own["method"]["routing"] = {"choices": 1200, "changed": 34}
+    assert caveats(audit_of(own))[2].startswith("34 of 1,200 choices of experts")
+
+
+def test_a_number_that_other_ablations_do_not_give_is_no_number_by_itself(own: Document) -> None:
+    values = (("zero", -0.02), ("mean", 0.8))
+    own["other_ablations"] = [{"value": value, "provenance": {"ablation": key}} for key, value in values]
+    assert caveats(audit_of(own)) == [
+        "Normalised faithfulness is 0.92 under resample ablation, but −0.02 under zero and 0.80 under "
+        "mean: name the ablation with the number."
+    ]
+    own["other_ablations"][0]["value"] = 0.73  # 0.19 less
+    assert caveats(audit_of(own)) == []
+
+
+def test_every_measurement_and_part_has_a_row(own: Document) -> None:
+    whole = own["measurements"][0] | {"statistic": {"kind": "mean", "of": "a"}}
+    other = {**whole, "id": "X.other", "statistic": {"kind": "mean", "of": "b"}}
+    own["measurements"][0] = {**whole, "parts": {"other": other, "same": {**whole, "id": "X.same"}}}
+    text = render(own)
+    for each in own["measurements"]:
+        assert each["id"] in text or each["name"] == "topk"  # whose parts have rows
+    assert "X.other" in text
+    assert "X.same" not in text, "a part that is the measurement itself is left out"
+
+
+def test_worst_case_and_gates_of_an_audit_are_articles_of_their_own() -> None:
+    text = render(document("whole audit"))
+    assert re.findall(r'<article class="page[^"]*" id="([^"]+)"', text) == ["r1", "r2", "r3"]
+    assert 'id="r3-C11"' in text
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def test_figures_hold_the_numbers_of_the_audit_and_gaps_where_there_are_none(own: Document) -> None:
+    data = audit_plots.curve_data(audit_of(own))
+    shown = (data.values, data.low, data.high)
+    assert shown == tuple(tuple(own["curve"][name]) for name in ("values", "low", "high"))
+    assert data.random_values == tuple(own["curve"]["random"]["values"])
+    assert data.chosen == own["circuit"]["size"] / own["graph"]["n_edges"]
+    assert (data.target, data.chosen_value, data.n) == (0.9, 0.92, 24)
+    heads = audit_plots.head_data(audit_of(own))
+    assert heads.values.shape == (8, 4)
+    assert heads.values[3, 1] == own["per_head"][1][3]
+    assert np.isnan(audit_plots.agreement_data(audit_of(own)).tau[0])
+    own["curve"]["values"][0], own["curve"]["random"] = None, None
+    data = audit_plots.curve_data(audit_of(own))
+    assert np.isnan(data.values[0])
+    assert data.random_values == ()
+    with pytest.raises(InputError, match="made without the curve"):
+        audit_plots.curve_data(audit_of(own | {"curve": None}))
+
+
+def test_layer_shares_add_up_and_leave_impossible_pairs_out(own: Document) -> None:
+    data = audit_plots.layer_data(audit_of(own))
+    assert np.nansum(data.values) == pytest.approx(1)
+    assert (data.rows[0], data.columns[-1]) == ("input", "logits")
+    # Layer 1 writes after layer 0 has read; the MLP of a layer reads its own heads.
+    assert np.isnan(data.values[2, 0])
+    assert not np.isnan(data.values[1, 0])
+
+
+def test_small_head_values_are_printed_in_a_common_unit(own: Document) -> None:
+    own["per_head"] = [[1e-4 * (layer + head + 1) for head in range(8)] for layer in range(4)]
+    own["per_head"][3][7] = 9.9971e-3
+    ax = plot_matrix(audit_plots.head_data(audit_of(own)))
+    assert "units of 0.001" in ax.get_xlabel()
+    texts = {text.get_text() for text in ax.texts}
+    assert {".90", "1.00", "10"} <= texts
+
+
+# ---- the drawing of the circuit -----------------------------------------------------------------
+
+
+def test_the_script_gets_the_edges_it_draws(own: Document) -> None:
+    del own["excerpt"]  # as an audit of a small circuit has none
+    text = render(own)
+    (packed,) = re.findall('<script type="text/plain" class="data">(.*?)</script>', text)
+    data = json.loads(zlib.decompress(base64.b64decode(packed)))
+    columns = data["edges"]
+    assert columns["score"] == pytest.approx([edge["score"] for edge in own["edges"]], rel=1e-4)
+    names = [
+        (data["nodes"][row], data["targets"][c])
+        for row, c in zip(columns["source"], columns["target"], strict=True)
+    ]
+    assert names == [(edge["source"], edge["target"]) for edge in own["edges"]]
+    assert data["size"] == own["circuit"]["size"]
+    assert (data["nodes"][0], data["nodes"][-1]) == ("input", "logits")
+    # Without a script, the edges of the circuit.
+    drawing = text.partition('<g class="edges"')[2].partition("</g>")[0]
+    kept = [edge for edge in own["edges"] if edge["kept"]][:UNSCRIPTED]
+    assert drawing.count("<path") == len(kept)
+    assert drawing.count("minus") == sum(edge["score"] < 0 for edge in kept)
+    own["edges"][0]["source"] = "<b>"
+    with pytest.raises(InputError, match="unknown source"):
+        render(own)
+
+
+def test_the_drawing_of_a_large_circuit_opens_on_its_strongest_edges() -> None:
+    large = large_document()
+    text = render(large)
+    n = large["excerpt"]["n_edges"]
+    assert n > 5
+    drawn = text.partition('<g class="edges"')[2].partition("</g>")[0]
+    assert drawn.count("<path") == n
+    opened = (
+        f"opens on the {n} strongest edges that are connected. They carry 25 % of the circuit’s attribution"
+    )
+    assert opened in text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    assert "a normalised faithfulness of 0.20 [0.10, 0.30]." in text
+    assert 'value="60"' in text

@@ -1,0 +1,328 @@
+"""Pages of rankings, monitors and evaluations over domains, and the picture of a training run."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from pages import document, evaluated, ranked
+
+from assay.analyses.generalization import (
+    monitor_page,
+    monitor_plots,
+    monitor_words,
+    page,
+    rank_plots,
+    rank_words,
+)
+from assay.analyses.generalization.evaluation_page import evaluation_page
+from assay.analyses.generalization.journal import Reading
+from assay.core.errors import InputError, OutputError
+from assay.page.text import plain_text
+from assay.page.thumbnail import thumbnail
+from assay.pipeline.batch_pictures import ALARMS, EACH, KEPT, BatchPictures
+from assay.pipeline.image_stream import Batch
+from assay.report.dynamics import dynamics_data, dynamics_figure, plot_dynamics
+from assay.report.save import render
+from assay.tasks import draw_shapes
+
+
+Document = dict[str, Any]
+
+
+def points(ax: Axes, marker: str) -> list[tuple[float, float]]:
+    """Places of the marks of a kind."""
+
+    def places() -> Iterator[tuple[float, float]]:
+        for line in ax.lines:
+            if line.get_marker() == marker:
+                yield from ((float(x), float(y)) for x, y in line.get_xydata())  # type: ignore[union-attr]
+
+    return list(places())
+
+
+# ---- rankings -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ranking() -> Document:
+    made: Document = document("ranking")
+    return made
+
+
+def test_rows_are_in_the_order_of_the_leading_metric(ranking: Document) -> None:
+    table = page.ranking_page(ranking).sections[0].blocks[0]
+    assert [row[0] for row in table.rows] == ["q<0.9>", "q<0.7>", "q<0.5>", "q<0.3>", "q<0.1>"]
+    assert [column.name for column in table.columns[1:3]] == ["accuracy", "DDB output"]
+    assert [plain_text(row[2].text).split()[-1] for row in table.rows[:2]] == ["#1", "#2"]
+    arrows = {metric["key"]: rank_words.arrow(metric) for metric in ranking["metrics"]}
+    assert (arrows["ddb-output"], arrows["sharpness"]) == ("\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}")
+    assert (arrows["alpha-req"], arrows["energy"]) == ("\N{RIGHTWARDS ARROW}1", "")
+
+
+def test_the_verdict_names_the_pick_and_what_is_better_if_anything(ranking: Document) -> None:
+    best = rank_words.verdict(ranking)
+    assert best.startswith("DDB output picks q<0.9>, the best by it in 100")
+    assert "It has the highest accuracy" in best
+    ranking["performance"][0]["value"] = 0.999
+    assert "the highest is 1.00, of q<0.1>" in rank_words.verdict(ranking)
+
+
+def test_without_labels_the_page_says_what_is_not_known() -> None:
+    text = render(ranked(labelled=False))
+    assert "the cost of picking by a metric is not known here" in text
+    assert "expected regret</th>" not in text
+    assert "Each metric against true" not in text
+    assert "No motif: a motif needs the performance of the models" in text
+
+
+def test_a_comparison_is_followed_by_its_rankings() -> None:
+    text = render(document("ranking-comparison"))
+    assert "Metrics over 2 targets" in text
+    assert len(set(re.findall(r'<article class="page rank" id="([^"]+)"', text))) == 3
+
+
+def test_the_motif_picture_leaves_out_what_no_edge_joins() -> None:
+    layers = ["input", "block 0", "logits"]
+    matrix = rank_plots.layer_matrix([[0.0, 1.0, 2.0], [None, 0.0, -3.0], [0.0, 0.0, 0.0]], layers)
+    assert (matrix.rows, matrix.columns) == (("input", "block 0"), ("block 0", "logits"))
+    np.testing.assert_array_equal(matrix.values, [[1, 2], [math.nan, -3]])
+    heads_to_mlp = rank_plots.layer_matrix([[0.0, 1.0, 2.0], [0.0, 4.0, -3.0], [0.0, 0.0, 0.0]], layers)
+    assert heads_to_mlp.values[1, 0] == 4
+
+
+def test_pictures_of_a_ranking_hold_its_numbers(ranking: Document) -> None:
+    first, second = rank_plots.plot_forest(ranking).get_figure().axes
+    assert [first.get_xlabel(), second.get_xlabel()] == ["DDB output", "accuracy"]
+    assert first.get_yticklabels()[0].get_text() == "q<0.9>"
+    values = [x for x, _ in points(first, "o")]
+    assert values[0] == max(values)
+    assert len(rank_plots.plot_forest(ranked(labelled=False).to_dict()).get_figure().axes) == 1
+    shown = [ax for ax in rank_plots.plot_scatter(ranking).get_figure().axes if ax.get_visible()]
+    assert [ax.get_title("left") for ax in shown] == [metric["name"] for metric in ranking["metrics"]]
+    performance = [row["value"] for row in ranking["performance"]]
+    assert [y for _, y in points(shown[0], "o")] == pytest.approx(performance)
+    costs = {
+        "inspect": {"seconds": 1.0, "passes": {"forward": 1}},
+        "edge-scores": {"seconds": 9.0, "passes": {"forward": 7.0, "backward": 5.0}},
+    }
+    ax = rank_plots.plot_cost(costs)
+    assert [bar.get_width() for bar in ax.patches] == [9.0, 1.0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["all edges", "logits and features"]
+    assert ax.texts[0].get_text() == "9 s; per image 7 forward, 5 backward"
+
+
+# ---- monitors -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def monitor() -> Document:
+    made: Document = document("monitor")
+    return made
+
+
+def test_the_picture_of_the_shift_shows_the_readings(monitor: Document) -> None:
+    readings = monitor["readings"]
+    for each, e_value in zip(readings, (1.0, 2.0, 100.0, 1000.0), strict=True):
+        each |= {"excess": None, "e_value": e_value}
+    monitor["reference"].pop("batches", None)
+    readings[3]["interval"] = {"low": None, "high": None, "level": 0.9, "method": "x"}
+    ax = monitor_plots.plot_shift(monitor)
+    shifts = [each["shift"] for each in readings]
+    known = [y for x, y in points(ax, "o") if x < 0]
+    assert known == pytest.approx(monitor["calibration"]["shifts"])
+    assert [place for place in points(ax, "o") if place[0] > 0] == [(1, shifts[0]), (2, shifts[1])]
+    assert points(ax, "D") == [(3, shifts[2]), (4, shifts[3])], "they raised the alarm"
+    (band,) = ax.collections
+    corners = {(round(float(x), 3), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}  # type: ignore[union-attr]
+    assert {
+        (1, round(readings[0]["interval"]["low"], 6)),
+        (3, round(readings[2]["interval"]["high"], 6)),
+    } <= corners
+    assert max(x for x, _ in corners) == 3, "the last interval is undefined"
+    assert {"known", "flat", "neon", "sketch"} <= {text.get_text() for text in ax.texts}
+    evidence = monitor_plots.plot_evidence(monitor)
+    assert [y for _, y in points(evidence, "D")] == pytest.approx([100, 1000])
+    assert [text.get_text() for text in evidence.texts] == ["alarm at 5"]
+
+
+def test_a_monitor_of_more_batches_than_its_pictures_show(monitor: Document) -> None:
+    one = monitor["readings"][0]
+    monitor["readings"] = [{**one, "index": place} for place in range(100, 2100)]
+    left, right = monitor_plots.plot_shift(monitor).get_xlim()
+    assert left < 101 - 0.05 * 2000
+    assert 2100 < right < 2101
+    monitor["readings"] = [{**one, "index": place, "e_value": None} for place in range(6_000)]
+    text = render(monitor)
+    assert "The figures show the newest 2,000 of 6,000 batches" in text
+    assert "Evidence that batches" not in text, "there is no sequential test"
+    with pytest.raises(InputError, match="no reading yet"):
+        render({**monitor, "readings": []})
+
+
+def test_the_map_has_a_cell_where_edges_join_two_layers() -> None:
+    layers = np.zeros((5, 5))
+    layers[0, 2], layers[2, 3], layers[1, 1] = 0.125, -0.25, 0.0625
+    graph = {"n_layers": 3, "n_heads": 2, "n_kv_heads": 2, "parallel": False, "mlps": True}
+    data = monitor_plots.layers_matrix(graph, {"layers": layers.tolist()})
+    assert data is not None
+    assert (data.rows, data.columns) == (("input", "0", "1", "2"), ("0", "1", "2", "logits"))
+    assert (data.values[0, 1], data.values[2, 2]) == (0.125, -0.25)
+    assert data.values[1, 0] == 0.0625, "heads of a block to its own MLP"
+    assert np.isnan(data.values[2, 0])
+    assert np.isfinite(data.values).sum() == 4 + 4 + 3 + 2
+    data = monitor_plots.layers_matrix(graph | {"parallel": True}, {"layers": layers.tolist()})
+    assert data is not None
+    assert np.isnan(data.values[1, 0])
+
+
+THRESHOLD = {"value": 0.3, "domain": "fog-1", "performance": 0.9, "target": 0.5}
+
+
+def test_caveats_name_sizes_far_thresholds_and_files_left_out(monitor: Document) -> None:
+    before = monitor_page.caveats(monitor)
+    monitor["calibration"] = None
+    monitor["reference"]["task"]["n"] = 400
+    monitor["threshold"] = THRESHOLD
+    monitor["readings"][1]["skipped"] = ["bad.png"]
+    text = " ".join(map(plain_text, monitor_page.caveats(monitor)))
+    for caveat in (
+        "is based on 400 images, the batches on 12",
+        "corresponds to a performance of 0.90, that of fog-1",
+        "1 image file could not be read and was left out",
+    ):
+        assert caveat in text
+        assert caveat not in " ".join(map(plain_text, before))
+    assert "(1 unreadable)" in render(monitor)
+
+
+def test_the_reason_of_an_alarm_follows_the_rule(monitor: Document) -> None:
+    why, *_ = monitor_words.alarm_reasons(monitor)
+    assert f"{len(monitor['calibration']['shifts'])} known batches" in why
+    told = {"rule": "threshold", "threshold": {**THRESHOLD, "performance": 0.71, "target": 0.7}}
+    why, may, _ = monitor_words.alarm_reasons(monitor | told)
+    assert why.endswith("above the threshold of 0.300, which was read off fog-1, where performance is 0.71.")
+    assert may.endswith("On domains like the calibration's, performance this far away is below 0.70.")
+    monitor["readings"][3]["e_value"] = 1000.0
+    why, *_ = monitor_words.alarm_reasons(monitor | {"rule": "sequential"})
+    assert "(e-value) is 1,000 at batch 4; it has reached 5, and the sequential rule stays on" in why
+    for each in monitor["readings"]:
+        each["alarm"] = False
+    assert monitor_words.alarm_reasons(monitor) == []
+    assert monitor_words.reason(monitor, monitor["readings"][0]) == ""
+
+
+def batch_of(n: int) -> Batch:
+    drawn = draw_shapes("sketch", 12)
+    return Batch(inputs=drawn.subset(range(n)), sources=tuple(f"inbox/{place}.png" for place in range(n)))
+
+
+def test_pictures_of_batches_are_few_and_longest_of_alarms(monitor: Document, tmp_path: Path) -> None:
+    reading = Reading.from_dict(monitor["readings"][0])
+    pictures = BatchPictures(tmp_path / "none.json")
+    pictures.add(batch_of(12), reading, frozenset())
+    (shown,) = pictures.to_dict().values()
+    assert [each["name"] for each in shown] == ["0.png", "2.png", "4.png", "7.png", "9.png", "11.png"]
+    assert shown[5]["image"] == thumbnail(draw_shapes("sketch", 12).pixels[11])
+    for index in range(100):
+        pictures.add(batch_of(2), replace(reading, index=index), frozenset(range(20)))
+    kept = set(map(int, pictures.to_dict()))
+    assert kept == {*range(20 - ALARMS, 20), *range(100 - (KEPT - ALARMS), 100)}
+    (tmp_path / "monitor.json").write_text(json.dumps({"pictures": pictures.to_dict()}))
+    assert BatchPictures(tmp_path / "monitor.json").to_dict() == pictures.to_dict()
+    for damaged in ("", "[]", '{"pictures": {"0": [{"name": "a", "image": "http://192.0.2.1/a.png"}]}}'):
+        (tmp_path / "monitor.json").write_text(damaged)
+        assert BatchPictures(tmp_path / "monitor.json").to_dict() == {}
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)  # what compresses least
+    assert KEPT * EACH * len(thumbnail(noise)) < 2_600_000
+
+
+# ---- evaluations over domains -------------------------------------------------------------------
+
+
+def test_estimates_that_speak_stand_beside_the_truth() -> None:
+    made, rng = evaluated(), np.random.default_rng(0)
+
+    def rated(each: Any, name: str, rate: float) -> Any:
+        sure = {key: rate + float(rng.normal(0, 0.02)) for key in ("ac", "atc")}
+        numbers = {"performance": rate, "batch_performance": rate, "accuracy": rate, "n_labelled": 1200}
+        return replace(each, domain=name, group=name, baselines=sure, **numbers)
+
+    keys = ("fog-1", "fog-5", "snow-3", "frost-4", "solarize", "cartoon", *(f"d{i}" for i in range(8)))
+    known = [rated(made.known[0], f"flat+{key}", 0.92 - 0.04 * i) for i, key in enumerate(keys)]
+    test = (rated(made.known[0], "inside", 0.7), replace(rated(made.known[0], "small", 0.7), n=4))
+    told = replace(made, own=rated(made.own, "flat", 0.95), known=tuple(known), test=test)
+    assert told.estimator is not None
+    assert told.estimator.n_families == 14, "both severities of fog are one"
+    inside, small = told.estimates.values()
+    assert (inside["covered"], inside["performance"]) == (True, 0.7)
+    assert (small["covered"], small["reason"]) == (
+        None,
+        "the batch holds 4 images, the calibration domains 12",
+    )
+    assert "It speaks on 1 of 2 test domains; 1 of 1 intervals hold the truth" in render(told.to_dict())
+
+
+def test_what_is_undefined_is_left_out_and_few_domains_are_said_to_be_few() -> None:
+    parts = [replace(each, group=f"g{place % 3}") for place, each in enumerate(evaluated().test)]
+    caveats = " ".join(map(str, evaluation_page(replace(evaluated(), test=tuple(parts)).to_dict()).caveats))
+    assert "The test domains are parts of 3 domains" in caveats
+    assert "3 domains are too few for an interval" in caveats
+    two = replace(evaluated(), test=evaluated().test[:2], known=(), own=None).to_dict()
+    made = evaluation_page(two)
+    assert "undefined for fewer than three domains" in str(made.verdict)
+    assert [section.title for section in made.sections] == ["Shift and performance", "Where in the network"]
+    changed = [replace(each, depth_bias={**each.depth_bias, "deep": math.nan}) for each in evaluated().test]
+    assert "ddb-deep" not in replace(evaluated(), test=tuple(changed)).correlations
+
+
+# ---- training runs ------------------------------------------------------------------------------
+
+
+def dynamics() -> Document:
+    first = {"step": 0, "deep": 0.0, "shallow": 0.0, "depth_bias": None, "scores": {"validation": 0.2}}
+    last = {"step": 100, "deep": 0.2, "shallow": 0.1, "depth_bias": 0.69, "low": 0.5, "high": 0.9}
+    return {
+        "schema": "assay-dynamics/1",
+        "images": {"n": 32},
+        "shallow_blocks": [0, 2],
+        "deep_blocks": [9, 9],
+        "readings": [first, last | {"scores": {"validation": 0.8, "sketch": 0.4}}],
+    }
+
+
+def test_undefined_values_of_a_run_are_gaps_and_blocks_are_named(tmp_path: Path) -> None:
+    data = dynamics_data({"schema": "assay-finetune/1", "dynamics": dynamics()})
+    assert data.steps == (0, 100)
+    assert math.isnan(data.depth_bias[0])
+    assert (data.low[1], data.high[1]) == (0.5, 0.9)
+    assert math.isnan(data.scores["sketch"][0])
+    figure = plot_dynamics({"plain": data, "lambda 0.1": data})
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+    assert titles == ["plain", "lambda 0.1"]
+    below = figure.axes[-1]
+    legend = below.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["deep: block 9", "shallow: blocks 0 to 2"]
+    assert [list(line.get_ydata())[1] for line in below.get_lines()] == [0.2, 0.1]
+    runs = {"plain": dynamics(), "lambda 0.1": dynamics()}
+    first, second = (dynamics_figure(runs, tmp_path / f"{name}.svg").read_text() for name in "ab")
+    assert first == second
+    assert all(word in first for word in ("plain", "lambda 0.1", "depth bias", "circuits of 32 images"))
+
+
+def test_what_is_no_course_of_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"schema None, expected 'assay-dynamics/1'"):
+        dynamics_data({"readings": []})
+    with pytest.raises(InputError, match=r"cannot write 'x.jpg': give a name ending in .png or .svg"):
+        dynamics_figure(dynamics(), tmp_path / "x.jpg")
+    with pytest.raises(InputError, match="got 5 runs; a figure holds 1 to 4"):
+        plot_dynamics({str(number): dynamics_data(dynamics()) for number in range(5)})
+    with pytest.raises(OutputError, match="cannot write"):
+        dynamics_figure(dynamics(), tmp_path / "missing" / "x.png")

@@ -1,0 +1,223 @@
+"""The page of a worst case: what it claims, what it leaves out, and that tables stay bounded."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pages import document
+
+from assay.analyses.worst_case import page_words, plots
+from assay.analyses.worst_case.page_fields import LARGEST_SIDE, LISTED_TESTS, field_blocks
+from assay.analyses.worst_case.page_pairs import LISTED_PAIRS
+from assay.core.errors import InputError
+from assay.page.blocks import Figure, Section, Table
+from assay.page.text import plain_text
+from assay.report import save_histogram, tail_verdict
+from assay.report.save import pages_of, render
+from assay.stats import certificate
+
+
+Document = dict[str, Any]
+
+
+@pytest.fixture
+def worst() -> Document:
+    made: Document = document("worst_case")
+    return made
+
+
+def heat_maps(worst: Document) -> list[Table]:
+    """The panels that are open, of all pairs of fields."""
+    figures = [block for block in field_blocks(worst["fields"], "nats") if isinstance(block, Figure)]
+    panels = [block for figure in figures for block in figure.blocks if isinstance(block, Section)]
+    return [block for pair in panels for block in pair.blocks if isinstance(block, Table)]
+
+
+def test_a_verdict_never_rounds_up_to_all_pairs_or_to_certainty(worst: Document) -> None:
+    worst["certificates"] = [certificate(np.arange(150_000.0), 0.9999, delta=0.9999).to_dict()]
+    space = "\N{NARROW NO-BREAK SPACE}"
+    assert f"With confidence above 0.999, at least 99.99{space}% of all pairs" in tail_verdict(worst)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"reuse_clean": True}, "made from the clean ones"),
+        ({"independent": False}, "the inputs are not independent draws"),
+        ({"independent": False, "protocol": "file"}, "were not declared independent draws"),
+        ({}, "no percentile was requested"),
+    ],
+)
+def test_without_a_certificate_the_page_says_why(worst: Document, changes: Document, reason: str) -> None:
+    worst |= {"certificates": [], **changes}
+    assert f"No bound is certified: {page_words.no_certificate(worst)}." in tail_verdict(worst)
+    assert reason in tail_verdict(worst)
+
+
+def test_an_unsound_certificate_never_makes_the_verdict(worst: Document) -> None:
+    worst["certificates"] = [certificate(np.ones((400, 400)), 0.99, method="published").to_dict()]
+    assert worst["certificates"][0]["bound"] == 1.0
+    assert page_words.sound_certificate(worst, 0.99) is None
+    assert "stay at or below" not in tail_verdict(worst)
+    assert "no theorem" in render(worst)
+
+
+def test_percentiles_stand_beside_their_bounds_and_those_of_the_empty_circuit(worst: Document) -> None:
+    (page,) = pages_of(worst)
+    (figure,) = page.sections[0].blocks
+    assert isinstance(figure, Figure)
+    (table,) = figure.blocks
+    assert isinstance(table, Table)
+    rows = {row[0]: row[1:] for row in table.texts()}
+    absolute, anchor = worst["summary"]["absolute"], worst["anchor"]["absolute"]
+    for name, key in (("mean", "mean"), ("percentile 99.9", "p99.9"), ("median", "p50"), ("worst", "max")):
+        assert rows[name][0] == page_words.significant(absolute[key])
+        assert rows[name][3] == page_words.significant(anchor[key])
+    bound = worst["certificates"][0]["bound"]
+    assert rows["percentile 95"][2] == f"≤\N{NO-BREAK SPACE}{page_words.significant(bound)}"
+    assert rows["percentile 99"][2] == "none"
+    marks = {mark.key: mark for mark in plots.marks(worst)}
+    assert (marks["p95"].bound, marks["p95"].n_needed) == (bound, None)
+    assert (marks["p99"].bound, marks["p99"].n_needed) == (None, 299)
+    assert (marks["max"].bound, marks["max"].n_needed) == (None, None)
+    assert marks["p99"].anchor == anchor["p99"]
+
+
+def test_cells_are_inked_greyed_and_outlined(worst: Document) -> None:
+    table = worst["fields"]["heatmaps"][1]
+    table["significant"][0][0] = True
+    table["n_inputs"][0][:2] = [19, 20]
+    for name in ("max", "p99.9", "p99.99", "q_value"):
+        table[name][1][0] = None
+    worst["fields"]["heatmaps"] = [table]
+    heat_map = heat_maps(worst)[0]
+    cells = [[cell for cell in row[1:] if not isinstance(cell, str)] for row in heat_map.rows]  # type: ignore[index]
+    inks = [cell.ink for row in cells for cell in row if cell.ink is not None]
+    assert (min(inks), max(inks)) == (6, 90)
+    assert "found" in cells[0][0].style
+    assert "found" not in cells[0][1].style
+    assert "sparse" in cells[0][0].style
+    assert "sparse" not in cells[0][1].style
+    assert (cells[1][0].text, cells[1][0].style.split()[0]) == ("", "none")
+    assert cells[1][0].title.endswith("no pairs")
+
+
+def test_large_tables_show_the_lines_with_the_largest_entries(worst: Document) -> None:
+    n = 97
+    table = [[float((7 * row + column) % 89) for column in range(n)] for row in range(n)]
+    table[50][60] = 1000.0
+    worst["fields"]["heatmaps"] = [
+        {
+            "rows_field": "noun",
+            "columns_field": "yy",
+            "rows": [f"noun{place}" for place in range(n)],
+            "columns": list(range(n)),
+            **{name: [[3] * n for _ in range(n)] for name in ("n", "n_inputs")},
+            **dict.fromkeys(("max", "p99.9", "p99.99"), table),
+            "q_value": [[1.0] * n for _ in range(n)],
+            "significant": [[False] * n for _ in range(n)],
+        }
+    ]
+    text, heat_map = render(worst), heat_maps(worst)[0]
+    assert text.count('<table class="heat fine">') == 3, "one panel open, two folded"
+    assert len(heat_map.columns) - 1 == len(heat_map.rows) == LARGEST_SIDE
+    assert (heat_map.rows[0][0], plain_text(heat_map.columns[1].name)) == ("noun50", "60")  # type: ignore[index]
+    cut = f"the {LARGEST_SIDE} of 97 values of noun and {LARGEST_SIDE} of 97 values of yy with the largest"
+    assert cut in text
+    assert "The same for percentile 99.9 and percentile 99.99" in text
+    assert len(text.encode()) < 900_000
+
+
+def test_prompts_are_aligned_and_differing_tokens_marked(worst: Document) -> None:
+    pair = worst["worst"][0]
+    block = render(worst).partition('<div class="aligned"')[2].partition("</div>")[0]
+    columns = re.findall(
+        r'<span class="column">(?:<mark>([^<]*)</mark><mark>([^<]*)</mark>|<span>([^<]*)</span>'
+        r'<span class="quiet">([^<]*)</span>)</span>',
+        block,
+    )
+    clean, corrupted = (pair[side]["tokens"] for side in ("clean", "corrupted"))
+    assert [bool(marked) for marked, *_ in columns] == [a != b for a, b in zip(clean, corrupted, strict=True)]
+    assert "".join(first or same for first, _, same, _ in columns) == pair["clean"]["text"]
+    assert "".join(second or same for _, second, _, same in columns) == pair["corrupted"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (("a", "a", "b"), "First token as the model’s."),
+        (("a", "b", "b"), "The circuit follows the corrupted prompt."),
+        (("a", "c", "b"), "First token neither the model’s nor the corrupted prompt’s."),
+    ],
+)
+def test_whom_the_circuit_follows(tokens: tuple[str, str, str], words: str) -> None:
+    top = {
+        name: [{"token": token, "id": ord(token), "logit": 1.0}]
+        for name, token in zip(("model", "circuit", "corrupted"), tokens, strict=True)
+    }
+    assert page_words.following(top)[0] == words
+
+
+def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
+    worst["worst"] = [worst["worst"][0] | {"rank": rank} for rank in range(1, 301)]
+    worst["fields"]["tests"] = worst["fields"]["tests"] * 100
+    deep: Any = {"end": 1}
+    for _ in range(50):
+        deep = {"inner": deep}
+    worst["search"] = {
+        "deep": deep,
+        "long": [{"at": place} for place in range(5000)],
+        "flat": list(range(5000)),
+        "wide": {f"m{place}": place for place in range(5000)},
+        "text": "x" * 100_000,
+    }
+    text = render(worst)
+    assert text.count('class="worst-pair"') == LISTED_PAIRS
+    assert f"{300 - LISTED_PAIRS} more are in the result." in text
+    assert text.count('data-value="') < LISTED_TESTS * 8
+    assert text.count("4,988 more are in the result.") == 2
+    assert "11, and 4,988 more" in text
+    assert len(text.encode()) < 600_000
+
+
+def test_parts_that_are_not_there_are_left_out(worst: Document) -> None:
+    text = render(worst)
+    for title in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
+        assert title not in text
+    optional = {"fields", "search", "outside", "explanation", "worst_clean", "worst_corrupted", "seconds"}
+    optional |= {"warnings", "provenance", "anchor", "maximum_exceedance", "population", "id"}
+    bare = {key: value for key, value in worst.items() if key not in optional} | {"worst": []}
+    absolute = bare["summary"]["absolute"]
+    absolute.update(dict.fromkeys(absolute, 0.0))
+    bare["histogram"] = {"edges": [0.0, 0.0], "counts": [25600], "anchor_counts": [25600]}
+    text = render(bare)
+    assert "The prompts of this task have no fields to compare." in text
+    assert "None were kept." in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.000558, "0.000558"),
+        (28.4, "28.4"),
+        (230.3, "230"),
+        (12345.6, "12,346"),
+        (None, "n/a"),
+        (-1.5, "\N{MINUS SIGN}1.50"),
+    ],
+)
+def test_three_digits_count(value: float | None, text: str) -> None:
+    assert page_words.significant(value) == text
+
+
+def test_the_histogram_is_written_as_the_same_picture_each_time(worst: Document, tmp_path: Path) -> None:
+    for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        first, second = (save_histogram(tmp_path / f"{name}.{ending}", worst) for name in "ab")
+        assert first.read_bytes() == second.read_bytes()
+        assert first.read_bytes().startswith(start)
+    assert "percentile 99.9" in first.read_text()
+    with pytest.raises(InputError, match="got kind None"):
+        save_histogram(tmp_path / "c.png", worst | {"kind": None})
